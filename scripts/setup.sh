@@ -25,8 +25,8 @@ if ! { [ -x "$venv/bin/python" ] && recent "$venv/bin/python"; }; then
         if recent "$candidate"; then python=$candidate && break; fi
     done
     if [ -z "$python" ]; then
-        found=$("${PYTHON:-python3}" --version 2>&1 || true)
-        fail "Outrider needs Python 3.11 or newer; ${PYTHON:-python3} is: ${found:-not found}. Set PYTHON=/path/to/python3.11."
+        found=$("${PYTHON:-python3}" --version 2>/dev/null || true)
+        fail "Outrider needs Python 3.11 or newer; ${PYTHON:-python3} is: ${found:-missing or not runnable}. Set PYTHON=/path/to/python3.11."
     fi
     rm -rf "$venv"
     mkdir -p "$venv"
