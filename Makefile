@@ -28,7 +28,7 @@ test: $(READY)  ## the whole test suite, slow tests too; TESTS="tests/test_x.py 
 	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 $(TESTS)
 
 check: $(READY)  ## lint, format, types, direction of imports, nothing machine-specific in the tree
-	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >$(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
