@@ -1,0 +1,149 @@
+"""What every part may know about the batch: the tokens so far, the law, the random numbers.
+
+Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted tokens, M places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft
+from outrider.core.protocols import Law
+from outrider.core.rng import Stream, row_keys
+
+_SLACK = 128
+
+
+@dataclass
+class Context:
+    """Ragged token sequences as a rectangle with lengths; grows by doubling.
+
+    Attributes:
+        tokens_BT: prompt and output of each row; what lies beyond its length is arbitrary.
+        length_B: tokens per row, on the device.
+        lengths: the same numbers on the host (written by :meth:`advance`).
+        prompt_length_B: tokens of each row's prompt, on the device.
+        key_B: random-number keys of the rows.
+        law: the sampling law of the rows.
+    """
+
+    tokens_BT: Tensor
+    length_B: Tensor
+    lengths: list[int]
+    prompt_length_B: Tensor
+    key_B: Tensor
+    law: Law
+
+    @classmethod
+    def start(
+        cls,
+        prompts: Sequence[Sequence[int]],
+        law: Law,
+        seeds: Sequence[int],
+        requests: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> "Context":
+        """A batch of non-empty prompts (token ids), one seed and request number per row."""
+        lengths = [len(prompt) for prompt in prompts]
+        tokens_BT = torch.zeros(len(prompts), max(lengths) + _SLACK, dtype=torch.int64)
+        for row, prompt in enumerate(prompts):
+            tokens_BT[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+        length_B = torch.tensor(lengths, device=device)
+        return cls(
+            tokens_BT.to(device),
+            length_B,
+            lengths,
+            length_B,
+            row_keys(list(seeds), list(requests), device),
+            law,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens_BT.device
+
+    @property
+    def root_B(self) -> Tensor:
+        """The last committed token of each row."""
+        return self.tokens_BT.gather(1, self.length_B[:, None] - 1)[:, 0]
+
+    @property
+    def rng(self) -> Stream:
+        """The random numbers of the coming round."""
+        return Stream(self.key_B, self.length_B)
+
+    def append(self, emitted_BK: Tensor, num_emitted_B: Tensor) -> None:
+        """Writes a round's tokens on the device; row b keeps its first ``num_emitted``."""
+        K = emitted_BK.shape[1]
+        self._reserve(max(self.lengths) + K)
+        column_BK = self.length_B[:, None] + torch.arange(K, device=self.device)
+        self.tokens_BT.scatter_(1, column_BK, emitted_BK)
+        self.length_B = self.length_B + num_emitted_B
+
+    def advance(self, num_emitted: Sequence[int]) -> None:
+        """Tells the host lengths what :meth:`append` did, once the round's numbers are read."""
+        self.lengths = [n + m for n, m in zip(self.lengths, num_emitted, strict=True)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows, in this order. The caller replaces the law."""
+        index_B = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        self.tokens_BT = self.tokens_BT[index_B]
+        self.length_B = self.length_B[index_B]
+        self.key_B = self.key_B[index_B]
+        self.lengths = [self.lengths[row] for row in rows]
+        self.prompt_length_B = self.prompt_length_B[index_B]
+
+    def join(self, other: "Context") -> None:
+        """Appends the rows of another context. The caller replaces the law."""
+        self._reserve(other.tokens_BT.shape[1])
+        other._reserve(self.tokens_BT.shape[1])
+        self.tokens_BT = torch.cat([self.tokens_BT, other.tokens_BT])
+        self.length_B = torch.cat([self.length_B, other.length_B])
+        self.key_B = torch.cat([self.key_B, other.key_B])
+        self.lengths = self.lengths + other.lengths
+        self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
+
+    def _reserve(self, num_tokens: int) -> None:
+        if num_tokens > self.tokens_BT.shape[1]:
+            num_tokens = max(num_tokens, 2 * self.tokens_BT.shape[1])
+            padding = (0, num_tokens - self.tokens_BT.shape[1])
+            self.tokens_BT = torch.nn.functional.pad(self.tokens_BT, padding)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What precedes each of M scored places: the context, then some drafted tokens.
+
+    Attributes:
+        context: the committed tokens.
+        tokens_BK: drafted tokens, in order.
+        on_path_BMK: whether token k lies on the path to place m.
+    """
+
+    context: Context
+    tokens_BK: Tensor
+    on_path_BMK: Tensor
+
+    @classmethod
+    def of_draft(cls, context: Context, draft: Draft) -> "Prefix":
+        """The places are the nodes of a draft."""
+        return cls(context, draft.tokens_BN[:, 1:], draft.ancestors_BNN[:, :, 1:])
+
+    @classmethod
+    def of_chain(cls, context: Context, tokens_BK: Tensor) -> "Prefix":
+        """One place, behind all the tokens."""
+        B, K = tokens_BK.shape
+        on_path_BMK = torch.ones(B, 1, K, dtype=torch.bool, device=tokens_BK.device)
+        return cls(context, tokens_BK, on_path_BMK)
+
+    def row(self, b: int, m: int) -> Tensor:
+        """All token ids before place m of row b, shape (1, T)."""
+        context = self.context
+        committed_T = context.tokens_BT[b, : context.lengths[b]]
+        return torch.cat([committed_T, self.tokens_BK[b][self.on_path_BMK[b, m]]])[None]

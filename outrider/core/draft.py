@@ -1,0 +1,106 @@
+"""The two nouns that travel between drafter and verifier.
+
+Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D depth, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Drawn = Literal["iid", "distinct", "chosen"]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A batch of token trees in topological order; a chain is a thin tree.
+
+    Node 0 is the root: the last committed token, which the target has not cached yet.
+
+    Attributes:
+        tokens_BN: token of each node.
+        parents_BN: parent of each node; ``parents[b, i] < i`` and ``parents[b, 0] = -1``.
+        mask_BN: which nodes exist; a parent of an existing node exists, and the root always does.
+        probs_BNV: row i is the law that the children of node i were drawn from; None iff
+            ``drawn == "chosen"``.
+        drawn: how siblings came about: independent draws (``iid``, in draw order), draws without
+            replacement (``distinct``, in draw order), or picked by a deterministic rule
+            (``chosen``).
+        is_chain: every node's parent is the node before it (known without a look at the device).
+    """
+
+    tokens_BN: Tensor
+    parents_BN: Tensor
+    mask_BN: Tensor
+    probs_BNV: Tensor | None
+    drawn: Drawn
+    is_chain: bool = False
+
+    @classmethod
+    def chain(
+        cls, tokens_BN: Tensor, mask_BN: Tensor, probs_BNV: Tensor | None, drawn: Drawn
+    ) -> "Draft":
+        """A batch of chains: node i follows node i-1. Shapes as in the class."""
+        parents_BN = torch.arange(-1, tokens_BN.shape[1] - 1, device=tokens_BN.device)
+        return cls(tokens_BN, parents_BN.expand_as(tokens_BN), mask_BN, probs_BNV, drawn, True)
+
+    @classmethod
+    def root_only(cls, root_B: Tensor) -> "Draft":
+        """The empty draft: plain decoding is a round with this."""
+        tokens_BN = root_B[:, None]
+        return cls.chain(tokens_BN, torch.ones_like(tokens_BN, dtype=torch.bool), None, "chosen")
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens_BN.shape[1]
+
+    @cached_property
+    def num_drafted_B(self) -> Tensor:
+        """Drafted tokens per row, root excluded."""
+        return self.mask_BN.sum(1) - 1
+
+    @cached_property
+    def ancestors_BNN(self) -> Tensor:
+        """``[b, i, j]`` is true iff j is i or an ancestor of i."""
+        B, N = self.tokens_BN.shape
+        eye_NN = torch.eye(N, dtype=torch.bool, device=self.tokens_BN.device)
+        if self.is_chain:
+            return torch.ones_like(eye_NN).tril().expand(B, N, N)
+        ancestors_BNN = eye_NN.repeat(B, 1, 1)
+        rows_B = torch.arange(B, device=self.tokens_BN.device)
+        for node in range(1, N):
+            ancestors_BNN[:, node] |= ancestors_BNN[rows_B, self.parents_BN[:, node]]
+        return ancestors_BNN
+
+    @cached_property
+    def depth_BN(self) -> Tensor:
+        """Edges between each node and the root."""
+        if self.is_chain:
+            return torch.arange(self.num_nodes, device=self.tokens_BN.device).expand_as(
+                self.tokens_BN
+            )
+        return self.ancestors_BNN.sum(2) - 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier decided.
+
+    Attributes:
+        path_BD: accepted nodes from the root's child downwards; entries from ``num_accepted``
+            on are arbitrary but valid node numbers.
+        num_accepted_B: length of the accepted path.
+        next_token_B: the one token emitted after the path: correction, bonus, or plain sample.
+    """
+
+    path_BD: Tensor
+    num_accepted_B: Tensor
+    next_token_B: Tensor
+
+    def emitted(self, draft: Draft) -> Tensor:
+        """Tokens emitted this round, shape (B, D+1); row b's first ``num_accepted + 1`` count."""
+        tokens_BD = draft.tokens_BN.gather(1, self.path_BD)
+        emitted_BK = torch.cat([tokens_BD, self.next_token_B[:, None]], 1)
+        return emitted_BK.scatter(1, self.num_accepted_B[:, None], self.next_token_B[:, None])

@@ -1,0 +1,41 @@
+"""Every error a user can cause, each with a type of its own and a one-line message that names the remedy."""
+
+
+class OutriderError(Exception):
+    """Base of all errors that Outrider raises on purpose; the command line prints them on one line."""
+
+
+class InvalidParameterError(OutriderError, ValueError):
+    """A parameter lies outside its domain."""
+
+
+class IncompatibleError(OutriderError, ValueError):
+    """Two parts that cannot work together: a drafter and a verifier, a draft and a target."""
+
+
+class VocabularyMismatchError(IncompatibleError):
+    """Draft and target do not share a vocabulary."""
+
+
+class UnknownMethodError(OutriderError, ValueError):
+    """No method of that name."""
+
+
+class ModelLoadError(OutriderError):
+    """A model folder or id that cannot be loaded."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """A model whose state cannot be rolled back, or whose positions cannot be given explicitly."""
+
+
+class PromptError(OutriderError, ValueError):
+    """An empty prompt, one longer than the context, or token ids out of range."""
+
+
+class NonFiniteLogitsError(OutriderError, ArithmeticError):
+    """A model produced NaN or infinite logits."""
+
+
+class OutOfMemoryError(OutriderError, MemoryError):
+    """The key-value slabs do not fit into the memory at hand."""

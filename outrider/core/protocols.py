@@ -1,0 +1,118 @@
+"""The interfaces that everything plugs into.
+
+A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *verifies*, and
+everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
+per-batch state has them.
+
+Legend: B rows, N nodes, M scored places, V vocabulary, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, Drawn, Verdict
+from outrider.core.rng import Stream
+
+if TYPE_CHECKING:
+    from outrider.core.context import Context, Prefix
+
+
+class Law(Protocol):
+    """How a batch's rows turn logits into the law that is sampled from."""
+
+    greedy: bool
+    """True when every row takes the argmax; then no probabilities are needed at all."""
+
+    def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """Logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
+
+    def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """The normalised law at every place, shape (B, M, V)."""
+
+
+class State(Protocol):
+    """What a model or drafter remembers about a batch."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows in this order; ``rows[i] >= i``."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A target pass over a draft: logits_BNV, and the last hidden states if asked for."""
+
+    logits_BNV: Tensor
+    hidden_BNH: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many tokens may be drafted this round.
+
+    Attributes:
+        max_tokens: the largest number of any row.
+        tokens_B: the number of each row; None when all rows have ``max_tokens``.
+    """
+
+    max_tokens: int
+    tokens_B: Tensor | None = None
+
+
+S = TypeVar("S", bound=State)
+
+
+class Model(Protocol[S]):
+    """A model that scores trees and can forget: the target of a round."""
+
+    def start(self, context: Context) -> S:
+        """Caches every token of the context but the last."""
+
+    def score(self, cache: S, draft: Draft) -> Scores:
+        """One pass over all nodes; writes them behind the committed tokens."""
+
+    def commit(self, cache: S, draft: Draft, verdict: Verdict) -> None:
+        """Keeps the root and the accepted path, forgets the other nodes. Mutates the cache."""
+
+    def join(self, cache: S, other: S) -> None:
+        """Appends the rows of another cache. Mutates the first."""
+
+
+class Drafter(Protocol[S]):
+    """A source of drafts. Holds weights; what it knows of a batch lives in its state."""
+
+    drawn: Drawn
+    """How the siblings it proposes come about."""
+
+    def start(self, context: Context) -> S:
+        """State for a batch of rows."""
+
+    def propose(self, state: S, context: Context, budget: Budget, rng: Stream) -> Draft:
+        """A draft that continues the context's last token, at most ``budget`` tokens per row."""
+
+    def commit(self, state: S, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Learns what was accepted. Mutates the state."""
+
+    def join(self, state: S, other: S) -> None:
+        """Appends the rows of another state. Mutates the first."""
+
+
+class Verifier(Protocol):
+    """A rule that turns a draft and the target's laws into tokens."""
+
+    lossless: bool
+    """Whether what it emits has exactly the target's law."""
+
+    accepts: AbstractSet[Drawn]
+    """Which drafts it can judge; any other would be silently wrong."""
+
+    needs: Literal["law", "argmax"]
+    """``argmax``: any row-wise increasing function of the law will do for ``p_BNV``."""
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        """Judges a draft; row i of p is the target's law at node i."""

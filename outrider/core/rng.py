@@ -1,0 +1,94 @@
+"""Counter-based random numbers: a pure function of (seed, request, position, role).
+
+No generator has a state to advance, so a row's draws depend neither on its batch-mates, nor on
+preemption, nor on the batch size. The function is the finaliser of SplitMix64 (Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once per key part.
+
+Within a round, ``position`` is the position of the root: rounds have different roots, so no draw
+is ever used twice. (Keying by the drafted token's own position would reuse the draws of a rejected
+draft in the next round, which biases rules whose early decisions depend on later draws, such as
+block verification.) A rule that wants noise tied to the token's own position asks for it with
+:meth:`Stream.at`.
+
+Legend: B rows, R numbers per row.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+class Role(IntEnum):
+    """What a random number is for; part of its key."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    NEXT = 2
+    NOISE = 3
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection of 64-bit integers. Any shape, int64."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def fold(key: Tensor, part: Tensor | int) -> Tensor:
+    """Key of a sub-stream: absorbs one more integer. Broadcasts."""
+    return mix((key ^ mix_int(part)) + _GOLDEN)
+
+
+def mix_int(part: Tensor | int) -> Tensor | int:
+    """Spreads a small integer over 64 bits so that neighbours do not collide when xored."""
+    if isinstance(part, Tensor):
+        return part * _GOLDEN
+    spread = (part * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
+    return spread - (1 << 64) if spread >= 1 << 63 else spread
+
+
+def row_keys(seeds: list[int], requests: list[int], device: torch.device | str) -> Tensor:
+    """One key per row from its seed and request number, shape (B,)."""
+    seed_B = torch.tensor([_signed(s) for s in seeds], dtype=torch.int64)
+    request_B = torch.tensor([_signed(r) for r in requests], dtype=torch.int64)
+    return fold(mix(seed_B + _GOLDEN), request_B).to(device)
+
+
+def _signed(x: int) -> int:
+    x &= 0xFFFFFFFFFFFFFFFF
+    return x - (1 << 64) if x >= 1 << 63 else x
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The random numbers of a batch, at one position per row.
+
+    Attributes:
+        key_B: keys of the rows, from :func:`row_keys`.
+        position_B: the position that the numbers belong to.
+    """
+
+    key_B: Tensor
+    position_B: Tensor
+
+    def at(self, position_B: Tensor) -> "Stream":
+        """The same rows at another position."""
+        return Stream(self.key_B, position_B)
+
+    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
+        """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num).
+
+        float64 with 52 random bits (float32 with 23 where the device has no float64), so that
+        ``u * total < total`` holds after rounding.
+        """
+        counter_R = torch.arange(first, first + num, device=self.key_B.device) + (int(role) << 40)
+        key_BR = fold(fold(self.key_B, self.position_B)[:, None], counter_R)
+        if self.key_B.device.type == "mps":
+            return ((key_BR >> 41) & 0x7FFFFF).float() * 2.0**-23
+        return ((key_BR >> 12) & 0xFFFFFFFFFFFFF).double() * 2.0**-52

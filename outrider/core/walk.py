@@ -1,0 +1,114 @@
+"""Lifts a node-local verification rule to batches, chains and trees.
+
+A node-local rule says of one place and one candidate: accept it or not, and if not, which law is
+left. :func:`walk` asks it at the root's first child, descends where a candidate is accepted, goes
+on to the next sibling with the remaining law where it is not, and draws the next token from the
+law that is left in the end. With rejection sampling as the rule and one child per node this is
+Leviathan's Algorithm 1; with several i.i.d. children it is SpecInfer's multi-step speculative
+sampling (Miao et al., Algorithm 2).
+
+Legend: B rows, N nodes, D candidates along a chain (N-1), V vocabulary.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.draw import draw
+from outrider.core.rng import Role, Stream
+
+
+class NodeRule(Protocol):
+    """A rule that judges one candidate at one place. Leading dimensions broadcast."""
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """Whether candidate x is accepted, given the uniform number u (bool, shape of x).
+
+        ``q_V`` is the law x was drawn from; None means that x was chosen (a point mass).
+        """
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is left after x was refused: the target's remaining weights (normalised or not),
+        and the law that the next sibling was drawn from."""
+
+
+def walk(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+    """Judges a draft by a node-local rule; the fast form for chains, the general one for trees."""
+    return (
+        walk_chain(rule, draft, p_BNV, rng)
+        if draft.is_chain
+        else walk_tree(rule, draft, p_BNV, rng)
+    )
+
+
+def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+    """All candidates of all rows at once; the remaining law only where a row stops."""
+    B, N = draft.tokens_BN.shape
+    D = N - 1
+    u_next_B = rng.uniform(Role.NEXT, 1)[:, 0]
+    if D == 0:
+        none_B0 = draft.tokens_BN[:, :0]
+        none_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
+        return Verdict(none_B0, none_B, draw(p_BNV[:, 0], u_next_B))
+    x_BD = draft.tokens_BN[:, 1:]
+    q_BDV = None if draft.probs_BNV is None else draft.probs_BNV[:, :-1]
+    accepted_BD = rule.accept(p_BNV[:, :-1], q_BDV, x_BD, rng.uniform(Role.ACCEPT, D))
+    num_accepted_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
+
+    rows_B = torch.arange(B, device=p_BNV.device)
+    p_BV = p_BNV[rows_B, num_accepted_B]
+    stop_B = num_accepted_B.clamp(max=D - 1)
+    q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
+    left_BV, _ = rule.refuse(p_BV, q_BV, x_BD[rows_B, stop_B])
+    refused_B = num_accepted_B < draft.num_drafted_B
+    law_BV = torch.where(refused_B[:, None], _or_target(left_BV, p_BV), p_BV)
+    path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, D)
+    return Verdict(path_BD, num_accepted_B, draw(law_BV, u_next_B))
+
+
+def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+    """Node by node in topological order, siblings in the order of their numbers."""
+    B, N = draft.tokens_BN.shape
+    u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))
+    node_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
+    p_BV = p_BNV[:, 0]
+    q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
+    for i in range(1, N):
+        x_B = draft.tokens_BN[:, i]
+        reached_B = (draft.parents_BN[:, i] == node_B) & draft.mask_BN[:, i]
+        accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_BD[:, i - 1])
+        left_BV, left_q_BV = rule.refuse(p_BV, q_BV, x_B)
+        left_BV = _normalise(_or_target(left_BV, p_BV))
+        refused_B = reached_B & ~accepted_B
+        node_B = torch.where(accepted_B, i, node_B)
+        p_BV = _select(accepted_B, p_BNV[:, i], refused_B, left_BV, p_BV)
+        if q_BV is not None and left_q_BV is not None and draft.probs_BNV is not None:
+            q_BV = _select(accepted_B, draft.probs_BNV[:, i], refused_B, left_q_BV, q_BV)
+    num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
+    next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+    return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
+
+
+def path_to(draft: Draft, node_B: Tensor) -> Tensor:
+    """Nodes from the root's child down to ``node``, padded with node N-1, shape (B, N-1)."""
+    B, N = draft.tokens_BN.shape
+    rows_B = torch.arange(B, device=node_B.device)
+    on_path_BN = draft.ancestors_BNN[rows_B, node_B]
+    numbers_BN = torch.arange(N, device=node_B.device).expand(B, N)
+    ordered_BN = torch.where(on_path_BN, numbers_BN, N).sort(1).values
+    return ordered_BN[:, 1:].clamp(max=N - 1)
+
+
+def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:
+    """The remaining weights, or the target's law where rounding has left no mass."""
+    return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV)
+
+
+def _normalise(weights_BV: Tensor) -> Tensor:
+    return weights_BV / weights_BV.sum(-1, keepdim=True)
+
+
+def _select(first_B: Tensor, a: Tensor, second_B: Tensor, b: Tensor, otherwise: Tensor) -> Tensor:
+    return torch.where(first_B[:, None], a, torch.where(second_B[:, None], b, otherwise))

@@ -1,0 +1,174 @@
+"""What a user may ask of the sampled text; one immutable record per request."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from outrider.core.errors import InvalidParameterError
+
+Processor = Callable[[Tensor, Tensor], Tensor]
+"""``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V)."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of one request, applied alike to draft and target at every place.
+
+    Order of application: logit bias, repetition, presence and frequency penalties, user
+    processors, temperature, top-k, top-p, min-p (the order of ``transformers``).
+
+    Attributes:
+        temperature: 0 takes the argmax; otherwise logits are divided by it.
+        top_k: keep the k most probable tokens, ties included; 0 is off.
+        top_p: keep the smallest set of most probable tokens that holds this mass; 1 is off. It
+            refers to the mass left by top-k.
+        min_p: keep tokens at least this fraction as probable as the best one; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of every token in
+            prompt and output (Keskar et al., CTRL, 2019); 1 is off.
+        presence_penalty: subtracted from the logits of tokens in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id -> number added to its logit.
+        seed: of the request's random numbers.
+        max_new_tokens: most tokens to emit.
+        stop: strings and token ids that end the text; a string is cut off, a token id kept.
+        ignore_eos: go on past the end-of-sequence token.
+        logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
+            beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
+            before any of the above is applied.
+        processors: further logits processors, such as a ``transformers.LogitsProcessorList``.
+        top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;
+            ``paper`` (Holtzman et al., ICLR 2020) only when it exceeds it.
+
+    Raises:
+        InvalidParameterError: a value outside its domain.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    max_new_tokens: int = 128
+    stop: str | int | Sequence[str | int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    processors: Sequence[Processor] = ()
+    top_p_convention: Literal["hf", "paper"] = "hf"
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str | int) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "processors", tuple(self.processors))
+        _require(
+            _finite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "must be 0 (greedy) or greater",
+        )
+        _require(
+            _whole(self.top_k) and self.top_k >= 0,
+            "top_k",
+            self.top_k,
+            "must be a whole number, 0 (off) or greater",
+        )
+        _require(
+            _finite(self.top_p) and 0 < self.top_p <= 1,
+            "top_p",
+            self.top_p,
+            "must be in (0, 1]; 1 is off",
+        )
+        _require(
+            _finite(self.min_p) and 0 <= self.min_p <= 1,
+            "min_p",
+            self.min_p,
+            "must be in [0, 1]; 0 is off",
+        )
+        _require(
+            _finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "must be above 0; 1 is off",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(_finite(getattr(self, name)), name, getattr(self, name), "must be finite")
+        for token, bias in self.logit_bias.items():
+            _require(
+                _whole(token) and token >= 0 and not math.isnan(bias) and bias < math.inf,
+                "logit_bias",
+                {token: bias},
+                "must map token ids to finite numbers or -inf",
+            )
+        _require(_whole(self.seed), "seed", self.seed, "must be a whole number")
+        _require(
+            _whole(self.max_new_tokens) and self.max_new_tokens >= 1,
+            "max_new_tokens",
+            self.max_new_tokens,
+            "must be a whole number, 1 or greater",
+        )
+        for item in stop:
+            _require(
+                (isinstance(item, str) and item != "") or (_whole(item) and int(item) >= 0),
+                "stop",
+                item,
+                "must be non-empty strings or token ids",
+            )
+        _require(
+            self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0),
+            "logprobs",
+            self.logprobs,
+            "must be None or a whole number, 0 or greater",
+        )
+        for processor in self.processors:
+            _require(callable(processor), "processors", processor, "must be callable")
+        _require(
+            self.top_p_convention in ("hf", "paper"),
+            "top_p_convention",
+            self.top_p_convention,
+            "must be 'hf' or 'paper'",
+        )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(item for item in _items(self.stop) if isinstance(item, str))
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return frozenset(item for item in _items(self.stop) if isinstance(item, int))
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the law depends on which tokens came before."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
+
+
+def _items(stop: str | int | Sequence[str | int]) -> Sequence[str | int]:
+    return (stop,) if isinstance(stop, str | int) else stop
+
+
+def _finite(x: object) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _whole(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _require(ok: bool, name: str, value: object, remedy: str) -> None:
+    if not ok:
+        raise InvalidParameterError(f"{name}={value!r}: {remedy}")

@@ -1,0 +1,139 @@
+"""From a model's logits to the law that is sampled from.
+
+    bias, penalties, processors -> z / T -> top-k -> softmax -> top-p -> min-p
+
+applied identically to draft and target, per row and per drafted place, in float32 (float64 for
+float64 models). Temperature 0 is a branch: the point mass at the argmax.
+
+Legend: B rows, M places, V vocabulary, K drafted tokens.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core import Prefix
+from outrider.sampling.params import Sampling
+from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
+
+
+class Warp:
+    """The laws of a batch's rows (a ``core.Law``); immutable, rebuilt when rows come and go.
+
+    Args:
+        samplings: one per row.
+        num_tokens: size of the vocabulary, the logits' width.
+        device: where the logits live.
+    """
+
+    def __init__(
+        self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self._samplings = tuple(samplings)
+        self._num_tokens = num_tokens
+        self._device = torch.device(device)
+        self.greedy = all(s.greedy for s in samplings)
+        self._any_greedy = any(s.greedy for s in samplings)
+        self._penalises = any(s.penalises for s in samplings)
+        self._processes = any(s.processors for s in samplings)
+        self._scales = any(s.temperature not in (0, 1) for s in samplings)
+        self._temperature_B = self._column([s.temperature or 1.0 for s in samplings])
+        self._greedy_B = torch.tensor([s.greedy for s in samplings], device=device)
+        self._top_k = [s.top_k for s in samplings]
+        self._top_p = [s.top_p for s in samplings]
+        self._strict = [s.top_p_convention == "paper" for s in samplings]
+        self._min_p = [s.min_p for s in samplings]
+        self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
+
+    def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """Logits after bias, penalties and user processors, at least float32."""
+        z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
+        if self._bias_BV is not None:
+            z_BMV = z_BMV + self._bias_BV[:, None]
+        if self._penalises:
+            z_BMV = self._penalise(z_BMV, prefix)
+        if self._processes:
+            z_BMV = self._process(z_BMV, prefix)
+        return z_BMV
+
+    def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """The law at every place; rows sum to one."""
+        z_BMV = self.logits(logits_BMV, prefix)
+        if self.greedy:
+            return _point_mass(z_BMV)
+        p_BMV = self._truncated(z_BMV)
+        if self._any_greedy:
+            p_BMV = torch.where(self._greedy_B[:, None, None], _point_mass(z_BMV), p_BMV)
+        return p_BMV
+
+    def _truncated(self, z_BMV: Tensor) -> Tensor:
+        if self._scales:
+            z_BMV = z_BMV / self._temperature_B.to(z_BMV.dtype)
+        if any(self._top_k):
+            z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
+        p_BMV = z_BMV.softmax(-1)
+        if any(p < 1 for p in self._top_p):
+            p_BMV = _renormalised(p_BMV, keep_top_p(p_BMV, self._top_p, self._strict))
+        if any(self._min_p):
+            p_BMV = _renormalised(p_BMV, keep_min_p(p_BMV, self._min_p))
+        return p_BMV
+
+    def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """Repetition counts prompt and output, presence and frequency the output only."""
+        prompt_BV, output_BV = _counts(prefix, self._num_tokens)
+        drafted_BMV = torch.zeros_like(z_BMV)
+        index_BMK = prefix.tokens_BK[:, None].expand(prefix.on_path_BMK.shape)
+        drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
+        output_BMV = drafted_BMV + output_BV[:, None]
+        seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
+        repetition_B = self._column([s.repetition_penalty for s in self._samplings]).to(z_BMV)
+        z_BMV = torch.where(
+            seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
+        )
+        presence_B = self._column([s.presence_penalty for s in self._samplings]).to(z_BMV)
+        frequency_B = self._column([s.frequency_penalty for s in self._samplings]).to(z_BMV)
+        return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
+
+    def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """User processors see one place at a time, as ``transformers`` would show it to them."""
+        z_BMV = z_BMV.clone()
+        for b, sampling in enumerate(self._samplings):
+            for m in range(z_BMV.shape[1] if sampling.processors else 0):
+                input_ids = prefix.row(b, m)
+                for processor in sampling.processors:
+                    z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
+        return z_BMV
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None, None]
+
+    def _biases(self) -> Tensor:
+        bias_BV = torch.zeros(len(self._samplings), self._num_tokens)
+        for b, sampling in enumerate(self._samplings):
+            for token, bias in sampling.logit_bias.items():
+                bias_BV[b, token] = bias
+        return bias_BV.to(self._device)
+
+
+def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Occurrences of each token in prompt and in output, both (B, V)."""
+    context = prefix.context
+    place_T = torch.arange(context.tokens_BT.shape[1], device=context.device)
+    in_prompt_BT = place_T < context.prompt_length_B[:, None]
+    in_output_BT = (place_T < context.length_B[:, None]) & ~in_prompt_BT
+    zeros_BV = torch.zeros(context.num_rows, num_tokens, device=context.device)
+    tokens_BT = context.tokens_BT.clamp(max=num_tokens - 1)
+    return (
+        zeros_BV.scatter_add(1, tokens_BT, in_prompt_BT.float()),
+        zeros_BV.scatter_add(1, tokens_BT, in_output_BT.float()),
+    )
+
+
+def _point_mass(z_BMV: Tensor) -> Tensor:
+    return torch.zeros_like(z_BMV).scatter_(-1, z_BMV.argmax(-1, keepdim=True), 1.0)
+
+
+def _renormalised(p_BMV: Tensor, keep_BMV: Tensor) -> Tensor:
+    p_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
+    return p_BMV / p_BMV.sum(-1, keepdim=True)

@@ -1,0 +1,51 @@
+"""Speculative sampling: accept with probability min(1, p/q), else draw from the residual.
+
+Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", ICML
+2023, Algorithm 1; Chen et al., "Accelerating Large Language Model Decoding with Speculative
+Sampling", 2023, Algorithm 2 (which writes q for the target and p for the draft). Iterated over
+i.i.d. siblings it is SpecInfer's multi-step speculative sampling (Miao et al., ASPLOS 2024,
+Algorithm 2).
+
+    accept x ~ q   iff   u q(x) < p(x)
+    else           p <- norm(max(p - q, 0))
+
+A chosen candidate (lookup, top-k) has the point mass at x as its q: it is accepted with
+probability p(x), and p without x is left.
+
+Preserves: the target's law, exactly. Accepts i.i.d. and chosen drafts.
+
+Legend: V vocabulary; leading dimensions broadcast.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core import Draft, Drawn, Stream, Verdict, walk
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Token-level rejection sampling (Leviathan/Chen; SpecInfer over siblings)."""
+
+    lossless: bool = True
+    accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
+    needs: Literal["law", "argmax"] = "law"
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        return walk(self, draft, p_BNV, rng)
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """``u q(x) < p(x)``, strictly, so that a token of probability zero never passes."""
+        p_x = p_V.gather(-1, x[..., None])[..., 0]
+        if q_V is None:
+            return u < p_x
+        return u * q_V.gather(-1, x[..., None])[..., 0] < p_x
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual ``max(p - q, 0)``, unnormalised; the next sibling's law is still q."""
+        if q_V is None:
+            return p_V.scatter(-1, x[..., None], 0.0), None
+        return torch.clamp(p_V - q_V, min=0.0), q_V
