@@ -1,0 +1,62 @@
+"""The checks that guard the tree can fail, and importing one part does not drag in others."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def check_tree() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_tree", ROOT / "scripts/check_tree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "see /" + "home/someone/model",
+        "cd /" + "root/x",
+        '"/' + 'tmp/cache"',
+        "C:\\" + "Users\\someone",
+        "pip --index-url https://" + "pypi." + "org/simple",
+        "https://download." + "pytorch.org/whl",
+    ],
+)
+def test_tree_check_finds_machine_paths_and_registry_hosts(
+    check_tree: ModuleType, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(f"first\n{line}\n")
+    (finding,) = check_tree.findings(file)
+    assert finding.startswith(f"{file}:2: ")
+
+
+@pytest.mark.parametrize(
+    "line", ["~/work/x", "src/home/x", "/usr/bin/env", "a/opt/b", "https://x.io/home", "/path/to/x"]
+)
+def test_tree_check_leaves_other_paths_alone(
+    check_tree: ModuleType, tmp_path: Path, line: str
+) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(line)
+    assert check_tree.findings(file) == []
+
+
+def test_core_and_proof_kit_import_without_optional_packages() -> None:
+    program = (
+        "import sys, outrider.core, outrider.sampling, outrider.testing\n"
+        "optional = {'scipy', 'pytest', 'hypothesis', 'matplotlib', 'tensorboard'}\n"
+        "print(*sorted(optional & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("", "", 0)
