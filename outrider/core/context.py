@@ -101,9 +101,8 @@ class Context:
 
     def join(self, other: "Context") -> None:
         """Appends the rows of another context. The caller replaces the law."""
-        self._reserve(other.tokens_BT.shape[1])
-        other._reserve(self.tokens_BT.shape[1])
-        self.tokens_BT = torch.cat([self.tokens_BT, other.tokens_BT])
+        width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
+        self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
         self.length_B = torch.cat([self.length_B, other.length_B])
         self.key_B = torch.cat([self.key_B, other.key_B])
         self.lengths = self.lengths + other.lengths
@@ -111,9 +110,12 @@ class Context:
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:
-            num_tokens = max(num_tokens, 2 * self.tokens_BT.shape[1])
-            padding = (0, num_tokens - self.tokens_BT.shape[1])
-            self.tokens_BT = torch.nn.functional.pad(self.tokens_BT, padding)
+            width = max(num_tokens, 2 * self.tokens_BT.shape[1])
+            self.tokens_BT = _widened(self.tokens_BT, width)
+
+
+def _widened(tokens_BT: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(tokens_BT, (0, width - tokens_BT.shape[1]))
 
 
 @dataclass(frozen=True)

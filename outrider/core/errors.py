@@ -1,8 +1,8 @@
-"""Every error a user can cause, each with a type of its own and a one-line message that names the remedy."""
+"""Every error a user can cause: a type of its own, and one line that names the remedy."""
 
 
 class OutriderError(Exception):
-    """Base of all errors that Outrider raises on purpose; the command line prints them on one line."""
+    """Base of all errors raised on purpose; the command line prints them on one line."""
 
 
 class InvalidParameterError(OutriderError, ValueError):

@@ -25,6 +25,7 @@ class Round:
             verifier needs no more than an argmax.
         verdict: what was accepted.
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
+        judged_by_argmax: whether ``p_BNV`` holds logits only.
     """
 
     draft: Draft
@@ -32,6 +33,7 @@ class Round:
     p_BNV: Tensor
     verdict: Verdict
     emitted_BK: Tensor
+    judged_by_argmax: bool
 
 
 def run_round(
@@ -58,7 +60,7 @@ def run_round(
     drafter.commit(state, draft, verdict, scores)
     emitted_BK = verdict.emitted(draft)
     context.append(emitted_BK, verdict.num_accepted_B + 1)
-    return Round(draft, scores, p_BNV, verdict, emitted_BK)
+    return Round(draft, scores, p_BNV, verdict, emitted_BK, verifier.needs == "argmax")
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

@@ -1,0 +1,46 @@
+"""Time spent on a device, without synchronising it in the middle of a round."""
+
+import time
+from types import TracebackType
+
+import torch
+
+
+class Stopwatch:
+    """Adds up the time of ``with`` blocks; on a GPU by events, read when somebody asks.
+
+    Args:
+        device: where the timed work runs.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._cuda = torch.device(device).type == "cuda"
+        self._seconds = 0.0
+        self._began = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __enter__(self) -> None:
+        if self._cuda:
+            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events.append(pair)
+            pair[0].record()
+        else:
+            self._began = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._cuda:
+            self._events[-1][1].record()
+        else:
+            self._seconds += time.perf_counter() - self._began
+
+    def seconds(self) -> float:
+        """Total so far. On a GPU call it only after the device has been waited for."""
+        for begin, end in self._events:
+            self._seconds += begin.elapsed_time(end) / 1000
+        self._events.clear()
+        return self._seconds

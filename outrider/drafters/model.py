@@ -1,0 +1,177 @@
+"""A smaller model drafts a chain, token by token.
+
+Leviathan, Kalman and Matias, ICML 2023, Algorithm 1, first loop; Chen et al., 2023, Algorithm 2.
+
+    x_i ~ q_i( . | context, x_1 … x_{i-1}),   i = 1 … γ
+
+The model's cache never needs a pass of its own to catch up: after a round it lacks the root, and
+also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or two
+tokens per row.
+
+Optional confidence stop: a row drafts no further once a drawn token has ``q(x) < draft_confidence``
+(as ``assistant_confidence_threshold`` in transformers). The token itself stays in the draft and is
+verified, so the output's law is untouched.
+
+Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    Budget,
+    Context,
+    Draft,
+    Drawn,
+    Prefix,
+    Role,
+    Scores,
+    Stream,
+    Verdict,
+    draw,
+)
+from outrider.core.errors import InvalidParameterError
+from outrider.models import HFModel, SlabCache
+
+
+class ModelState:
+    """The draft model's cache, and where the last draft stood.
+
+    Attributes:
+        cache: its ``length_B`` is always right, its host ``lengths`` once settled.
+        roots: host context lengths when the last draft was made; None when that is settled.
+        root_B: the same on the device.
+        fed: drafted tokens of that draft that the cache has seen.
+    """
+
+    def __init__(self, cache: SlabCache) -> None:
+        self.cache = cache
+        self.roots: list[int] | None = None
+        self.root_B = cache.length_B
+        self.fed = 0
+
+    def settle(self) -> None:
+        """Works out the host lengths from the context, which by now knows what was accepted."""
+        if self.roots is not None:
+            now = self.cache.context.lengths
+            self.cache.lengths = [
+                root + min(length - root - 1, self.fed)
+                for root, length in zip(self.roots, now, strict=True)
+            ]
+            self.roots = None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows; called before the context keeps its own."""
+        self.settle()
+        self.cache.keep(rows)
+
+
+class ModelDrafter:
+    """Samples a chain from a draft model, under the same sampling parameters as the target.
+
+    Args:
+        model: the draft model; must share the target's vocabulary.
+        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        confidence: stop a row after a token with a smaller probability; 0 never stops.
+
+    Raises:
+        InvalidParameterError: a confidence outside [0, 1].
+    """
+
+    drawn: Drawn = "iid"
+
+    def __init__(self, model: HFModel, num_tokens: int, confidence: float = 0.0) -> None:
+        if not 0 <= confidence <= 1:
+            raise InvalidParameterError(
+                f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
+            )
+        self.model = model
+        self.num_tokens = num_tokens
+        self.confidence = confidence
+
+    def start(self, context: Context) -> ModelState:
+        return ModelState(self.model.start(context))
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.settle()
+        B, γ = context.num_rows, budget.max_tokens
+        going_B = torch.ones(B, dtype=torch.bool, device=context.device)
+        tokens, exists, laws = [context.root_B], [going_B], []
+        u_BD = None if context.law.greedy else rng.uniform(Role.DRAFT, max(γ, 1))
+        for i in range(γ):
+            logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
+            drafted_BK = torch.stack(tokens[1:], 1) if i else tokens[0][:, None][:, :0]
+            x_B, q_BV = self._draw(logits_BV, Prefix.of_chain(context, drafted_BK), u_BD, i)
+            tokens.append(x_B)
+            exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
+            if u_BD is not None:
+                laws.append(q_BV)
+            if self.confidence:
+                going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
+                if not bool(going_B.any()):
+                    break
+        if laws:
+            laws.append(torch.zeros_like(laws[-1]))
+        return Draft.chain(
+            torch.stack(tokens, 1),
+            torch.stack(exists, 1),
+            torch.stack(laws, 1) if laws else None,
+            "iid" if laws else "chosen",
+        )
+
+    def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Keeps the cached tokens that were accepted."""
+        if state.roots is not None:
+            state.cache.length_B = state.root_B + verdict.num_accepted_B.clamp(max=state.fed)
+
+    def join(self, state: ModelState, other: ModelState) -> None:
+        """Appends the rows of another state; called before the context appends its own."""
+        state.settle()
+        other.settle()
+        self.model.join(state.cache, other.cache)
+
+    def _catch_up(self, state: ModelState, context: Context) -> Tensor:
+        """Feeds the committed tokens that the cache lacks; logits behind the last one, (B, V)."""
+        cache = state.cache
+        lacking = [n - c for n, c in zip(context.lengths, cache.lengths, strict=True)]
+        K = max(lacking)
+        column_K = torch.arange(K, device=context.device)
+        place_BK = (cache.length_B[:, None] + column_K).clamp(max=context.tokens_BT.shape[1] - 1)
+        logits_BKV = self.model.extend(cache, context.tokens_BT.gather(1, place_BK))
+        state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, 0
+        cache.length_B, cache.lengths = context.length_B, list(context.lengths)
+        if min(lacking) == K:
+            return logits_BKV[:, -1]
+        last_B = (context.length_B - place_BK[:, 0] - 1)[:, None, None]
+        return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
+
+    def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
+        """Feeds one drafted token per row; logits behind it, (B, V)."""
+        cache = state.cache
+        logits_BV = self.model.extend(cache, x_B[:, None])[:, -1]
+        cache.length_B = cache.length_B + 1
+        cache.lengths = [length + 1 for length in cache.lengths]
+        state.fed += 1
+        return logits_BV
+
+    def _draw(
+        self, logits_BV: Tensor, prefix: Prefix, u_BD: Tensor | None, i: int
+    ) -> tuple[Tensor, Tensor]:
+        """The next token of each row and the law it came from; greedy rows take the argmax."""
+        logits_B1V = _fitted(logits_BV, self.num_tokens)[:, None]
+        law = prefix.context.law
+        if u_BD is not None:
+            q_BV = law(logits_B1V, prefix)[:, 0]
+            return draw(q_BV, u_BD[:, i]), q_BV
+        z_BV = law.logits(logits_B1V, prefix)[:, 0]
+        return z_BV.argmax(-1), z_BV.softmax(-1) if self.confidence else z_BV
+
+
+def _fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:
+    """Cut or padded to the target's width; padding is never drawn."""
+    missing = num_tokens - logits_BV.shape[-1]
+    if missing <= 0:
+        return logits_BV[..., :num_tokens]
+    return torch.nn.functional.pad(logits_BV, (0, missing), value=-torch.inf)

@@ -1,0 +1,35 @@
+"""No draft at all: plain autoregressive decoding in the same loop.
+
+Legend: B rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
+
+
+class NoState:
+    """Remembers nothing."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Nothing to keep."""
+
+
+@dataclass(frozen=True)
+class NoDraft:
+    """Proposes the root alone; the verifier then draws one token from the target's law."""
+
+    drawn: Drawn = "chosen"
+
+    def start(self, context: Context) -> NoState:
+        return NoState()
+
+    def propose(self, state: NoState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        return Draft.root_only(context.root_B)
+
+    def commit(self, state: NoState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        """Nothing to learn."""
+
+    def join(self, state: NoState, other: NoState) -> None:
+        """Nothing to join."""

@@ -1,0 +1,51 @@
+"""From tokens to text, piece by piece, without ever splitting a character."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_CONTEXT = 6
+_INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes a growing output behind a prompt.
+
+    Some tokenizers decode a token differently at the beginning of a text, and a character may span
+    several tokens. So each piece is the difference between decoding a short window with and without
+    the new tokens, and text that ends in an incomplete character is held back.
+
+    Args:
+        tokenizer: the model's.
+        prompt: the prompt's token ids; its end is decoded along as context.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = list(prompt[-_CONTEXT:])
+        self._window = 0
+        self._read = len(self._tokens)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete, perhaps none."""
+        self._tokens.extend(tokens)
+        before, after = self._decode(self._read), self._decode(None)
+        if len(after) <= len(before) or after.endswith(_INCOMPLETE):
+            return ""
+        self._window, self._read = self._read, len(self._tokens)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        """What is still held back, incomplete characters replaced."""
+        before, after = self._decode(self._read), self._decode(None)
+        self._window, self._read = self._read, len(self._tokens)
+        return after[len(before) :]
+
+    def _decode(self, end: int | None) -> str:
+        text = self._tokenizer.decode(
+            self._tokens[self._window : end],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=False,
+        )
+        assert isinstance(text, str)
+        return text

@@ -1,0 +1,291 @@
+"""The engine: one target, one method, any number of requests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import overload
+
+from transformers import PreTrainedModel
+
+from outrider import assets
+from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
+from outrider.core.protocols import Verifier
+from outrider.engine.detokenize import Detokenizer
+from outrider.engine.request import Event, Request, Result, Results, Row
+from outrider.engine.slots import Slots
+from outrider.engine.stop import Ending
+from outrider.methods import Method, Parts, find_method
+from outrider.models import HFModel, check_vocabularies, load_model
+from outrider.sampling import Sampling
+
+EMBEDDED = "embedded"
+MAX_SPECULATIVE_TOKENS = 64
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """Generates text by one method; build it with :func:`load`.
+
+    Args:
+        target: the model whose law the text has.
+        draft: the model that rides ahead, where the method needs one.
+        method: a row of ``outrider.methods``.
+        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        draft_confidence: stop drafting after a token less probable than this; 0 never.
+        max_batch_size: rows that run at the same time; more requests wait for a free one.
+
+    Raises:
+        InvalidParameterError: a number outside its range.
+        IncompatibleError: a method without the draft model it needs.
+        VocabularyMismatchError: draft and target with different vocabularies.
+    """
+
+    def __init__(
+        self,
+        target: HFModel,
+        draft: HFModel | None,
+        method: Method,
+        *,
+        num_speculative_tokens: int = 5,
+        draft_confidence: float = 0.0,
+        max_batch_size: int = 16,
+    ) -> None:
+        _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+        _check_range("max_batch_size", max_batch_size, 65536)
+        self.target = target
+        self.draft = draft if method.needs == "draft model" else None
+        self.method = method
+        self.num_speculative_tokens = num_speculative_tokens
+        self.max_batch_size = max_batch_size
+        if self.draft is not None:
+            check_vocabularies(target, self.draft)
+        self.drafter = method.build(Parts(target, self.draft, draft_confidence))
+        self.limit = min(model.limit for model in (target, self.draft) if model is not None)
+        self.eos_ids = _eos_ids(target)
+
+    @overload
+    def generate(
+        self, prompts: str, sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> Result: ...
+    @overload
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> Results: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+    ) -> Result | Results:
+        """Continues one prompt or thousands.
+
+        Args:
+            prompts: a text, or a list of texts and token-id lists.
+            sampling: for all, or one per prompt; the default is ``Sampling()``.
+
+        Returns:
+            A :class:`Result` for a single text, else :class:`Results` in the order of the prompts.
+
+        Raises:
+            PromptError: an empty prompt, one longer than the context, token ids out of range.
+            NonFiniteLogitsError: a model produced NaN or infinite logits.
+            OutOfMemoryError: the key-value slabs do not fit.
+        """
+        single = isinstance(prompts, str)
+        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts  # type: ignore[assignment]
+        requests = self._requests(listed, sampling)
+        finished: dict[int, Result] = {}
+        for index, row, _ in self._run(requests):
+            if row.finished:
+                finished[index] = row.result()
+        if single:
+            return finished[0]
+        return Results(finished[index] for index in range(len(requests)))
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Event]:
+        """Continues one prompt, an event per round; log-probabilities included.
+
+        Closing the iterator, or an exception such as Ctrl-C, frees the row; the engine can be used
+        on. Raises as :meth:`generate`, before the first event.
+        """
+        sampling = sampling or Sampling()
+        if sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
+        requests = self._requests([prompt], sampling)
+        return (event for _, _, event in self._run(requests))
+
+    def run(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[tuple[Row, Event]]:
+        """As :meth:`stream`, each event with the row it belongs to, for its running statistics."""
+        requests = self._requests([prompt], sampling)
+        return ((row, event) for _, row, event in self._run(requests))
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids, checked.
+
+        Raises:
+            PromptError: empty, longer than the context, or ids out of range.
+        """
+        if isinstance(prompt, str):
+            if self.target.tokenizer is None:
+                raise PromptError("the target has no tokenizer: give the prompt as token ids")
+            ids = tuple(self.target.tokenizer(prompt)["input_ids"])
+        elif isinstance(prompt, int):
+            raise PromptError(
+                "token ids come as a list per prompt: write [[1, 2, 3]], not [1, 2, 3]"
+            )
+        else:
+            ids = tuple(int(token) for token in prompt)
+        if not ids:
+            raise PromptError("the prompt is empty: give it at least one token")
+        if len(ids) >= self.limit:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, the context {self.limit}, one of which the "
+                f"output needs: shorten the prompt by {len(ids) - self.limit + 1}"
+            )
+        bad = [token for token in ids if not 0 <= token < self.target.num_tokens]
+        if bad:
+            raise PromptError(
+                f"token id {bad[0]} is out of range: the vocabulary is 0 to "
+                f"{self.target.num_tokens - 1}"
+            )
+        return ids
+
+    def _requests(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None
+    ) -> list[Request]:
+        if sampling is None or isinstance(sampling, Sampling):
+            samplings = [sampling or Sampling()] * len(prompts)
+        else:
+            samplings = list(sampling)
+        if len(samplings) != len(prompts):
+            raise InvalidParameterError(
+                f"{len(samplings)} sampling parameters for {len(prompts)} prompts: give one for "
+                f"all, or one for each"
+            )
+        for each in samplings:
+            self._check_sampling(each)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        numbers = _request_numbers(encoded)
+        return [Request(*parts) for parts in zip(prompts, encoded, samplings, numbers, strict=True)]
+
+    def _check_sampling(self, sampling: Sampling) -> None:
+        if self.method.greedy_only and not sampling.greedy:
+            raise IncompatibleError(
+                f"method {self.method.name!r} is defined at temperature 0 only, not at "
+                f"{sampling.temperature}: set temperature=0 or take method='speculative'"
+            )
+        if sampling.stop_strings and self.target.tokenizer is None:
+            raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
+        bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
+        if bad:
+            raise InvalidParameterError(
+                f"logit_bias names token id {bad[0]}: the vocabulary is 0 to "
+                f"{self.target.num_tokens - 1}"
+            )
+
+    def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row, Event]]:
+        """The loop of every method. Rows of like length run together; a free slot is refilled."""
+        slots = Slots(
+            self.target, self.drafter, self.draft, self._verifier, self.num_speculative_tokens
+        )
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        waiting = [(index, self._row(requests[index])) for index in reversed(order)]
+        index_of = {id(row): index for index, row in waiting}
+        while waiting or slots.rows:
+            free = self.max_batch_size - len(slots.rows)
+            if waiting and free:
+                slots.admit([waiting.pop()[1] for _ in range(min(free, len(waiting)))])
+            for row, event in slots.step():
+                yield index_of[id(row)], row, event
+            slots.leave()
+
+    def _row(self, request: Request) -> Row:
+        tokenizer = self.target.tokenizer
+        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_ids)
+        room = self.limit - len(request.prompt_ids)
+        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
+
+    def _verifier(self, greedy: bool) -> Verifier:
+        return self.method.greedy_verifier if greedy else self.method.verifier
+
+
+def load(
+    target: str | Path | PreTrainedModel | HFModel = EMBEDDED,
+    draft: str | Path | PreTrainedModel | HFModel | None = None,
+    method: str = "speculative",
+    num_speculative_tokens: int = 5,
+    *,
+    draft_confidence: float = 0.0,
+    max_batch_size: int = 16,
+    dtype: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Engine:
+    """Loads a target, a draft if the method needs one, and builds the engine.
+
+    Args:
+        target: a folder, a hub id, a model in memory, or ``"embedded"`` for the pair that comes
+            with the package (its draft is then the default draft).
+        draft: the same for the draft model.
+        method: a name from ``outrider methods``.
+        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        draft_confidence: stop drafting after a token less probable than this; 0 never.
+        max_batch_size: rows that run at the same time.
+        dtype: of both models; None takes bfloat16 where the hardware computes in it.
+        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
+        trust_remote_code: run the Python code that comes with a model.
+
+    Raises:
+        OutriderError: see ``load_model`` and :class:`Engine`.
+    """
+    row = find_method(method)
+    _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+    if draft is None and isinstance(target, str) and target == EMBEDDED:
+        draft = EMBEDDED
+
+    def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
+        if isinstance(source, str) and source == EMBEDDED:
+            source = assets.target_path() if role == "target" else assets.draft_path()
+        return load_model(
+            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code, role=role
+        )
+
+    return Engine(
+        model(target, "target"),
+        model(draft, "draft") if draft is not None and row.needs == "draft model" else None,
+        row,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_confidence=draft_confidence,
+        max_batch_size=max_batch_size,
+    )
+
+
+def _check_range(name: str, value: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")
+
+
+def _eos_ids(target: HFModel) -> frozenset[int]:
+    config = getattr(target.module, "generation_config", None) or target.module.config
+    ids = getattr(config, "eos_token_id", None)
+    if ids is None and target.tokenizer is not None:
+        ids = target.tokenizer.eos_token_id
+    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
+
+
+def _request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """A number per request that depends on its prompt and on equal prompts before it, only.
+
+    So a prompt gives the same text alone and in any batch, and equal prompts different texts.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    numbers = []
+    for prompt in prompts:
+        digest = hashlib.blake2b(repr(prompt).encode(), digest_size=7).digest()
+        numbers.append(int.from_bytes(digest) + (seen[prompt] << 56))
+        seen[prompt] += 1
+    return numbers

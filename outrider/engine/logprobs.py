@@ -1,0 +1,80 @@
+"""Log-probabilities of emitted tokens under the target itself.
+
+The target's own law: log softmax of its raw logits in float32, before temperature, truncation,
+bias and penalties, whatever the method emitted the token by.
+
+Legend: B rows, K columns emitted, V vocabulary, C top tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.core import Round
+from outrider.engine.request import TopLogprobs
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """One round's log-probabilities, on the device; None where nobody asked.
+
+    Attributes:
+        chosen_BK: of the emitted tokens.
+        top_BKC, top_ids_BKC: the best tokens at each place and their log-probabilities.
+    """
+
+    chosen_BK: Tensor | None = None
+    top_BKC: Tensor | None = None
+    top_ids_BKC: Tensor | None = None
+
+    @classmethod
+    def of(cls, turn: Round, wanted: Sequence[int | None]) -> Logprobs:
+        """Computes what the rows want: None nothing, 0 the emitted tokens', n also the n best."""
+        numbers = [n for n in wanted if n is not None]
+        if not numbers:
+            return cls()
+        root_B1 = torch.zeros_like(turn.emitted_BK[:, :1])
+        nodes_BK = torch.cat([root_B1, turn.verdict.path_BD], 1)
+        logits_BNV = turn.scores.logits_BNV
+        V = logits_BNV.shape[2]
+        judged_BKV = logits_BNV.gather(1, nodes_BK[..., None].expand(-1, -1, V))
+        logprobs_BKV = judged_BKV.to(torch.promote_types(judged_BKV.dtype, torch.float32))
+        logprobs_BKV = logprobs_BKV.log_softmax(-1)
+        chosen_BK = logprobs_BKV.gather(2, turn.emitted_BK[..., None])[..., 0]
+        if max(numbers) == 0:
+            return cls(chosen_BK)
+        top = logprobs_BKV.topk(min(max(numbers), V), dim=-1)
+        return cls(chosen_BK, top.values, top.indices)
+
+    def columns(self) -> list[Tensor]:
+        """All numbers as columns (B,) for the round's one transfer."""
+        if self.chosen_BK is None:
+            return []
+        columns = list(self.chosen_BK.unbind(1))
+        if self.top_BKC is not None and self.top_ids_BKC is not None:
+            columns += [*self.top_BKC.flatten(1).unbind(1), *self.top_ids_BKC.flatten(1).unbind(1)]
+        return columns
+
+    def read(
+        self, line: list[float], num_emitted: int, wanted: int | None
+    ) -> tuple[list[float], list[TopLogprobs]]:
+        """One row's share of the transferred columns."""
+        if wanted is None or self.chosen_BK is None:
+            return [], []
+        K = self.chosen_BK.shape[1]
+        chosen = line[:num_emitted]
+        if wanted == 0 or self.top_BKC is None:
+            return chosen, []
+        C = self.top_BKC.shape[2]
+        values, ids = line[K : K + K * C], line[K + K * C : K + 2 * K * C]
+        return chosen, [
+            TopLogprobs(
+                tuple(int(i) for i in ids[k * C : k * C + wanted]),
+                tuple(values[k * C : k * C + wanted]),
+            )
+            for k in range(num_emitted)
+        ]

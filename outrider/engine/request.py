@@ -1,0 +1,146 @@
+"""One request, from prompt to result, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outrider.engine.stats import Stats
+from outrider.engine.stop import Ending
+from outrider.sampling import Sampling
+
+Origin = Literal["accepted", "correction", "bonus", "plain"]
+"""Where an emitted token came from: an accepted draft; the target's correction after a refused
+one; the target's bonus after a fully accepted draft; the target alone, nothing drafted."""
+
+
+@dataclass(frozen=True)
+class TopLogprobs:
+    """The target's most probable tokens at one place, best first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one round added to a text.
+
+    Attributes:
+        text: new text; may be empty while a character or a possible stop string is incomplete.
+        token_ids: the tokens.
+        origins: where each came from.
+        logprobs: the target's log-probability of each; empty unless asked for.
+        top_logprobs: the most probable tokens at each place; empty unless asked for.
+        finish_reason: None until the last event; then ``eos``, ``stop``, ``length`` or ``context``
+            (the model's context is full).
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished text.
+
+    Attributes:
+        prompt: as it was given.
+        prompt_ids: its tokens.
+        text: the continuation, cut before a stop string.
+        token_ids: its tokens, up to the one that ended it.
+        origins, logprobs, top_logprobs, finish_reason: as in :class:`Event`.
+        stats: what it took. In a batch, seconds are shared out equally among the rows.
+    """
+
+    prompt: str | Sequence[int]
+    prompt_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+    finish_reason: str
+    stats: Stats
+
+
+class Results(list[Result]):
+    """The results of a batch, in the order of its prompts."""
+
+    @property
+    def stats(self) -> Stats:
+        """Their statistics added up; seconds are those of the whole batch."""
+        return Stats.total(result.stats for result in self)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to generate. ``number`` is part of the key of its random numbers."""
+
+    prompt: str | Sequence[int]
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    number: int
+
+
+@dataclass
+class Row:
+    """A request while it runs."""
+
+    request: Request
+    ending: Ending
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def finished(self) -> bool:
+        return self.ending.reason is not None
+
+    def take(
+        self,
+        tokens: list[int],
+        drafted: int,
+        overlap: float,
+        logprobs: list[float],
+        top_logprobs: list[TopLogprobs],
+    ) -> Event:
+        """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends."""
+        accepted = len(tokens) - 1
+        last: Origin = "correction" if accepted < drafted else "bonus" if drafted else "plain"
+        kept = self.ending.take(tokens)
+        origins: list[Origin] = [*["accepted"] * accepted, last][:kept]  # type: ignore[list-item]
+        self.stats.count(drafted, accepted, kept, overlap)
+        self.token_ids += tokens[:kept]
+        self.origins += origins
+        self.logprobs += logprobs[:kept]
+        self.top_logprobs += top_logprobs[:kept]
+        return Event(
+            self.ending.shown(),
+            tuple(tokens[:kept]),
+            tuple(origins),
+            tuple(logprobs[:kept]),
+            tuple(top_logprobs[:kept]),
+            self.ending.reason,
+        )
+
+    def result(self) -> Result:
+        """The finished text."""
+        return Result(
+            self.request.prompt,
+            self.request.prompt_ids,
+            self.ending.text,
+            tuple(self.token_ids),
+            tuple(self.origins),
+            tuple(self.logprobs),
+            tuple(self.top_logprobs),
+            self.ending.reason or "cancelled",
+            self.stats,
+        )

@@ -1,0 +1,176 @@
+"""The running batch: rows join when they are admitted, take part in rounds, leave when finished.
+
+Legend: B rows, N nodes, K columns emitted in a round, V vocabulary, C top tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Drafter, Round, Verifier, run_round
+from outrider.engine.budget import plan
+from outrider.engine.logprobs import Logprobs
+from outrider.engine.request import Event, Row
+from outrider.engine.stats import overlap
+from outrider.models import HFModel
+from outrider.sampling import Warp
+
+
+class Slots:
+    """A batch of rows in one target, one drafter and one rule.
+
+    Args:
+        target: the model that decides.
+        drafter: the source of drafts.
+        draft: the drafter's model, if it has one (for its clock and its health).
+        choose: the verification rule, given whether all rows are greedy.
+        num_speculative_tokens: γ.
+    """
+
+    def __init__(
+        self,
+        target: HFModel,
+        drafter: Drafter[Any],
+        draft: HFModel | None,
+        choose: Callable[[bool], Verifier],
+        num_speculative_tokens: int,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._draft = draft
+        self._choose = choose
+        self._gamma = num_speculative_tokens
+        self.rows: list[Row] = []
+        self._context: Context | None = None
+        self._cache: Any = None
+        self._state: Any = None
+
+    @torch.inference_mode()
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Prefills new rows together and lets them join the running ones."""
+        began = self._clock()
+        context = Context.start(
+            [row.request.prompt_ids for row in rows],
+            self._warp(rows),
+            [row.request.sampling.seed for row in rows],
+            [row.request.number for row in rows],
+            self._target.device,
+        )
+        cache, state = self._target.start(context), self._drafter.start(context)
+        self.rows += rows
+        if self._context is None:
+            self._context, self._cache, self._state = context, cache, state
+        else:
+            self._target.join(self._cache, cache)
+            self._drafter.join(self._state, state)
+            self._context.join(context)
+            self._context.law = self._warp(self.rows)
+        self._charge(began)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Row, Event]]:
+        """One round of all rows; what it added to each."""
+        assert self._context is not None
+        began = self._clock()
+        context = self._context
+        verifier = self._choose(context.law.greedy)
+        turn = run_round(
+            context,
+            self._target,
+            self._cache,
+            self._drafter,
+            self._state,
+            verifier,
+            self._budget(),
+        )
+        logprobs = Logprobs.of(turn, [row.request.sampling.logprobs for row in self.rows])
+        events = self._read(turn, logprobs)
+        self._charge(began)
+        return events
+
+    def leave(self) -> list[Row]:
+        """Removes the finished rows and returns them."""
+        finished = [row for row in self.rows if row.finished]
+        if finished:
+            self._keep(_compacted([not row.finished for row in self.rows]))
+        return finished
+
+    def _keep(self, rows: list[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+        if not rows:
+            self._context = self._cache = self._state = None
+            return
+        assert self._context is not None
+        with torch.inference_mode():
+            self._cache.keep(rows)
+            self._state.keep(rows)
+            self._context.keep(rows)
+            self._context.law = self._warp(self.rows)
+
+    def _warp(self, rows: Sequence[Row]) -> Warp:
+        samplings = [row.request.sampling for row in rows]
+        return Warp(samplings, self._target.num_tokens, self._target.device)
+
+    def _budget(self) -> Budget:
+        room = [row.ending.left for row in self.rows]
+        return plan(self._gamma, room, self._target.device)
+
+    def _read(self, turn: Round, logprobs: Logprobs) -> list[tuple[Row, Event]]:
+        """The round's one look at the device; hands each row its tokens."""
+        assert self._context is not None
+        K = turn.emitted_BK.shape[1]
+        models = [m for m in (self._target, self._draft) if m is not None]
+        sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
+        columns = [
+            turn.verdict.num_accepted_B,
+            turn.draft.num_drafted_B,
+            overlap(turn),
+            *(s for _, s in sums),
+            *turn.emitted_BK.unbind(1),
+            *logprobs.columns(),
+        ]
+        table = _stack(columns).tolist()
+        starts = [length - 1 for length in self._context.lengths]
+        self._context.advance([int(line[0]) + 1 for line in table])
+        events = []
+        for row, start, line in zip(self.rows, starts, table, strict=True):
+            for (model, _), total in zip(sums, line[3:], strict=False):
+                if total - total != 0:
+                    raise model.non_finite(start)
+            num_emitted, drafted = int(line[0]) + 1, int(line[1])
+            rest = line[3 + len(sums) :]
+            tokens = [int(token) for token in rest[:num_emitted]]
+            chosen, best = logprobs.read(rest[K:], num_emitted, row.request.sampling.logprobs)
+            events.append((row, row.take(tokens, drafted, line[2], chosen, best)))
+        return events
+
+    def _clock(self) -> tuple[float, float, float]:
+        draft = self._draft.watch.seconds() if self._draft is not None else 0.0
+        return time.perf_counter(), draft, self._target.watch.seconds()
+
+    def _charge(self, began: tuple[float, float, float]) -> None:
+        """Shares the seconds since ``began`` among the rows."""
+        if self._target.device.type == "cuda":
+            torch.cuda.synchronize(self._target.device)
+        total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
+        share = 1 / len(self.rows)
+        for row in self.rows:
+            row.stats.spend(draft * share, target * share, total * share)
+
+
+def _stack(columns: list[Tensor]) -> Tensor:
+    dtype = torch.float32 if columns[0].device.type == "mps" else torch.float64
+    return torch.stack([column.to(dtype) for column in columns], 1)
+
+
+def _compacted(stays: list[bool]) -> list[int]:
+    """Which row moves to each place, so that no row moves up and few move at all."""
+    order = [row for row, stay in enumerate(stays) if stay]
+    kept = len(order)
+    movers = [row for row in order if row >= kept]
+    return [row if stays[row] else movers.pop() for row in range(kept)]

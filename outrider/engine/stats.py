@@ -1,0 +1,176 @@
+"""What a generation did and what it cost.
+
+Three numbers of the field that are often confused, all reported: the *acceptance rate* is accepted
+over drafted tokens; the *acceptance length* is emitted tokens per target pass, bonus included
+(plain decoding has 1); Leviathan's *α* is the mean of Σ min(p, q) over verified positions.
+
+Legend: B rows, N nodes, D drafted tokens of a chain (N-1), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from outrider.core import Round
+
+
+@dataclass
+class Stats:
+    """Counts and seconds; they add up over requests.
+
+    Attributes:
+        rounds: target passes, prefill not counted.
+        drafted: drafted tokens that were verified or wasted, cut at the end of the text.
+        accepted: of these, the ones that were emitted.
+        emitted: all tokens emitted.
+        overlap: sum over verified positions of an unbiased estimate of Σ min(p, q).
+        verified: number of these positions.
+        tried_at: verified positions by depth in the draft.
+        accepted_at: accepted tokens by depth.
+        draft_seconds: in forward passes of the draft model.
+        target_seconds: in forward passes of the target.
+        other_seconds: everything else.
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    overlap: float = 0.0
+    verified: int = 0
+    tried_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    other_seconds: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens; 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Emitted tokens per target pass."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Leviathan's α, the mean of min(1, p(x)/q(x)) over verified positions; 0 if none."""
+        return self.overlap / self.verified if self.verified else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of tokens accepted at each depth, of those that were verified there."""
+        pairs = zip_longest(self.accepted_at, self.tried_at, fillvalue=0)
+        return [a / t if t else 0.0 for a, t in pairs]
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.target_seconds + self.other_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.emitted / self.seconds if self.seconds else 0.0
+
+    def count(self, drafted: int, accepted: int, kept: int, overlap: float) -> None:
+        """Adds one round of which the first ``kept`` tokens were emitted.
+
+        A text that ends inside the accepted tokens drops the rest of the round: its drafted and
+        accepted tokens then end there too.
+        """
+        whole = kept > accepted
+        if not whole:
+            drafted = accepted = kept
+            overlap = min(overlap, kept)
+        tried = min(drafted, accepted + 1)
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.emitted += kept
+        self.overlap += overlap
+        self.verified += tried
+        _grow(self.tried_at, drafted)
+        _grow(self.accepted_at, drafted)
+        for depth in range(tried):
+            self.tried_at[depth] += 1
+        for depth in range(accepted):
+            self.accepted_at[depth] += 1
+
+    def spend(self, draft: float, target: float, total: float) -> None:
+        """Adds seconds; what is neither draft nor target is other."""
+        self.draft_seconds += draft
+        self.target_seconds += target
+        self.other_seconds += max(0.0, total - draft - target)
+
+    def as_dict(self) -> dict[str, float | int | list[float]]:
+        """All numbers, derived ones included, for JSON."""
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "emitted": self.emitted,
+            "acceptance_rate": self.acceptance_rate,
+            "acceptance_length": self.acceptance_length,
+            "alpha": self.alpha,
+            "acceptance_by_position": self.acceptance_by_position,
+            "draft_seconds": self.draft_seconds,
+            "target_seconds": self.target_seconds,
+            "other_seconds": self.other_seconds,
+            "seconds": self.seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+    @classmethod
+    def total(cls, parts: Iterable[Stats]) -> Stats:
+        """The sum over requests."""
+        total = cls()
+        for part in parts:
+            for name in (
+                "rounds",
+                "drafted",
+                "accepted",
+                "emitted",
+                "overlap",
+                "verified",
+                "draft_seconds",
+                "target_seconds",
+                "other_seconds",
+            ):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for mine, theirs in (
+                (total.tried_at, part.tried_at),
+                (total.accepted_at, part.accepted_at),
+            ):
+                _grow(mine, len(theirs))
+                for depth, number in enumerate(theirs):
+                    mine[depth] += number
+        return total
+
+
+def overlap(turn: Round) -> Tensor:
+    """Sum over a round's verified positions of an unbiased estimate of Σ min(p, q), shape (B,).
+
+    min(1, p(x)/q(x)) at the drafted token has that mean under x ~ q. It costs two gathers where
+    the sum over the vocabulary would cost a pass over both laws. Where no laws were computed
+    (greedy), it is 1 for accepted tokens and 0 for the refused one.
+    """
+    draft, num_accepted_B = turn.draft, turn.verdict.num_accepted_B
+    if turn.judged_by_argmax or not draft.is_chain or draft.num_nodes == 1:
+        return num_accepted_B.double()
+    x_BD1 = draft.tokens_BN[:, 1:, None]
+    ratio_BD = turn.p_BNV[:, :-1].gather(2, x_BD1)[..., 0]
+    if draft.probs_BNV is not None:
+        ratio_BD = (ratio_BD / draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0]).clamp(max=1)
+    depth_D = torch.arange(draft.num_nodes - 1, device=ratio_BD.device)
+    verified_BD = (depth_D <= num_accepted_B[:, None]) & draft.mask_BN[:, 1:]
+    return torch.where(verified_BD, ratio_BD, 0.0).sum(1).double()
+
+
+def _grow(numbers: list[int], length: int) -> None:
+    numbers.extend([0] * (length - len(numbers)))

@@ -1,0 +1,107 @@
+"""Where a text ends: end-of-sequence, stop token, stop string, length or the end of the context.
+
+Applied after acceptance, token by token, so that a round that runs past the end is cut exactly.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from outrider.engine.detokenize import Detokenizer
+from outrider.sampling import Sampling
+
+
+@dataclass
+class Ending:
+    """Follows one text and says when it is over.
+
+    Attributes:
+        sampling: its parameters.
+        eos_ids: end-of-sequence tokens of the model.
+        room: tokens the context still has room for.
+        detokenizer: turns tokens into text; None when there is no tokenizer.
+        text: all text so far, cut before a stop string.
+        reason: ``eos``, ``stop``, ``length``, ``context``, or None while it goes on.
+    """
+
+    sampling: Sampling
+    eos_ids: Collection[int]
+    room: int
+    detokenizer: Detokenizer | None
+    text: str = ""
+    reason: str | None = None
+    _shown: int = field(default=0, repr=False)
+    _emitted: int = field(default=0, repr=False)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be emitted."""
+        return min(self.sampling.max_new_tokens - self._emitted, self.room)
+
+    def take(self, tokens: list[int]) -> int:
+        """Takes a round's tokens; returns how many are kept, the one that ends the text included."""
+        if not self.sampling.stop_strings:
+            kept, self.reason = self._scan(tokens)
+            if self.detokenizer is not None:
+                self.text += self.detokenizer.push(tokens[:kept])
+        else:
+            kept = 0
+            while kept < len(tokens) and self.reason is None:
+                _, self.reason = self._scan(tokens[kept : kept + 1])
+                self._search(tokens[kept])
+                kept += 1
+        if self.reason is not None and self.detokenizer is not None and self.reason != "string":
+            self.text += self.detokenizer.flush()
+        if self.reason == "string":
+            self.reason = "stop"
+        return kept
+
+    def shown(self) -> str:
+        """The text that is certain and was not shown before.
+
+        What might be the beginning of a stop string is held back until it is decided.
+        """
+        end = len(self.text)
+        if self.reason is None:
+            end -= max((_overlap(self.text, s) for s in self.sampling.stop_strings), default=0)
+        end = max(end, self._shown)
+        delta = self.text[self._shown : end]
+        self._shown = end
+        return delta
+
+    def _scan(self, tokens: list[int]) -> tuple[int, str | None]:
+        """How many tokens come before and with the first one that ends the text, and why."""
+        stop_ids = self.sampling.stop_token_ids
+        for kept, token in enumerate(tokens, 1):
+            self._emitted += 1
+            self.room -= 1
+            if token in self.eos_ids and not self.sampling.ignore_eos:
+                return kept, "eos"
+            if token in stop_ids:
+                return kept, "stop"
+            if self._emitted == self.sampling.max_new_tokens:
+                return kept, "length"
+            if self.room == 0:
+                return kept, "context"
+        return len(tokens), None
+
+    def _search(self, token: int) -> None:
+        """Appends one token's text and cuts it before the first stop string in it."""
+        if self.detokenizer is None:
+            return
+        longest = max(len(s) for s in self.sampling.stop_strings)
+        first = max(0, len(self.text) - longest + 1)
+        self.text += self.detokenizer.push([token])
+        if self.reason is not None:
+            self.text += self.detokenizer.flush()
+        found = [at for s in self.sampling.stop_strings if (at := self.text.find(s, first)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.reason = "string"
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that is a proper beginning of the stop string."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,7 @@
+"""``transformers`` as the model zoo: loading, slab caches, masks."""
+
+from outrider.models.cache import SlabCache
+from outrider.models.hf import HFModel
+from outrider.models.load import check_vocabularies, load_model
+
+__all__ = ["HFModel", "SlabCache", "check_vocabularies", "load_model"]

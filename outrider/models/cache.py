@@ -1,0 +1,193 @@
+"""Key-value slabs: preallocated, written at per-row slots, rolled back by moving a counter.
+
+A slab is one layer's keys (or values) of all rows, ``(rows, heads, slots, width)``. The tokens of
+a row fill its slots from 0 on; a pass writes its nodes behind them, and what is not committed is
+overwritten by the next pass. Slabs grow by doubling, up to the model's context.
+
+Legend: B rows, N columns of a pass, S slots, D depth, H heads, C width of a head.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from outrider.core.context import Context
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import OutOfMemoryError
+
+_FIRST_SLOTS = 64
+
+
+class SlabCache(Cache):
+    """The keys and values of a batch; a drop-in for the caches of ``transformers``.
+
+    Args:
+        context: the batch it belongs to.
+        num_layers: attention layers of the model.
+        limit: most slots per row, the model's context.
+
+    Attributes:
+        length_B: committed slots per row, on the device.
+        lengths: an upper bound of the same on the host, exact when a pass begins.
+    """
+
+    is_compileable = False
+
+    def __init__(self, context: Context, num_layers: int, limit: int) -> None:
+        super().__init__(layers=[])
+        self.context = context
+        self.limit = limit
+        self.lengths = [0] * context.num_rows
+        self.length_B = torch.zeros_like(context.length_B)
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.span = 0
+        self._start: int | None = 0
+        self._slots_BN = torch.zeros(0)
+        self._rows_B1 = torch.zeros(0)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    def begin(self, num_columns: int) -> None:
+        """Says that the next pass writes ``num_columns`` nodes behind the committed slots."""
+        self.span = max(self.lengths) + num_columns
+        uniform = min(self.lengths) == max(self.lengths)
+        self._start = self.lengths[0] if uniform else None
+        if not uniform:
+            device = self.length_B.device
+            columns_N = torch.arange(num_columns, device=device)
+            self._slots_BN = self.length_B[:, None] + columns_N
+            self._rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Called by the model's attention: stores (B, H, N, C) and returns the filled span."""
+        return (
+            self._write(self.keys, layer_idx, key_states),
+            self._write(self.values, layer_idx, value_states),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return max(self.lengths)
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return self.limit
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self.span, 0
+
+    def commit_path(self, draft: Draft, verdict: Verdict) -> None:
+        """Keeps root and accepted path; a path that is no chain is gathered into place."""
+        if not draft.is_chain:
+            self._compact(verdict.path_BD)
+        self.length_B = self.length_B + 1 + verdict.num_accepted_B
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows in this order (``rows[i] >= i``); the slabs stay allocated."""
+        for slab in self._slabs():
+            for to, row in enumerate(rows):
+                if to != row:
+                    slab[to].copy_(slab[row])
+        self.lengths = [self.lengths[row] for row in rows]
+        self.length_B = self.length_B[torch.tensor(rows, device=self.length_B.device)]
+
+    def join(self, other: "SlabCache") -> None:
+        """Appends the rows of another cache."""
+        first, total = self.num_rows, self.num_rows + other.num_rows
+        used = max(other.lengths)
+        for slabs, others in ((self.keys, other.keys), (self.values, other.values)):
+            for layer, theirs in enumerate(others):
+                if theirs is None or used == 0:
+                    continue
+                mine = slabs[layer]
+                slots = max(used, 0 if mine is None else mine.shape[2])
+                mine = self._grown(mine, theirs, total, slots)
+                mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
+                slabs[layer] = mine
+        self.lengths = self.lengths + other.lengths
+        self.length_B = torch.cat([self.length_B, other.length_B])
+
+    def num_bytes(self) -> int:
+        """Memory held by all slabs."""
+        return sum(slab.numel() * slab.element_size() for slab in self._slabs())
+
+    def _slabs(self) -> list[Tensor]:
+        return [slab for slab in (*self.keys, *self.values) if slab is not None]
+
+    def _write(self, slabs: list[Tensor | None], layer: int, new_BHNC: Tensor) -> Tensor:
+        B, _, N, _ = new_BHNC.shape
+        slab = slabs[layer]
+        if slab is None or slab.shape[2] < self.span or slab.shape[0] < B:
+            slab = slabs[layer] = self._grown(slab, new_BHNC, B, self.span)
+        if self._start is not None:
+            slab[:B, :, self._start : self._start + N] = new_BHNC
+        else:
+            slab[self._rows_B1, :, self._slots_BN] = new_BHNC.transpose(1, 2)
+        return slab[:B, :, : self.span]
+
+    def _grown(self, slab: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:
+        """A slab of at least this size with the old contents; doubles what is too small."""
+        old_rows, old_slots = (0, 0) if slab is None else (slab.shape[0], slab.shape[2])
+        if slab is not None and rows <= old_rows and slots <= old_slots:
+            return slab
+        rows = max(rows, old_rows)
+        if slots > old_slots:
+            slots = min(max(_FIRST_SLOTS, 1 << math.ceil(math.log2(slots))), self.limit)
+        grown = self._allocate((rows, like.shape[1], max(slots, old_slots), like.shape[3]), like)
+        if slab is not None:
+            grown[:old_rows, :, :old_slots].copy_(slab)
+        return grown
+
+    def _allocate(self, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+        bytes_per_slab = math.prod(shape) * like.element_size()
+        wanted = bytes_per_slab * 2 * len(self.keys)
+        free = _free_bytes(like.device)
+        if bytes_per_slab > free:
+            self._refuse(shape, wanted, free)
+        try:
+            return like.new_zeros(shape)
+        except torch.OutOfMemoryError:
+            self._refuse(shape, wanted, free)
+            raise
+
+    def _refuse(self, shape: tuple[int, int, int, int], wanted: int, free: int) -> None:
+        rows, _, slots, _ = shape
+        fits = max(0, int(rows * free / wanted))
+        raise OutOfMemoryError(
+            f"key-value slabs of {rows} rows x {slots} tokens need {wanted / 2**30:.2f} GiB; "
+            f"{free / 2**30:.2f} GiB are free, which fit {fits} rows of that length: lower "
+            f"max_batch_size, max_new_tokens or the prompt's length"
+        ) from None
+
+    def _compact(self, path_BD: Tensor) -> None:
+        """Moves the accepted nodes' slots behind the root, positions unchanged."""
+        rows_B1 = torch.arange(self.num_rows, device=path_BD.device)[:, None]
+        from_BD = self.length_B[:, None] + path_BD
+        to_BD = self.length_B[:, None] + 1 + torch.arange(path_BD.shape[1], device=path_BD.device)
+        for slab in self._slabs():
+            slab[rows_B1, :, to_BD] = slab[rows_B1, :, from_BD]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        try:
+            with open("/proc/meminfo") as lines:
+                return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
+        except (OSError, StopIteration):
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 2**62

@@ -1,0 +1,214 @@
+"""Any ``transformers`` causal language model as a target or a draft, unmodified.
+
+The only file that touches the modelling API: it gives a model explicit positions, an explicit
+four-dimensional mask (one per kind of layer where there are sliding windows) and our own cache.
+That is all it takes for ragged batches and token trees.
+
+Legend: B rows, N nodes or columns of a pass, S slots, V vocabulary, H hidden width.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from outrider.core.clock import Stopwatch
+from outrider.core.context import Context
+from outrider.core.draft import Draft, Verdict
+from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
+from outrider.core.protocols import Scores
+from outrider.models.cache import SlabCache
+from outrider.models.masks import chain_mask, tree_mask
+
+_PREFILL_COLUMNS = 512
+_MARGIN = 128  # slots past the limit, for the nodes of rows that may not use them
+_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+class HFModel:
+    """A ``core.Model`` around a ``transformers`` causal language model.
+
+    Args:
+        module: the model; put into evaluation mode.
+        tokenizer: its tokenizer, or None for token ids only.
+        name: how messages call it.
+
+    Attributes:
+        num_tokens: width of the logits.
+        limit: longest context in tokens.
+        watch: time spent in forward passes.
+
+    Raises:
+        UnsupportedModelError: an encoder-decoder, layers whose state cannot be rolled back, or a
+            model that takes no explicit positions.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "model",
+    ) -> None:
+        check_supported(module, name)
+        self.module = module.eval()
+        self.tokenizer = tokenizer
+        self.name = name
+        config = module.config.get_text_config()
+        self.limit: int = getattr(config, "max_position_embeddings", None) or 2**30
+        self.num_layers: int = config.num_hidden_layers
+        self.num_tokens: int = config.vocab_size
+        self.watch = Stopwatch(module.device)
+        self._windows = _windows(config)
+        self._sums: list[Tensor] = []
+        self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.module.dtype
+
+    def start(self, context: Context) -> SlabCache:
+        """Caches all tokens of the context but the last, in passes of bounded width."""
+        cache = SlabCache(context, self.num_layers, self.limit + _MARGIN)
+        longest = max(context.lengths) - 1
+        for first in range(0, longest, _PREFILL_COLUMNS):
+            columns = slice(first, min(first + _PREFILL_COLUMNS, longest))
+            cache.lengths = [first] * context.num_rows
+            cache.length_B = torch.full_like(context.length_B, first)
+            self.extend(cache, context.tokens_BT[:, columns], num_logits=1)
+        cache.lengths = [length - 1 for length in context.lengths]
+        cache.length_B = context.length_B - 1
+        self._sums.clear()
+        return cache
+
+    def score(self, cache: SlabCache, draft: Draft) -> Scores:
+        """One pass over all nodes of the draft, behind the committed tokens."""
+        cache.lengths = [length - 1 for length in cache.context.lengths]
+        return Scores(self.extend(cache, draft.tokens_BN, None if draft.is_chain else draft))
+
+    def commit(self, cache: SlabCache, draft: Draft, verdict: Verdict) -> None:
+        """Keeps the root and the accepted path."""
+        cache.commit_path(draft, verdict)
+
+    def join(self, cache: SlabCache, other: SlabCache) -> None:
+        """Appends the rows of another cache."""
+        cache.join(other)
+
+    def extend(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        tree: Draft | None = None,
+        num_logits: int = 0,
+    ) -> Tensor:
+        """One forward pass over columns that follow the committed slots; commits nothing.
+
+        Args:
+            cache: its ``lengths`` and ``length_B`` say where the columns go.
+            tokens_BN: the tokens.
+            tree: their topology; None when each column follows the one before.
+            num_logits: compute logits of the last so many columns only; 0 for all.
+
+        Returns:
+            Logits (B, N, V), in the model's dtype.
+        """
+        N = tokens_BN.shape[1]
+        cache.begin(N)
+        if tree is not None:
+            positions_BN = cache.length_B[:, None] + tree.depth_BN
+        else:
+            columns_N = torch.arange(N, device=tokens_BN.device)
+            positions_BN = cache.length_B[:, None] + columns_N
+        masks = {
+            kind: self._mask(cache, positions_BN, tree, window)
+            for kind, window in self._windows.items()
+        }
+        arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
+        with self.watch:
+            output = self.module(
+                input_ids=tokens_BN,
+                position_ids=positions_BN.clamp(max=self.limit - 1),
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                past_key_values=cache,
+                use_cache=True,
+                **arguments,
+            )
+        logits_BNV: Tensor = output.logits
+        self._sums.append(logits_BNV.sum((1, 2), dtype=torch.float32))
+        return logits_BNV
+
+    def drain_sums(self) -> Tensor | None:
+        """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
+        the round's other numbers). None when there was no pass."""
+        sums = torch.stack(self._sums).sum(0) if self._sums else None
+        self._sums.clear()
+        return sums
+
+    def non_finite(self, position: int) -> NonFiniteLogitsError:
+        """The error for a row whose sum is not finite; ``position`` is where its round began."""
+        return NonFiniteLogitsError(
+            f"{self.name} produced NaN or infinite logits at or just after position {position}; "
+            f"its weights may be damaged, or {self.dtype} too narrow for it: try dtype='float32'"
+        )
+
+    def _mask(
+        self, cache: SlabCache, positions_BN: Tensor, tree: Draft | None, window: int | None
+    ) -> Tensor:
+        if tree is None:
+            return chain_mask(positions_BN, cache.span, self.dtype, window)
+        return tree_mask(
+            tree.ancestors_BNN, positions_BN, cache.length_B, cache.span, self.dtype, window
+        )
+
+
+def check_supported(module: PreTrainedModel, name: str) -> None:
+    """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
+    config = module.config.get_text_config()
+    kind = type(module).__name__
+    if module.config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder; not supported yet")
+    odd = sorted(set(_layer_types(config)) - _ATTENTION)
+    if odd:
+        layers = [i for i, t in enumerate(_layer_types(config)) if t in odd]
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: layers {_ranges(layers)} are of type "
+            f"{', '.join(odd)}, whose state folds all past tokens into one and cannot forget a "
+            f"rejected draft; use a model with attention layers only"
+        )
+    if getattr(module, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: all its layers 0-"
+            f"{config.num_hidden_layers - 1} keep a recurrent state, which cannot forget a "
+            f"rejected draft; use a model with attention layers only"
+        )
+    if "position_ids" not in inspect.signature(module.forward).parameters:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) takes no explicit position_ids, which ragged batches and trees need"
+        )
+
+
+def _layer_types(config: Any) -> list[str]:
+    types = getattr(config, "layer_types", None)
+    if types:
+        return list(types)
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Sliding window of each kind of layer; None where a layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    return {
+        kind: window if kind == "sliding_attention" else None
+        for kind in sorted(set(_layer_types(config)))
+    }
+
+
+def _ranges(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown + (f", … ({len(numbers)} in all)" if len(numbers) > 8 else "")

@@ -1,0 +1,188 @@
+"""Loads models from a local folder or a hub id: safetensors only, no foreign code unless asked.
+
+Sections: load, dtype and device, the vocabulary that a draft and a target must share.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from outrider.core.errors import (
+    InvalidParameterError,
+    ModelLoadError,
+    VocabularyMismatchError,
+)
+from outrider.models.hf import HFModel
+
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def load_model(
+    source: str | Path | PreTrainedModel | HFModel,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    role: str = "model",
+) -> HFModel:
+    """A model ready to score.
+
+    Args:
+        source: a local folder, a hub id, or a model already in memory (then used as it is, without
+            a tokenizer unless it is an HFModel).
+        dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
+            where the hardware computes in it, else float32.
+        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps`` or ``auto``.
+        trust_remote_code: run the Python code that comes with a model.
+        role: what messages call it (``target``, ``draft``).
+
+    Raises:
+        ModelLoadError: unknown path or id, no tokenizer, no safetensors weights.
+        UnsupportedModelError: a model that cannot be rolled back.
+        InvalidParameterError: an unknown dtype or device.
+    """
+    if isinstance(source, HFModel):
+        return source
+    if isinstance(source, PreTrainedModel):
+        return HFModel(source, name=role)
+    place = resolve_device(device)
+    kind = resolve_dtype(dtype, place)
+    _check_folder(str(source), role)
+    shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    progress = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(source, **shared)
+        softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+        module = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=kind,
+            use_safetensors=True,
+            attn_implementation="eager" if softcap else "sdpa",
+            **shared,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelLoadError(f"cannot load {role} {str(source)!r}: {_first_line(error)}") from error
+    finally:
+        if progress:
+            transformers_logging.enable_progress_bar()
+    return HFModel(module.to(place), _load_tokenizer(source, role, shared), f"{role} {source}")
+
+
+def resolve_device(device: str) -> torch.device:
+    """The device by name; ``auto`` takes cuda, then mps, then cpu."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda", "mps"):
+        raise InvalidParameterError(f"device={device!r}: must be cpu, cuda, cuda:n, mps or auto")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise InvalidParameterError(
+            f"device={device!r}: {torch.cuda.device_count()} CUDA devices here; use device='auto'"
+        )
+    if place.type == "mps" and not torch.backends.mps.is_available():
+        raise InvalidParameterError(f"device={device!r}: no MPS here; use device='auto'")
+    return place
+
+
+def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The dtype by name; the default is bfloat16 where the hardware computes in it."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in (None, "auto"):
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+    if dtype not in _DTYPES:
+        raise InvalidParameterError(f"dtype={dtype!r}: must be one of {', '.join(_DTYPES)}, auto")
+    return _DTYPES[str(dtype)]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 natively."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, check, bool)() for check in checks)
+    return False
+
+
+def check_vocabularies(target: HFModel, draft: HFModel) -> None:
+    """Raises VocabularyMismatchError unless both models give the same ids the same meaning.
+
+    The logits' widths may differ by padding only; the tokenizers' own mappings must be equal.
+    """
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+        if ours != theirs:
+            differing = sum(ours.get(token) != theirs.get(token) for token in {*ours, *theirs})
+            example = next(t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t))
+            raise VocabularyMismatchError(
+                f"target and draft have different vocabularies: {differing} of {len(ours)} tokens "
+                f"differ, such as {example!r} (ids {ours.get(example)} and {theirs.get(example)}); "
+                f"use a draft with the target's tokenizer"
+            )
+        smallest = len(ours)
+        narrow = min(target.num_tokens, draft.num_tokens)
+        if narrow >= smallest:
+            return
+        raise VocabularyMismatchError(
+            f"logits of width {narrow} cannot cover the tokenizer's {smallest} tokens; use a draft "
+            f"with the target's tokenizer"
+        )
+    if target.num_tokens != draft.num_tokens:
+        raise VocabularyMismatchError(
+            f"target and draft have logits of width {target.num_tokens} and {draft.num_tokens}; "
+            f"without tokenizers to compare they must be equal"
+        )
+
+
+def _check_folder(source: str, role: str) -> None:
+    folder = Path(source).expanduser()
+    if not folder.exists():
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise ModelLoadError(f"cannot load {role} {source!r}: no such folder")
+        return
+    if not folder.is_dir():
+        raise ModelLoadError(f"cannot load {role} {source!r}: not a folder")
+    if not (folder / "config.json").exists():
+        raise ModelLoadError(f"cannot load {role} {source!r}: the folder has no config.json")
+    if not any(folder.glob("*.safetensors")):
+        found = sorted(p.name for p in folder.glob("*.bin")) + sorted(
+            p.name for p in folder.glob("*.pt*")
+        )
+        what = f"only {', '.join(found[:3])}, which are pickles" if found else "no weights"
+        raise ModelLoadError(
+            f"cannot load {role} {source!r}: the folder holds {what}; pickles can run code, so "
+            f"convert to safetensors first (model.save_pretrained)"
+        )
+
+
+def _load_tokenizer(source: str | Path, role: str, shared: dict[str, Any]) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(source, **shared)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelLoadError(
+            f"cannot load the tokenizer of {role} {str(source)!r}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,0 +1,49 @@
+"""Attention masks: what each node of a pass may look at among the slots of its row.
+
+Additive, ``(B, 1, N, S)``: 0 where a node may look, the least finite number where it may not.
+Slots hold a row's committed tokens in order, then the nodes of the pass; a node's position is the
+committed length plus its depth.
+
+Legend: B rows, N nodes of a pass, S slots (the span), D depth.
+"""
+
+import torch
+from torch import Tensor
+
+
+def chain_mask(
+    positions_BN: Tensor, span: int, dtype: torch.dtype, window: int | None = None
+) -> Tensor:
+    """Slot s is visible from position t iff ``s <= t`` (and ``t - s < window``)."""
+    slots_S = torch.arange(span, device=positions_BN.device)
+    hidden_BNS = slots_S > positions_BN[..., None]
+    if window is not None:
+        hidden_BNS = hidden_BNS | (slots_S <= positions_BN[..., None] - window)
+    return _additive(hidden_BNS, dtype)
+
+
+def tree_mask(
+    ancestors_BNN: Tensor,
+    positions_BN: Tensor,
+    length_B: Tensor,
+    span: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Tensor:
+    """Committed slots, and of the nodes behind them the ancestors and the node itself."""
+    N = positions_BN.shape[1]
+    slots_S = torch.arange(span, device=positions_BN.device)
+    node_BS = slots_S - length_B[:, None]
+    index_BNS = node_BS.clamp(0, N - 1)[:, None].expand(-1, N, -1)
+    is_node_BS = (node_BS >= 0) & (node_BS < N)
+    on_path_BNS = ancestors_BNN.gather(2, index_BNS) & is_node_BS[:, None]
+    visible_BNS = (node_BS < 0)[:, None] | on_path_BNS
+    if window is not None:
+        position_BS = torch.where(is_node_BS, positions_BN.gather(1, index_BNS[:, 0]), slots_S)
+        visible_BNS = visible_BNS & (position_BS[:, None] > positions_BN[..., None] - window)
+    return _additive(~visible_BNS, dtype)
+
+
+def _additive(hidden_BNS: Tensor, dtype: torch.dtype) -> Tensor:
+    mask_BNS = torch.zeros(hidden_BNS.shape, dtype=dtype, device=hidden_BNS.device)
+    return mask_BNS.masked_fill_(hidden_BNS, torch.finfo(dtype).min)[:, None]
