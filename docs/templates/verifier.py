@@ -1,0 +1,71 @@
+"""TEMPLATE for ``outrider/verifiers/<name>.py``: fill in the angle brackets, delete this line.
+
+<Name of the rule>: <what it does, in one sentence>.
+
+<Authors>, "<Title>", <venue and year>, <algorithm or equation number>, <link>. <If the paper swaps
+p and q, say so.> <Where this file departs from the authors' code, and why.>
+
+    accept x ~ q   iff   u q(x) < s min(p(x), q(x))
+    else           p <- norm(p - s min(p, q))
+
+<Why it preserves what it preserves, in a line or two. The example here, a shy rejection sampler,
+shows the argument: whatever the acceptance a(x) <= min(1, p(x)/q(x)), token x is emitted by way of
+the draft with probability q(x) a(x), so p - q a is what the rest has to supply. s = 1 is
+``Rejection``.>
+
+Preserves: the target's law, exactly. Accepts i.i.d. and chosen drafts.
+
+Legend: V vocabulary; leading dimensions broadcast.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core import Draft, Drawn, Stream, Verdict, walk
+
+
+@dataclass(frozen=True)
+class Shy:
+    """<One line.> Configuration is bound here; nothing is passed per call but the draft and p.
+
+    Attributes:
+        shyness: the s of the equations, in (0, 1].
+        lossless: a claim that the kit proves. A lossy rule sets False and documents its bound.
+        accepts: the kinds of draft the rule holds for. List only what you have proved: another
+            kind would be *silently* wrong, and this turns it into an error.
+        needs: ``"law"``, or ``"argmax"`` when the rule looks at p only through its argmax.
+    """
+
+    shyness: float = 0.5
+    lossless: bool = True
+    accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
+    needs: Literal["law", "argmax"] = "law"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shyness <= 1:
+            raise ValueError(f"shyness must be in (0, 1], got {self.shyness}")
+
+    # A rule that judges one candidate at a time needs `accept` and `refuse`, and `walk` makes a
+    # verifier of it for batches, chains and trees. A rule that judges a path as a whole (block
+    # verification, a joint threshold) leaves both out and computes the Verdict here instead.
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        return walk(self, draft, p_BNV, rng)
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """Strict ``<``: u can be 0, and a token of probability zero must never pass."""
+        p_x = p_V.gather(-1, x[..., None])[..., 0]
+        if q_V is None:  # chosen, not drawn: q is the point mass at x
+            return u < self.shyness * p_x
+        q_x = q_V.gather(-1, x[..., None])[..., 0]
+        return u * q_x < self.shyness * torch.minimum(p_x, q_x)
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights of the law that is left (``walk`` normalises), and the next sibling's q."""
+        if q_V is None:
+            x_1 = x[..., None]
+            return p_V.scatter(-1, x_1, (1 - self.shyness) * p_V.gather(-1, x_1)), None
+        return p_V - self.shyness * torch.minimum(p_V, q_V), q_V
