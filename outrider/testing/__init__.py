@@ -1,0 +1,52 @@
+"""The proof kit: toy models with known laws, exact enumeration, frequencies, mutants, contracts.
+
+For the project's own methods and for anybody else's. Knows torch and ``outrider.core``, nothing of
+the methods that it judges.
+
+    ENUM      enumerate_round(target, drafter, verifier).total_variation < 1e-12
+    CHI2      chi2(target, drafter, verifier) > 1e-4
+    Contract  check_model, check_drafter, check_verifier
+    MUT       outrider.testing.mutants: wrong implementations that the above must reject
+"""
+
+from outrider.testing.checks import check_draft, check_drafter, check_model, check_verifier
+from outrider.testing.chi2 import chi2, chi2_p_value, sample_rounds
+from outrider.testing.enumerate import (
+    LawFactory,
+    RoundLaw,
+    Script,
+    ScriptedContext,
+    complete,
+    enumerate_round,
+    greedy_law,
+    softmax_law,
+    target_law,
+)
+from outrider.testing.partition import Boxes, partition
+from outrider.testing.toy import SoftmaxLaw, ToyCache, ToyDrafter, ToyModel, last_accepted
+
+__all__ = [
+    "Boxes",
+    "LawFactory",
+    "RoundLaw",
+    "Script",
+    "ScriptedContext",
+    "SoftmaxLaw",
+    "ToyCache",
+    "ToyDrafter",
+    "ToyModel",
+    "check_draft",
+    "check_drafter",
+    "check_model",
+    "check_verifier",
+    "chi2",
+    "chi2_p_value",
+    "complete",
+    "enumerate_round",
+    "greedy_law",
+    "last_accepted",
+    "partition",
+    "sample_rounds",
+    "softmax_law",
+    "target_law",
+]

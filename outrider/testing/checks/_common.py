@@ -1,0 +1,45 @@
+"""Helpers of the checks.
+
+Legend: B rows, N nodes.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.core import Context, Draft, Verdict, path_to
+
+PROMPT_LENGTHS = (1, 5, 3, 8)
+
+
+def require(ok: bool, broken: str) -> None:
+    """Says which promise is broken."""
+    if not ok:
+        raise AssertionError(broken)
+
+
+def holds(ok: Tensor) -> bool:
+    """True everywhere."""
+    return bool(ok.all())
+
+
+def random_prompts(vocab_size: int, generator: torch.Generator) -> list[list[int]]:
+    """A ragged batch."""
+    return [
+        torch.randint(vocab_size, (length,), generator=generator).tolist()
+        for length in PROMPT_LENGTHS
+    ]
+
+
+def verdict_at(draft: Draft, node_B: Tensor, next_token_B: Tensor) -> Verdict:
+    """The path to a node, or as much of it as exists."""
+    path_BD = path_to(draft, node_B)
+    depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
+    exists_BD = draft.mask_BN.gather(1, path_BD).long().cumprod(1)
+    return Verdict(path_BD, torch.minimum(depth_B, exists_BD.sum(1)), next_token_B)
+
+
+def advance(context: Context, draft: Draft, verdict: Verdict) -> None:
+    """Appends what was emitted, and reads the numbers back."""
+    num_emitted_B = verdict.num_accepted_B + 1
+    context.append(verdict.emitted(draft), num_emitted_B)
+    context.advance(num_emitted_B.tolist())

@@ -1,0 +1,215 @@
+"""What every drafter promises: well-formed drafts within budget, drawn from the declared laws.
+
+Legend: B rows, N nodes, D drafted tokens (N-1), K some rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outrider.core import Budget, Context, Draft, Drafter, Drawn, Law, Scores
+from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
+from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law
+
+
+def check_drafter(
+    drafter: Drafter[Any],
+    vocab_size: int,
+    num_tokens: int = 4,
+    *,
+    law: LawFactory = softmax_law,
+    num_samples: int = 4096,
+    prompts: Sequence[Sequence[int]] | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> None:
+    """A drafter's drafts are well formed, within budget, and drawn from the laws they declare.
+
+    That ``probs`` is the law really drawn from is tested by counting tokens against it, node by
+    node and separately for each token before, over ``num_samples`` drafts of one prompt; a right
+    drafter fails with probability below 1e-6. Pass 0 to leave that out.
+
+    Args:
+        drafter: the drafter.
+        vocab_size: tokens lie below it.
+        num_tokens: budget to draft with.
+        law: the context's law, for that many rows.
+        num_samples: drafts to count.
+        prompts: of the rows, two or more; ragged and random if None.
+        device: where contexts are built.
+        seed: of prompts and draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    prompts = prompts or random_prompts(vocab_size, generator)
+    B = len(prompts)
+
+    def start(rows: Sequence[int]) -> Context:
+        return Context.start(
+            [prompts[row] for row in rows], law(len(rows)), [seed] * len(rows), rows, device
+        )
+
+    def propose(context: Context, state: Any, tokens: Sequence[int] | None = None) -> Draft:
+        row_tokens_B = None if tokens is None else torch.tensor(tokens, device=device)
+        budget = Budget(num_tokens if tokens is None else max(tokens), row_tokens_B)
+        draft = drafter.propose(state, context, budget, context.rng)
+        check_draft(draft, context, budget, vocab_size, drafter.drawn)
+        return draft
+
+    context = start(range(B))
+    state = drafter.start(context)
+    draft = propose(context, state)
+    _same(draft, propose(context, state), range(B), "a second propose changed the draft")
+    ragged = [(b + 1) % (num_tokens + 1) for b in range(B)]
+    propose(context, state, [*ragged[:-1], num_tokens])
+
+    for turn in range(2):
+        for row in range(B):
+            alone = _only(context, row, law(1))
+            alone_draft = propose(alone, drafter.start(alone))
+            what = "a row alone gets another draft than" + (
+                " in its batch" if turn == 0 else " after commit: state and context disagree"
+            )
+            _same(draft, alone_draft, [row], what, other_rows=[0])
+        node_B = torch.arange(B, device=device) % draft.num_nodes
+        next_B = torch.randint(vocab_size, (B,), generator=generator).to(device)
+        verdict = verdict_at(draft, node_B, next_B)
+        drafter.commit(state, draft, verdict, _scores(draft, vocab_size))
+        advance(context, draft, verdict)
+        draft = propose(context, state)
+
+    kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
+    state.keep(kept)
+    context.keep(kept)
+    newcomers = start([0, 1])
+    joining = drafter.start(newcomers)
+    context.join(newcomers)
+    context.law = law(context.num_rows)
+    drafter.join(state, joining)
+    joined = propose(context, state)
+    _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
+
+    if num_samples and drafter.drawn != "chosen":
+        many = ScriptedContext.repeat(prompts[-1], num_samples, law, seed)
+        many = _to(many, device)
+        _check_draws(propose(many, drafter.start(many)))
+
+
+def check_draft(
+    draft: Draft, context: Context, budget: Budget, vocab_size: int, drawn: Drawn
+) -> None:
+    """A draft is well formed: shapes, order, mask, budget, laws."""
+    B, N = draft.tokens_BN.shape
+    require(context.num_rows == B, f"draft has {B} rows, the context {context.num_rows}")
+    for name in ("parents_BN", "mask_BN"):
+        shape = tuple(getattr(draft, name).shape)
+        require(shape == (B, N), f"{name} has shape {shape}, tokens_BN {(B, N)}")
+    require(draft.drawn == drawn, f"draft says {draft.drawn!r}, the drafter {drawn!r}")
+    require(draft.mask_BN.dtype == torch.bool, "mask_BN is not bool")
+    require(holds(draft.tokens_BN[:, 0] == context.root_B), "node 0 is not the last token")
+    require(holds(draft.mask_BN[:, 0]), "a row lacks its root")
+    require(holds(draft.parents_BN[:, 0] == -1), "the root's parent is not -1")
+    node_N = torch.arange(N, device=draft.tokens_BN.device)
+    parents_BD = draft.parents_BN[:, 1:]
+    in_order = (parents_BD >= 0) & (parents_BD < node_N[1:])
+    require(holds(in_order), "nodes are not in topological order")
+    if draft.is_chain:
+        require(holds(draft.parents_BN == node_N - 1), "is_chain, but not a chain")
+    orphan_BD = draft.mask_BN[:, 1:] & ~draft.mask_BN.gather(1, parents_BD)
+    require(not bool(orphan_BD.any()), "a node exists whose parent does not")
+    tokens_BN = draft.tokens_BN[draft.mask_BN]
+    require(holds((tokens_BN >= 0) & (tokens_BN < vocab_size)), "token ids out of range")
+    require(max(budget.max_tokens, 0) >= N - 1, f"{N - 1} nodes exceed {budget.max_tokens}")
+    if budget.tokens_B is not None:
+        within = draft.num_drafted_B <= budget.tokens_B.to(draft.num_drafted_B.device)
+        require(holds(within), "a row exceeds its own budget")
+    require((draft.probs_BNV is None) == (drawn == "chosen"), "probs is None iff chosen")
+    if draft.probs_BNV is None:
+        return
+    require(draft.probs_BNV.shape[:2] == (B, N), f"probs_BNV: shape {draft.probs_BNV.shape}")
+    rows_BD = torch.arange(B, device=parents_BD.device)[:, None].expand_as(parents_BD)
+    q_KV = draft.probs_BNV[rows_BD, parents_BD][draft.mask_BN[:, 1:]]
+    require(holds(q_KV >= 0), "a draft law is negative somewhere")
+    off = (q_KV.double().sum(1) - 1).abs()
+    require(holds(off < 1e-4), "a draft law does not sum to one")
+    drawn_K = draft.tokens_BN[:, 1:][draft.mask_BN[:, 1:]]
+    require(holds(q_KV.gather(1, drawn_K[:, None]) > 0), "a drawn token has q = 0")
+    if drawn == "distinct":
+        same_BNN = (draft.tokens_BN[:, :, None] == draft.tokens_BN[:, None]) & (
+            draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
+        )
+        both_BNN = draft.mask_BN[:, :, None] & draft.mask_BN[:, None]
+        require(not bool((same_BNN & both_BNN).tril(-1).any()), "distinct siblings are equal")
+
+
+def _check_draws(draft: Draft) -> None:
+    """Counts of drawn tokens against the declared laws: a z-test per node, condition and token.
+
+    The condition is the parent's token, or the token of the node before. Cells with a variance
+    below 25 are left out: beyond 7.5 standard deviations the others go with probability 2e-10,
+    and there are a few hundred of them per node.
+    """
+    assert draft.probs_BNV is not None
+    rows_B = torch.arange(draft.tokens_BN.shape[0], device=draft.tokens_BN.device)
+    for i in range(1, draft.num_nodes):
+        parent_B, exists_B = draft.parents_BN[:, i], draft.mask_BN[:, i]
+        q_BV = draft.probs_BNV[rows_B, parent_B].double()
+        for j in range(1, i) if draft.drawn == "distinct" else ():
+            sibling_B = (draft.parents_BN[:, j] == parent_B) & draft.mask_BN[:, j]
+            without_BV = q_BV.scatter(1, draft.tokens_BN[:, j, None], 0.0)
+            q_BV = torch.where(sibling_B[:, None], without_BV, q_BV)
+        q_BV = q_BV / q_BV.sum(1, keepdim=True).clamp(min=1e-300)
+        for given_B in (draft.tokens_BN[rows_B, parent_B], draft.tokens_BN[:, i - 1]):
+            for value in given_B.unique().tolist()[:8]:
+                counted_B = exists_B & (given_B == value)
+                q_KV, x_K = q_BV[counted_B], draft.tokens_BN[counted_B, i]
+                count_V = torch.bincount(x_K, minlength=q_KV.shape[1])
+                variance_V = (q_KV * (1 - q_KV)).sum(0)
+                z_V = (count_V - q_KV.sum(0)).abs() / variance_V.clamp(min=1e-300).sqrt()
+                worst = float(z_V.where(variance_V >= 25, 0.0).max())
+                require(
+                    worst < 7.5,
+                    f"node {i}: tokens are not drawn from the declared probs "
+                    f"({worst:.1f} standard deviations off)",
+                )
+
+
+def _scores(draft: Draft, vocab_size: int) -> Scores:
+    return Scores(torch.zeros(*draft.tokens_BN.shape, vocab_size, device=draft.tokens_BN.device))
+
+
+def _only(context: Context, row: int, law: Law) -> Context:
+    length = context.lengths[row]
+    return Context(
+        context.tokens_BT[row : row + 1, : length + 64],
+        context.length_B[row : row + 1],
+        [length],
+        context.prompt_length_B[row : row + 1],
+        context.key_B[row : row + 1],
+        law,
+    )
+
+
+def _to(context: ScriptedContext, device: torch.device | str) -> ScriptedContext:
+    for name in ("tokens_BT", "length_B", "prompt_length_B", "key_B"):
+        setattr(context, name, getattr(context, name).to(device))
+    return context
+
+
+def _same(
+    draft: Draft,
+    other: Draft,
+    rows: Sequence[int],
+    what: str,
+    other_rows: Sequence[int] | None = None,
+) -> None:
+    """Existing nodes carry equal tokens and parents; one draft may be padded further."""
+    for row, other_row in zip(rows, rows if other_rows is None else other_rows, strict=True):
+        mine, theirs = _nodes(draft, row), _nodes(other, other_row)
+        require(mine == theirs, f"{what} (row {row}: {mine} and {theirs})")
+
+
+def _nodes(draft: Draft, row: int) -> list[tuple[int, int]]:
+    mask_N = draft.mask_BN[row]
+    tokens, parents = draft.tokens_BN[row][mask_N], draft.parents_BN[row][mask_N]
+    return list(zip(tokens.tolist(), parents.tolist(), strict=True))

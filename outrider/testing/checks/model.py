@@ -1,0 +1,130 @@
+"""What every model promises: scores equal separate runs from scratch, whatever came before.
+
+Legend: B rows, N nodes, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import Context, Draft, Model
+from outrider.testing.checks._common import advance, random_prompts, require, verdict_at
+from outrider.testing.toy import SoftmaxLaw
+
+
+def check_model(
+    model: Model[Any],
+    vocab_size: int,
+    *,
+    trees: bool = True,
+    atol: float = 1e-9,
+    prompts: Sequence[Sequence[int]] | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> None:
+    """Scoring, committing, keeping and joining equal separate runs from scratch.
+
+    Args:
+        model: the model.
+        vocab_size: tokens are drawn below it.
+        trees: also score trees, not only chains.
+        atol: largest difference of two logits that should be equal.
+        prompts: of the rows; ragged and random if None.
+        device: where contexts are built.
+        seed: of prompts and drafts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def random_tokens(*shape: int) -> Tensor:
+        return torch.randint(vocab_size, shape, generator=generator)
+
+    prompts = prompts or random_prompts(vocab_size, generator)
+    B = len(prompts)
+    law = SoftmaxLaw()
+    chain_N = [-1, 0, 1, 2]
+    for parents_N in [chain_N, [-1, 0, 0, 1, 1, 2, 4]] if trees else [chain_N]:
+        name = "a chain" if parents_N is chain_N else "a tree"
+        context = Context.start(prompts, law, [seed] * B, range(B), device)
+        cache = model.start(context)
+        for turn in range(3):
+            after = "start" if turn == 0 else f"{turn} commits"
+            tokens_BN = random_tokens(B, len(parents_N)).to(device)
+            draft = _draft(context, tokens_BN, parents_N)
+            logits_BNV = _score(model, cache, draft)
+            fresh_BNV = _from_scratch(model, context, draft)
+            _equal(
+                logits_BNV,
+                fresh_BNV,
+                draft.mask_BN,
+                atol,
+                f"scores of {name} after {after} differ from scoring each path from scratch",
+            )
+            node_B = torch.tensor([(b + turn) % len(parents_N) for b in range(B)], device=device)
+            verdict = verdict_at(draft, node_B, random_tokens(B).to(device))
+            model.commit(cache, draft, verdict)
+            advance(context, draft, verdict)
+
+        kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
+        context.keep(kept)
+        context.law = SoftmaxLaw()
+        cache.keep(kept)
+        other = Context.start(prompts[:2], SoftmaxLaw(), [seed] * 2, [7, 8], device)
+        other_cache = model.start(other)
+        context.join(other)
+        context.law = SoftmaxLaw()
+        model.join(cache, other_cache)
+        tokens_BN = random_tokens(len(kept) + 2, len(parents_N)).to(device)
+        draft = _draft(context, tokens_BN, parents_N)
+        _equal(
+            _score(model, cache, draft),
+            _from_scratch(model, context, draft),
+            draft.mask_BN,
+            atol,
+            f"scores of {name} after keep and join differ from scoring each path from scratch",
+        )
+
+
+def _draft(context: Context, tokens_BN: Tensor, parents_N: Sequence[int]) -> Draft:
+    """A chosen draft of that shape; row b lacks its last ``b % 3`` nodes."""
+    B, N = tokens_BN.shape
+    tokens_BN = torch.cat([context.root_B[:, None], tokens_BN[:, 1:]], 1)
+    node_N = torch.arange(N, device=tokens_BN.device)
+    mask_BN = node_N < N - torch.arange(B, device=tokens_BN.device)[:, None] % 3
+    if list(parents_N) == list(range(-1, N - 1)):
+        return Draft.chain(tokens_BN, mask_BN, None, "chosen")
+    parents_BN = torch.tensor(parents_N, device=tokens_BN.device).expand(B, N)
+    return Draft(tokens_BN, parents_BN, mask_BN, None, "chosen")
+
+
+def _score(model: Model[Any], cache: Any, draft: Draft) -> Tensor:
+    logits_BNV = model.score(cache, draft).logits_BNV
+    shape = tuple(logits_BNV.shape)
+    require(
+        len(shape) == 3 and shape[:2] == tuple(draft.tokens_BN.shape),
+        f"logits have shape {shape}, expected (B, N, V) with B, N = {draft.tokens_BN.shape}",
+    )
+    require(not bool(logits_BNV[draft.mask_BN].isnan().any()), "logits contain NaN")
+    return logits_BNV
+
+
+def _from_scratch(model: Model[Any], context: Context, draft: Draft) -> Tensor:
+    """Logits at every node, each from a run of its own on the whole path, (B, N, V)."""
+    rows = []
+    for b, length in enumerate(context.lengths):
+        committed = context.tokens_BT[b, :length].tolist()
+        for i in range(draft.num_nodes):
+            on_path_N = draft.ancestors_BNN[b, i]
+            path = draft.tokens_BN[b][on_path_N].tolist()[1:]
+            alone = Context.start([committed + path], SoftmaxLaw(), [0], [0], context.device)
+            root_only = Draft.root_only(alone.root_B)
+            rows.append(model.score(model.start(alone), root_only).logits_BNV[0, 0])
+    return torch.stack(rows).view(*draft.tokens_BN.shape, -1)
+
+
+def _equal(a: Tensor, b: Tensor, mask_BN: Tensor, atol: float, broken: str) -> None:
+    a, b = a[mask_BN].double(), b[mask_BN].double()
+    difference = torch.where(a == b, 0.0, (a - b).abs())
+    worst = float(difference.max())
+    require(worst <= atol, f"{broken} (by up to {worst:.3g}, allowed {atol:.3g})")

@@ -1,0 +1,156 @@
+"""What every verifier promises: well-formed verdicts, and the law that it claims.
+
+Legend: B rows, N nodes, D steps of a path, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Prefix, Role, Stream, Verdict, Verifier
+from outrider.testing.checks._common import holds, require
+from outrider.testing.enumerate import (
+    LawFactory,
+    Script,
+    enumerate_round,
+    greedy_law,
+    softmax_law,
+)
+from outrider.testing.toy import ToyDrafter, ToyModel, last_accepted
+
+_BELOW_ONE = 1 - 2.0**-52
+
+
+def check_verifier(
+    verifier: Verifier, *, trees: bool = True, accepts_own_law: bool = True
+) -> dict[str, float]:
+    """A verifier's verdicts are well formed, and its claim to be lossless holds exactly.
+
+    Runs ENUM for every kind of draft that it accepts, on chains and trees. Returns the total
+    variations found, by name of the case; a lossy rule's caller holds them against its bound.
+
+    Args:
+        verifier: the rule.
+        trees: it judges trees too.
+        accepts_own_law: a chain drawn from the target's own law is accepted whole (as by every
+            rule that accepts with probability min(1, p/q)).
+    """
+    require(bool(verifier.accepts), "accepts no kind of draft")
+    require(verifier.accepts <= {"iid", "distinct", "chosen"}, f"accepts {verifier.accepts}")
+    require(verifier.needs in ("law", "argmax"), f"needs {verifier.needs!r}")
+    greedy = verifier.needs == "argmax"
+    laws: dict[str, LawFactory] = {"greedy": greedy_law}
+    if not greedy:
+        laws["softmax"] = softmax_law
+    target, guess = ToyModel.random(3, seed=11), ToyModel.random(3, seed=13)
+    pairs = {
+        "full": (target, guess),
+        "partial": tuple(ToyModel.random(3, seed=s, num_impossible=1) for s in (12, 14)),
+    }
+    shapes = [("chain", 1, 3), ("siblings", 2, 2), ("tree", 2, 3)]
+    shapes = shapes if trees else shapes[:1]
+    found: dict[str, float] = {}
+    for drawn in sorted(verifier.accepts):
+        for shape, width, num_tokens in shapes:
+            for support, (model, draft_model) in pairs.items():
+                drafter = ToyDrafter(draft_model, width, drawn)
+                _check_verdicts(verifier, model, drafter, laws)
+                for name, law in laws.items():
+                    result = enumerate_round(model, drafter, verifier, num_tokens, law=law)
+                    case = f"{drawn} {shape} of {support} support under a {name} law"
+                    found[case] = result.total_variation
+                    require(
+                        not verifier.lossless or result.total_variation < 1e-12,
+                        f"claims to be lossless, but is off by {result.total_variation:.3g} in total "
+                        f"variation: {case}",
+                    )
+    if accepts_own_law and "iid" in verifier.accepts:
+        law = greedy_law if greedy else softmax_law
+        own = enumerate_round(target, ToyDrafter(target), verifier, 3, law=law)
+        require(
+            abs(own.acceptance_length - 4) < 1e-12,
+            f"a draft of 3 from the target's own law should yield 3 tokens and a bonus, "
+            f"not {own.acceptance_length:.4f}",
+        )
+    return found
+
+
+def _check_verdicts(
+    verifier: Verifier, target: ToyModel, drafter: ToyDrafter, laws: dict[str, LawFactory]
+) -> None:
+    """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch."""
+    prompts = [[0], [1, 2, 0], [2, 2], [0, 1], [1, 1, 0, 2], [2]] * 8
+    B = len(prompts)
+    for law in laws.values():
+        for num_tokens in (0, 3):
+            context = Context.start(prompts, law(B), [5] * B, range(B))
+            tokens_B = torch.arange(B) % (num_tokens + 1)
+            draft = drafter.propose(
+                drafter.start(context), context, Budget(num_tokens, tokens_B), context.rng
+            )
+            logits_BNV = target.score(target.start(context), draft).logits_BNV
+            p_BNV = context.law(logits_BNV, Prefix.of_draft(context, draft))
+            judged_BNV = p_BNV if verifier.needs == "law" else logits_BNV
+            streams: list[Stream] = [context.rng]
+            for accept in (0.0, _BELOW_ONE):
+                streams += [_constant(B, accept, last) for last in (0.0, _BELOW_ONE)]
+            for rng in streams:
+                _check_verdict(verifier(draft, judged_BNV, rng), draft, p_BNV)
+            together = verifier(draft, judged_BNV, context.rng)
+            for b in (0, 1, B - 1):
+                row = slice(b, b + 1)
+                q_BNV = None if draft.probs_BNV is None else draft.probs_BNV[row]
+                alone = Draft(
+                    draft.tokens_BN[row],
+                    draft.parents_BN[row],
+                    draft.mask_BN[row],
+                    q_BNV,
+                    draft.drawn,
+                    draft.is_chain,
+                )
+                stream = Stream(context.key_B[row], context.length_B[row])
+                verdict = verifier(alone, judged_BNV[row], stream)
+                n = int(verdict.num_accepted_B)
+                require(
+                    n == int(together.num_accepted_B[b])
+                    and verdict.emitted(alone)[0, : n + 1].tolist()
+                    == together.emitted(draft)[b, : n + 1].tolist(),
+                    f"row {b} alone is judged otherwise than in its batch",
+                )
+
+
+def _check_verdict(verdict: Verdict, draft: Draft, p_BNV: Tensor) -> None:
+    B, N = draft.tokens_BN.shape
+    num_B, path_BD = verdict.num_accepted_B, verdict.path_BD
+    require(num_B.shape == (B,), f"num_accepted_B has shape {tuple(num_B.shape)}")
+    require(verdict.next_token_B.shape == (B,), "next_token_B is not one token per row")
+    require(path_BD.shape[0] == B, f"path_BD has shape {tuple(path_BD.shape)}")
+    require(holds((num_B >= 0) & (num_B <= path_BD.shape[1])), "num_accepted exceeds the path")
+    require(holds((path_BD >= 0) & (path_BD < N)), "path_BD holds numbers of no node")
+    step_D = torch.arange(path_BD.shape[1], device=path_BD.device)
+    on_path_BD = step_D < num_B[:, None]
+    above_BD = torch.nn.functional.pad(path_BD, (1, 0))[:, :-1]
+    linked_BD = draft.parents_BN.gather(1, path_BD) == above_BD
+    require(holds(linked_BD | ~on_path_BD), "the accepted path is not a path from the root")
+    require(holds(draft.mask_BN.gather(1, path_BD) | ~on_path_BD), "accepts a masked node")
+    tokens_BD = draft.tokens_BN.gather(1, path_BD)
+    p_above_BDV = p_BNV.gather(1, above_BD[..., None].expand(*above_BD.shape, p_BNV.shape[2]))
+    possible_BD = p_above_BDV.gather(2, tokens_BD[..., None])[..., 0] > 0
+    require(holds(possible_BD | ~on_path_BD), "accepts a token that the target never emits")
+    last_B = last_accepted(verdict)
+    p_BV = p_BNV[torch.arange(B, device=last_B.device), last_B]
+    in_range = (verdict.next_token_B >= 0) & (verdict.next_token_B < p_BV.shape[1])
+    require(holds(in_range), "next_token out of range")
+    possible_B = p_BV.gather(1, verdict.next_token_B[:, None]) > 0
+    require(holds(possible_B), "draws a next token that the target never emits")
+
+
+def _constant(num_rows: int, accept: float, other: float) -> Stream:
+    """A stream whose acceptance numbers are all one value and whose others are another."""
+    zero_B = torch.zeros(num_rows, dtype=torch.int64)
+    numbers = {
+        role: torch.full(
+            (num_rows, 64), accept if role == Role.ACCEPT else other, dtype=torch.float64
+        )
+        for role in Role
+    }
+    return Script(zero_B, zero_B, numbers)

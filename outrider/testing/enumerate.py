@@ -1,0 +1,271 @@
+"""ENUM: the exact law of what a round emits, from the real code, and its distance from the target.
+
+A round is run with scripted random numbers, many settings at once, and the cube of all numbers is
+cut into boxes on which the round decides alike (:mod:`outrider.testing.partition`, which states
+the assumptions). Volumes are probabilities. What the round emits is completed to a fixed length by
+plain sampling from the target, and compared with plain sampling from the start.
+
+If every round, from every context, emits the start of a fair sample, so does any number of rounds.
+That is why one round is enough here; that a second round finds the state it should is checked by
+``check_model`` and ``check_drafter``, and by CHI2, which runs many.
+
+Legend: B rows, C boxes, J random numbers, K columns emitted, V vocabulary, S sequences (V^length,
+the first token the most significant digit).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    Budget,
+    Context,
+    Draft,
+    Drafter,
+    Law,
+    Model,
+    Prefix,
+    Role,
+    Round,
+    Stream,
+    Verifier,
+    row_keys,
+    run_round,
+)
+from outrider.testing.partition import combine, partition
+from outrider.testing.toy import SoftmaxLaw
+
+LawFactory = Callable[[int], Law]
+"""Makes a law for that many rows."""
+
+_CHUNK = 1 << 16
+
+
+def softmax_law(num_rows: int) -> Law:
+    """The default: plain softmax."""
+    return SoftmaxLaw()
+
+
+def greedy_law(num_rows: int) -> Law:
+    """The point mass at the argmax."""
+    return SoftmaxLaw(greedy=True)
+
+
+@dataclass(frozen=True)
+class Script(Stream):
+    """Random numbers that somebody else chose: ``numbers[role]`` is (B, R)."""
+
+    numbers: dict[Role, Tensor] = field(default_factory=dict)
+
+    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
+        chosen_BR = self.numbers[role]
+        if first + num > chosen_BR.shape[1]:
+            raise AssertionError(f"number {first + num - 1} of {role.name} was never asked before")
+        return chosen_BR[:, first : first + num]
+
+    def at(self, position_B: Tensor) -> Stream:
+        raise NotImplementedError("noise keyed by the token's position is not scripted; use chi2")
+
+
+@dataclass(frozen=True)
+class _Recorder(Stream):
+    """The ordinary numbers, and a note of how many of each role were asked for."""
+
+    asked: dict[Role, int] = field(default_factory=dict)
+
+    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
+        self.asked[role] = max(self.asked.get(role, 0), first + num)
+        return super().uniform(role, num, first)
+
+
+@dataclass
+class ScriptedContext(Context):
+    """A context whose random numbers are replaced."""
+
+    script: Stream | None = None
+
+    @property
+    def rng(self) -> Stream:
+        return super().rng if self.script is None else self.script
+
+    @classmethod
+    def repeat(
+        cls, prompt: Sequence[int], num_rows: int, law: LawFactory, seed: int = 0
+    ) -> "ScriptedContext":
+        """The same prompt in every row, each row a request of its own."""
+        one = Context.start([prompt], law(1), [seed], [0])
+        key_B = row_keys([seed] * num_rows, list(range(num_rows)), "cpu")
+        length_B = one.length_B.expand(num_rows)
+        return cls(
+            one.tokens_BT.repeat(num_rows, 1),
+            length_B,
+            one.lengths * num_rows,
+            length_B,
+            key_B,
+            law(num_rows),
+        )
+
+
+@dataclass(frozen=True)
+class RoundLaw:
+    """What one round does, exactly.
+
+    Attributes:
+        emitted: probability of each sequence of emitted tokens.
+        completed_S: law of the emitted tokens, completed by the target to ``length`` tokens.
+        target_S: law of ``length`` tokens sampled plainly from the target.
+        length: tokens in a sequence.
+    """
+
+    emitted: dict[tuple[int, ...], float]
+    completed_S: Tensor
+    target_S: Tensor
+    length: int
+
+    @property
+    def total_variation(self) -> float:
+        """Half the sum of the differences of the two laws: below 1e-12 if lossless."""
+        return 0.5 * float((self.completed_S - self.target_S).abs().sum())
+
+    @property
+    def acceptance_length(self) -> float:
+        """Expected number of tokens emitted, correction or bonus included."""
+        return sum(len(tokens) * mass for tokens, mass in self.emitted.items())
+
+
+def enumerate_round(
+    target: Model[Any],
+    drafter: Drafter[Any],
+    verifier: Verifier,
+    num_tokens: int = 3,
+    *,
+    prompt: Sequence[int] = (0, 1),
+    row_tokens: int | None = None,
+    law: LawFactory = softmax_law,
+    length: int | None = None,
+) -> RoundLaw:
+    """The exact law of one round from a prompt.
+
+    Args:
+        target: a toy (float64, V <= 4), scored as in production.
+        drafter: draws tokens through the inverse CDF of numbers of its stream.
+        verifier: decides by thresholds on numbers of its stream.
+        num_tokens: most tokens to draft.
+        prompt: what precedes the round.
+        row_tokens: tokens the row may draft if fewer than ``num_tokens`` (a ragged budget).
+        law: warps the logits of both models.
+        length: tokens of the sequences compared; default ``num_tokens + 1``.
+
+    Raises:
+        AssertionError: the method does not decide by thresholds (see ``partition``).
+    """
+
+    def play(rng: Stream | None, num_rows: int) -> Round:
+        context = ScriptedContext.repeat(prompt, num_rows, law)
+        context.script = rng
+        row_tokens_B = None if row_tokens is None else torch.full((num_rows,), row_tokens)
+        return run_round(
+            context,
+            target,
+            target.start(context),
+            drafter,
+            drafter.start(context),
+            verifier,
+            Budget(num_tokens, row_tokens_B),
+        )
+
+    pilot = ScriptedContext.repeat(prompt, 64, law)
+    recorder = _Recorder(pilot.key_B, pilot.length_B)
+    play(recorder, 64)
+    roles = sorted(recorder.asked)
+    counts = [recorder.asked[role] for role in roles]
+
+    def scripted(u_BJ: Tensor) -> Round:
+        B = u_BJ.shape[0]
+        numbers = dict(zip(roles, u_BJ.split(counts, 1), strict=True))
+        zero_B = torch.zeros(B, dtype=torch.int64)
+        return play(Script(zero_B, zero_B, numbers), B)
+
+    def decide(u_BJ: Tensor) -> Tensor:
+        return torch.cat([_decision(scripted(chunk)) for chunk in u_BJ.split(_CHUNK)])
+
+    boxes = partition(decide, sum(counts))
+    emitted: dict[tuple[int, ...], float] = {}
+    chunks = zip(boxes.middle_CJ.split(_CHUNK), boxes.volume_C.split(_CHUNK), strict=True)
+    for u_CJ, volume_C in chunks:
+        done = scripted(u_CJ)
+        num_emitted_C = done.verdict.num_accepted_B + 1
+        rows = zip(done.emitted_BK.tolist(), num_emitted_C.tolist(), volume_C.tolist(), strict=True)
+        for tokens, num, volume in rows:
+            key = tuple(tokens[:num])
+            emitted[key] = emitted.get(key, 0.0) + volume
+    return complete(target, emitted, prompt, length or num_tokens + 1, law)
+
+
+def complete(
+    target: Model[Any],
+    emitted: dict[tuple[int, ...], float],
+    prompt: Sequence[int],
+    length: int,
+    law: LawFactory = softmax_law,
+) -> RoundLaw:
+    """Completes emitted sequences by plain sampling from the target to ``length`` tokens."""
+    conditionals = _conditionals(target, prompt, length, law)
+    V = conditionals[0].shape[1]
+    completed_S, target_S = torch.zeros(1).double(), torch.ones(1).double()
+    by_length = [torch.zeros(V**n, dtype=torch.float64) for n in range(length + 1)]
+    for tokens, mass in emitted.items():
+        index = 0
+        for token in tokens[:length]:
+            index = index * V + token
+        by_length[min(len(tokens), length)][index] += mass
+    for n, p_SV in enumerate(conditionals):
+        completed_S = ((completed_S + by_length[n])[:, None] * p_SV).flatten()
+        target_S = (target_S[:, None] * p_SV).flatten()
+    return RoundLaw(emitted, completed_S + by_length[length], target_S, length)
+
+
+def target_law(
+    target: Model[Any], prompt: Sequence[int], length: int, law: LawFactory = softmax_law
+) -> Tensor:
+    """Probability of every sequence of ``length`` tokens sampled plainly, shape (S,)."""
+    return complete(target, {}, prompt, length, law).target_S
+
+
+def _conditionals(
+    target: Model[Any], prompt: Sequence[int], length: int, law: LawFactory
+) -> list[Tensor]:
+    """The law after every sequence of n tokens, for n = 0 … length-1, each (V^n, V)."""
+    conditionals: list[Tensor] = []
+    tails_SK = torch.zeros(1, 0, dtype=torch.int64)
+    for _ in range(length):
+        S = tails_SK.shape[0]
+        context = ScriptedContext.repeat(prompt, S, law)
+        context.append(tails_SK, torch.full((S,), tails_SK.shape[1]))
+        context.advance([tails_SK.shape[1]] * S)
+        draft = Draft.root_only(context.root_B)
+        logits_SNV = target.score(target.start(context), draft).logits_BNV
+        p_SV = context.law(logits_SNV, Prefix.of_draft(context, draft))[:, 0]
+        conditionals.append(p_SV.double())
+        V = p_SV.shape[1]
+        token_S1 = torch.arange(V).repeat(S)[:, None]
+        tails_SK = torch.cat([tails_SK.repeat_interleave(V, 0), token_S1], 1)
+    return conditionals
+
+
+def _decision(done: Round) -> Tensor:
+    """One number per row that stands for everything visible that the round decided."""
+    draft, verdict = done.draft, done.verdict
+    column_K = torch.arange(done.emitted_BK.shape[1])
+    is_emitted_BK = column_K <= verdict.num_accepted_B[:, None]
+    is_path_BD = column_K[:-1] < verdict.num_accepted_B[:, None]
+    parts = [
+        torch.where(draft.mask_BN, draft.tokens_BN, -1),
+        torch.where(draft.mask_BN, draft.parents_BN, -1),
+        torch.where(is_emitted_BK, done.emitted_BK, -1),
+        torch.where(is_path_BD, verdict.path_BD, -1),
+    ]
+    return combine(torch.cat(parts, 1))
