@@ -1,0 +1,216 @@
+"""`outrider train`: train a language model, or a draft for one, on Python packages or text files.
+
+Only options and their checks are here; heavy imports wait until a run really starts, so that
+`--help` is quick.  Bad input ends in one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    """Number format of the matrix products; weights are always kept in float32."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+_DATA, _SHAPE, _RUN = "Data", "Shape of the model", "The run"
+
+
+def train(
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run: corpus, checkpoints and, at the end, model/.")
+    ],
+    package: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Train on this installed package's source (python-stdlib: the standard library). "
+            "May be repeated. Packages without a permissive licence are refused.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Train on this text file, or on the *.py and *.txt files of this folder. "
+            "May be repeated.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    max_package_mb: Annotated[
+        float,
+        typer.Option(help="Take at most this many megabytes of a package.", rich_help_panel=_DATA),
+    ] = 4.0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a tokenizer to use. Default: the teacher's, else one is trained.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int, typer.Option(help="Entries of the tokenizer to train.", rich_help_panel=_DATA)
+    ] = 6144,
+    layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_SHAPE)] = 16,
+    hidden: Annotated[
+        int, typer.Option(help="Width of the hidden state.", rich_help_panel=_SHAPE)
+    ] = 256,
+    ffn: Annotated[
+        int, typer.Option(help="Width inside the feed-forward blocks.", rich_help_panel=_SHAPE)
+    ] = 640,
+    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=_SHAPE)] = 4,
+    kv_heads: Annotated[
+        int, typer.Option(help="Key-value heads; divides the heads.", rich_help_panel=_SHAPE)
+    ] = 2,
+    context: Annotated[
+        int, typer.Option(help="Longest text, in tokens, it can read.", rich_help_panel=_SHAPE)
+    ] = 1024,
+    teacher: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a trained target: the new model becomes its draft, trained to imitate "
+            "its distribution (forward KL), and starts from its embeddings.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    init_from: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a Llama to start from; its shape replaces the options above.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(help="Updates of the weights, in all.", rich_help_panel=_RUN)
+    ] = 2000,
+    batch: Annotated[int, typer.Option(help="Rows in a step.", rich_help_panel=_RUN)] = 16,
+    length: Annotated[int, typer.Option(help="Tokens in a row.", rich_help_panel=_RUN)] = 256,
+    learning_rate: Annotated[
+        float, typer.Option("--learning-rate", "--lr", help="Peak rate.", rich_help_panel=_RUN)
+    ] = 4e-3,
+    warmup: Annotated[
+        int, typer.Option(help="Steps until the peak rate.", rich_help_panel=_RUN)
+    ] = 60,
+    decay: Annotated[
+        int | None,
+        typer.Option(
+            help="Last steps, over which the rate falls to zero. Default: a quarter.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Fixes the first weights and the batches.", rich_help_panel=_RUN)
+    ] = 0,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume/--fresh",
+            help="Go on from the checkpoint in the folder, or start over.",
+            rich_help_panel=_RUN,
+        ),
+    ] = True,
+    compile_: Annotated[
+        bool,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Compile the step with torch.compile: a minute's wait, then twice the speed.",
+            rich_help_panel=_RUN,
+        ),
+    ] = False,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(
+            help="bfloat16 is faster where the processor has it; float32 resumes bit for bit.",
+            rich_help_panel=_RUN,
+        ),
+    ] = Dtype.float32,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="Steps between checkpoints.", rich_help_panel=_RUN)
+    ] = 100,
+    tensorboard: Annotated[
+        bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
+    ] = True,
+) -> None:
+    """Train a language model on source code or text, or a draft model that imitates it.
+
+    Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+
+    A target, then its draft:
+
+      outrider train --out runs/target --package python-stdlib --compile --dtype bfloat16
+
+      outrider train --out runs/draft --package python-stdlib --teacher runs/target/model --layers 1
+    """
+    counts = {
+        "--steps": steps,
+        "--batch": batch,
+        "--length": length,
+        "--layers": layers,
+        "--hidden": hidden,
+        "--ffn": ffn,
+        "--heads": heads,
+        "--kv-heads": kv_heads,
+        "--context": context,
+        "--checkpoint-every": checkpoint_every,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            _fail(f"{name} is {value}; it must be 1 or more")
+    if not package and not text:
+        _fail("nothing to train on; name a --package (such as python-stdlib) or a --text file")
+    if length > context:
+        _fail(f"--length {length} is more than --context {context}; lower it or raise the context")
+    for name, folder in (
+        ("--teacher", teacher),
+        ("--init-from", init_from),
+        ("--tokenizer", tokenizer),
+    ):
+        if folder is not None and not folder.is_dir():
+            _fail(f"{name}: no such folder: {folder}")
+
+    from outrider.train.loop import Interrupted
+    from outrider.train.models import Architecture
+    from outrider.train.optim import Schedule
+    from outrider.train.run import Corpus, Start, run
+
+    try:
+        run(
+            out,
+            Corpus(tuple(package or ()), tuple(text or ()), int(max_package_mb * 1e6)),
+            Start(
+                Architecture(vocab_size, hidden, ffn, layers, heads, kv_heads, context),
+                tokenizer=tokenizer,
+                teacher=teacher,
+                weights=init_from,
+            ),
+            Schedule(
+                learning_rate,
+                steps,
+                min(warmup, steps // 4),
+                steps // 4 if decay is None else decay,
+            ),
+            batch_size=batch,
+            length=length,
+            seed=seed,
+            fresh=not resume,
+            dtype=dtype.value,
+            compile=compile_,
+            checkpoint_every=checkpoint_every,
+            tensorboard=tensorboard,
+        )
+    except Interrupted as stop:
+        typer.echo(f"stopped after step {stop}; run the same command again to go on", err=True)
+        raise typer.Exit(130) from None
+    except (ValueError, OSError) as error:
+        _fail(str(error).splitlines()[0])
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,1 @@
+"""Training of targets and drafts: corpus, tokenizer, losses, the resumable loop, evaluation."""

@@ -1,0 +1,60 @@
+"""One file holds everything a run needs to go on: written atomically, read back bit for bit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def save_checkpoint(
+    folder: Path, step: int, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
+) -> None:
+    """Write `checkpoint.pt`: a kill at any moment leaves the old file or the new one, whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+        "rng": torch.get_rng_state(),
+        "identity": identity,
+    }
+    partial = folder / f"{CHECKPOINT}.partial"
+    with open(partial, "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / CHECKPOINT)
+
+
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
+) -> int:
+    """Restore the run and return the next step; 0 when there is no checkpoint.
+
+    Mutates the model, the optimisers and torch's random state.
+
+    Raises:
+        ValueError: the checkpoint belongs to a run with other settings (names the setting).
+    """
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for name, value in identity.items():
+        if state["identity"].get(name) != value:
+            raise ValueError(
+                f"{folder} holds a run with {name} {state['identity'].get(name)!r}, not {value!r}; "
+                "give that value, another output folder, or --fresh to start over"
+            )
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    torch.set_rng_state(state["rng"])
+    return int(state["step"])

@@ -1,0 +1,43 @@
+"""Distillation of a draft from a frozen target, DistillSpec's supervised case with forward KL.
+
+The draft sees the target's whole distribution at every position of the corpus, so it learns the
+target's doubts along with its choices; α, which speculative decoding lives on, rises with both.
+Zhou et al. 2024, https://arxiv.org/abs/2310.08461.
+
+Shapes: B rows, T tokens of a row (a batch carries T+1), V vocabulary.  `p` target, `q` draft.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from outrider.train.losses import Objective, forward_kl
+
+
+def copy_embeddings(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> bool:
+    """Start the draft from the target's embeddings (and so its tied head) and final norm.
+
+    Mutates `draft`.  Returns False, changing nothing, when the hidden sizes differ.
+    """
+    if target.config.hidden_size != draft.config.hidden_size:
+        return False
+    with torch.no_grad():
+        draft.model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        draft.model.norm.weight.copy_(target.model.norm.weight)
+    return True
+
+
+def distillation(draft: PreTrainedModel, target: PreTrainedModel) -> Objective:
+    """Forward KL from the frozen target to the draft at every position of the corpus."""
+    target.requires_grad_(False).eval()
+
+    def objective(tokens_BT: Tensor) -> Tensor:
+        inputs_BT = tokens_BT[:, :-1]
+        with torch.no_grad():
+            p_logits_BTV = target(input_ids=inputs_BT, use_cache=False).logits
+        q_logits_BTV = draft(input_ids=inputs_BT, use_cache=False).logits
+        return forward_kl(p_logits_BTV.flatten(0, 1), q_logits_BTV.flatten(0, 1))
+
+    return objective

@@ -1,0 +1,39 @@
+"""From a checkpoint to a Hugging Face folder: bf16 safetensors, tokenizer, model card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.train.checkpoint import CHECKPOINT
+
+
+def load_weights(model: LlamaForCausalLM, folder: Path) -> int:
+    """Load the weights of `folder`'s checkpoint into `model`; returns the step they are from."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        raise ValueError(f"no checkpoint in {folder}; train there first")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    return int(state["step"])
+
+
+def export(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
+) -> None:
+    """Write `folder` so that AutoModelForCausalLM and AutoTokenizer load it.
+
+    The model is left in bfloat16.
+    """
+    model.bfloat16()
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to every transformers version
+    path.write_text(json.dumps(settings, indent=1) + "\n")
+    (folder / "README.md").write_text(card)

@@ -1,0 +1,137 @@
+"""The training loop: resumable, bit for bit, after a kill at any moment (eager, float32).
+
+Knows models and batches only as functions: an objective from tokens to a loss, and batches from a
+step number to tokens.  Everything that changes from step to step is in the checkpoint or is a pure
+function of the step.
+
+Shapes: B rows, T tokens of a row (a batch carries T+1).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from outrider.train.checkpoint import load_checkpoint, save_checkpoint
+from outrider.train.losses import Objective
+from outrider.train.optim import Schedule, build_optimizers, set_learning_rate
+from outrider.train.progress import Reporter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run: none of these but `schedule`'s shape may change a resumed run's identity."""
+
+    schedule: Schedule
+    until: int | None = None  # end after this step, short of the schedule's last
+    dtype: torch.dtype = torch.float32  # bfloat16 runs under autocast; weights stay float32
+    compile: bool = False
+    clip: float = 1.0  # largest norm of the gradient
+    checkpoint_every: int = 200  # steps
+    validate_every: int = 500  # steps
+    log_every: int = 20  # steps
+    tensorboard: bool = False
+    identity: dict[str, Any] = field(default_factory=dict)  # what a checkpoint must agree on
+
+
+class Interrupted(Exception):
+    """The run was stopped by Ctrl-C or SIGTERM, after saving; carries the number of steps done."""
+
+
+def train(
+    title: str,
+    model: nn.Module,
+    objective: Objective,
+    batches: Callable[[int], Tensor],
+    settings: Settings,
+    folder: Path,
+    validation_BT: Tensor | None = None,
+    console: Console | None = None,
+) -> None:
+    """Train `model` in place to its last step, resuming `folder`'s checkpoint if any.
+
+    Args:
+        objective: loss of a [B, T+1] batch; its parameters are `model`'s.
+        batches: the batch of a step, a pure function.
+        validation_BT: [B, T+1] held-out windows for the validation loss.
+
+    Raises:
+        Interrupted: after Ctrl-C; the checkpoint is saved.
+        ValueError: the checkpoint belongs to another run, or the loss is not finite.
+    """
+    console = console or Console(stderr=True)
+    schedule = settings.schedule
+    steps = schedule.steps if settings.until is None else settings.until
+    optimizers = build_optimizers(model, schedule.learning_rate)
+    first = load_checkpoint(folder, model, optimizers, settings.identity)
+    if first:
+        console.print(f"{title}: resuming after step {first}", highlight=False)
+    if first >= steps:
+        return
+    loss_of: Objective = torch.compile(objective, dynamic=False) if settings.compile else objective
+    autocast = torch.autocast("cpu", settings.dtype, enabled=settings.dtype != torch.float32)
+    reporter = Reporter(
+        title,
+        first,
+        steps,
+        console,
+        settings.log_every,
+        folder / "tensorboard" if settings.tensorboard else None,
+    )
+    with reporter, _stop_requests() as stop:
+        for step in range(first, steps):
+            tokens_BT = batches(step)
+            set_learning_rate(optimizers, schedule(step))
+            with autocast:
+                loss = loss_of(tokens_BT)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+            if not torch.isfinite(norm):
+                raise ValueError(
+                    f"the gradient is not finite at step {step}; lower the learning rate "
+                    f"(now {schedule.learning_rate}) and resume from the last checkpoint"
+                )
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            done = step + 1
+            reporter.step(step, loss.item(), tokens_BT[:, 1:].numel(), schedule(step))
+            if stop.is_set() or done % settings.checkpoint_every == 0 or done == steps:
+                save_checkpoint(folder, done, model, optimizers, settings.identity)
+            if stop.is_set():
+                raise Interrupted(done)
+            if validation_BT is not None and (done % settings.validate_every == 0 or done == steps):
+                with autocast:
+                    reporter.validation(done, validation_loss(objective, validation_BT))
+
+
+@torch.no_grad()
+def validation_loss(objective: Objective, tokens_BT: Tensor, rows: int = 8) -> float:
+    """Mean loss over held-out windows, a few rows at a time; nats per token."""
+    chunks = tokens_BT.split(rows)
+    return sum(objective(chunk).item() * len(chunk) for chunk in chunks) / len(tokens_BT)
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Turn SIGINT and SIGTERM into an event that the loop reads between steps."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, lambda *_: stop.set()) for number in signals]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""The optimiser and its schedule.
+
+Matrices inside the layers are updated by Muon (Jordan et al. 2024,
+https://kellerjordan.github.io/posts/muon/) with the update scaled to AdamW's root mean square
+(Liu et al. 2025, https://arxiv.org/abs/2502.16982), so that one learning rate serves both;
+embeddings and norms by AdamW.  The schedule is warm-up, constant, linear decay to zero ("WSD",
+Hu et al. 2024, https://arxiv.org/abs/2404.06395): the constant part does not depend on the length
+of the run, so a run can be lengthened or ended early from any checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate as a function of the step, and of nothing else.  All counts are steps."""
+
+    learning_rate: float
+    steps: int
+    warmup_steps: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate <= 0:
+            raise ValueError(f"learning rate is {self.learning_rate}; it must be above zero")
+        if self.warmup_steps + self.decay_steps > self.steps:
+            raise ValueError(
+                f"{self.warmup_steps} warm-up and {self.decay_steps} decay steps do not fit into "
+                f"{self.steps} steps; lower them or raise the steps"
+            )
+
+    def __call__(self, step: int) -> float:
+        warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        decay = min(1.0, (self.steps - step) / (self.decay_steps + 1))
+        return self.learning_rate * min(warmup, decay)
+
+
+def build_optimizers(
+    model: torch.nn.Module, learning_rate: float, weight_decay: float = 0.1
+) -> list[Optimizer]:
+    """Muon for the layers' matrices, AdamW for everything else."""
+    matrices: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (matrices if is_matrix else others).append(parameter)
+    return [
+        Muon(
+            matrices,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            momentum=0.95,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def set_learning_rate(optimizers: list[Optimizer], learning_rate: float) -> None:
+    """Mutates the parameter groups."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate

@@ -1,0 +1,200 @@
+"""The embedded pair, from source text to shipped weights.
+
+    python -m recipes.embedded_pair --out DIR
+
+Every number of the run is here.  Each stage is skipped when its result exists, and the trainings
+resume from their checkpoints, so the command can be repeated after any interruption.
+
+The corpus is whatever versions of PACKAGES are installed (a missing one is named, with the command
+that installs it); the model card records them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from outrider.train.card import hardware, model_card, pair_table
+from outrider.train.corpus import collect
+from outrider.train.data import Batches, open_tokens, validation_rows, write_tokens
+from outrider.train.distill import copy_embeddings, distillation
+from outrider.train.evaluate import bits_per_byte, evaluate_pair
+from outrider.train.export import export, load_weights
+from outrider.train.loop import Settings, train, validation_loss
+from outrider.train.losses import Objective, language_modelling
+from outrider.train.models import Architecture, build_llama, num_parameters
+from outrider.train.optim import Schedule
+from outrider.train.tokenizer import train_tokenizer
+
+SEED = 20
+VOCAB_SIZE = 6144
+MAX_PACKAGE_BYTES = 4_000_000
+PACKAGES = tuple(
+    """python-stdlib
+    absl-py aiohttp anyio attrs black celery click dask django fastapi filelock flask fonttools
+    fsspec httpcore httpx huggingface_hub jinja2 markdown markdown-it-py matplotlib mpmath mypy
+    networkx nltk numpy packaging pandas pip pydantic pyparsing pytest python-dateutil PyYAML
+    requests rich scikit-learn scipy setuptools sortedcontainers sphinx sqlalchemy starlette sympy
+    tensorboard torch tornado transformers trio twisted typer urllib3 werkzeug xarray""".split()
+)
+TARGET = Architecture(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=256,
+    intermediate_size=640,
+    num_hidden_layers=16,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+DRAFT = Architecture(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=256,
+    intermediate_size=896,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=1100, warmup_steps=60, decay_steps=330)
+DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=700, warmup_steps=20, decay_steps=250)
+STEP_TOKENS = 6144
+ROW_TOKENS, DECAY_ROW_TOKENS = (
+    256,
+    1024,
+)  # short rows train fastest; long ones while the rate decays
+EVALUATION_ROWS = 128
+SUMMARIES = {
+    "target": "A small, deep language model of Python source: the target of the pair that ships "
+    "with Outrider, so that speculative decoding can be tried without downloading anything.",
+    "draft": "The draft of the pair that ships with Outrider: one layer, trained to imitate the "
+    "embedded target.",
+}
+OBJECTIVES = {"target": "cross-entropy", "draft": "forward KL to the target, on the corpus"}
+
+
+def build_corpus(folder: Path, console: Console) -> PreTrainedTokenizerFast:
+    """Collect the corpus, train the tokenizer on its training split, write the tokens."""
+    if (folder / "manifest.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+    sources = collect(PACKAGES, MAX_PACKAGE_BYTES)
+    texts = [d.text for source in sources for d in source.documents if not d.held_out]
+    tokenizer = train_tokenizer(texts, VOCAB_SIZE)
+    tokenizer.save_pretrained(folder / "tokenizer")
+    manifest = write_tokens(sources, tokenizer, folder)
+    console.print(json.dumps(manifest["splits"]))
+    return tokenizer
+
+
+def train_in_two_stages(
+    title: str, model: LlamaForCausalLM, objective: Objective, schedule: Schedule, out: Path
+) -> None:
+    """Short rows until the decay, then long ones; each with the attention that is faster for it."""
+    tokens, held_out = (open_tokens(out / "corpus" / f"{split}.bin") for split in ("train", "val"))
+    switch = schedule.steps - schedule.decay_steps
+    for row_tokens, attention, until in (
+        (ROW_TOKENS, "eager", switch),
+        (DECAY_ROW_TOKENS, "sdpa", schedule.steps),
+    ):
+        model.set_attn_implementation(attention)
+        settings = Settings(
+            schedule,
+            until=until,
+            dtype=torch.bfloat16,
+            compile=True,
+            checkpoint_every=50,
+            validate_every=200,
+            tensorboard=True,
+            identity={"learning rate": schedule.learning_rate, "seed": SEED},
+        )
+        train(
+            title,
+            model,
+            objective,
+            Batches(tokens, STEP_TOKENS // row_tokens, row_tokens, SEED + row_tokens),
+            settings,
+            out / title,
+            validation_rows(held_out, ROW_TOKENS, max_rows=64),
+        )
+
+
+def train_target(out: Path) -> None:
+    """Cross-entropy on the corpus."""
+    model = build_llama(TARGET, SEED)
+    train_in_two_stages("target", model, language_modelling(model), TARGET_SCHEDULE, out)
+
+
+def train_draft(out: Path, schedule: Schedule = DRAFT_SCHEDULE) -> None:
+    """Forward KL to the target's distribution, from the target's embeddings."""
+    target = build_llama(TARGET, SEED)
+    load_weights(target, out / "target")
+    draft = build_llama(DRAFT, SEED + 1)
+    copy_embeddings(target, draft)
+    objective = distillation(draft, target.bfloat16())
+    train_in_two_stages("draft", draft, objective, schedule, out)
+
+
+def export_pair(out: Path, assets: Path, console: Console) -> None:
+    """Measure the pair in bf16, as it is shipped, and write its two folders with model cards."""
+    manifest = json.loads((out / "corpus" / "manifest.json").read_text())
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "corpus" / "tokenizer")
+    held_out = open_tokens(out / "corpus" / "val.bin")
+    target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
+    steps = {"target": load_weights(target, out / "target")}
+    steps["draft"] = load_weights(draft, out / "draft")
+    target.bfloat16().eval()
+    draft.bfloat16().eval()
+    report = evaluate_pair(target, draft, validation_rows(held_out, 256, EVALUATION_ROWS))
+    console.print(pair_table(report), markup=False)
+    for name, model in (("target", target), ("draft", draft)):
+        with torch.inference_mode():
+            rows = validation_rows(held_out, 512, EVALUATION_ROWS)
+            loss = validation_loss(language_modelling(model), rows)
+        val = manifest["splits"]["val"]
+        bits = bits_per_byte(loss, val["tokens"], val["bytes"])
+        console.print(
+            f"{name}: {loss:.4f} nats per token, {bits:.4f} bits per byte", highlight=False
+        )
+        config = model.config
+        facts = {
+            "parameters": f"{num_parameters(model):,}",
+            "architecture": f"Llama, {config.num_hidden_layers} layers, hidden size "
+            f"{config.hidden_size}, FFN {config.intermediate_size}, "
+            f"{config.num_attention_heads} heads ({config.num_key_value_heads} key-value), "
+            "tied embeddings",
+            "vocabulary": f"{VOCAB_SIZE}, byte-level BPE",
+            "context": f"{config.max_position_embeddings} tokens",
+            "objective": OBJECTIVES[name],
+            "training": f"{steps[name]:,} steps of {STEP_TOKENS:,} tokens "
+            f"({steps[name] * STEP_TOKENS / 1e6:.1f} million), Muon and AdamW, bf16 autocast",
+            "validation loss": f"{loss:.3f} nats per token, "
+            f"**{bits:.3f} bits per byte**, on held-out files",
+            "hardware": hardware(),
+        }
+        card = model_card(
+            f"Outrider's embedded {name}",
+            SUMMARIES[name],
+            facts,
+            report,
+            manifest,
+            "python -m recipes.embedded_pair --out runs/embedded_pair --assets outrider/assets",
+        )
+        export(model, tokenizer, assets / name, card)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train and export the embedded pair.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of corpus and checkpoints")
+    parser.add_argument("--assets", type=Path, help="folder to export to (default: OUT/assets)")
+    arguments = parser.parse_args()
+    out, console = arguments.out, Console(stderr=True)
+    build_corpus(out / "corpus", console)
+    train_target(out)
+    train_draft(out)
+    export_pair(out, arguments.assets or out / "assets", console)
+
+
+if __name__ == "__main__":
+    main()
