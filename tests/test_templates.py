@@ -33,9 +33,8 @@ Shy = _load("verifier").Shy
 # ---------------------------------------------------------------------------------- the verifier
 
 
-@pytest.mark.parametrize("shyness", [0.3, 1.0])
-def test_verifier_keeps_the_contract_and_is_exactly_lossless(shyness: float) -> None:
-    check_verifier(Shy(shyness), accepts_own_law=shyness == 1.0)
+def test_verifier_keeps_the_contract_and_is_exactly_lossless() -> None:
+    check_verifier(Shy(0.3), accepts_own_law=False)
 
 
 def test_verifier_with_shyness_one_is_rejection_sampling() -> None:
