@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Drafter, Model, Verifier, run_round
+from outrider.core import Budget, Drafter, Model, Verifier, row_keys, run_round
 from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law, target_law
 
 
@@ -61,7 +61,8 @@ def sample_rounds(
     seed: int = 0,
 ) -> Tensor:
     """The first ``length`` emitted tokens of many requests with one prompt, (B, length)."""
-    context = ScriptedContext.repeat(prompt, num_rows, law, seed)
+    key_B = row_keys([seed] * num_rows, list(range(num_rows)), "cpu")
+    context = ScriptedContext.repeat(prompt, num_rows, law, key_B)
     cache, state = target.start(context), drafter.start(context)
     budget = Budget(num_tokens, row_tokens)
     while min(context.lengths) < len(prompt) + length:

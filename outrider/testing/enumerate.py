@@ -32,7 +32,6 @@ from outrider.core import (
     Round,
     Stream,
     Verifier,
-    row_keys,
     run_round,
 )
 from outrider.testing.partition import combine, partition
@@ -93,18 +92,17 @@ class ScriptedContext(Context):
 
     @classmethod
     def repeat(
-        cls, prompt: Sequence[int], num_rows: int, law: LawFactory, seed: int = 0
+        cls, prompt: Sequence[int], num_rows: int, law: LawFactory, key_B: Tensor | None = None
     ) -> "ScriptedContext":
-        """The same prompt in every row, each row a request of its own."""
-        one = Context.start([prompt], law(1), [seed], [0])
-        key_B = row_keys([seed] * num_rows, list(range(num_rows)), "cpu")
+        """The same prompt in every row; by default with the same keys."""
+        one = Context.start([prompt], law(1), [0], [0])
         length_B = one.length_B.expand(num_rows)
         return cls(
             one.tokens_BT.repeat(num_rows, 1),
             length_B,
             one.lengths * num_rows,
             length_B,
-            key_B,
+            one.key_B.expand(num_rows) if key_B is None else key_B,
             law(num_rows),
         )
 
@@ -177,8 +175,7 @@ def enumerate_round(
             Budget(num_tokens, row_tokens_B),
         )
 
-    pilot = ScriptedContext.repeat(prompt, 64, law)
-    recorder = _Recorder(pilot.key_B, pilot.length_B)
+    recorder = _Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
     play(recorder, 64)
     roles = sorted(recorder.asked)
     counts = [recorder.asked[role] for role in roles]

@@ -27,11 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.rng import fold
-
 _ONE = 1 << 52
 _GRID = 16
-_SECTIONS = 4
 _NUM_CHECKS = 512
 
 
@@ -105,8 +102,8 @@ def _cut(decide: Callable[[Tensor], Tensor], boxes: Boxes, axis: int, later_RJ: 
         box_I, a_I, b_I = box_I[~done_I], a_I[~done_I], b_I[~done_I]
         if not len(box_I):
             break
-        inner_P = torch.arange(1, _SECTIONS)
-        inner_IP = a_I[:, None] + (b_I - a_I)[:, None] * inner_P // _SECTIONS
+        sections = 16 if len(box_I) < 64 else 4  # fewer calls, or fewer rows
+        inner_IP = a_I[:, None] + (b_I - a_I)[:, None] * torch.arange(1, sections) // sections
         inner_outcome_IP = outcome(box_I, inner_IP)
         point_IP = torch.cat([a_I[:, None], inner_IP, b_I[:, None]], 1)
         outcome_IP = torch.cat(
@@ -141,11 +138,10 @@ def _check(decide: Callable[[Tensor], Tensor], boxes: Boxes, generator: torch.Ge
 
 
 def combine(parts: Tensor) -> Tensor:
-    """Hashes the last dimension of an int64 tensor away; equal rows stay equal."""
-    key = torch.zeros_like(parts[..., 0])
-    for part in parts.unbind(-1):
-        key = fold(key, part)
-    return key
+    """Hashes the last dimension of an int64 tensor away: equal rows stay equal."""
+    generator = torch.Generator().manual_seed(parts.shape[-1])
+    weights = torch.randint(-(1 << 62), 1 << 62, parts.shape[-1:], generator=generator)
+    return (parts * (2 * weights + 1)).sum(-1)
 
 
 def _numbers(units: Tensor) -> Tensor:

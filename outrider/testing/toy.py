@@ -198,7 +198,7 @@ class ToyDrafter:
         laws: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
-            prefix = Prefix(context, drafted_BK, ancestors_BNN[:, i : i + 1, 1 : i + 1])
+            prefix = _prefix_of_node(context, drafted_BK, ancestors_BNN, i)
             laws.append(context.law(self.model.logits(pasts[i])[:, None], prefix)[:, 0])
             if i + 1 == N:
                 break
@@ -228,3 +228,12 @@ def last_accepted(verdict: Verdict) -> Tensor:
     """The deepest accepted node, the root if there is none, shape (B,)."""
     nodes_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
     return nodes_BN.gather(1, verdict.num_accepted_B[:, None])[:, 0]
+
+
+def _prefix_of_node(
+    context: Context, drafted_BK: Tensor, ancestors_BNN: Tensor, node: int
+) -> Prefix:
+    """What precedes one node of a tree that is still growing."""
+    return Prefix(
+        context, lambda: drafted_BK, lambda: ancestors_BNN[:, node : node + 1, 1 : node + 1]
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Drafter, Drawn, Law, Scores
+from outrider.core import Budget, Context, Draft, Drafter, Drawn, Law, Scores, row_keys
 from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
 from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law
 
@@ -90,7 +90,8 @@ def check_drafter(
     _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
 
     if num_samples and drafter.drawn != "chosen":
-        many = ScriptedContext.repeat(prompts[-1], num_samples, law, seed)
+        key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
+        many = ScriptedContext.repeat(prompts[-1], num_samples, law, key_B)
         many = _to(many, device)
         _check_draws(propose(many, drafter.start(many)))
 
@@ -191,7 +192,7 @@ def _only(context: Context, row: int, law: Law) -> Context:
 
 
 def _to(context: ScriptedContext, device: torch.device | str) -> ScriptedContext:
-    for name in ("tokens_BT", "length_B", "prompt_length_B", "key_B"):
+    for name in ("tokens_BT", "length_B", "prompt_length_B"):
         setattr(context, name, getattr(context, name).to(device))
     return context
 

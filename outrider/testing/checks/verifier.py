@@ -41,10 +41,10 @@ def check_verifier(
     laws: dict[str, LawFactory] = {"greedy": greedy_law}
     if not greedy:
         laws["softmax"] = softmax_law
-    target, guess = ToyModel.random(3, seed=11), ToyModel.random(3, seed=13)
+    target, guess = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
     pairs = {
         "full": (target, guess),
-        "partial": tuple(ToyModel.random(3, seed=s, num_impossible=1) for s in (12, 14)),
+        "partial": tuple(ToyModel.random(3, seed=s, num_impossible=1) for s in (32, 33)),
     }
     shapes = [("chain", 1, 3), ("siblings", 2, 2), ("tree", 2, 3)]
     shapes = shapes if trees else shapes[:1]
@@ -60,8 +60,8 @@ def check_verifier(
                     found[case] = result.total_variation
                     require(
                         not verifier.lossless or result.total_variation < 1e-12,
-                        f"claims to be lossless, but is off by {result.total_variation:.3g} in total "
-                        f"variation: {case}",
+                        f"claims to be lossless, but is off by {result.total_variation:.3g} "
+                        f"in total variation: {case}",
                     )
     if accepts_own_law and "iid" in verifier.accepts:
         law = greedy_law if greedy else softmax_law

@@ -1,0 +1,64 @@
+"""Inverse-CDF draws."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.core import draw
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+BELOW_ONE = 1 - 2.0**-52
+weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30)), min_size=1, max_size=12).filter(
+    any
+)
+uniforms = st.one_of(
+    st.just(0.0), st.just(BELOW_ONE), st.integers(0, 2**52 - 1).map(lambda k: k * 2.0**-52)
+)
+
+
+@given(weights, uniforms)
+def test_a_token_of_weight_zero_is_never_drawn(row, u):
+    token = draw(tensor([row]), tensor([u]))
+    assert row[int(token)] > 0
+
+
+@given(weights, st.lists(uniforms, min_size=2, max_size=2).map(sorted))
+def test_tokens_are_monotone_in_their_number(row, pair):
+    tokens = draw(tensor([row, row]), torch.tensor(pair).double())
+    assert tokens[0] <= tokens[1]
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=8).filter(any), st.integers(0, 1000))
+def test_the_token_is_the_one_whose_share_holds_u(row, k):
+    """Small whole weights, so that the comparison is exact."""
+    u = k * 2.0**-10
+    share, expected = 0, -1
+    while share <= u * sum(row):
+        expected += 1
+        share += row[expected]
+    token = draw(tensor([row]), tensor([u]))
+    assert int(token) == expected
+
+
+def test_extremes_draw_the_first_and_last_possible_token():
+    row = tensor([0.0, 0.0, 0.3, 0.0, 0.7, 0.0, 0.0]).expand(2, 7)
+    assert draw(row, tensor([0.0, BELOW_ONE])).tolist() == [2, 4]
+
+
+def test_float32_weights_are_summed_in_float64():
+    """In float32 the tail of a large vocabulary would vanish behind the head's sum."""
+    row = torch.full((1, 200_000), 1e-9)
+    row[0, 0] = 1.0
+    token = draw(row, tensor([BELOW_ONE]))
+    assert int(token) == 199_999
+
+
+def test_rows_are_independent():
+    row = torch.rand(50, 9).double()
+    u = torch.rand(50).double()
+    alone = torch.cat([draw(row[b : b + 1], u[b : b + 1]) for b in range(50)])
+    assert (draw(row, u) == alone).all()

@@ -1,0 +1,121 @@
+"""Chains and trees are judged alike, in any batch."""
+
+from dataclasses import replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.core import Draft, Role, Stream, draw, path_to, row_keys, walk_chain, walk_tree
+from outrider.verifiers import Greedy, Rejection
+
+
+def random_laws(generator, *shape, zeros):
+    weights = torch.rand(*shape, generator=generator, dtype=torch.float64)
+    weights = weights * (torch.rand(*shape, generator=generator) >= zeros)
+    weights[..., 0] += 1e-3
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def random_chain(seed, B, D, V, drawn, zeros):
+    """A batch of ragged chains with their target laws."""
+    generator = torch.Generator().manual_seed(seed)
+    p_BNV = random_laws(generator, B, D + 1, V, zeros=zeros)
+    q_BNV = random_laws(generator, B, D + 1, V, zeros=zeros)
+    tokens_BD = q_BNV[:, :-1].reshape(-1, V).multinomial(1, generator=generator).view(B, D)
+    tokens_BN = torch.cat([torch.zeros(B, 1, dtype=torch.int64), tokens_BD], 1)
+    num_drafted_B = torch.randint(D + 1, (B,), generator=generator)
+    mask_BN = torch.arange(D + 1) <= num_drafted_B[:, None]
+    probs_BNV = None if drawn == "chosen" else q_BNV
+    rng = Stream(row_keys([seed] * B, list(range(B)), "cpu"), torch.arange(B))
+    return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn), p_BNV, rng
+
+
+def decisions(verdict, draft):
+    n = verdict.num_accepted_B
+    return [
+        (row[: k + 1], path[:k])
+        for row, path, k in zip(
+            verdict.emitted(draft).tolist(), verdict.path_BD.tolist(), n.tolist(), strict=True
+        )
+    ]
+
+
+chains = st.tuples(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(2, 6),
+    st.sampled_from(["iid", "chosen"]),
+    st.sampled_from([0.0, 0.5]),
+)
+
+
+@settings(deadline=None)
+@given(chains)
+def test_a_chain_is_judged_like_the_thin_tree_it_is(parameters):
+    draft, p_BNV, rng = random_chain(*parameters)
+    as_chain = decisions(walk_chain(Rejection(), draft, p_BNV, rng), draft)
+    assert as_chain == decisions(walk_tree(Rejection(), draft, p_BNV, rng), draft)
+
+
+@settings(deadline=None)
+@given(chains)
+def test_greedy_judges_a_chain_like_the_thin_tree_it_is(parameters):
+    draft, p_BNV, rng = random_chain(*parameters)
+    tree = replace(draft, is_chain=False)
+    as_chain = decisions(Greedy()(draft, p_BNV, rng), draft)
+    assert as_chain == decisions(Greedy()(tree, p_BNV, rng), tree)
+
+
+@settings(deadline=None)
+@given(chains)
+def test_rejection_stops_where_a_plain_loop_stops(parameters):
+    """Leviathan et al., Algorithm 1, row by row."""
+    draft, p_BNV, rng = random_chain(*parameters)
+    verdict = Rejection()(draft, p_BNV, rng)
+    u_BD, w_B1 = rng.uniform(Role.ACCEPT, draft.num_nodes - 1), rng.uniform(Role.NEXT, 1)
+    for b in range(len(p_BNV)):
+        n, gamma = 0, int(draft.num_drafted_B[b])
+        law_V = None
+        while n < gamma:
+            x, p_V = int(draft.tokens_BN[b, n + 1]), p_BNV[b, n]
+            q_V = torch.eye(len(p_V), dtype=p_V.dtype)[x]
+            if draft.probs_BNV is not None:
+                q_V = draft.probs_BNV[b, n]
+            if not u_BD[b, n] * q_V[x] < p_V[x]:
+                law_V = (p_V - q_V).clamp(min=0) if draft.probs_BNV is not None else p_V * (q_V < 1)
+                break
+            n += 1
+        next_token = draw((p_BNV[b, n] if law_V is None else law_V)[None], w_B1[b])
+        assert int(verdict.num_accepted_B[b]) == n
+        assert int(verdict.next_token_B[b]) == int(next_token)
+
+
+def test_path_to_climbs_to_the_root():
+    parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 3, 2]])
+    ones_BN = torch.ones_like(parents_BN)
+    draft = Draft(ones_BN, parents_BN, ones_BN.bool(), None, "chosen")
+    for node, path in {0: [], 2: [2], 5: [1, 3, 5], 4: [1, 4], 6: [2, 6]}.items():
+        assert path_to(draft, torch.tensor([node]))[0, : len(path)].tolist() == path
+    assert draft.depth_BN.tolist() == [[0, 1, 1, 2, 2, 3, 2]]
+
+
+def test_equal_laws_accept_everything():
+    draft, p_BNV, rng = random_chain(3, 64, 5, 4, "iid", 0.3)
+    draft = replace(draft, probs_BNV=p_BNV)
+    tokens_BD = p_BNV[:, :-1].reshape(-1, 4).multinomial(1).view(64, 5)
+    draft = replace(draft, tokens_BN=torch.cat([draft.tokens_BN[:, :1], tokens_BD], 1))
+    assert (Rejection()(draft, p_BNV, rng).num_accepted_B == draft.num_drafted_B).all()
+
+
+def test_siblings_follow_the_order_of_their_draws():
+    """Greedy does not care; the first of equal siblings is taken."""
+    tokens_BN = torch.tensor([[0, 2, 1, 2]])
+    parents_BN = torch.tensor([[-1, 0, 0, 0]])
+    draft = Draft(tokens_BN, parents_BN, torch.ones_like(tokens_BN).bool(), None, "chosen")
+    p_BNV = torch.eye(3).double()[[2, 0, 0, 0]][None]
+    rng = Stream(torch.tensor([1]), torch.tensor([1]))
+    verdict = Greedy()(draft, p_BNV, rng)
+    assert verdict.path_BD[0, 0] == 1
+    assert verdict.num_accepted_B.tolist() == [1]

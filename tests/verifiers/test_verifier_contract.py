@@ -1,0 +1,66 @@
+"""One row per rule: the whole contract, ENUM included."""
+
+import pytest
+import torch
+
+from outrider.core import check_compatible
+from outrider.core.errors import IncompatibleError
+from outrider.testing import ToyDrafter, ToyModel, check_verifier, sample_rounds, target_law
+from outrider.testing.enumerate import greedy_law
+from outrider.verifiers import Greedy, Rejection
+
+VERIFIERS = [Rejection(), Greedy()]
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS, ids=lambda v: type(v).__name__)
+def test_contract(verifier):
+    found = check_verifier(verifier)
+    assert max(found.values()) < 1e-12
+
+
+def test_a_rule_refuses_draws_it_cannot_judge():
+    drafter = ToyDrafter(ToyModel.random(3), 2, "distinct")
+    with pytest.raises(IncompatibleError, match="cannot judge 'distinct'"):
+        check_compatible(drafter, Rejection())
+    check_compatible(drafter, Greedy())
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("drawn", ["iid", "distinct", "chosen"])
+def test_greedy_is_plain_greedy_over_many_rounds(width, drawn):
+    """Token for token, for a good, a bad and a perfect draft."""
+    target = ToyModel.random(4, seed=1)
+    prompt, length = (0, 1, 2), 24
+    plain = sample_rounds(
+        target, ToyDrafter(target), Greedy(), 0, length=length, num_rows=1, prompt=prompt
+    )
+    for guess in (target, ToyModel.random(4, seed=1, scale=1.0), ToyModel.random(4, seed=9)):
+        drafter = ToyDrafter(guess, width, drawn)
+        tokens_BK = sample_rounds(
+            target,
+            drafter,
+            Greedy(),
+            4,
+            length=length,
+            num_rows=5,
+            prompt=prompt,
+            row_tokens=torch.arange(5),
+            law=greedy_law,
+        )
+        assert (tokens_BK == plain).all()
+
+
+def test_sampling_from_a_certain_target_is_certain():
+    certain = ToyModel.random(3, seed=4, num_impossible=2)
+    probs_S = target_law(certain, (0,), 3)
+    tokens_BK = sample_rounds(
+        certain,
+        ToyDrafter(ToyModel.random(3, seed=5)),
+        Rejection(),
+        3,
+        length=3,
+        num_rows=64,
+        prompt=(0,),
+    )
+    assert (tokens_BK == tokens_BK[0]).all()
+    assert float(probs_S.max()) == 1
