@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
@@ -168,27 +168,38 @@ class HFModel:
 
 def check_supported(module: PreTrainedModel, name: str) -> None:
     """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
-    config = module.config.get_text_config()
     kind = type(module).__name__
-    if module.config.is_encoder_decoder:
+    check_config(module.config, kind, name)
+    if getattr(module, "_is_stateful", False):
+        last = module.config.get_text_config().num_hidden_layers - 1
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: all its layers 0-{last} keep a recurrent "
+            f"state, which cannot forget a rejected draft; use a model with attention layers only"
+        )
+    for needed in ("position_ids", "past_key_values"):
+        if needed not in inspect.signature(module.forward).parameters:
+            raise UnsupportedModelError(
+                f"{name} ({kind}) takes no explicit {needed}, which ragged batches and trees need"
+            )
+
+
+def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
+    """The part of :func:`check_supported` that needs no weights."""
+    if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder; not supported yet")
-    odd = sorted(set(_layer_types(config)) - _ATTENTION)
+    if getattr(config, "alibi", False) or config.model_type == "gpt_neo":
+        raise UnsupportedModelError(
+            f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "
+            f"own), not by position_ids, which ragged batches and trees need"
+        )
+    types = _layer_types(config.get_text_config())
+    odd = sorted(set(types) - _ATTENTION)
     if odd:
-        layers = [i for i, t in enumerate(_layer_types(config)) if t in odd]
+        layers = [i for i, t in enumerate(types) if t in odd]
         raise UnsupportedModelError(
             f"{name} ({kind}) cannot be rolled back: layers {_ranges(layers)} are of type "
             f"{', '.join(odd)}, whose state folds all past tokens into one and cannot forget a "
             f"rejected draft; use a model with attention layers only"
-        )
-    if getattr(module, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{name} ({kind}) cannot be rolled back: all its layers 0-"
-            f"{config.num_hidden_layers - 1} keep a recurrent state, which cannot forget a "
-            f"rejected draft; use a model with attention layers only"
-        )
-    if "position_ids" not in inspect.signature(module.forward).parameters:
-        raise UnsupportedModelError(
-            f"{name} ({kind}) takes no explicit position_ids, which ragged batches and trees need"
         )
 
 

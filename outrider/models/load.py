@@ -3,10 +3,13 @@
 Sections: load, dtype and device, the vocabulary that a draft and a target must share.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -15,7 +18,10 @@ from outrider.core.errors import (
     ModelLoadError,
     VocabularyMismatchError,
 )
-from outrider.models.hf import HFModel
+from outrider.models.hf import HFModel, check_config
+
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+_TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.spm", "spiece.model", "*.tiktoken", "tekken.json")
 
 _DTYPES = {
     "bf16": torch.bfloat16,
@@ -60,24 +66,31 @@ def load_model(
     kind = resolve_dtype(dtype, place)
     _check_folder(str(source), role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    progress = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(source, **shared)
-        softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-        module = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=kind,
-            use_safetensors=True,
-            attn_implementation="eager" if softcap else "sdpa",
-            **shared,
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(source, **shared)
+            check_config(config, type(config).__name__, f"{role} {source}")
+            softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=kind,
+                use_safetensors=True,
+                attn_implementation="eager" if softcap else None,
+                output_loading_info=True,
+                **shared,
+            )
+        except _LOAD_ERRORS as error:
+            raise ModelLoadError(
+                f"cannot load {role} {str(source)!r}: {_first_line(error)}"
+            ) from error
+    module, report = loaded
+    missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    if missing:
+        raise ModelLoadError(
+            f"cannot load {role} {str(source)!r}: {len(missing)} tensors that config.json promises "
+            f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelLoadError(f"cannot load {role} {str(source)!r}: {_first_line(error)}") from error
-    finally:
-        if progress:
-            transformers_logging.enable_progress_bar()
     return HFModel(module.to(place), _load_tokenizer(source, role, shared), f"{role} {source}")
 
 
@@ -174,10 +187,33 @@ def _check_folder(source: str, role: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or reports of ``transformers``: what matters becomes an exception."""
+    progress = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if progress:
+            transformers_logging.enable_progress_bar()
+
+
 def _load_tokenizer(source: str | Path, role: str, shared: dict[str, Any]) -> Any:
+    folder = Path(source).expanduser()
+    if folder.is_dir() and not any(
+        file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)
+    ):
+        raise ModelLoadError(
+            f"cannot load the tokenizer of {role} {str(source)!r}: the folder has none; save the "
+            f"model's own tokenizer into it (tokenizer.save_pretrained)"
+        )
     try:
         return AutoTokenizer.from_pretrained(source, **shared)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except _LOAD_ERRORS as error:
         raise ModelLoadError(
             f"cannot load the tokenizer of {role} {str(source)!r}: {_first_line(error)}"
         ) from error
@@ -185,4 +221,4 @@ def _load_tokenizer(source: str | Path, role: str, shared: dict[str, Any]) -> An
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    return text.splitlines()[0].rstrip(" :")
