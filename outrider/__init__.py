@@ -1,10 +1,18 @@
-"""Outrider: speculative decoding for PyTorch and Hugging Face ``transformers`` models."""
+"""Outrider: speculative decoding for PyTorch and Hugging Face ``transformers`` models.
 
-from outrider.core.errors import OutriderError
-from outrider.engine import Engine, Event, Result, Results, Stats, load
-from outrider.methods import METHODS
-from outrider.models import load_model
-from outrider.sampling import Sampling
+The names below are imported when they are first used, so that ``import outrider`` and
+``outrider --help`` do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.core.errors import OutriderError
+    from outrider.engine import Engine, Event, Result, Results, Stats, load
+    from outrider.methods import METHODS
+    from outrider.models import load_model
+    from outrider.sampling import Sampling
 
 __version__ = "0.1.0"
 
@@ -21,3 +29,28 @@ __all__ = [
     "load",
     "load_model",
 ]
+
+_HOME = {
+    "METHODS": "outrider.methods",
+    "Engine": "outrider.engine",
+    "Event": "outrider.engine",
+    "OutriderError": "outrider.core.errors",
+    "Result": "outrider.engine",
+    "Results": "outrider.engine",
+    "Sampling": "outrider.sampling",
+    "Stats": "outrider.engine",
+    "load": "outrider.engine",
+    "load_model": "outrider.models",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,67 @@
+"""The application: its commands, ``--version``, and what happens when it is called alone."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli.demo import demo
+from outrider.cli.generate import generate
+from outrider.cli.group import Group, add_command, paragraphs
+from outrider.cli.methods import methods
+from outrider.cli.train import train
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit()
+
+
+def _outrider(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding: text from a large model, several tokens at a time, nothing lost.
+
+    A small draft model rides ahead; the large target model checks its tokens in one pass, keeps
+    those it agrees with and adds one of its own. See it at work, offline, in under a minute:
+
+      outrider demo
+
+    Then continue a text of your own, each token coloured by where it came from:
+
+      outrider generate "def fibonacci(n):" --trace
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app = typer.Typer(
+    name="outrider",
+    cls=Group,
+    callback=_outrider,
+    help=paragraphs(_outrider),
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+add_command(app, demo, "demo")
+add_command(app, generate, "generate")
+add_command(app, methods, "methods")
+add_command(app, train, "train")
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show is no error
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="outrider")

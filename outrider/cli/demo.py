@@ -1,0 +1,198 @@
+"""``outrider demo``: the main job on the embedded pair, in under a minute."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+from outrider import __version__
+from outrider.cli import options
+from outrider.cli.compare import Comparison, against_plain
+from outrider.cli.engines import EMBEDDED, open_engine, plain_engine
+from outrider.cli.errors import FAILED, INTERRUPTED, say
+from outrider.cli.follow import CANCELLED, follow, warm_up
+from outrider.cli.quiet import silence
+from outrider.cli.summary import summary_line
+from outrider.cli.trace import Painter, has_colour, legend
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine, Result
+    from outrider.sampling import Sampling
+
+PROMPTS = (
+    'def read_lines(path):\n    """Return the lines of a text file as a list."""\n',
+    'class Stack:\n    """A stack: last in, first out."""\n\n    def __init__(self):\n',
+    "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n",
+)
+TEMPERATURES = (0.0, 0.8)
+_MOST_TOKENS, _FEWEST_TOKENS = 96, 16
+_SECONDS = 32.0  # for writing; loading and warming up come on top
+
+
+@dataclass
+class Tally:
+    """Results at one temperature."""
+
+    plain: list["Result"] = field(default_factory=list)
+    speculative: list["Result"] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+
+
+def demo(
+    target: options.Target = EMBEDDED,
+    draft: options.Draft = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    seed: options.Seed = 0,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens per text. Default: what fits into half a minute here, at most 96.",
+            rich_help_panel=options.SAMPLING,
+        ),
+    ] = None,
+) -> None:
+    """See speculative decoding at work on the small models that come with Outrider.
+
+    Completes three pieces of Python, plainly and speculatively, at temperature 0 and 0.8. Shows
+    where each token came from, both speeds, and whether the greedy texts are the same:
+
+      outrider demo
+
+    Ends with code 1 if greedy texts differ by more than rounding explains.
+    """
+    silence()
+    from outrider.sampling import Sampling
+
+    engine = open_engine(
+        target, draft, "speculative", num_speculative_tokens, dtype=dtype, device=device
+    )
+    plain = plain_engine(engine)
+    console = Console(highlight=False)
+    _introduce(console, engine)
+    trial = Sampling(temperature=0.8, seed=seed, max_new_tokens=8)
+    with console.status("warming up"):
+        for each in (engine, plain, engine):
+            warm_up(each, PROMPTS[0], trial)
+        speed = warm_up(plain, PROMPTS[0], trial)
+    tokens = max_new_tokens or _affordable(speed)
+    console.print(legend(console), end="", soft_wrap=True)
+    tallies = {temperature: Tally() for temperature in TEMPERATURES}
+    for number, prompt in enumerate(PROMPTS, 1):
+        for temperature, tally in tallies.items():
+            sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=tokens)
+            console.rule(f"{number}, temperature {temperature:g}", style="dim", align="left")
+            _race(console, engine, plain, prompt, sampling, tally)
+    _report(console, tallies)
+    if any(c.failed for tally in tallies.values() for c in tally.comparisons):
+        raise typer.Exit(FAILED)
+
+
+def _affordable(plain_speed: float) -> int:
+    """Tokens per text that plain decoding twice over would write in the time there is."""
+    texts = 2 * len(PROMPTS) * len(TEMPERATURES)
+    return int(min(_MOST_TOKENS, max(_FEWEST_TOKENS, _SECONDS * plain_speed / texts)))
+
+
+def _introduce(console: Console, engine: "Engine") -> None:
+    target, draft = engine.target, engine.draft
+    assert draft is not None
+    dtype = str(target.dtype).removeprefix("torch.")
+    console.print(f"[bold]Outrider {__version__}[/bold], {dtype} on {target.device}")
+    for name, model in (("target", target), ("draft", draft)):
+        size = sum(weight.numel() for weight in model.module.parameters()) / 1e6
+        layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
+        console.print(f"{name:7}{size:.1f} million parameters in {layers}")
+    console.print(f"the draft guesses up to {engine.num_speculative_tokens} tokens per target pass")
+
+
+def _race(
+    console: Console,
+    engine: "Engine",
+    plain: "Engine",
+    prompt: str,
+    sampling: "Sampling",
+    tally: Tally,
+) -> None:
+    """One prompt, plainly and then speculatively with its trace."""
+    with console.status("plain decoding of the same text"):
+        reference = plain.generate(prompt, sampling)
+    colour = has_colour(console)
+    dim = Style(dim=True) if colour else None
+    console.print(Segments([Segment(prompt, dim)]), end="", soft_wrap=True)
+    painter = Painter(engine, engine.encode(prompt), colour)
+    result = follow(
+        engine,
+        prompt,
+        sampling,
+        lambda event: console.print(painter.paint(event), end="", soft_wrap=True),
+    )
+    if not result.text.endswith("\n"):
+        console.print()
+    if result.finish_reason == CANCELLED:
+        say("interrupted")
+        raise typer.Exit(INTERRUPTED)
+    console.print(summary_line(result), style="dim", soft_wrap=True)
+    tally.plain.append(reference)
+    tally.speculative.append(result)
+    tally.comparisons.append(against_plain(engine, result, reference, sampling.greedy))
+
+
+def _report(console: Console, tallies: dict[float, Tally]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from outrider.engine import Stats
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in (
+        "temperature",
+        "plain\ntokens/s",
+        "speculative\ntokens/s",
+        "speed-up",
+        "acceptance\nlength",
+        "acceptance\nrate",
+        "\nα",
+    ):
+        table.add_column(title, justify="right", no_wrap=True, vertical="bottom")
+    for temperature, tally in tallies.items():
+        plain = Stats.total(result.stats for result in tally.plain)
+        fast = Stats.total(result.stats for result in tally.speculative)
+        table.add_row(
+            f"{temperature:g}",
+            f"{plain.tokens_per_second:.1f}",
+            f"{fast.tokens_per_second:.1f}",
+            f"{fast.tokens_per_second / plain.tokens_per_second:.2f}×",
+            f"{fast.acceptance_length:.2f}",
+            f"{fast.acceptance_rate:.0%}",
+            f"{fast.alpha:.2f}",
+        )
+    console.rule("speed", style="dim", align="left")
+    console.print(table)
+    console.print(
+        "acceptance length: tokens per target pass, 1 when plain\n"
+        "acceptance rate: share of drafted tokens that were kept\n"
+        "α: overlap of the draft's law with the target's, averaged over places",
+        style="dim",
+    )
+    _report_greedy(console, tallies[0.0])
+    console.print('next: [bold]outrider generate "def fibonacci(n):" --trace --compare[/bold]')
+
+
+def _report_greedy(console: Console, tally: Tally) -> None:
+    console.rule("plain and speculative text at temperature 0", style="dim", align="left")
+    for number, comparison in enumerate(tally.comparisons, 1):
+        parting = comparison.parting
+        same = f"identical, {len(comparison.plain.token_ids)} tokens"
+        console.print(f"{number}  {parting or same}", markup=False, soft_wrap=True)
+    if any(c.parting is not None and c.parting.near_tie for c in tally.comparisons):
+        console.print(
+            "near-tie: a pass over many tokens rounds otherwise than a pass over one, so\n"
+            "two almost equal logits may change places",
+            style="dim",
+        )

@@ -1,0 +1,57 @@
+"""Engines from options, with errors that name options."""
+
+from typing import TYPE_CHECKING
+
+from outrider.cli.errors import fail, say
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine
+
+EMBEDDED = "embedded"
+
+
+def open_engine(
+    target: str,
+    draft: str | None,
+    method: str,
+    num_speculative_tokens: int,
+    *,
+    draft_confidence: float = 0.0,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> "Engine":
+    """Loads the models and builds the engine; what can be checked before loading, is."""
+    from outrider.engine import load
+    from outrider.methods import find_method
+
+    needs = find_method(method).needs
+    if needs == "draft model" and draft is None and target != EMBEDDED:
+        raise fail(
+            f"method '{method}' needs a draft model beside --target {target}: add --draft MODEL "
+            f"with the same tokenizer, or take --method plain"
+        )
+    if needs != "draft model" and draft is not None:
+        say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
+    try:
+        return load(
+            target,
+            draft,
+            method,
+            num_speculative_tokens,
+            draft_confidence=draft_confidence,
+            max_batch_size=1,
+            dtype=None if dtype == "auto" else dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+        )
+    except FileNotFoundError as error:
+        raise fail(str(error)) from error
+
+
+def plain_engine(engine: "Engine") -> "Engine":
+    """Plain decoding with the same target."""
+    from outrider.engine import Engine
+    from outrider.methods import METHODS
+
+    return Engine(engine.target, None, METHODS["plain"], max_batch_size=1)

@@ -1,0 +1,82 @@
+"""Every error on one line of stderr, with an exit code; never a stack trace unless asked for.
+
+Exit codes: 0 done; 1 a comparison failed, or a mistake of ours; 2 bad input; 130 Ctrl-C.
+"""
+
+import os
+import re
+import sys
+import traceback
+
+import typer
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+DEBUG = "OUTRIDER_DEBUG"
+
+_FLAGS = re.compile(  # how Python errors name parameters that are flags here
+    r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
+    r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
+    r"|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
+)
+
+
+class BadInputError(ValueError):
+    """Input that only the command line can get wrong, such as an unreadable file."""
+
+
+def fail(message: str) -> BadInputError:
+    """The error to raise for bad input."""
+    return BadInputError(message)
+
+
+def say(message: str) -> None:
+    """One line on stderr, whatever its length; line breaks in it become spaces."""
+    typer.echo(" ".join(message.split()), err=True)
+
+
+def debugging() -> bool:
+    """Whether the user asked for stack traces."""
+    return os.environ.get(DEBUG, "") not in ("", "0")
+
+
+def report(error: Exception) -> int:
+    """Prints an error on one line and returns the exit code."""
+    if debugging():
+        traceback.print_exception(error)
+    if isinstance(error, BadInputError):
+        say(f"error: {error}")
+        return BAD_INPUT
+    if hasattr(error, "format_message"):  # a usage error of typer's
+        context = getattr(error, "ctx", None)
+        message = error.format_message().strip().rstrip(".")
+        where = f" (help: {context.command_path} --help)" if context is not None else ""
+        say(f"error: {message}{where}")
+        return int(getattr(error, "exit_code", BAD_INPUT))
+    if isinstance(error, typer.Abort):
+        say("aborted")
+        return FAILED
+    known = sys.modules.get("outrider.core.errors")  # not loaded: it cannot have been raised
+    if known is not None and isinstance(error, known.OutriderError):
+        say(f"error: {as_flags(str(error))}")
+        return BAD_INPUT
+    say(
+        f"error: unexpected {type(error).__name__}: {_first_line(error)} "
+        f"({DEBUG}=1 shows where; please report it)"
+    )
+    return FAILED
+
+
+def as_flags(message: str) -> str:
+    """A message that speaks of ``top_p=0`` in the words of the command line: ``--top-p 0``."""
+
+    def flag(match: re.Match[str]) -> str:
+        name, single, double, dots, bare = match.groups()
+        value = "NAME" if dots else next(v for v in (single, double, bare) if v is not None)
+        return f"--{name.replace('_', '-')} {value}"
+
+    return _FLAGS.sub(flag, message)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

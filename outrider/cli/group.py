@@ -1,0 +1,82 @@
+"""typer's group and command, with our errors and help texts that read well in 80 columns."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from outrider.cli.errors import INTERRUPTED, report, say
+
+
+class Command(TyperCommand):
+    """A command whose help shows switches without a type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _switches_without_type(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group that reports every error on one line, with the exit codes of ``errors``."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _switches_without_type(super().get_params(ctx))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            code = super().main(
+                args=args,
+                prog_name=prog_name,
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                **extra,
+            )
+        except Exception as error:
+            code = report(error)
+        if standalone_mode:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def add_command(app: typer.Typer, function: Callable[..., None], name: str) -> None:
+    """Registers a function as a command; its docstring is the help text.
+
+    A paragraph becomes one line, which the help page then wraps; an indented one is an example and
+    stays as it is.
+    """
+    app.command(name, cls=Command, help=paragraphs(function))(function)
+
+
+def paragraphs(function: Callable[..., None]) -> str:
+    """A docstring without the line breaks inside its paragraphs."""
+    text = inspect.cleandoc(function.__doc__ or "")
+    joined = [
+        block if block.startswith(" ") else " ".join(block.split())
+        for block in text.replace("[", r"\[").split("\n\n")
+    ]
+    return "\n\n".join(joined)
+
+
+def _switches_without_type(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params

@@ -1,0 +1,41 @@
+"""The prompt, from an argument, a file or standard input; taken exactly as it is."""
+
+import sys
+from pathlib import Path
+
+from outrider.cli.errors import fail
+
+_EXAMPLE = 'outrider generate "def fibonacci(n):"'
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The one prompt that was given."""
+    if prompt is not None and file is not None:
+        raise fail("both a PROMPT and --file were given: choose one")
+    if file is not None and str(file) != "-":
+        text = _decode(_read(file), str(file))
+    elif prompt == "-" or file is not None:
+        text = _decode(sys.stdin.buffer.read(), "standard input")
+    elif prompt is None:
+        raise fail(f"no prompt: give a text, -f FILE, or - for standard input, as in {_EXAMPLE}")
+    else:
+        text = _decode(prompt.encode("utf-8", "surrogateescape"), "the argument")
+    if not text:
+        raise fail(f"the prompt is empty: give the text to continue, as in {_EXAMPLE}")
+    return text
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise fail(f"cannot read prompt file '{file}': {error.strerror or error}") from error
+
+
+def _decode(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise fail(
+            f"the prompt in {name} is not UTF-8 text (byte {error.start}): convert it first"
+        ) from error

@@ -1,0 +1,26 @@
+"""Silences what libraries print on their own: progress bars, advice, warnings."""
+
+import os
+import warnings
+
+from outrider.cli.errors import debugging
+
+
+def silence() -> None:
+    """Called before transformers is imported; ``OUTRIDER_DEBUG=1`` leaves everything audible."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if debugging():
+        return
+    for name, value in (
+        ("TRANSFORMERS_VERBOSITY", "error"),
+        ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
+        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+        ("HF_HUB_DISABLE_TELEMETRY", "1"),
+        ("HF_HUB_VERBOSITY", "error"),
+    ):
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,64 @@
+"""The closing lines of a run, and its JSON document."""
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.cli.compare import Comparison
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine, Result
+
+
+def summary_line(result: "Result") -> str:
+    """Tokens, speed, the three acceptance numbers and why it ended, in one line."""
+    stats = result.stats
+    if stats.drafted:
+        middle = (
+            f"acceptance length {stats.acceptance_length:.2f}, rate {stats.acceptance_rate:.0%}, "
+            f"α {stats.alpha:.2f}"
+        )
+    else:
+        middle = "nothing drafted"
+    tokens = "1 token" if stats.emitted == 1 else f"{stats.emitted} tokens"
+    return f"{tokens}, {stats.tokens_per_second:.0f} tok/s | {middle} | end: {result.finish_reason}"
+
+
+def comparison_lines(result: "Result", comparison: Comparison, method: str) -> list[str]:
+    """Both speeds and the speed-up; for greedy texts, whether they are the same."""
+    plain, fast = comparison.plain.stats.tokens_per_second, result.stats.tokens_per_second
+    lines = [
+        f"plain {plain:.1f} tok/s, {method} {fast:.1f} tok/s: {comparison.speedup:.2f}× the speed"
+    ]
+    if comparison.comparable:
+        what = comparison.parting or "identical"
+        lines.append(f"greedy texts, plain and {method}: {what}")
+    return lines
+
+
+def as_document(
+    engine: "Engine", result: "Result", comparison: Comparison | None
+) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    return {
+        "method": engine.method.name,
+        "target": engine.target.name,
+        "prompt": result.prompt,
+        "prompt_ids": list(result.prompt_ids),
+        "text": result.text,
+        "tokens": _pieces(engine, result),
+        "token_ids": list(result.token_ids),
+        "origins": list(result.origins),
+        "logprobs": list(result.logprobs),
+        "top_logprobs": [
+            dict(zip(map(str, top.token_ids), top.logprobs, strict=True))
+            for top in result.top_logprobs
+        ],
+        "finish_reason": result.finish_reason,
+        "stats": result.stats.as_dict(),
+        "comparison": None if comparison is None else comparison.as_dict(),
+    }
+
+
+def _pieces(engine: "Engine", result: "Result") -> list[str]:
+    tokenizer = engine.target.tokenizer
+    assert tokenizer is not None
+    return [str(tokenizer.decode([token])) for token in result.token_ids]

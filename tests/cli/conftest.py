@@ -1,0 +1,92 @@
+"""A pair of tiny models with random weights, in folders, as a user would have them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner, Result
+
+from outrider.cli import app
+
+CONTEXT = 256
+LINES = [f"def f{i}(x):\n    return x + {i}  # ¿naïve?\n" for i in range(40)]
+
+
+def save_model(folder: Path, seed: int, vocab_size: int, layers: int = 2) -> None:
+    """A Llama with random weights, wide enough apart to have clear favourites."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+
+
+def save_tokenizer(folder: Path, vocab_size: int = 300) -> int:
+    """A byte-level tokenizer trained on a few lines; its number of entries."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(LINES, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a target and of a draft with other weights and the same tokenizer."""
+    folder = tmp_path_factory.mktemp("pair")
+    target, draft = folder / "target", folder / "draft"
+    size = save_tokenizer(target)
+    save_model(target, 1, size)
+    save_tokenizer(draft)
+    save_model(draft, 2, size, layers=1)
+    return target, draft
+
+
+@pytest.fixture
+def broken(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the target to damage."""
+    return Path(shutil.copytree(pair[0], tmp_path / "broken"))
+
+
+@pytest.fixture
+def run() -> Callable[..., Result]:
+    """Calls the command line in this process."""
+
+    def call(*arguments: object, **keywords: object) -> Result:
+        runner = CliRunner()
+        return runner.invoke(app, [str(a) for a in arguments], prog_name="outrider", **keywords)  # type: ignore[arg-type]
+
+    return call
+
+
+@pytest.fixture
+def generate(pair: tuple[Path, Path], run: Callable[..., Result]) -> Callable[..., Result]:
+    """``outrider generate`` with the tiny pair in float32, eight tokens."""
+
+    def call(*arguments: object, **keywords: object) -> Result:
+        target, draft = pair
+        models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
+        return run("generate", *models, "--max-new-tokens", 8, *arguments, **keywords)
+
+    return call
