@@ -153,22 +153,21 @@ class SlabCache(Cache):
     def _allocate(self, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
         bytes_per_slab = math.prod(shape) * like.element_size()
         wanted = bytes_per_slab * 2 * len(self.keys)
-        free = _free_bytes(like.device)
-        if bytes_per_slab > free:
-            self._refuse(shape, wanted, free)
+        held, free = self.num_bytes(), _free_bytes(like.device)
+        if max(bytes_per_slab, wanted - held) > free:
+            self._refuse(shape, wanted, held + free)
         try:
             return like.new_zeros(shape)
         except torch.OutOfMemoryError:
-            self._refuse(shape, wanted, free)
+            self._refuse(shape, wanted, held + free)
             raise
 
-    def _refuse(self, shape: tuple[int, int, int, int], wanted: int, free: int) -> None:
+    def _refuse(self, shape: tuple[int, int, int, int], wanted: int, at_hand: int) -> None:
         rows, _, slots, _ = shape
-        fits = max(0, int(rows * free / wanted))
         raise OutOfMemoryError(
-            f"key-value slabs of {rows} rows x {slots} tokens need {wanted / 2**30:.2f} GiB; "
-            f"{free / 2**30:.2f} GiB are free, which fit {fits} rows of that length: lower "
-            f"max_batch_size, max_new_tokens or the prompt's length"
+            f"key-value slabs of {rows} rows x {slots} tokens need {_size(wanted)}; "
+            f"{_size(at_hand)} are at hand, which fit {rows * at_hand // wanted} rows of that "
+            f"length: lower max_batch_size, max_new_tokens or the prompt's length"
         ) from None
 
     def _compact(self, path_BD: Tensor) -> None:
@@ -178,6 +177,10 @@ class SlabCache(Cache):
         to_BD = self.length_B[:, None] + 1 + torch.arange(path_BD.shape[1], device=path_BD.device)
         for slab in self._slabs():
             slab[rows_B1, :, to_BD] = slab[rows_B1, :, from_BD]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _free_bytes(device: torch.device) -> int:
