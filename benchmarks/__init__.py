@@ -1,0 +1,1 @@
+"""Side-by-side measurements, each one command, with results under ``benchmarks/results``."""

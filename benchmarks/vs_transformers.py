@@ -1,0 +1,235 @@
+"""Outrider against transformers: the same pair, the same prompts, one run, interleaved.
+
+    python -m benchmarks.vs_transformers [--target DIR --draft DIR] [--repeats 5] [--out DIR]
+
+Everything eager, batch 1 where transformers takes part (its assisted generation refuses batches),
+Outrider also at batch 4 and 16. Each repeat runs every contender once, in an order that rotates
+with the repeat; tokens per second are of whole calls, prefill included; the table gives medians,
+the spread from the slowest to the fastest repeat, and the ratios that matter. Writes JSON and a
+Markdown table.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import outrider
+from benchmarks.contenders import Contender, Outrider, Transformers
+from outrider import Stats
+from outrider.models import HFModel
+
+PROMPTS = (
+    "def fibonacci(n):\n    ",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import os\nimport sys\n\n\ndef main():\n    parser = argparse.ArgumentParser(",
+    "    def __repr__(self):\n        return ",
+    'def read_lines(path):\n    """Read a text file."""\n    with open(path',
+    "try:\n    import numpy as np\nexcept ImportError:\n    ",
+    "class TestCase(unittest.TestCase):\n    def test_empty(self):\n        ",
+    "for key, value in sorted(self.options.items()):\n    if ",
+)
+
+
+@dataclass
+class Series:
+    """All repeats of one contender.
+
+    Attributes:
+        contender: what ran.
+        prompts: what it continued.
+        tokens_per_second: one number per repeat.
+        stats: the engine's statistics of all repeats, where there are any.
+    """
+
+    contender: Contender
+    prompts: Sequence[Sequence[int]]
+    tokens_per_second: list[float] = field(default_factory=list)
+    stats: list[Stats] = field(default_factory=list)
+
+    def run(self, seed: int) -> None:
+        """One repeat."""
+        began = time.perf_counter()
+        run = self.contender(self.prompts, seed)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.tokens_per_second.append(run.tokens / (time.perf_counter() - began))
+        if run.stats is not None:
+            self.stats.append(run.stats)
+
+    def summary(self) -> dict[str, Any]:
+        """Median, spread and the engine's own numbers."""
+        row: dict[str, Any] = {
+            "median": statistics.median(self.tokens_per_second),
+            "slowest": min(self.tokens_per_second),
+            "fastest": max(self.tokens_per_second),
+            "repeats": self.tokens_per_second,
+        }
+        if self.stats:
+            total = Stats.total(self.stats)
+            row |= total.as_dict()
+            row["other_share"] = total.other_seconds / total.seconds
+        return row
+
+
+def contenders(
+    target: HFModel, draft: HFModel, temperature: float, gammas: Sequence[int], tokens: int
+) -> list[tuple[Contender, int]]:
+    """Everything measured at one temperature, with the number of prompts each continues."""
+    plain = outrider.load(target, method="plain")
+    entries: list[tuple[Contender, int]] = [
+        (Transformers("transformers plain", target, None, 0, temperature, tokens), 8),
+        (Outrider("outrider plain", plain, temperature, tokens), 8),
+    ]
+    for γ in gammas:
+        engine = outrider.load(target, draft, num_speculative_tokens=γ)
+        name = f"transformers assisted γ={γ}"
+        entries += [
+            (Transformers(name, target, draft, γ, temperature, tokens), 8),
+            (Outrider(f"outrider speculative γ={γ}", engine, temperature, tokens), 8),
+        ]
+    engine = outrider.load(target, draft, num_speculative_tokens=5)
+    for size in (4, 16):
+        entries += [
+            (Outrider(f"outrider plain, batch {size}", plain, temperature, tokens, True), size),
+            (Outrider(f"outrider γ=5, batch {size}", engine, temperature, tokens, True), size),
+        ]
+    return entries
+
+
+def measure(
+    entries: list[tuple[Contender, int]], prompts: Sequence[Sequence[int]], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Interleaved repeats after one unmeasured warm-up of each contender."""
+    series = [
+        Series(contender, [prompts[i % len(prompts)] for i in range(count)])
+        for contender, count in entries
+    ]
+    for one in series:
+        one.contender(one.prompts[:1], 0)
+    for repeat in range(repeats):
+        for place in range(len(series)):
+            series[(place + repeat) % len(series)].run(seed=repeat)
+    return {one.contender.name: one.summary() for one in series}
+
+
+def ratios(rows: dict[str, dict[str, Any]], gammas: Sequence[int]) -> dict[str, float]:
+    """The ratios that the project is judged by."""
+    speed = {name: row["median"] for name, row in rows.items()}
+    found = {
+        "outrider plain / transformers plain": speed["outrider plain"]
+        / speed["transformers plain"],
+        "outrider plain, batch 16 / batch 1": speed["outrider plain, batch 16"]
+        / speed["outrider plain"],
+    }
+    for γ in gammas:
+        ours = speed[f"outrider speculative γ={γ}"]
+        theirs = speed[f"transformers assisted γ={γ}"]
+        found[f"outrider speculative γ={γ} / transformers assisted γ={γ}"] = ours / theirs
+        found[f"outrider speculative γ={γ} / outrider plain"] = ours / speed["outrider plain"]
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    about = report["about"]
+    lines = [
+        "# Outrider against transformers",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, {about['dtype']}, "
+        f"torch {about['torch']}, transformers {about['transformers']}, eager. "
+        f"{about['max_new_tokens']} new tokens per prompt, median of {about['repeats']} "
+        f"interleaved repeats.",
+        "",
+        f"Command: `{about['command']}`",
+    ]
+    for temperature, part in report["temperatures"].items():
+        lines += [
+            "",
+            f"## Temperature {temperature}",
+            "",
+            "| | tokens/s | spread | acceptance length | α | outside the models |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        for name, row in part["rows"].items():
+            more = "| | | |"
+            if "rounds" in row:
+                alpha = f"{row['alpha']:.2f}" if row["drafted"] else "–"
+                more = f"| {row['acceptance_length']:.2f} | {alpha} | {row['other_share']:.1%} |"
+            lines.append(
+                f"| {name} | {row['median']:.1f} | {row['slowest']:.1f}–{row['fastest']:.1f} {more}"
+            )
+        lines += ["", "| ratio of medians | |", "|---|---:|"]
+        lines += [f"| {name} | {value:.2f} |" for name, value in part["ratios"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def hardware() -> str:
+    """The processor's name, or the GPU's."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+        names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", default="embedded", help="folder or hub id")
+    parser.add_argument("--draft", help="folder or hub id; the embedded target has its own")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--gammas", type=int, nargs="+", default=[3, 5, 8])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+
+    transformers.logging.set_verbosity_error()
+    engine = outrider.load(options.target, options.draft)
+    target, draft = engine.target, engine.draft
+    assert draft is not None
+    prompts = [engine.encode(prompt) for prompt in PROMPTS]
+    report: dict[str, Any] = {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "target": options.target,
+            "repeats": options.repeats,
+            "max_new_tokens": options.max_new_tokens,
+            "command": "python -m benchmarks.vs_transformers"
+            + (f" --target {options.target}" if options.target != "embedded" else ""),
+        },
+        "temperatures": {},
+    }
+    for temperature in (0.0, 0.8):
+        entries = contenders(target, draft, temperature, options.gammas, options.max_new_tokens)
+        rows = measure(entries, prompts, options.repeats)
+        report["temperatures"][str(temperature)] = {
+            "rows": rows,
+            "ratios": ratios(rows, options.gammas),
+        }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "vs_transformers.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "vs_transformers.md").write_text(page)
+    print(page)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
