@@ -3,8 +3,9 @@
 Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted tokens, M places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -118,31 +119,47 @@ def _widened(tokens_BT: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(tokens_BT, (0, width - tokens_BT.shape[1]))
 
 
-@dataclass(frozen=True)
 class Prefix:
     """What precedes each of M scored places: the context, then some drafted tokens.
 
-    Attributes:
+    Most laws never look at it, so it is put together only when one does.
+
+    Args:
         context: the committed tokens.
-        tokens_BK: drafted tokens, in order.
-        on_path_BMK: whether token k lies on the path to place m.
+        tokens: gives ``tokens_BK``, drafted tokens in order.
+        on_path: gives ``on_path_BMK``, whether token k lies on the path to place m.
     """
 
-    context: Context
-    tokens_BK: Tensor
-    on_path_BMK: Tensor
+    def __init__(
+        self, context: Context, tokens: Callable[[], Tensor], on_path: Callable[[], Tensor]
+    ) -> None:
+        self.context = context
+        self._tokens = tokens
+        self._on_path = on_path
 
     @classmethod
     def of_draft(cls, context: Context, draft: Draft) -> "Prefix":
         """The places are the nodes of a draft."""
-        return cls(context, draft.tokens_BN[:, 1:], draft.ancestors_BNN[:, :, 1:])
+        return cls(context, lambda: draft.tokens_BN[:, 1:], lambda: draft.ancestors_BNN[:, :, 1:])
 
     @classmethod
-    def of_chain(cls, context: Context, tokens_BK: Tensor) -> "Prefix":
-        """One place, behind all the tokens."""
-        B, K = tokens_BK.shape
-        on_path_BMK = torch.ones(B, 1, K, dtype=torch.bool, device=tokens_BK.device)
-        return cls(context, tokens_BK, on_path_BMK)
+    def of_chain(cls, context: Context, tokens: Sequence[Tensor]) -> "Prefix":
+        """One place, behind all the tokens, each (B,)."""
+        B, K = context.num_rows, len(tokens)
+        none_B0 = context.tokens_BT[:, :0]
+        return cls(
+            context,
+            lambda: torch.stack(list(tokens), 1) if K else none_B0,
+            lambda: torch.ones(B, 1, K, dtype=torch.bool, device=context.device),
+        )
+
+    @cached_property
+    def tokens_BK(self) -> Tensor:
+        return self._tokens()
+
+    @cached_property
+    def on_path_BMK(self) -> Tensor:
+        return self._on_path()
 
     def row(self, b: int, m: int) -> Tensor:
         """All token ids before place m of row b, shape (1, T)."""

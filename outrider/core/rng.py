@@ -15,6 +15,7 @@ Legend: B rows, R numbers per row.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -81,14 +82,19 @@ class Stream:
         """The same rows at another position."""
         return Stream(self.key_B, position_B)
 
+    @cached_property
+    def _here_B1(self) -> Tensor:
+        return fold(self.key_B, self.position_B)[:, None]
+
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num).
 
         float64 with 52 random bits (float32 with 23 where the device has no float64), so that
         ``u * total < total`` holds after rounding.
         """
-        counter_R = torch.arange(first, first + num, device=self.key_B.device) + (int(role) << 40)
-        key_BR = fold(fold(self.key_B, self.position_B)[:, None], counter_R)
+        first += int(role) << 40
+        counter_R = torch.arange(first, first + num, device=self.key_B.device)
+        key_BR = fold(self._here_B1, counter_R)
         if self.key_B.device.type == "mps":
             return ((key_BR >> 41) & 0x7FFFFF).float() * 2.0**-23
         return ((key_BR >> 12) & 0xFFFFFFFFFFFFF).double() * 2.0**-52

@@ -102,8 +102,7 @@ class ModelDrafter:
         u_BD = None if context.law.greedy else rng.uniform(Role.DRAFT, max(γ, 1))
         for i in range(γ):
             logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
-            drafted_BK = torch.stack(tokens[1:], 1) if i else tokens[0][:, None][:, :0]
-            x_B, q_BV = self._draw(logits_BV, Prefix.of_chain(context, drafted_BK), u_BD, i)
+            x_B, q_BV = self._draw(logits_BV, Prefix.of_chain(context, tokens[1:]), u_BD, i)
             tokens.append(x_B)
             exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
             if u_BD is not None:

@@ -54,6 +54,11 @@ class SlabCache(Cache):
     def num_rows(self) -> int:
         return len(self.lengths)
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all rows have the same length, so that a pass is one contiguous write."""
+        return self._start is not None
+
     def begin(self, num_columns: int) -> None:
         """Says that the next pass writes ``num_columns`` nodes behind the committed slots."""
         self.span = max(self.lengths) + num_columns

@@ -59,18 +59,12 @@ class HFModel:
         self.limit: int = getattr(config, "max_position_embeddings", None) or 2**30
         self.num_layers: int = config.num_hidden_layers
         self.num_tokens: int = config.vocab_size
-        self.watch = Stopwatch(module.device)
+        self.device: torch.device = module.device
+        self.dtype: torch.dtype = module.dtype
+        self.watch = Stopwatch(self.device)
         self._windows = _windows(config)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.module.dtype
 
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""
@@ -159,6 +153,10 @@ class HFModel:
     def _mask(
         self, cache: SlabCache, positions_BN: Tensor, tree: Draft | None, window: int | None
     ) -> Tensor:
+        if positions_BN.shape[1] == 1 and window is None and cache.is_uniform:
+            return torch.zeros(1, 1, 1, cache.span, dtype=self.dtype, device=self.device).expand(
+                cache.num_rows, 1, 1, cache.span
+            )
         if tree is None:
             return chain_mask(positions_BN, cache.span, self.dtype, window)
         return tree_mask(
