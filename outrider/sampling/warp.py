@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Prefix
+from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
 from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
 
@@ -33,6 +34,7 @@ class Warp:
         self._samplings = tuple(samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
+        self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
         self.greedy = all(s.greedy for s in samplings)
         self._any_greedy = any(s.greedy for s in samplings)
         self._penalises = any(s.penalises for s in samplings)
@@ -50,7 +52,7 @@ class Warp:
         """Logits after bias, penalties and user processors, at least float32."""
         z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
         if self._bias_BV is not None:
-            z_BMV = z_BMV + self._bias_BV[:, None]
+            z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
         if self._penalises:
             z_BMV = self._penalise(z_BMV, prefix)
         if self._processes:
@@ -74,10 +76,22 @@ class Warp:
             z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
         p_BMV = z_BMV.softmax(-1)
         if any(p < 1 for p in self._top_p):
-            p_BMV = _renormalised(p_BMV, keep_top_p(p_BMV, self._top_p, self._strict))
+            on_B = [top_p < 1 for top_p in self._top_p]
+            p_BMV = self._renormalised(p_BMV, keep_top_p(p_BMV, self._top_p, self._strict), on_B)
         if any(self._min_p):
-            p_BMV = _renormalised(p_BMV, keep_min_p(p_BMV, self._min_p))
+            on_B = [min_p > 0 for min_p in self._min_p]
+            p_BMV = self._renormalised(p_BMV, keep_min_p(p_BMV, self._min_p), on_B)
         return p_BMV
+
+    def _renormalised(self, p_BMV: Tensor, keep_BMV: Tensor, on_B: Sequence[bool]) -> Tensor:
+        """The kept part of the law. Rows that are off stay as they are, to the last bit, so that
+        no row depends on what its batch-mates ask for."""
+        kept_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
+        kept_BMV = kept_BMV / kept_BMV.sum(-1, keepdim=True)
+        if all(on_B):
+            return kept_BMV
+        on_B11 = torch.tensor(on_B, device=self._device)[:, None, None]
+        return torch.where(on_B11, kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Repetition counts prompt and output, presence and frequency the output only."""
@@ -106,12 +120,16 @@ class Warp:
         return z_BMV
 
     def _column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self._device)[:, None, None]
+        return torch.tensor(values, dtype=self._dtype, device=self._device)[:, None, None]
 
     def _biases(self) -> Tensor:
-        bias_BV = torch.zeros(len(self._samplings), self._num_tokens)
+        bias_BV = torch.zeros(len(self._samplings), self._num_tokens, dtype=self._dtype)
         for b, sampling in enumerate(self._samplings):
             for token, bias in sampling.logit_bias.items():
+                if token >= self._num_tokens:
+                    raise InvalidParameterError(
+                        f"logit_bias={ {token: bias} }: token ids go up to {self._num_tokens - 1}"
+                    )
                 bias_BV[b, token] = bias
         return bias_BV.to(self._device)
 
@@ -132,8 +150,3 @@ def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
 
 def _point_mass(z_BMV: Tensor) -> Tensor:
     return torch.zeros_like(z_BMV).scatter_(-1, z_BMV.argmax(-1, keepdim=True), 1.0)
-
-
-def _renormalised(p_BMV: Tensor, keep_BMV: Tensor) -> Tensor:
-    p_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
-    return p_BMV / p_BMV.sum(-1, keepdim=True)

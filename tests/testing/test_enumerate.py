@@ -1,11 +1,12 @@
 """ENUM applied to the rules of this package, with every toy drafter."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 
-from outrider.core import Draft, Prefix
+from outrider.core import Draft, Prefix, Role
 from outrider.sampling import Sampling, Warp
 from outrider.testing import (
     SoftmaxLaw,
@@ -132,3 +133,43 @@ def test_target_law_is_the_chain_rule():
 def test_completion_of_a_wrong_law_shows_its_distance():
     target = ToyModel(torch.zeros(1, 2).double(), 0)
     assert complete(target, {(0,): 0.75, (1,): 0.25}, (0,), 3).total_variation == 0.25
+
+
+class Noisy(Rejection):
+    """Asks for noise at the tokens' own positions, as a coupled rule does."""
+
+    def __call__(self, draft, p_BNV, rng):
+        rng.at(rng.position_B + 1).uniform(Role.NOISE, 1)
+        return super().__call__(draft, p_BNV, rng)
+
+
+class Moody(Rejection):
+    """Asks for more numbers when the draft is short."""
+
+    def __call__(self, draft, p_BNV, rng):
+        rng.uniform(Role.NOISE, 1 + draft.tokens_BN.shape[0] % 2)
+        return super().__call__(draft, p_BNV, rng)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "error", "message"),
+    [(Noisy(), NotImplementedError, "use chi2"), (Moody(), AssertionError, "never asked before")],
+)
+def test_numbers_that_cannot_be_scripted_are_an_error(verifier, error, message):
+    with pytest.raises(error, match=message):
+        enumerate_round(TARGET, ToyDrafter(GUESS, 2), verifier, 3)
+
+
+def test_the_order_of_siblings_does_not_matter():
+    """i.i.d. draws are exchangeable: reversing them leaves the emitted law as it is."""
+
+    class Reversed(ToyDrafter):
+        def propose(self, state, context, budget, rng):
+            draft = super().propose(state, context, budget, rng)
+            tokens_BN = torch.cat([draft.tokens_BN[:, :1], draft.tokens_BN[:, 1:].flip(1)], 1)
+            return replace(draft, tokens_BN=tokens_BN)
+
+    forwards = enumerate_round(TARGET, ToyDrafter(GUESS, 3), Rejection(), 3).emitted
+    backwards = enumerate_round(TARGET, Reversed(GUESS, 3), Rejection(), 3).emitted
+    for tokens in forwards.keys() | backwards.keys():
+        assert forwards.get(tokens, 0) == pytest.approx(backwards.get(tokens, 0), abs=1e-12)
