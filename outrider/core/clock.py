@@ -21,9 +21,8 @@ class Stopwatch:
 
     def __enter__(self) -> None:
         if self._cuda:
-            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            self._events.append(pair)
-            pair[0].record()
+            self._events.append((_event(), _event()))
+            self._events[-1][0].record()
         else:
             self._began = time.perf_counter()
 
@@ -44,3 +43,7 @@ class Stopwatch:
             self._seconds += begin.elapsed_time(end) / 1000
         self._events.clear()
         return self._seconds
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class Law(Protocol):
     """How a batch's rows turn logits into the law that is sampled from."""
 
-    greedy: bool
-    """True when every row takes the argmax; then no probabilities are needed at all."""
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the argmax; then no probabilities are needed at all."""
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
@@ -86,8 +87,9 @@ class Model(Protocol[S]):
 class Drafter(Protocol[S]):
     """A source of drafts. Holds weights; what it knows of a batch lives in its state."""
 
-    drawn: Drawn
-    """How the siblings it proposes come about."""
+    @property
+    def drawn(self) -> Drawn:
+        """How the siblings it proposes come about."""
 
     def start(self, context: Context) -> S:
         """State for a batch of rows."""
@@ -105,14 +107,17 @@ class Drafter(Protocol[S]):
 class Verifier(Protocol):
     """A rule that turns a draft and the target's laws into tokens."""
 
-    lossless: bool
-    """Whether what it emits has exactly the target's law."""
+    @property
+    def lossless(self) -> bool:
+        """Whether what it emits has exactly the target's law."""
 
-    accepts: AbstractSet[Drawn]
-    """Which drafts it can judge; any other would be silently wrong."""
+    @property
+    def accepts(self) -> AbstractSet[Drawn]:
+        """Which drafts it can judge; any other would be silently wrong."""
 
-    needs: Literal["law", "argmax"]
-    """``argmax``: any row-wise increasing function of the law will do for ``p_BNV``."""
+    @property
+    def needs(self) -> Literal["law", "argmax"]:
+        """``argmax``: any row-wise increasing function of the law will do for ``p_BNV``."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Judges a draft; row i of p is the target's law at node i."""

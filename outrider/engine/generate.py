@@ -69,7 +69,7 @@ class Engine:
         self.eos_ids = _eos_ids(target)
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
         self, prompts: str, sampling: Sampling | Sequence[Sampling] | None = None
     ) -> Result: ...
     @overload

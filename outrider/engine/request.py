@@ -116,7 +116,8 @@ class Row:
         accepted = len(tokens) - 1
         last: Origin = "correction" if accepted < drafted else "bonus" if drafted else "plain"
         kept = self.ending.take(tokens)
-        origins: list[Origin] = [*["accepted"] * accepted, last][:kept]  # type: ignore[list-item]
+        draft: Origin = "accepted"
+        origins = [*[draft] * accepted, last][:kept]
         self.stats.count(drafted, accepted, kept, overlap)
         self.token_ids += tokens[:kept]
         self.origins += origins

@@ -38,7 +38,7 @@ class Ending:
         return min(self.sampling.max_new_tokens - self._emitted, self.room)
 
     def take(self, tokens: list[int]) -> int:
-        """Takes a round's tokens; returns how many are kept, the one that ends the text included."""
+        """Takes a round's tokens; returns how many are kept, with the one that ends the text."""
         if not self.sampling.stop_strings:
             kept, self.reason = self._scan(tokens)
             if self.detokenizer is not None:
