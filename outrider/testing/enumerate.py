@@ -41,6 +41,7 @@ LawFactory = Callable[[int], Law]
 """Makes a law for that many rows."""
 
 _CHUNK = 1 << 16
+_ROOM = 8  # a context grows when it has to; millions of rows should start small
 
 
 def softmax_law(num_rows: int) -> Law:
@@ -98,7 +99,7 @@ class ScriptedContext(Context):
         one = Context.start([prompt], law(1), [0], [0])
         length_B = one.length_B.expand(num_rows)
         return cls(
-            one.tokens_BT.repeat(num_rows, 1),
+            one.tokens_BT[:, : len(prompt) + _ROOM].repeat(num_rows, 1),
             length_B,
             one.lengths * num_rows,
             length_B,

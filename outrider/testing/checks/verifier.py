@@ -48,6 +48,14 @@ def check_verifier(
     }
     shapes = [("chain", 1, 3), ("siblings", 2, 2), ("tree", 2, 3)]
     shapes = shapes if trees else shapes[:1]
+    if accepts_own_law and "iid" in verifier.accepts:
+        own_law = laws["greedy" if greedy else "softmax"]
+        own = enumerate_round(target, ToyDrafter(target), verifier, 3, law=own_law)
+        require(
+            abs(own.acceptance_length - 4) < 1e-12,
+            f"a draft of 3 from the target's own law should yield 3 tokens and a bonus, "
+            f"not {own.acceptance_length:.4f}",
+        )
     found: dict[str, float] = {}
     for drawn in sorted(verifier.accepts):
         for shape, width, num_tokens in shapes:
@@ -63,14 +71,6 @@ def check_verifier(
                         f"claims to be lossless, but is off by {result.total_variation:.3g} "
                         f"in total variation: {case}",
                     )
-    if accepts_own_law and "iid" in verifier.accepts:
-        law = greedy_law if greedy else softmax_law
-        own = enumerate_round(target, ToyDrafter(target), verifier, 3, law=law)
-        require(
-            abs(own.acceptance_length - 4) < 1e-12,
-            f"a draft of 3 from the target's own law should yield 3 tokens and a bonus, "
-            f"not {own.acceptance_length:.4f}",
-        )
     return found
 
 
