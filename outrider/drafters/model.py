@@ -44,6 +44,7 @@ class ModelState:
         roots: host context lengths when the last draft was made; None when that is settled.
         root_B: the same on the device.
         fed: drafted tokens of that draft that the cache has seen.
+        open: whether that draft still waits for its commit.
     """
 
     def __init__(self, cache: SlabCache) -> None:
@@ -51,9 +52,13 @@ class ModelState:
         self.roots: list[int] | None = None
         self.root_B = cache.length_B
         self.fed = 0
+        self.open = False
 
     def settle(self) -> None:
         """Works out the host lengths from the context, which by now knows what was accepted."""
+        if self.open:  # never committed: nothing of it is kept, and its root is fed again
+            self.cache.length_B = self.root_B - 1
+            self.open = False
         if self.roots is not None:
             now = self.cache.context.lengths
             self.cache.lengths = [
@@ -124,6 +129,7 @@ class ModelDrafter:
         """Keeps the cached tokens that were accepted."""
         if state.roots is not None:
             state.cache.length_B = state.root_B + verdict.num_accepted_B.clamp(max=state.fed)
+            state.open = False
 
     def join(self, state: ModelState, other: ModelState) -> None:
         """Appends the rows of another state; called before the context appends its own."""
@@ -138,8 +144,12 @@ class ModelDrafter:
         K = max(lacking)
         column_K = torch.arange(K, device=context.device)
         place_BK = (cache.length_B[:, None] + column_K).clamp(max=context.tokens_BT.shape[1] - 1)
-        logits_BKV = self.model.extend(cache, context.tokens_BT.gather(1, place_BK))
+        tokens_BK = context.tokens_BT.gather(1, place_BK)
+        if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
+            tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
+        logits_BKV = self.model.extend(cache, tokens_BK)
         state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, 0
+        state.open = True
         cache.length_B, cache.lengths = context.length_B, list(context.lengths)
         if min(lacking) == K:
             return logits_BKV[:, -1]

@@ -74,7 +74,8 @@ class HFModel:
             columns = slice(first, min(first + _PREFILL_COLUMNS, longest))
             cache.lengths = [first] * context.num_rows
             cache.length_B = torch.full_like(context.length_B, first)
-            self.extend(cache, context.tokens_BT[:, columns], num_logits=1)
+            tokens_BN = context.tokens_BT[:, columns].clamp(max=self.num_tokens - 1)
+            self.extend(cache, tokens_BN, num_logits=1)
         cache.lengths = [length - 1 for length in context.lengths]
         cache.length_B = context.length_B - 1
         self._sums.clear()
