@@ -72,6 +72,8 @@ def as_flags(message: str) -> str:
     def flag(match: re.Match[str]) -> str:
         name, single, double, dots, bare = match.groups()
         value = "NAME" if dots else next(v for v in (single, double, bare) if v is not None)
+        if not value or " " in value:
+            value = repr(value)
         return f"--{name.replace('_', '-')} {value}"
 
     return _FLAGS.sub(flag, message)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return target, draft
 
 
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with another tokenizer."""
+    folder = tmp_path_factory.mktemp("stranger")
+    save_model(folder, 3, save_tokenizer(folder, vocab_size=280))
+    return folder
+
+
 @pytest.fixture
 def broken(pair: tuple[Path, Path], tmp_path: Path) -> Path:
     """A copy of the target to damage."""
@@ -73,9 +82,9 @@ def broken(pair: tuple[Path, Path], tmp_path: Path) -> Path:
 def run() -> Callable[..., Result]:
     """Calls the command line in this process."""
 
-    def call(*arguments: object, **keywords: object) -> Result:
-        runner = CliRunner()
-        return runner.invoke(app, [str(a) for a in arguments], prog_name="outrider", **keywords)  # type: ignore[arg-type]
+    def call(*arguments: object, **keywords: Any) -> Result:
+        texts = [str(argument) for argument in arguments]
+        return CliRunner().invoke(app, texts, prog_name="outrider", **keywords)
 
     return call
 
@@ -84,7 +93,7 @@ def run() -> Callable[..., Result]:
 def generate(pair: tuple[Path, Path], run: Callable[..., Result]) -> Callable[..., Result]:
     """``outrider generate`` with the tiny pair in float32, eight tokens."""
 
-    def call(*arguments: object, **keywords: object) -> Result:
+    def call(*arguments: object, **keywords: Any) -> Result:
         target, draft = pair
         models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
         return run("generate", *models, "--max-new-tokens", 8, *arguments, **keywords)
