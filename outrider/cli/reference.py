@@ -1,0 +1,78 @@
+"""Writes ``docs/cli.md`` from the commands themselves: ``python -m outrider.cli.reference``."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from outrider.cli.app import app
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+_HEAD = """# Command line
+
+Written by `python -m outrider.cli.reference` from the commands themselves; a test holds it current.
+
+Text goes to standard output and nothing else; summaries, notes and errors go to standard error. An
+error is one line. Exit codes: 0 done; 1 a comparison failed, or an unexpected error
+(`OUTRIDER_DEBUG=1` shows where); 2 bad input; 130 Ctrl-C, with the text so far kept. `NO_COLOR`
+turns colours into signs. `outrider --install-completion` sets up completion in your shell.
+"""
+
+
+def reference() -> str:
+    """The page."""
+    group: Any = typer.main.get_command(app)
+    context = typer.Context(group, info_name="outrider")
+    sections = [_HEAD]
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        inner = typer.Context(command, info_name=name, parent=context)
+        sections.append(_section(f"outrider {name}", command, inner))
+    return "\n".join(sections)
+
+
+def _section(title: str, command: Any, context: Any) -> str:
+    described = inspect.cleandoc(command.callback.__doc__ or "")
+    lines = [f"## {title}", "", _with_examples(described)]
+    panel: str | None = ""
+    for param in command.get_params(context):
+        if param.name == "help" or getattr(param, "hidden", False):
+            continue
+        here = getattr(param, "rich_help_panel", None)
+        if here != panel:
+            lines += ["", f"**{here}**", ""] if here else [""]
+            panel = here
+        lines.append(_entry(param, context))
+    return "\n".join(lines) + "\n"
+
+
+def _with_examples(text: str) -> str:
+    """Indented paragraphs as code."""
+    blocks = [
+        f"```\n{block.strip()}\n```" if block.startswith(" ") else block
+        for block in text.split("\n\n")
+    ]
+    return "\n\n".join(blocks)
+
+
+def _entry(param: Any, context: Any) -> str:
+    if param.param_type_name == "argument":
+        names = f"`{param.metavar or param.name.upper()}`"
+    else:
+        value = "" if param.is_flag else f" {param.metavar or param.display_type(context)}"
+        spellings = [*param.opts, *param.secondary_opts]
+        names = ", ".join(f"`{spelling}{value}`" for spelling in spellings)
+    default = param.default
+    shown = not isinstance(default, bool) and default not in (None, []) and not callable(default)
+    tail = f" Default: `{getattr(default, 'value', default)}`." if shown else ""
+    needed = " Required." if param.required else ""
+    help_text = " ".join((param.help or "").split())
+    return f"- {names}: {help_text}{tail}{needed}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE.name}\n")

@@ -1,0 +1,97 @@
+"""``outrider demo`` and ``outrider methods``, and the comparison of greedy texts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from outrider import METHODS, Sampling, assets, load
+from outrider.cli.compare import against_plain, first_parting
+from outrider.cli.demo import PROMPTS
+from outrider.cli.engines import plain_engine
+
+Run = Callable[..., Result]
+
+
+def test_methods_lists_all_with_paper_and_law(run: Run) -> None:
+    result = run("methods")
+    assert result.exit_code == 0
+    for name in (*METHODS, "Leviathan", "lossless", "draft model"):
+        assert name in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    rows = json.loads(run("methods", "--json").stdout)
+    assert [row["name"] for row in rows] == list(METHODS)
+    assert all(row["paper"] and isinstance(row["lossless"], bool) for row in rows)
+
+
+def test_demo_shows_trace_table_and_greedy_comparison(run: Run, pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
+    result = run("demo", *models, "--max-new-tokens", 8)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for part in ("[~", "trace: ", "plain", "speed-up", "acceptance", "α", "temperature 0.8"):
+        assert part in result.stdout
+    assert result.stdout.count("identical, 8 tokens") == len(PROMPTS)
+    own = [line for line in result.stdout.splitlines() if "[~" not in line]
+    assert max(map(len, own)) <= 80
+
+
+def test_demo_takes_bad_input_on_one_line(run: Run) -> None:
+    result = run("demo", "--num-speculative-tokens", 0)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --num-speculative-tokens 0: ")
+
+
+def test_partings_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
+    engine = load(*pair, dtype="float32", device="cpu")
+    plain = plain_engine(engine).generate(PROMPTS[0], Sampling(temperature=0, max_new_tokens=6))
+    assert first_parting(engine, plain, plain) is None
+    *first, last = plain.token_ids
+    other = replace(plain, token_ids=(*first, (last + 1) % 256))
+    parting = first_parting(engine, plain, other)
+    assert parting is not None
+    assert parting.gap is not None
+    assert (parting.position, parting.near_tie) == (5, False)
+    assert parting.gap > 1e-3
+    assert "NOT a near-tie" in str(parting)
+    comparison = against_plain(engine, other, plain, greedy=True)
+    assert comparison.failed
+    assert comparison.as_dict()["identical"] is False
+    short = first_parting(engine, plain, replace(plain, token_ids=tuple(first)))
+    assert short is not None
+    assert "one ends" in str(short)
+    same = replace(plain, token_ids=(*first, last, last))
+    assert against_plain(engine, same, plain, greedy=False).parting is None
+
+
+def test_a_wrong_greedy_text_fails_the_command(
+    generate: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(engine: object, result: object, plain: object, greedy: bool) -> object:
+        spoilt = replace(plain, token_ids=tuple((t + 1) % 256 for t in plain.token_ids))  # type: ignore[type-var, attr-defined]
+        return against_plain(engine, result, spoilt, greedy)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("outrider.cli.generate.against_plain", wrong)
+    result = generate("x", "--compare", "--temperature", 0)
+    assert result.exit_code == 1
+    assert "part at token 0" in result.stderr
+    assert "NOT a near-tie" in result.stderr
+
+
+def has_embedded_pair() -> bool:
+    try:
+        return assets.target_path().exists() and assets.draft_path().exists()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_embedded_pair(), reason="the embedded pair is not there")
+def test_demo_on_the_embedded_pair(run: Run) -> None:
+    result = run("demo", "--max-new-tokens", 24)
+    assert result.exit_code == 0, result.output
+    assert "NOT a near-tie" not in result.stdout
+    assert "speed-up" in result.stdout
