@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,16 +73,23 @@ def sample_rows(
 
 
 @torch.inference_mode()
-def step_seconds(model: PreTrainedModel, context: int = 128, repeats: int = 60) -> float:
-    """Median seconds of one single-token pass over a cache that starts at `context` tokens."""
-    output = model(input_ids=torch.zeros(1, context, dtype=torch.long), use_cache=True)
-    token_BT, past = torch.zeros(1, 1, dtype=torch.long), output.past_key_values
-    seconds = []
+def step_seconds(
+    models: Sequence[PreTrainedModel], context: int = 128, repeats: int = 60
+) -> list[float]:
+    """Median seconds of a single-token pass of each model over a cache begun at `context` tokens.
+
+    The models take turns, so that whatever else the machine is doing falls on all of them alike.
+    """
+    token_BT = torch.zeros(1, 1, dtype=torch.long)
+    prompt_BT = token_BT.expand(1, context)
+    caches = [model(input_ids=prompt_BT, use_cache=True).past_key_values for model in models]
+    seconds: list[list[float]] = [[] for _ in models]
     for _ in range(repeats):
-        start = time.perf_counter()
-        model(input_ids=token_BT, past_key_values=past, use_cache=True)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        for model, cache, taken in zip(models, caches, seconds, strict=True):
+            start = time.perf_counter()
+            model(input_ids=token_BT, past_key_values=cache, use_cache=True)
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in seconds]
 
 
 @dataclass(frozen=True)
@@ -124,4 +132,4 @@ def evaluate_pair(
                 acceptance_along(target, draft, sampled, temperature, first=prompt_tokens - 1)
             )
         samples[temperature] = statistics.fmean(means)
-    return PairReport(text, samples, step_seconds(target), step_seconds(draft))
+    return PairReport(text, samples, *step_seconds([target, draft]))

@@ -34,6 +34,10 @@ def export(
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
+    for name in ("backend", "is_local", "local_files_only"):  # how it was loaded, not what it is
+        settings.pop(name, None)
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to every transformers version
     path.write_text(json.dumps(settings, indent=1) + "\n")
     (folder / "README.md").write_text(card)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone
