@@ -25,6 +25,7 @@ from outrider.models.masks import chain_mask, tree_mask
 _PREFILL_COLUMNS = 512
 _MARGIN = 128  # slots past the limit, for the nodes of rows that may not use them
 _ATTENTION = {"full_attention", "sliding_attention"}
+_RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
 
 
 class HFModel:
@@ -203,9 +204,9 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
 
 
 def _layer_types(config: Any) -> list[str]:
-    types = getattr(config, "layer_types", None)
-    if types:
-        return list(types)
+    for name in ("layer_types", "layers_block_type"):  # the second: older transformers
+        if types := getattr(config, name, None):
+            return [_RENAMED.get(kind, kind) for kind in types]
     sliding = getattr(config, "sliding_window", None) is not None
     return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
 
