@@ -222,3 +222,20 @@ def byte_tokenizer(
     )
     tokenizer.train_from_iterator(list(words) * 4, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+class Script:
+    """A logits processor that forces a text behind a prompt; a list of ids per prompt length.
+
+    It applies to draft and target alike, so that a draft model's tokens are all accepted, and the
+    text's pieces straddle rounds; with :func:`uniform_method` every round emits one token.
+    """
+
+    def __init__(self, prompt: Sequence[int], script: Sequence[int]) -> None:
+        self.first, self.script = len(prompt), list(script)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        place = min(input_ids.shape[1] - self.first, len(self.script) - 1)
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self.script[place]] = 0.0
+        return forced

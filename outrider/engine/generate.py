@@ -285,7 +285,7 @@ def _request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:
     seen: Counter[tuple[int, ...]] = Counter()
     numbers = []
     for prompt in prompts:
-        digest = hashlib.blake2b(repr(prompt).encode(), digest_size=7).digest()
-        numbers.append(int.from_bytes(digest) + (seen[prompt] << 56))
+        key = repr((prompt, seen[prompt])).encode()
+        numbers.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
         seen[prompt] += 1
     return numbers
