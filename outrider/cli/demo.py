@@ -1,5 +1,6 @@
 """``outrider demo``: the main job on the embedded pair, in under a minute."""
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ PROMPTS = (
 TEMPERATURES = (0.0, 0.8)
 _MOST_TOKENS, _FEWEST_TOKENS = 96, 16
 _SECONDS = 32.0  # for writing; loading and warming up come on top
+_PATIENCE = 40.0  # no further prompt is begun after so many seconds
 
 
 @dataclass
@@ -83,7 +85,12 @@ def demo(
     tokens = max_new_tokens or _affordable(speed)
     console.print(legend(console), end="", soft_wrap=True)
     tallies = {temperature: Tally() for temperature in TEMPERATURES}
+    began = time.monotonic()
     for number, prompt in enumerate(PROMPTS, 1):
+        if time.monotonic() - began > _PATIENCE:
+            left = len(PROMPTS) - number + 1
+            console.print(f"left out {left} of {len(PROMPTS)} prompts: this machine is busy")
+            break
         for temperature, tally in tallies.items():
             sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=tokens)
             console.rule(f"{number}, temperature {temperature:g}", style="dim", align="left")
