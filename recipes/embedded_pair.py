@@ -25,7 +25,7 @@ from outrider.train.data import Batches, open_tokens, validation_rows, write_tok
 from outrider.train.distill import copy_embeddings, distillation
 from outrider.train.evaluate import bits_per_byte, evaluate_pair
 from outrider.train.export import export, load_weights
-from outrider.train.loop import Settings, train, validation_loss
+from outrider.train.loop import Interrupted, Settings, train, validation_loss
 from outrider.train.losses import Objective, language_modelling
 from outrider.train.models import Architecture, build_llama, num_parameters
 from outrider.train.optim import Schedule
@@ -58,7 +58,7 @@ DRAFT = Architecture(
     num_attention_heads=4,
     num_key_value_heads=2,
 )
-TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=900, warmup_steps=60, decay_steps=270)
+TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=1250, warmup_steps=60, decay_steps=340)
 DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=800, warmup_steps=20, decay_steps=300)
 STEP_TOKENS = {"target": 6144, "draft": 3072}
 ROW_TOKENS = 256  # short rows train fastest,
@@ -188,8 +188,12 @@ def main() -> None:
     arguments = parser.parse_args()
     out, console = arguments.out, Console(stderr=True)
     build_corpus(out / "corpus", console)
-    train_target(out)
-    train_draft(out)
+    try:
+        train_target(out)
+        train_draft(out)
+    except Interrupted as stop:
+        console.print(f"stopped after step {stop}; run the same command again to go on")
+        raise SystemExit(130) from None
     export_pair(out, arguments.assets or out / "assets", console)
 
 
