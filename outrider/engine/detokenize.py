@@ -29,17 +29,25 @@ class Detokenizer:
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete, perhaps none."""
         self._tokens.extend(tokens)
-        before, after = self._decode(self._read), self._decode(None)
-        if len(after) <= len(before) or after.endswith(_INCOMPLETE):
+        text, piece = self._difference()
+        if not piece or text.endswith(_INCOMPLETE):
             return ""
         self._window, self._read = self._read, len(self._tokens)
-        return after[len(before) :]
+        return piece
 
     def flush(self) -> str:
         """What is still held back, incomplete characters replaced."""
-        before, after = self._decode(self._read), self._decode(None)
+        _, piece = self._difference()
         self._window, self._read = self._read, len(self._tokens)
-        return after[len(before) :]
+        return piece
+
+    def _difference(self) -> tuple[str, str]:
+        """The window's text, and what the unread tokens add to it or, where the tokens before end
+        inside a character, complete."""
+        before, after = self._decode(self._read), self._decode(None)
+        if not after.startswith(before):
+            before = before.rstrip(_INCOMPLETE)
+        return after, after[len(before) :]
 
     def _decode(self, end: int | None) -> str:
         text = self._tokenizer.decode(

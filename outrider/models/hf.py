@@ -25,6 +25,7 @@ from outrider.models.masks import chain_mask, tree_mask
 _PREFILL_COLUMNS = 512
 _MARGIN = 128  # slots past the limit, for the nodes of rows that may not use them
 _ATTENTION = {"full_attention", "sliding_attention"}
+_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
 
 
@@ -195,11 +196,15 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
     types = _layer_types(config.get_text_config())
     odd = sorted(set(types) - _ATTENTION)
     if odd:
-        layers = [i for i, t in enumerate(types) if t in odd]
+        reason = (
+            "whose state folds all past tokens into one and cannot forget a rejected draft"
+            if _RECURRENT.intersection(odd)
+            else "for which there are no masks and slabs here"
+        )
         raise UnsupportedModelError(
-            f"{name} ({kind}) cannot be rolled back: layers {_ranges(layers)} are of type "
-            f"{', '.join(odd)}, whose state folds all past tokens into one and cannot forget a "
-            f"rejected draft; use a model with attention layers only"
+            f"{name} ({kind}) cannot be rolled back: layers "
+            f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
+            f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
         )
 
 

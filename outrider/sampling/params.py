@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor
@@ -68,10 +69,10 @@ class Sampling:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         object.__setattr__(self, "processors", tuple(self.processors))
         _require(
-            _finite(self.temperature) and self.temperature >= 0,
+            _finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6),
             "temperature",
             self.temperature,
-            "must be 0 (greedy) or greater",
+            "must be 0 (greedy) or at least 1e-6",
         )
         _require(
             _whole(self.top_k) and self.top_k >= 0,
@@ -139,11 +140,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
+    @cached_property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(item for item in _items(self.stop) if isinstance(item, str))
 
-    @property
+    @cached_property
     def stop_token_ids(self) -> frozenset[int]:
         return frozenset(item for item in _items(self.stop) if isinstance(item, int))
 

@@ -30,7 +30,7 @@ def assert_refused(result: Result, *parts: str) -> None:
         (["-f", "nowhere.txt"], ["'nowhere.txt'", "No such file"]),
         (["x", "--num-speculative-tokens", "0"], ["--num-speculative-tokens 0", "1 to 64"]),
         (["x", "--num-speculative-tokens", "65"], ["--num-speculative-tokens 65", "1 to 64"]),
-        (["x", "--temperature", "-1"], ["--temperature -1.0", "0 (greedy) or greater"]),
+        (["x", "--temperature", "-1"], ["--temperature -1.0", "0 (greedy) or at least"]),
         (["x", "--temperature", "warm"], ["--temperature", "number"]),
         (["x", "--temperature", "nan"], ["--temperature nan"]),
         (["x", "--top-p", "0"], ["--top-p 0.0", "(0, 1]"]),
