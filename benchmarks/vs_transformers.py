@@ -228,7 +228,7 @@ def main() -> None:
     (options.out / "vs_transformers.json").write_text(json.dumps(report, indent=1) + "\n")
     page = markdown(report)
     (options.out / "vs_transformers.md").write_text(page)
-    print(page)  # noqa: T201
+    print(page)
 
 
 if __name__ == "__main__":
