@@ -33,20 +33,17 @@ def open_engine(
         )
     if needs != "draft model" and draft is not None:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
-    try:
-        return load(
-            target,
-            draft,
-            method,
-            num_speculative_tokens,
-            draft_confidence=draft_confidence,
-            max_batch_size=1,
-            dtype=None if dtype == "auto" else dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
-    except FileNotFoundError as error:
-        raise fail(str(error)) from error
+    return load(
+        target,
+        draft,
+        method,
+        num_speculative_tokens,
+        draft_confidence=draft_confidence,
+        max_batch_size=1,
+        dtype=None if dtype == "auto" else dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def plain_engine(engine: "Engine") -> "Engine":

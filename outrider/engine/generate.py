@@ -12,7 +12,12 @@ from typing import overload
 from transformers import PreTrainedModel
 
 from outrider import assets
-from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
+from outrider.core.errors import (
+    IncompatibleError,
+    InvalidParameterError,
+    ModelLoadError,
+    PromptError,
+)
 from outrider.core.protocols import Verifier
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row
@@ -183,7 +188,7 @@ class Engine:
         bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
         if bad:
             raise InvalidParameterError(
-                f"logit_bias names token id {bad[0]}: the vocabulary is 0 to "
+                f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
                 f"{self.target.num_tokens - 1}"
             )
 
@@ -249,7 +254,10 @@ def load(
 
     def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
         if isinstance(source, str) and source == EMBEDDED:
-            source = assets.target_path() if role == "target" else assets.draft_path()
+            try:
+                source = assets.target_path() if role == "target" else assets.draft_path()
+            except FileNotFoundError as error:
+                raise ModelLoadError(str(error)) from error
         return load_model(
             source, dtype=dtype, device=device, trust_remote_code=trust_remote_code, role=role
         )

@@ -21,6 +21,7 @@ from outrider.core.errors import (
 from outrider.models.hf import HFModel, check_config
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+_NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
 _TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.spm", "spiece.model", "*.tiktoken", "tekken.json")
 
 _DTYPES = {
@@ -81,8 +82,9 @@ def load_model(
                 **shared,
             )
         except _LOAD_ERRORS as error:
+            remedy = "" if Path(source).expanduser().exists() else _NO_FOLDER
             raise ModelLoadError(
-                f"cannot load {role} {str(source)!r}: {_first_line(error)}"
+                f"cannot load {role} {str(source)!r}: {_first_line(error)}{remedy}"
             ) from error
     module, report = loaded
     missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
