@@ -8,7 +8,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= auto
 TESTS   ?=
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check format bench docs clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
@@ -41,6 +41,11 @@ format: $(READY)  ## apply the formatter and the linter's safe repairs
 
 bench: $(READY)  ## compare with transformers; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.vs_transformers
+
+docs: $(READY)  ## redraw what is generated: docs/cli.md, the trace's picture, the README's results
+	@$(BIN)/python -m outrider.cli.reference
+	@$(BIN)/python -m outrider.cli.screenshot
+	@$(BIN)/python scripts/fill_results.py
 
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
