@@ -10,7 +10,7 @@ from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
 from outrider.drafters import ModelDrafter, NoDraft
 from outrider.models import HFModel
-from outrider.verifiers import Greedy, Rejection
+from outrider.verifiers import Block, Greedy, Rejection
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,16 @@ METHODS: dict[str, Method] = {
             "draft model",
             _model_drafter,
             Rejection(),
+            Greedy(),
+        ),
+        Method(
+            "block",
+            "A draft model's chain, judged as a whole: never accepts less than 'speculative'.",
+            "Sun et al., ICLR 2025",
+            True,
+            "draft model",
+            _model_drafter,
+            Block(),
             Greedy(),
         ),
         Method(

@@ -1,0 +1,124 @@
+"""Block verification: the law, the paper's example, its optimality, and mutants of its own."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core import Draft, Stream, Verdict, row_keys
+from outrider.core.errors import IncompatibleError
+from outrider.testing import ToyDrafter, ToyModel, check_verifier, chi2, enumerate_round
+from outrider.verifiers import Block, Rejection
+from outrider.verifiers.block import path_probabilities
+
+
+def test_contract() -> None:
+    found = check_verifier(Block(), trees=False)
+    assert max(found.values()) < 1e-12
+
+
+@pytest.mark.parametrize("drafter", ["model", "chosen", "confidence"])
+def test_lossless_by_enumeration(drafter: str) -> None:
+    target, guess = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
+    drafters = {
+        "model": ToyDrafter(guess),
+        "chosen": ToyDrafter(guess, drawn="chosen"),
+        "confidence": ToyDrafter(guess, confidence=0.4),
+    }
+    assert enumerate_round(target, drafters[drafter], Block(), 3).total_variation < 1e-12
+
+
+def test_the_papers_example_gives_eleven_ninths_against_ten_ninths() -> None:
+    """Target (1/3, 2/3), draft (2/3, 1/3) everywhere, γ = 2: accepted tokens, bonus not counted."""
+    target = ToyModel(torch.tensor([[1.0, 2.0]], dtype=torch.float64).log(), order=0)
+    draft = ToyModel(torch.tensor([[2.0, 1.0]], dtype=torch.float64).log(), order=0)
+    drafter = ToyDrafter(draft)
+    token = enumerate_round(target, drafter, Rejection(), 2).acceptance_length - 1
+    block = enumerate_round(target, drafter, Block(), 2).acceptance_length - 1
+    assert token == pytest.approx(10 / 9, abs=1e-12)
+    assert block == pytest.approx(11 / 9, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_accepts_at_least_as_much_as_rejection(seed: int) -> None:
+    target = ToyModel.random(3, seed=seed, num_impossible=seed % 2)
+    drafter = ToyDrafter(ToyModel.random(3, seed=100 + seed, num_impossible=seed // 2 % 2))
+    token, block = (
+        enumerate_round(target, drafter, rule, 2).acceptance_length
+        for rule in (Rejection(), Block())
+    )
+    assert block >= token - 1e-12
+
+
+def test_one_drafted_token_is_rejection_sampling() -> None:
+    target, drafter = ToyModel.random(4, seed=5), ToyDrafter(ToyModel.random(4, seed=6))
+    token, block = (enumerate_round(target, drafter, rule, 1) for rule in (Rejection(), Block()))
+    assert block.acceptance_length == pytest.approx(token.acceptance_length, abs=1e-12)
+    assert block.total_variation < 1e-12
+
+
+@pytest.mark.slow
+def test_the_real_sampler_has_the_law() -> None:
+    """False alarm with probability 1e-4."""
+    target, drafter = ToyModel.random(3, seed=7), ToyDrafter(ToyModel.random(3, seed=8))
+    assert chi2(target, drafter, Block(), 3) > 1e-4
+
+
+def test_64_tokens_do_not_underflow() -> None:
+    """60 tokens of ratio e^-2, then two of ratio e^69: a running float32 product would be 0."""
+    p_BNV, q_BNV = torch.full((1, 65, 2), 0.5), torch.full((1, 65, 2), 0.5)
+    p_BNV[:, :60, 0] *= torch.tensor(-2.0).exp()
+    p_BNV[:, 60:62, 0], q_BNV[:, 60:62, 0] = 1.0, torch.tensor(-69.0).exp()
+    tokens_BN, exists_BN = torch.zeros(1, 65, dtype=torch.int64), torch.ones(1, 65).bool()
+    draft = Draft.chain(tokens_BN, exists_BN, q_BNV, "iid")
+    assert (p_BNV / q_BNV)[0, :62, 0].prod() == 0
+    P_BN = path_probabilities(draft, p_BNV)
+    assert P_BN[0, 62] == 1
+    assert P_BN[0, 30] == pytest.approx(torch.tensor(-60.0).exp().item(), rel=1e-4)
+
+
+def test_a_tree_is_refused() -> None:
+    tokens_BN = torch.zeros(1, 3, dtype=torch.int64)
+    parents_BN = torch.tensor([[-1, 0, 0]])
+    probs_BNV = torch.full((1, 3, 2), 0.5)
+    draft = Draft(tokens_BN, parents_BN, torch.ones(1, 3, dtype=torch.bool), probs_BNV, "iid")
+    rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
+    with pytest.raises(IncompatibleError, match="one path"):
+        Block()(draft, probs_BNV, rng)
+
+
+@dataclass(frozen=True)
+class FirstFailureStops(Block):
+    """Wrong: the scan ends at the first failure, as token-level rules do."""
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        verdict = super().__call__(draft, p_BNV, rng)
+        u_BD = rng.uniform(1, draft.num_nodes - 1)  # type: ignore[arg-type]
+        P_BN = path_probabilities(draft, p_BNV)
+        first_B = (u_BD < P_BN[:, 1:]).long().cumprod(1).sum(1)
+        return Verdict(
+            verdict.path_BD, torch.minimum(verdict.num_accepted_B, first_B), verdict.next_token_B
+        )
+
+
+@dataclass(frozen=True)
+class LastRatioOnly(Block):
+    """Wrong: h is P_i everywhere, without the mass that the residual still needs."""
+
+    def _acceptance(self, P_BD: Tensor, left_BD: Tensor, num_drafted_B: Tensor) -> Tensor:
+        return P_BD
+
+
+@dataclass(frozen=True)
+class SumOneEarly(Block):
+    """Wrong: h_i takes the residual mass of the node before."""
+
+    def _acceptance(self, P_BD: Tensor, left_BD: Tensor, num_drafted_B: Tensor) -> Tensor:
+        return super()._acceptance(P_BD, left_BD.roll(1, 1), num_drafted_B)
+
+
+@pytest.mark.parametrize("mutant", [FirstFailureStops(), LastRatioOnly(), SumOneEarly()])
+def test_mutants_die(mutant: Block) -> None:
+    target, drafter = ToyModel.random(3, seed=1), ToyDrafter(ToyModel.random(3, seed=2))
+    assert enumerate_round(target, drafter, mutant, 3).total_variation > 1e-3
