@@ -59,7 +59,7 @@ DRAFT = Architecture(
     num_key_value_heads=2,
 )
 TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=1250, warmup_steps=60, decay_steps=340)
-DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=800, warmup_steps=20, decay_steps=300)
+DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=1600, warmup_steps=20, decay_steps=600)
 STEP_TOKENS = {"target": 6144, "draft": 3072}
 ROW_TOKENS = 256  # short rows train fastest,
 LONG_ROW_TOKENS, LONG_STEPS = 1024, 50  # and a last few steps at full length reach the context
