@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from outrider.train.distill import copy_embeddings, distillation
 from outrider.train.evaluate import bits_per_byte, evaluate_pair
 from outrider.train.export import export, load_weights
 from outrider.train.loop import Interrupted, Settings, train, validation_loss
-from outrider.train.losses import Objective, language_modelling
+from outrider.train.losses import Objective, language_modelling, total_variation
 from outrider.train.models import Architecture, build_llama, num_parameters
 from outrider.train.optim import Schedule
 from outrider.train.tokenizer import train_tokenizer
@@ -60,17 +61,23 @@ DRAFT = Architecture(
 )
 TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=1250, warmup_steps=60, decay_steps=340)
 DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=1600, warmup_steps=20, decay_steps=600)
-STEP_TOKENS = {"target": 6144, "draft": 3072}
+POLISH_SCHEDULE = Schedule(learning_rate=1e-3, steps=250, warmup_steps=10, decay_steps=200)
+STEP_TOKENS = {"target": 6144, "draft": 3072, "polish": 3072}
 ROW_TOKENS = 256  # short rows train fastest,
 LONG_ROW_TOKENS, LONG_STEPS = 1024, 50  # and a last few steps at full length reach the context
+POLISH_ROW_TOKENS = 512
 EVALUATION_ROWS = 64
+Stage = tuple[int, str, int]  # tokens of a row, attention, step to end at
 SUMMARIES = {
     "target": "A small, deep language model of Python source: the target of the pair that ships "
     "with Outrider, so that speculative decoding can be tried without downloading anything.",
     "draft": "The draft of the pair that ships with Outrider: one layer, trained to imitate the "
     "embedded target.",
 }
-OBJECTIVES = {"target": "cross-entropy", "draft": "forward KL to the target, on the corpus"}
+OBJECTIVES = {
+    "target": "cross-entropy",
+    "draft": "forward KL to the target on the corpus, then total variation",
+}
 
 
 def build_corpus(folder: Path, console: Console) -> PreTrainedTokenizerFast:
@@ -86,15 +93,17 @@ def build_corpus(folder: Path, console: Console) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def train_in_two_stages(
-    title: str, model: LlamaForCausalLM, objective: Objective, schedule: Schedule, out: Path
+def train_in_stages(
+    title: str,
+    model: LlamaForCausalLM,
+    objective: Objective,
+    schedule: Schedule,
+    out: Path,
+    stages: Iterable[Stage],
 ) -> None:
-    """Short rows, then a few steps of long ones; each with the attention that is faster for it."""
+    """Run the stages one after the other; the checkpoint carries the run from each to the next."""
     tokens, held_out = (open_tokens(out / "corpus" / f"{split}.bin") for split in ("train", "val"))
-    for row_tokens, attention, until in (
-        (ROW_TOKENS, "eager", schedule.steps - LONG_STEPS),
-        (LONG_ROW_TOKENS, "sdpa", schedule.steps),
-    ):
+    for row_tokens, attention, until in stages:
         model.set_attn_implementation(attention)
         settings = Settings(
             schedule,
@@ -117,20 +126,39 @@ def train_in_two_stages(
         )
 
 
+def short_then_long(schedule: Schedule) -> tuple[Stage, Stage]:
+    """Each length with the attention that is faster for it."""
+    return (
+        (ROW_TOKENS, "eager", schedule.steps - LONG_STEPS),
+        (LONG_ROW_TOKENS, "sdpa", schedule.steps),
+    )
+
+
 def train_target(out: Path) -> None:
     """Cross-entropy on the corpus."""
-    model = build_llama(TARGET, SEED)
-    train_in_two_stages("target", model, language_modelling(model), TARGET_SCHEDULE, out)
+    model, schedule = build_llama(TARGET, SEED), TARGET_SCHEDULE
+    objective = language_modelling(model)
+    train_in_stages("target", model, objective, schedule, out, short_then_long(schedule))
 
 
-def train_draft(out: Path, schedule: Schedule = DRAFT_SCHEDULE) -> None:
+def train_draft(out: Path) -> None:
     """Forward KL to the target's distribution, from the target's embeddings."""
     target = build_llama(TARGET, SEED)
     load_weights(target, out / "target")
-    draft = build_llama(DRAFT, SEED + 1)
+    draft, schedule = build_llama(DRAFT, SEED + 1), DRAFT_SCHEDULE
     copy_embeddings(target, draft)
     objective = distillation(draft, target.bfloat16())
-    train_in_two_stages("draft", draft, objective, schedule, out)
+    train_in_stages("draft", draft, objective, schedule, out, short_then_long(schedule))
+
+
+def polish_draft(out: Path) -> None:
+    """Total variation, which is 1 - α itself, from where forward KL has led."""
+    target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
+    load_weights(target, out / "target")
+    load_weights(draft, out / "draft")
+    objective = distillation(draft, target.bfloat16(), total_variation)
+    stage = (POLISH_ROW_TOKENS, "sdpa", POLISH_SCHEDULE.steps)
+    train_in_stages("polish", draft, objective, POLISH_SCHEDULE, out, [stage])
 
 
 def export_pair(out: Path, assets: Path, console: Console) -> None:
@@ -140,7 +168,7 @@ def export_pair(out: Path, assets: Path, console: Console) -> None:
     held_out = open_tokens(out / "corpus" / "val.bin")
     target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
     steps = {"target": load_weights(target, out / "target")}
-    steps["draft"] = load_weights(draft, out / "draft")
+    steps["draft"] = load_weights(draft, out / "polish") + DRAFT_SCHEDULE.steps
     target.bfloat16().eval()
     draft.bfloat16().eval()
     report = evaluate_pair(target, draft, validation_rows(held_out, 256, EVALUATION_ROWS))
@@ -166,6 +194,8 @@ def export_pair(out: Path, assets: Path, console: Console) -> None:
             "objective": OBJECTIVES[name],
             "training": f"{steps[name]:,} steps of {STEP_TOKENS[name]:,} tokens "
             f"({steps[name] * STEP_TOKENS[name] / 1e6:.1f} million), Muon and AdamW, bf16 autocast",
+            "rows": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps {LONG_ROW_TOKENS}; "
+            "text far beyond the first is its weak side",
             "validation loss": f"{loss:.3f} nats per token, "
             f"**{bits:.3f} bits per byte**, on held-out files",
             "hardware": hardware(),
@@ -191,6 +221,7 @@ def main() -> None:
     try:
         train_target(out)
         train_draft(out)
+        polish_draft(out)
     except Interrupted as stop:
         console.print(f"stopped after step {stop}; run the same command again to go on")
         raise SystemExit(130) from None

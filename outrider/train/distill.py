@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from outrider.train.losses import Objective, forward_kl
+from outrider.train.losses import Divergence, Objective, forward_kl
 
 
 def copy_embeddings(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> bool:
@@ -29,8 +29,10 @@ def copy_embeddings(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> bool:
     return True
 
 
-def distillation(draft: PreTrainedModel, target: PreTrainedModel) -> Objective:
-    """Forward KL from the frozen target to the draft at every position of the corpus."""
+def distillation(
+    draft: PreTrainedModel, target: PreTrainedModel, divergence: Divergence = forward_kl
+) -> Objective:
+    """Divergence of the draft from the frozen target at every position of the corpus."""
     target.requires_grad_(False).eval()
 
     def objective(tokens_BT: Tensor) -> Tensor:
@@ -38,6 +40,6 @@ def distillation(draft: PreTrainedModel, target: PreTrainedModel) -> Objective:
         with torch.no_grad():
             p_logits_BTV = target(input_ids=inputs_BT, use_cache=False).logits
         q_logits_BTV = draft(input_ids=inputs_BT, use_cache=False).logits
-        return forward_kl(p_logits_BTV.flatten(0, 1), q_logits_BTV.flatten(0, 1))
+        return divergence(p_logits_BTV.flatten(0, 1), q_logits_BTV.flatten(0, 1))
 
     return objective

@@ -1,8 +1,10 @@
 """The losses against finite differences, in float64 where they allow it, and their zeros."""
 
+import pytest
 import torch
 
-from outrider.train.losses import cross_entropy, forward_kl
+from outrider.train.evaluate import acceptance
+from outrider.train.losses import cross_entropy, forward_kl, total_variation
 
 
 def finite_differences(loss, logits_NV, step=1e-3):
@@ -22,7 +24,12 @@ def logits(seed, scale=1.0):
 
 def test_gradients_equal_finite_differences():
     p_NV, labels_N = logits(0), torch.tensor([1, 4, 0])
-    for loss in (lambda q: forward_kl(p_NV, q), lambda q: cross_entropy(q, labels_N)):
+    losses = (
+        lambda q_NV: forward_kl(p_NV, q_NV),
+        lambda q_NV: total_variation(p_NV, q_NV),
+        lambda q_NV: cross_entropy(q_NV, labels_N),
+    )
+    for loss in losses:
         q_NV = logits(1).requires_grad_()
         loss(q_NV).backward()
         torch.testing.assert_close(
@@ -36,11 +43,18 @@ def test_gradient_of_forward_kl_is_q_minus_p():
     torch.testing.assert_close(q_NV.grad, (q_NV.softmax(-1) - p_NV.softmax(-1)).detach() / 3)
 
 
-def test_forward_kl_is_zero_iff_laws_are_equal():
+@pytest.mark.parametrize("divergence", [forward_kl, total_variation])
+def test_divergence_is_zero_iff_laws_are_equal(divergence):
     p_NV = logits(0)
-    assert forward_kl(p_NV, p_NV + 7.0).abs() < 1e-6  # a shift of logits is the same law
+    assert divergence(p_NV, p_NV + 7.0).abs() < 1e-6  # a shift of logits is the same law
     for seed in range(1, 20):
-        assert forward_kl(p_NV, p_NV + logits(seed, 0.1)) > 1e-5
+        assert divergence(p_NV, p_NV + logits(seed, 0.1)) > 1e-5
+
+
+def test_total_variation_is_one_minus_alpha():
+    p_NV, q_NV = logits(0), logits(1)
+    alpha = acceptance(p_NV, q_NV, temperature=1.0).mean()
+    torch.testing.assert_close(total_variation(p_NV, q_NV), 1 - alpha)
 
 
 def test_forward_kl_leaves_the_target_alone():
