@@ -74,6 +74,12 @@ SUMMARIES = {
     "draft": "The draft of the pair that ships with Outrider: one layer, trained to imitate the "
     "embedded target.",
 }
+ROWS = {
+    "target": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps {LONG_ROW_TOKENS}; "
+    "it is weaker far beyond the first",
+    "draft": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps of forward KL "
+    f"{LONG_ROW_TOKENS}, in the {POLISH_SCHEDULE.steps} of total variation {POLISH_ROW_TOKENS}",
+}
 OBJECTIVES = {
     "target": "cross-entropy",
     "draft": "forward KL to the target on the corpus, then total variation",
@@ -185,7 +191,7 @@ def export_pair(out: Path, assets: Path, console: Console) -> None:
         config = model.config
         facts = {
             "parameters": f"{num_parameters(model):,}",
-            "architecture": f"Llama, {config.num_hidden_layers} layers, hidden size "
+            "architecture": f"Llama, layers: {config.num_hidden_layers}, hidden size "
             f"{config.hidden_size}, FFN {config.intermediate_size}, "
             f"{config.num_attention_heads} heads ({config.num_key_value_heads} key-value), "
             "tied embeddings",
@@ -194,8 +200,7 @@ def export_pair(out: Path, assets: Path, console: Console) -> None:
             "objective": OBJECTIVES[name],
             "training": f"{steps[name]:,} steps of {STEP_TOKENS[name]:,} tokens "
             f"({steps[name] * STEP_TOKENS[name] / 1e6:.1f} million), Muon and AdamW, bf16 autocast",
-            "rows": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps {LONG_ROW_TOKENS}; "
-            "text far beyond the first is its weak side",
+            "rows": ROWS[name],
             "validation loss": f"{loss:.3f} nats per token, "
             f"**{bits:.3f} bits per byte**, on held-out files",
             "hardware": hardware(),

@@ -100,8 +100,10 @@ continue 64 tokens of held-out files by 128.
 ## Data
 
 Python source of the standard library and of installed, permissively licensed packages; tests,
-generated files, tables and duplicates are left out. For training, {_size(splits["train"])}; held
-out by hash, {_size(splits["val"])}.
+generated files, tables and duplicates are left out, and a large package is cut to a sample.
+
+- for training: {_size(splits["train"])}
+- held out, by hash: {_size(splits["val"])}
 
 {corpus_table(manifest)}
 
