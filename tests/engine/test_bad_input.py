@@ -141,7 +141,7 @@ def test_methods() -> None:
         with pytest.raises(UnknownMethodError, match=f"did you mean '{near}'") as caught:
             find_method(wrong)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UnknownMethodError, match="known: plain, speculative, greedy"):
+    with pytest.raises(UnknownMethodError, match="known: plain, speculative, block, greedy"):
         find_method("zzz")
     engine = engine_of(tiny(), tiny(seed=1), "greedy")
     message = refusal(engine, [[1]], Sampling(temperature=0.3), IncompatibleError)
