@@ -95,7 +95,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "block",
-            "A draft model's chain, judged as a whole: never accepts less than 'speculative'.",
+            "A draft model's chain, judged as a whole; no rule keeps more of it on average.",
             "Sun et al., ICLR 2025",
             True,
             "draft model",

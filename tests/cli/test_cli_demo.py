@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from outrider import METHODS, Sampling, assets, load
+from outrider import METHODS, Sampling, load
 from outrider.cli.compare import against_plain, first_parting
 from outrider.cli.demo import PROMPTS
 from outrider.cli.engines import plain_engine
@@ -81,15 +81,7 @@ def test_a_wrong_greedy_text_fails_the_command(
     assert "NOT a near-tie" in result.stderr
 
 
-def has_embedded_pair() -> bool:
-    try:
-        return assets.target_path().exists() and assets.draft_path().exists()
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not has_embedded_pair(), reason="the embedded pair is not there")
 def test_demo_on_the_embedded_pair(run: Run) -> None:
     result = run("demo", "--max-new-tokens", 24)
     assert result.exit_code == 0, result.output
