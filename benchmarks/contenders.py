@@ -62,7 +62,6 @@ class Transformers:
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=self.max_new_tokens,
-                min_new_tokens=self.max_new_tokens if self.draft is None else None,
                 eos_token_id=None,
                 pad_token_id=0,
                 do_sample=self.temperature > 0,

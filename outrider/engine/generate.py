@@ -67,6 +67,8 @@ class Engine:
         self.method = method
         self.num_speculative_tokens = num_speculative_tokens
         self.max_batch_size = max_batch_size
+        if self.draft is target:  # one model in two roles needs two clocks and two health checks
+            self.draft = HFModel(target.module, target.tokenizer, f"draft {target.name}")
         if self.draft is not None:
             check_vocabularies(target, self.draft)
         self.drafter = method.build(Parts(target, self.draft, draft_confidence))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Stream, Verdict, row_keys
+from outrider.core import Draft, Role, Stream, Verdict, row_keys
 from outrider.core.errors import IncompatibleError
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, chi2, enumerate_round
 from outrider.verifiers import Block, Rejection
@@ -94,7 +94,7 @@ class FirstFailureStops(Block):
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         verdict = super().__call__(draft, p_BNV, rng)
-        u_BD = rng.uniform(1, draft.num_nodes - 1)  # type: ignore[arg-type]
+        u_BD = rng.uniform(Role.ACCEPT, draft.num_nodes - 1)
         P_BN = path_probabilities(draft, p_BNV)
         first_B = (u_BD < P_BN[:, 1:]).long().cumprod(1).sum(1)
         return Verdict(
