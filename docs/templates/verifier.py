@@ -19,12 +19,12 @@ Legend: V vocabulary; leading dimensions broadcast.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Drawn, Stream, Verdict, walk
+from outrider.core import LOSSLESS, Bound, Draft, Drawn, Needs, Stream, Verdict, walk
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,16 @@ class Shy:
         lossless: a claim that the kit proves. A lossy rule sets False and documents its bound.
         accepts: the kinds of draft the rule holds for. List only what you have proved: another
             kind would be *silently* wrong, and this turns it into an error.
-        needs: ``"law"``, or ``"argmax"`` when the rule looks at p only through its argmax.
+        needs: ``"law"``; ``"argmax"`` when the rule looks at p only through its argmax;
+            ``"logits"`` when it is for temperature 0 and judges by the logits themselves.
+        bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 
     shyness: float = 0.5
-    lossless: bool = True
-    accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
-    needs: Literal["law", "argmax"] = "law"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    needs: ClassVar[Needs] = "law"
+    bound: ClassVar[Bound] = LOSSLESS
 
     def __post_init__(self) -> None:
         if not 0 < self.shyness <= 1:
@@ -62,6 +65,11 @@ class Shy:
             return u < self.shyness * p_x
         q_x = q_V.gather(-1, x[..., None])[..., 0]
         return u * q_x < self.shyness * torch.minimum(p_x, q_x)
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """The same as a probability, for every token at once. Optional: with it the kit, the
+        statistics and ``outrider certify`` know the emitted law in closed form."""
+        return self.shyness * torch.where(q_V > p_V, p_V / q_V, 1.0)
 
     def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weights of the law that is left (``walk`` normalises), and the next sibling's q."""

@@ -1,22 +1,38 @@
 """The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
 
+from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import OutriderError
-from outrider.core.protocols import Budget, Drafter, Law, Model, Scores, State, Verifier
+from outrider.core.match import candidates_equal, match
+from outrider.core.protocols import Budget, Drafter, Law, Model, Needs, Scores, State, Verifier
 from outrider.core.rng import Role, Stream, row_keys
 from outrider.core.round import Round, check_compatible, run_round
-from outrider.core.walk import NodeRule, path_to, walk, walk_chain, walk_tree
+from outrider.core.walk import (
+    ClosedForm,
+    NodeRule,
+    output_law,
+    path_to,
+    require_chain,
+    walk,
+    walk_chain,
+    walk_tree,
+)
 
 __all__ = [
+    "LOSSLESS",
+    "Bound",
     "Budget",
+    "ClosedForm",
     "Context",
+    "Divergence",
     "Draft",
     "Drafter",
     "Drawn",
     "Law",
     "Model",
+    "Needs",
     "NodeRule",
     "OutriderError",
     "Prefix",
@@ -27,9 +43,13 @@ __all__ = [
     "Stream",
     "Verdict",
     "Verifier",
+    "candidates_equal",
     "check_compatible",
     "draw",
+    "match",
+    "output_law",
     "path_to",
+    "require_chain",
     "row_keys",
     "run_round",
     "walk",

@@ -29,6 +29,8 @@ class Draft:
             replacement (``distinct``, in draw order), or picked by a deterministic rule
             (``chosen``).
         is_chain: every node's parent is the node before it (known without a look at the device).
+        logits_BNV: the draft model's own logits behind each node, before temperature and
+            truncation; None unless a rule for temperature 0 asks for them.
     """
 
     tokens_BN: Tensor
@@ -37,14 +39,21 @@ class Draft:
     probs_BNV: Tensor | None
     drawn: Drawn
     is_chain: bool = False
+    logits_BNV: Tensor | None = None
 
     @classmethod
     def chain(
-        cls, tokens_BN: Tensor, mask_BN: Tensor, probs_BNV: Tensor | None, drawn: Drawn
+        cls,
+        tokens_BN: Tensor,
+        mask_BN: Tensor,
+        probs_BNV: Tensor | None,
+        drawn: Drawn,
+        logits_BNV: Tensor | None = None,
     ) -> "Draft":
         """A batch of chains: node i follows node i-1. Shapes as in the class."""
         parents_BN = torch.arange(-1, tokens_BN.shape[1] - 1, device=tokens_BN.device)
-        return cls(tokens_BN, parents_BN.expand_as(tokens_BN), mask_BN, probs_BNV, drawn, True)
+        parents_BN = parents_BN.expand_as(tokens_BN)
+        return cls(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV)
 
     @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
+from outrider.core.bound import Bound
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.rng import Stream
 
@@ -64,6 +65,11 @@ class Budget:
     max_tokens: int
     tokens_B: Tensor | None = None
 
+
+Needs = Literal["law", "argmax", "logits"]
+"""What a verifier reads: the target's laws; anything that has their argmax; or the target's
+logits before temperature and truncation (rules for temperature 0 that look at more than the
+argmax). For the last two no law is computed."""
 
 S = TypeVar("S", bound=State)
 
@@ -116,8 +122,12 @@ class Verifier(Protocol):
         """Which drafts it can judge; any other would be silently wrong."""
 
     @property
-    def needs(self) -> Literal["law", "argmax"]:
-        """``argmax``: any row-wise increasing function of the law will do for ``p_BNV``."""
+    def needs(self) -> Needs:
+        """What it reads as ``p_BNV``."""
+
+    @property
+    def bound(self) -> Bound:
+        """What it preserves; ``bound.lossless == lossless``."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Judges a draft; row i of p is the target's law at node i."""

@@ -22,10 +22,10 @@ class Round:
         draft: what was proposed.
         scores: the target's raw logits at the nodes.
         p_BNV: what the verifier judged by: the target's laws, or its warped logits where the
-            verifier needs no more than an argmax.
+            verifier needs no laws.
         verdict: what was accepted.
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
-        judged_by_argmax: whether ``p_BNV`` holds logits only.
+        judged_by_logits: whether ``p_BNV`` holds logits only.
     """
 
     draft: Draft
@@ -33,7 +33,7 @@ class Round:
     p_BNV: Tensor
     verdict: Verdict
     emitted_BK: Tensor
-    judged_by_argmax: bool
+    judged_by_logits: bool
 
 
 def run_round(
@@ -60,7 +60,7 @@ def run_round(
     drafter.commit(state, draft, verdict, scores)
     emitted_BK = verdict.emitted(draft)
     context.append(emitted_BK, verdict.num_accepted_B + 1)
-    return Round(draft, scores, p_BNV, verdict, emitted_BK, verifier.needs == "argmax")
+    return Round(draft, scores, p_BNV, verdict, emitted_BK, verifier.needs != "law")
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

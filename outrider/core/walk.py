@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
+from outrider.core.errors import IncompatibleError
 from outrider.core.rng import Role, Stream
 
 
@@ -34,6 +35,28 @@ class NodeRule(Protocol):
         and the law that the next sibling was drawn from."""
 
 
+class ClosedForm(NodeRule, Protocol):
+    """A node-local rule whose acceptance probabilities have a closed form."""
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """Probability that each token is accepted if it is the candidate, shape of ``p_V``."""
+
+
+def output_law(rule: ClosedForm, p_V: Tensor, q_V: Tensor) -> Tensor:
+    """π, the law of the token that a place emits when its one candidate x is drawn from q.
+
+        π(x) = q(x) r(x) + (1 - Σ q r) s(x)
+
+    with r the rule's acceptance and s what it leaves after a refusal. Leading dimensions
+    broadcast. A chosen candidate has the point mass as its q.
+    """
+    r_V = rule.acceptance(p_V, q_V)
+    accepted_V = q_V * r_V
+    refused = (q_V * (1 - r_V)).sum(-1, keepdim=True)
+    left_V, _ = rule.refuse(p_V, q_V, q_V.argmax(-1))
+    return accepted_V + refused * _normalise(_or_target(left_V, p_V))
+
+
 def walk(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
     """Judges a draft by a node-local rule; the fast form for chains, the general one for trees."""
     return (
@@ -41,6 +64,13 @@ def walk(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         if draft.is_chain
         else walk_tree(rule, draft, p_BNV, rng)
     )
+
+
+def require_chain(rule: object, draft: Draft) -> None:
+    """Raises IncompatibleError when the draft has branches."""
+    if not draft.is_chain:
+        name = type(rule).__name__
+        raise IncompatibleError(f"{name} verifies one path; give it a chain, not a tree")
 
 
 def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

@@ -161,7 +161,7 @@ def overlap(turn: Round) -> Tensor:
     (greedy), it is 1 for accepted tokens and 0 for the refused one.
     """
     draft, num_accepted_B = turn.draft, turn.verdict.num_accepted_B
-    if turn.judged_by_argmax or not draft.is_chain or draft.num_nodes == 1:
+    if turn.judged_by_logits or not draft.is_chain or draft.num_nodes == 1:
         return num_accepted_B.double()
     x_BD1 = draft.tokens_BN[:, 1:, None]
     ratio_BD = turn.p_BNV[:, :-1].gather(2, x_BD1)[..., 0]

@@ -8,16 +8,17 @@ Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from outrider.core import (
+    LOSSLESS,
     Budget,
     Context,
     Draft,
     Drawn,
+    Needs,
     Role,
     Stream,
     Verdict,
@@ -35,7 +36,8 @@ class Reference:
 
     lossless = True
     accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
-    needs: Literal["law", "argmax"] = "law"
+    needs: Needs = "law"
+    bound = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return walk(self, draft, p_BNV, rng)

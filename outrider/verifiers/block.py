@@ -20,14 +20,25 @@ paper's i+1, so P_BN[:, i] belongs to node i.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Draft, Drawn, Role, Stream, Verdict, draw, walk
-from outrider.core.errors import IncompatibleError
+from outrider.core import (
+    LOSSLESS,
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    Role,
+    Stream,
+    Verdict,
+    draw,
+    require_chain,
+    walk,
+)
 from outrider.verifiers.rejection import Rejection
 
 
@@ -35,9 +46,10 @@ from outrider.verifiers.rejection import Rejection
 class Block:
     """Path-level verification of a chain (Sun et al.)."""
 
-    lossless: bool = True
-    accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
-    needs: Literal["law", "argmax"] = "law"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    needs: ClassVar[Needs] = "law"
+    bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Judges a batch of chains.
@@ -45,8 +57,7 @@ class Block:
         Raises:
             IncompatibleError: a draft with branches; the rule is for one path.
         """
-        if not draft.is_chain:
-            raise IncompatibleError("Block verifies one path; give it a chain, not a tree")
+        require_chain(self, draft)
         B, N = draft.tokens_BN.shape
         if N == 1:
             return walk(Rejection(), draft, p_BNV, rng)

@@ -18,21 +18,22 @@ Legend: V vocabulary; leading dimensions broadcast.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Drawn, Stream, Verdict, walk
+from outrider.core import LOSSLESS, Bound, Draft, Drawn, Needs, Stream, Verdict, walk
 
 
 @dataclass(frozen=True)
 class Rejection:
     """Token-level rejection sampling (Leviathan/Chen; SpecInfer over siblings)."""
 
-    lossless: bool = True
-    accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
-    needs: Literal["law", "argmax"] = "law"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    needs: ClassVar[Needs] = "law"
+    bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return walk(self, draft, p_BNV, rng)
@@ -43,6 +44,10 @@ class Rejection:
         if q_V is None:
             return u < p_x
         return u * q_V.gather(-1, x[..., None])[..., 0] < p_x
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """``min(1, p/q)``; 1 where neither law has mass."""
+        return torch.where(q_V > p_V, p_V / q_V, 1.0)
 
     def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual ``max(p - q, 0)``, unnormalised; the next sibling's law is still q."""

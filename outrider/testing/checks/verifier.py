@@ -36,8 +36,12 @@ def check_verifier(
     """
     require(bool(verifier.accepts), "accepts no kind of draft")
     require(verifier.accepts <= {"iid", "distinct", "chosen"}, f"accepts {verifier.accepts}")
-    require(verifier.needs in ("law", "argmax"), f"needs {verifier.needs!r}")
-    greedy = verifier.needs == "argmax"
+    require(verifier.needs in ("law", "argmax", "logits"), f"needs {verifier.needs!r}")
+    require(
+        verifier.bound.lossless == verifier.lossless,
+        f"lossless is {verifier.lossless}, the bound says {verifier.bound.words!r}",
+    )
+    greedy = verifier.needs != "law"
     laws: dict[str, LawFactory] = {"greedy": greedy_law}
     if not greedy:
         laws["softmax"] = softmax_law

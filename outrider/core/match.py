@@ -1,0 +1,40 @@
+"""Verdicts of rules without acceptance probabilities: candidates fit or they do not.
+
+Legend: B rows, N nodes, D candidates (N-1).
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, Verdict
+from outrider.core.walk import path_to
+
+
+def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
+    """Accepts the deepest path whose candidates all fit (the first of equals).
+
+    Args:
+        draft: chains or trees.
+        fits_BD: whether candidate i+1 fits behind its parent.
+        next_BN: the token to emit if the path ends at that node.
+    """
+    parents_BD = draft.parents_BN[:, 1:]
+    fits_BD = fits_BD & draft.mask_BN[:, 1:]
+    if draft.is_chain:
+        node_B = fits_BD.long().cumprod(1).sum(1)
+        return Verdict(parents_BD + 1, node_B, next_BN.gather(1, node_B[:, None])[:, 0])
+    node_B = _deepest(draft, fits_BD)
+    num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
+    return Verdict(path_to(draft, node_B), num_accepted_B, next_BN.gather(1, node_B[:, None])[:, 0])
+
+
+def candidates_equal(draft: Draft, pick_BN: Tensor) -> Tensor:
+    """Whether each candidate is the token picked at its parent, shape (B, D)."""
+    return pick_BN.gather(1, draft.parents_BN[:, 1:]) == draft.tokens_BN[:, 1:]
+
+
+def _deepest(draft: Draft, fits_BD: Tensor) -> Tensor:
+    """The deepest node all of whose ancestors fit (the first of equals), shape (B,)."""
+    fits_BN = torch.nn.functional.pad(fits_BD, (1, 0), value=True)
+    reached_BN = (fits_BN[:, None, :] | ~draft.ancestors_BNN).all(2)
+    return torch.where(reached_BN, draft.depth_BN, -1).argmax(1)
