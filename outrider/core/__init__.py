@@ -7,6 +7,7 @@ from outrider.core.draw import draw
 from outrider.core.errors import OutriderError
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import Budget, Drafter, Law, Model, Needs, Scores, State, Verifier
+from outrider.core.race import noise, race
 from outrider.core.rng import Role, Stream, row_keys
 from outrider.core.round import Round, check_compatible, run_round
 from outrider.core.walk import (
@@ -47,8 +48,10 @@ __all__ = [
     "check_compatible",
     "draw",
     "match",
+    "noise",
     "output_law",
     "path_to",
+    "race",
     "require_chain",
     "row_keys",
     "run_round",

@@ -87,14 +87,21 @@ class Stream:
         return fold(self.key_B, self.position_B)[:, None]
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num).
-
-        float64 with 52 random bits (float32 with 23 where the device has no float64), so that
-        ``u * total < total`` holds after rounding.
-        """
-        first += int(role) << 40
+        """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
         counter_R = torch.arange(first, first + num, device=self.key_B.device)
-        key_BR = fold(self._here_B1, counter_R)
-        if self.key_B.device.type == "mps":
-            return ((key_BR >> 41) & 0x7FFFFF).float() * 2.0**-23
-        return ((key_BR >> 12) & 0xFFFFFFFFFFFFF).double() * 2.0**-52
+        return as_uniform(self.bits(role, counter_R))
+
+    def bits(self, role: Role, number_BR: Tensor) -> Tensor:
+        """64 random bits for each of these numbers of a role, shape (B, R)."""
+        return fold(self._here_B1, number_BR + (int(role) << 40))
+
+
+def as_uniform(bits: Tensor) -> Tensor:
+    """Random bits as numbers in [0, 1): their upper 52 in float64.
+
+    Only 23 in float32, where the device has no float64. Either way ``u * total < total`` holds
+    after rounding, and the lower 12 bits are left for other use.
+    """
+    if bits.device.type == "mps":
+        return ((bits >> 41) & 0x7FFFFF).float() * 2.0**-23
+    return ((bits >> 12) & 0xFFFFFFFFFFFFF).double() * 2.0**-52

@@ -26,13 +26,12 @@ from outrider.core import (
     Draft,
     Drawn,
     Prefix,
-    Role,
     Scores,
     Stream,
     Verdict,
-    draw,
 )
 from outrider.core.errors import InvalidParameterError
+from outrider.drafters.pick import INDEPENDENT, Picker
 from outrider.models import HFModel, SlabCache
 
 
@@ -80,14 +79,23 @@ class ModelDrafter:
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
         confidence: stop a row after a token with a smaller probability; 0 never stops.
+        picker: how a token is taken from its law.
+        keep_logits: hand over the model's logits when all rows are greedy, for rules that judge
+            by more than the argmax there.
 
     Raises:
         InvalidParameterError: a confidence outside [0, 1].
     """
 
-    drawn: Drawn = "iid"
-
-    def __init__(self, model: HFModel, num_tokens: int, confidence: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        confidence: float = 0.0,
+        *,
+        picker: Picker = INDEPENDENT,
+        keep_logits: bool = False,
+    ) -> None:
         if not 0 <= confidence <= 1:
             raise InvalidParameterError(
                 f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
@@ -95,34 +103,41 @@ class ModelDrafter:
         self.model = model
         self.num_tokens = num_tokens
         self.confidence = confidence
+        self.keep_logits = keep_logits
+        self._picker = picker
+
+    @property
+    def drawn(self) -> Drawn:
+        return self._picker.drawn
 
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
-        B, γ = context.num_rows, budget.max_tokens
-        going_B = torch.ones(B, dtype=torch.bool, device=context.device)
-        tokens, exists, laws = [context.root_B], [going_B], []
-        u_BD = None if context.law.greedy else rng.uniform(Role.DRAFT, max(γ, 1))
+        γ, greedy = budget.max_tokens, context.law.greedy
+        going_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
+        tokens, exists, rows = [context.root_B], [going_B], []
+        pick = _argmax if greedy else self._picker.start(rng, γ)
         for i in range(γ):
             logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
-            x_B, q_BV = self._draw(logits_BV, Prefix.of_chain(context, tokens[1:]), u_BD, i)
+            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:]))
+            x_B = pick(row_BV, i)
             tokens.append(x_B)
+            rows.append(row_BV)
             exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
-            if u_BD is not None:
-                laws.append(q_BV)
             if self.confidence:
+                q_BV = row_BV.softmax(-1) if greedy else row_BV
                 going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
                 if not bool(going_B.any()):
                     break
-        if laws:
-            laws.append(torch.zeros_like(laws[-1]))
+        drawn: Drawn = "chosen" if greedy or not γ else self.drawn
         return Draft.chain(
             torch.stack(tokens, 1),
             torch.stack(exists, 1),
-            torch.stack(laws, 1) if laws else None,
-            "iid" if laws else "chosen",
+            _with_last(rows) if drawn == "iid" else None,
+            drawn,
+            _with_last(rows) if greedy and γ and self.keep_logits else None,
         )
 
     def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
@@ -165,17 +180,20 @@ class ModelDrafter:
         state.fed += 1
         return logits_BV
 
-    def _draw(
-        self, logits_BV: Tensor, prefix: Prefix, u_BD: Tensor | None, i: int
-    ) -> tuple[Tensor, Tensor]:
-        """The next token of each row and the law it came from; greedy rows take the argmax."""
+    def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
+        """The law of the next token, (B, V); its logits if all rows are greedy."""
         logits_B1V = _fitted(logits_BV, self.num_tokens)[:, None]
         law = prefix.context.law
-        if u_BD is not None:
-            q_BV = law(logits_B1V, prefix)[:, 0]
-            return draw(q_BV, u_BD[:, i]), q_BV
-        z_BV = law.logits(logits_B1V, prefix)[:, 0]
-        return z_BV.argmax(-1), z_BV.softmax(-1) if self.confidence else z_BV
+        return (law.logits if law.greedy else law)(logits_B1V, prefix)[:, 0]
+
+
+def _argmax(row_BV: Tensor, i: int) -> Tensor:
+    return row_BV.argmax(-1)
+
+
+def _with_last(rows: list[Tensor]) -> Tensor:
+    """Rows of places 0 … γ-1, and one of zeros for the last token, which has no children."""
+    return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
 
 
 def _fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:

@@ -1,0 +1,100 @@
+"""BiLD's rollback: small tokens stay unless the large model finds one of them too unlikely.
+
+Kim, Mangalam, Moon, Malik, Mahoney, Gholami and Keutzer, "Speculative Decoding with Big Little
+Decoder", NeurIPS 2023, section 3.3 (rollback policy). The fallback policy of section 3.2, when to
+call the large model, is the drafter's (``drafters/bild.py``).
+
+    roll back to the first y_i with  -log p(y_i) > α_RB  and  y_i != argmax p;  emit argmax p there
+    none: emit argmax p behind the last one
+
+``mode="original"`` decodes greedily on both sides, at temperature 0 only, and p is the softmax of
+the raw logits. ``mode="mjsd"`` is the baseline of Qin et al., "Multi-Token Joint Speculative
+Decoding", 2024: tokens are sampled from the warped laws, p is the warped law, so that -log p is
+infinite outside its support, and the large model's token is a draw from p. In the authors' code a
+threshold of 0 silently becomes the default (``x or default``); here 0 means 0.
+
+Preserves: that every kept small token has -log p <= α_RB (or is the argmax, in the original mode);
+no divergence. Accepts chains, i.i.d. or chosen.
+
+Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from outrider.core import (
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    Stream,
+    Verdict,
+    candidates_equal,
+    match,
+    require_chain,
+    walk,
+)
+from outrider.core.errors import InvalidParameterError
+
+Mode = Literal["original", "mjsd"]
+
+
+@dataclass(frozen=True)
+class Bild:
+    """Rollback where the target's surprise exceeds a threshold (Kim et al.).
+
+    Attributes:
+        rollback: α_RB in nats, 0 or greater; infinity never rolls back.
+        mode: ``original`` (greedy, raw logits) or ``mjsd`` (sampled, warped laws).
+
+    Raises:
+        InvalidParameterError: a threshold below 0, another mode.
+    """
+
+    rollback: float = 5.0
+    mode: Mode = "original"
+
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+
+    def __post_init__(self) -> None:
+        if not self.rollback >= 0:
+            raise InvalidParameterError(
+                f"rollback={self.rollback!r}: must be a number of nats, 0 or greater (inf: never)"
+            )
+        if self.mode not in ("original", "mjsd"):
+            raise InvalidParameterError(f"mode={self.mode!r}: must be 'original' or 'mjsd'")
+
+    @property
+    def needs(self) -> Needs:
+        return "logits" if self.mode == "original" else "law"
+
+    @property
+    def bound(self) -> Bound:
+        words = f"every kept token has -log p <= {self.rollback:g} under the target"
+        return Bound(words, threshold=self.rollback)
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        require_chain(self, draft)
+        if self.mode == "mjsd":
+            return walk(self, draft, p_BNV, rng)
+        best_BN = p_BNV.argmax(-1)
+        x_BD1 = draft.tokens_BN[:, 1:, None]
+        z_BDV = p_BNV[:, :-1]
+        surprise_BD = z_BDV.logsumexp(-1) - z_BDV.gather(2, x_BD1)[..., 0]
+        fits_BD = (surprise_BD <= self.rollback) | candidates_equal(draft, best_BN)
+        return match(draft, fits_BD, best_BN)
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """``-log p(x) <= α_RB``, whatever u."""
+        return p_V.gather(-1, x[..., None])[..., 0] >= math.exp(-self.rollback)
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        return (p_V >= math.exp(-self.rollback)).to(p_V.dtype)
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target's whole law, not a residual."""
+        return p_V, q_V

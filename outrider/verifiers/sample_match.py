@@ -1,0 +1,49 @@
+"""Sample and match: the target draws its own token everywhere, drafts are kept while they agree.
+
+Assisted generation in transformers, when sampling without the draft's law; the sampled form of
+SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024).
+
+    y_i ~ p_i,   accept x   iff   x = y,   the next token is y at the end of the path
+
+The emitted tokens are the y themselves, so their law is the target's whatever the draft. Accepts
+x ~ q with probability Σ p q, never more than the Σ min(p, q) of rejection sampling; equal to it for
+a chosen candidate. Needs no q.
+
+Preserves: the target's law, exactly. Accepts any draft; siblings share the draw of their parent.
+
+Legend: B rows, N nodes, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from outrider.core import (
+    LOSSLESS,
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    Role,
+    Stream,
+    Verdict,
+    candidates_equal,
+    draw,
+    match,
+)
+
+
+@dataclass(frozen=True)
+class SampleMatch:
+    """Equality with the target's own draws, on chains and trees."""
+
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
+    needs: ClassVar[Needs] = "law"
+    bound: ClassVar[Bound] = LOSSLESS
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        u_BN = rng.uniform(Role.NEXT, draft.num_nodes).gather(1, draft.depth_BN)
+        y_BN = draw(p_BNV.flatten(0, 1), u_BN.flatten()).view_as(draft.tokens_BN)
+        return match(draft, candidates_equal(draft, y_BN), y_BN)
