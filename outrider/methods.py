@@ -1,25 +1,73 @@
 """The named methods: the one place where a command-line string meets a class."""
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core.errors import IncompatibleError, UnknownMethodError
+from outrider.core.errors import UnknownMethodError
 from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
-from outrider.drafters import ModelDrafter, NoDraft
+from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
 from outrider.models import HFModel
-from outrider.verifiers import Block, Greedy, Rejection
+from outrider.options import Option, options_of, resolve
+from outrider.verifiers import (
+    Bild,
+    Block,
+    Coupled,
+    Greedy,
+    Rejection,
+    SampleMatch,
+)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a method may be built from."""
+    """What a drafter may be built from."""
 
     target: HFModel
     draft: HFModel | None = None
     draft_confidence: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method with its options settled.
+
+    Attributes:
+        verifier: the rule for a batch in which some row samples.
+        greedy_verifier: the rule when every row of the batch is at temperature 0.
+        drafter: builds the drafter.
+    """
+
+    verifier: Verifier
+    greedy_verifier: Verifier
+    drafter: Callable[[Parts], Drafter[Any]]
+
+    @property
+    def greedy_only(self) -> bool:
+        """Whether it is defined at temperature 0 alone."""
+        return self.verifier.needs != "law"
+
+    @property
+    def greedy_apart(self) -> bool:
+        """Whether greedy requests need a batch of their own, as another rule judges them there.
+
+        Exact match with the argmax is what every other rule does with a point mass.
+        """
+        return self.greedy_verifier != self.verifier and not isinstance(
+            self.greedy_verifier, Greedy
+        )
+
+    def build(self, parts: Parts) -> Drafter[Any]:
+        """The drafter, checked against the rules.
+
+        Raises:
+            IncompatibleError: a rule that cannot judge it.
+        """
+        drafter = self.drafter(parts)
+        check_compatible(drafter, self.verifier)
+        return drafter
 
 
 @dataclass(frozen=True)
@@ -30,45 +78,76 @@ class Method:
         name: what users type.
         summary: one line for them.
         paper: where it was published.
-        lossless: whether the output has exactly the target's law.
         needs: what it needs besides a target.
-        greedy_only: whether it is defined at temperature 0 alone.
-        drafter: builds the drafter.
-        verifier: the rule.
-        greedy_verifier: the rule when every row of the batch is at temperature 0.
+        rule: the verifier's class; its parameters are options of the method.
+        drafter: builds the drafter from the parts; its keyword-only parameters are options too.
+        greedy: the rule for a batch at temperature 0, from the other one.
     """
 
     name: str
     summary: str
     paper: str
-    lossless: bool
     needs: str
-    drafter: Callable[[Parts], Drafter[Any]]
-    verifier: Verifier
-    greedy_verifier: Verifier
-    greedy_only: bool = False
+    rule: Callable[..., Verifier]
+    drafter: Callable[..., Drafter[Any]]
+    greedy: Callable[[Any], Verifier] = field(default=lambda rule: Greedy())
 
-    def build(self, parts: Parts) -> Drafter[Any]:
-        """The drafter, checked against the rules.
+    @property
+    def lossless(self) -> bool:
+        """Whether the text has exactly the target's law."""
+        return self.rule().lossless
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What can be set, by name."""
+        return options_of(self.drafter) | options_of(self.rule)
+
+    def recipe(self, options: Mapping[str, object] | None = None) -> Recipe:
+        """The method with these options, the others at their defaults.
 
         Raises:
-            IncompatibleError: no draft model where one is needed, or a rule that cannot judge it.
+            InvalidParameterError: an unknown option, or a value outside its domain.
         """
-        if self.needs == "draft model" and parts.draft is None:
-            raise IncompatibleError(
-                f"method {self.name!r} needs a draft model: pass draft=..., or take method='plain'"
-            )
-        drafter = self.drafter(parts)
-        check_compatible(drafter, self.verifier)
-        return drafter
+        values = resolve(f"method {self.name!r}", self.options, options or {})
+        mine = {name: values[name] for name in options_of(self.rule) if name in values}
+        rule = self.rule(**mine)
+        theirs = {name: values[name] for name in options_of(self.drafter) if name in values}
+        return Recipe(rule, self.greedy(rule), lambda parts: self.drafter(parts, **theirs))
 
 
-def _model_drafter(parts: Parts) -> ModelDrafter:
+def _no_draft(parts: Parts) -> NoDraft:
+    return NoDraft()
+
+
+def _chain(parts: Parts) -> ModelDrafter:
     assert parts.draft is not None
     return ModelDrafter(parts.draft, parts.target.num_tokens, parts.draft_confidence)
 
 
+def _chain_with_logits(parts: Parts) -> ModelDrafter:
+    assert parts.draft is not None
+    return ModelDrafter(
+        parts.draft, parts.target.num_tokens, parts.draft_confidence, keep_logits=True
+    )
+
+
+def _coupled_chain(parts: Parts) -> ModelDrafter:
+    assert parts.draft is not None
+    return ModelDrafter(
+        parts.draft, parts.target.num_tokens, parts.draft_confidence, picker=COUPLED
+    )
+
+
+def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:
+    """In the MJSD variant the unsure token is kept and verified: the confidence stop."""
+    assert parts.draft is not None
+    if mode == "original":
+        return BildDrafter(parts.draft, parts.target.num_tokens, fallback)
+    return ModelDrafter(parts.draft, parts.target.num_tokens, fallback)
+
+
 _LEVIATHAN = "Leviathan et al., ICML 2023; Chen et al., 2023"
+_DRAFT = "draft model"
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -77,42 +156,58 @@ METHODS: dict[str, Method] = {
             "plain",
             "The target alone, one token per pass.",
             "autoregressive sampling",
-            True,
             "nothing",
-            lambda parts: NoDraft(),
-            Rejection(),
-            Greedy(),
+            Coupled,
+            _no_draft,
         ),
         Method(
             "speculative",
             "A draft model's chain, judged by rejection sampling.",
             _LEVIATHAN,
-            True,
-            "draft model",
-            _model_drafter,
-            Rejection(),
-            Greedy(),
+            _DRAFT,
+            Rejection,
+            _chain,
         ),
         Method(
             "block",
             "A draft model's chain, judged as a whole; no rule keeps more of it on average.",
             "Sun et al., ICLR 2025",
-            True,
-            "draft model",
-            _model_drafter,
-            Block(),
-            Greedy(),
+            _DRAFT,
+            Block,
+            _chain,
         ),
         Method(
             "greedy",
             "A draft model's chain, kept while it is the target's argmax; temperature 0 only.",
             _LEVIATHAN,
-            True,
-            "draft model",
-            _model_drafter,
-            Greedy(),
-            Greedy(),
-            greedy_only=True,
+            _DRAFT,
+            Greedy,
+            _chain,
+        ),
+        Method(
+            "sample-match",
+            "The target draws its own tokens; the draft's are kept while they are equal.",
+            "Miao et al., ASPLOS 2024; assisted generation in transformers",
+            _DRAFT,
+            SampleMatch,
+            _chain,
+        ),
+        Method(
+            "coupled",
+            "Draft and target share their noise: the text of plain with the same seed, faster.",
+            "Daliri et al., 2024",
+            _DRAFT,
+            Coupled,
+            _coupled_chain,
+        ),
+        Method(
+            "bild",
+            "The draft writes while it is sure; tokens that surprise the target are rolled back.",
+            "Kim et al., NeurIPS 2023",
+            _DRAFT,
+            Bild,
+            _bild,
+            lambda rule: rule if rule.mode == "original" else Greedy(),
         ),
     )
 }

@@ -20,6 +20,7 @@ from outrider import Engine, Result, Results, Sampling
 from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
 from outrider.methods import METHODS, Method
 from outrider.models import HFModel
+from outrider.verifiers import Rejection
 
 VOCAB = 101
 WINDOW = 8
@@ -193,16 +194,13 @@ class UniformDrafter:
 
 def uniform_method(width: int = 1) -> Method:
     """Random drafts, as a method of the engine."""
-    plain = METHODS["plain"]
     return Method(
         "uniform",
         "Random drafts.",
         "tests",
-        True,
         "nothing",
+        Rejection,
         lambda parts: UniformDrafter(parts.target.num_tokens, width),
-        plain.verifier,
-        plain.greedy_verifier,
     )
 
 

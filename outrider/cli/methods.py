@@ -33,7 +33,7 @@ def methods(
                 "paper": method.paper,
                 "lossless": method.lossless,
                 "needs": method.needs,
-                "greedy_only": method.greedy_only,
+                "greedy_only": method.recipe().greedy_only,
             }
             for method in METHODS.values()
         ]

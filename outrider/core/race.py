@@ -83,4 +83,4 @@ def _blocks(weights_BV: Tensor) -> Tensor:
     """Blocks of S tokens, the last one filled up with weights of zero."""
     missing = -weights_BV.shape[1] % _S
     padded_BV = pad(weights_BV, (0, missing)) if missing else weights_BV
-    return padded_BV.unflatten(1, (-1, _S))
+    return padded_BV.view(padded_BV.shape[0], -1, _S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
@@ -23,7 +23,7 @@ from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.slots import Slots
 from outrider.engine.stop import Ending
-from outrider.methods import Method, Parts, find_method
+from outrider.methods import Method, Parts, Recipe, find_method
 from outrider.models import HFModel, check_vocabularies, load_model
 from outrider.sampling import Sampling
 
@@ -43,10 +43,12 @@ class Engine:
         num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         max_batch_size: rows that run at the same time; more requests wait for a free one.
+        options: the method's own parameters by name, such as ``{"budget": 0.2}``.
+        verifier: a rule of your own in place of the method's.
 
     Raises:
-        InvalidParameterError: a number outside its range.
-        IncompatibleError: a method without the draft model it needs.
+        InvalidParameterError: a number outside its range, an option the method has not.
+        IncompatibleError: a method without the draft model it needs, a rule that cannot judge it.
         VocabularyMismatchError: draft and target with different vocabularies.
     """
 
@@ -59,9 +61,19 @@ class Engine:
         num_speculative_tokens: int = 5,
         draft_confidence: float = 0.0,
         max_batch_size: int = 16,
+        options: Mapping[str, object] | None = None,
+        verifier: Verifier | None = None,
     ) -> None:
         _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
         _check_range("max_batch_size", max_batch_size, 65536)
+        recipe = method.recipe(options)
+        if verifier is not None:
+            recipe = Recipe(verifier, verifier, recipe.drafter)
+        if method.needs == "draft model" and draft is None:
+            raise IncompatibleError(
+                f"method {method.name!r} needs a draft model: pass draft=..., or take "
+                f"method='plain'"
+            )
         self.target = target
         self.draft = draft if method.needs == "draft model" else None
         self.method = method
@@ -71,9 +83,19 @@ class Engine:
             self.draft = HFModel(target.module, target.tokenizer, f"draft {target.name}")
         if self.draft is not None:
             check_vocabularies(target, self.draft)
-        self.drafter = method.build(Parts(target, self.draft, draft_confidence))
+        self.recipe = recipe
+        self.drafter = recipe.build(Parts(target, self.draft, draft_confidence))
         self.limit = min(model.limit for model in (target, self.draft) if model is not None)
         self.eos_ids = _eos_ids(target)
+
+    @property
+    def verifier(self) -> Verifier:
+        """The rule for batches in which some row samples."""
+        return self.recipe.verifier
+
+    def verifier_at(self, temperature: float) -> Verifier:
+        """The rule that judges a request at this temperature."""
+        return self._verifier(temperature == 0)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
@@ -180,10 +202,11 @@ class Engine:
         return [Request(*parts) for parts in zip(prompts, encoded, samplings, numbers, strict=True)]
 
     def _check_sampling(self, sampling: Sampling) -> None:
-        if self.method.greedy_only and not sampling.greedy:
+        if self.recipe.greedy_only and not sampling.greedy:
+            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
-                f"{sampling.temperature}: set temperature=0 or take method='speculative'"
+                f"{sampling.temperature}: set temperature=0 or take {other}"
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
@@ -196,10 +219,21 @@ class Engine:
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row, Event]]:
         """The loop of every method. Rows of like length run together; a free slot is refilled."""
+        indices = range(len(requests))
+        groups = [list(indices)]
+        if self.recipe.greedy_apart:
+            greedy = [i for i in indices if requests[i].sampling.greedy]
+            groups = [greedy, [i for i in indices if not requests[i].sampling.greedy]]
+        for group in groups:
+            yield from self._run_group(requests, group)
+
+    def _run_group(
+        self, requests: list[Request], group: list[int]
+    ) -> Iterator[tuple[int, Row, Event]]:
         slots = Slots(
             self.target, self.drafter, self.draft, self._verifier, self.num_speculative_tokens
         )
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        order = sorted(group, key=lambda i: -len(requests[i].prompt_ids))
         waiting = [(index, self._row(requests[index])) for index in reversed(order)]
         index_of = {id(row): index for index, row in waiting}
         while waiting or slots.rows:
@@ -217,7 +251,7 @@ class Engine:
         return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
 
     def _verifier(self, greedy: bool) -> Verifier:
-        return self.method.greedy_verifier if greedy else self.method.verifier
+        return self.recipe.greedy_verifier if greedy else self.recipe.verifier
 
 
 def load(
@@ -226,6 +260,8 @@ def load(
     method: str = "speculative",
     num_speculative_tokens: int = 5,
     *,
+    options: Mapping[str, object] | None = None,
+    verifier: Verifier | None = None,
     draft_confidence: float = 0.0,
     max_batch_size: int = 16,
     dtype: str | None = None,
@@ -240,6 +276,8 @@ def load(
         draft: the same for the draft model.
         method: a name from ``outrider methods``.
         num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        options: the method's own parameters by name, such as ``{"budget": 0.2}``.
+        verifier: a rule of your own in place of the method's.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         max_batch_size: rows that run at the same time.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
@@ -250,6 +288,7 @@ def load(
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
     row = find_method(method)
+    row.recipe(options)  # an error in an option should not wait for the models
     _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
@@ -271,6 +310,8 @@ def load(
         num_speculative_tokens=num_speculative_tokens,
         draft_confidence=draft_confidence,
         max_batch_size=max_batch_size,
+        options=options,
+        verifier=verifier,
     )
 
 

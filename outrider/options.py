@@ -1,0 +1,93 @@
+"""Options of a method: the parameters of its rule and drafter, by name, from Python or as text."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from outrider.core.errors import InvalidParameterError
+
+
+@dataclass(frozen=True)
+class Option:
+    """A parameter that users may set.
+
+    Attributes:
+        name: as users write it.
+        type: ``float``, ``int``, ``bool``, ``str``, or a ``Literal`` of strings.
+        default: its value if not set.
+    """
+
+    name: str
+    type: Any
+    default: object
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values it may have, if they can be listed."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    def parse(self, value: object) -> object:
+        """A value of the option's type; text is read as such a value.
+
+        Raises:
+            InvalidParameterError: text that is none, or a value of another type.
+        """
+        parsed = self._number(value) if self.type in (int, float) else self._word(value)
+        if parsed is not None:
+            return parsed
+        raise InvalidParameterError(f"{self.name}={value!r}: must be {self._expected}")
+
+    def _number(self, value: object) -> object:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return None
+        try:
+            number = self.type(value)
+        except (ValueError, OverflowError):
+            return None
+        return number if isinstance(value, str) or number == value else None
+
+    def _word(self, value: object) -> object:
+        if self.type is bool:
+            words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            return words.get(str(value).lower())
+        return value if isinstance(value, str) and value in (self.choices or (value,)) else None
+
+    @property
+    def _expected(self) -> str:
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        names = {float: "a number", int: "a whole number", bool: "true or false"}
+        return names.get(self.type, "text")
+
+
+def options_of(function: Callable[..., object]) -> dict[str, Option]:
+    """The parameters of a class or function that have a default, by name."""
+    typed: Any = function
+    hints = get_type_hints(typed.__init__ if isinstance(function, type) else typed)
+    return {
+        name: Option(name, hints[name], parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+
+
+def resolve(
+    owner: str, options: Mapping[str, Option], values: Mapping[str, object]
+) -> dict[str, object]:
+    """The values by name, each of its option's type.
+
+    Raises:
+        InvalidParameterError: a name that the owner has not, or a value of the wrong type.
+    """
+    for name in values:
+        if name not in options:
+            if not options:
+                raise InvalidParameterError(f"option {name!r}: {owner} has no options")
+            near = difflib.get_close_matches(name, options, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InvalidParameterError(
+                f"option {name!r}: {owner} has no such option; {hint}it has {', '.join(options)}"
+            )
+    return {name: options[name].parse(value) for name, value in values.items()}
