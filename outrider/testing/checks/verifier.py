@@ -3,6 +3,8 @@
 Legend: B rows, N nodes, D steps of a path, V vocabulary.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,13 +17,17 @@ from outrider.testing.enumerate import (
     greedy_law,
     softmax_law,
 )
-from outrider.testing.toy import ToyDrafter, ToyModel, last_accepted
+from outrider.testing.toy import ToyCache, ToyDrafter, ToyModel, last_accepted
 
 _BELOW_ONE = 1 - 2.0**-52
 
 
 def check_verifier(
-    verifier: Verifier, *, trees: bool = True, accepts_own_law: bool = True
+    verifier: Verifier,
+    *,
+    trees: bool = True,
+    accepts_own_law: bool = True,
+    keeps_support: bool = True,
 ) -> dict[str, float]:
     """A verifier's verdicts are well formed, and its claim to be lossless holds exactly.
 
@@ -33,6 +39,8 @@ def check_verifier(
         trees: it judges trees too.
         accepts_own_law: a chain drawn from the target's own law is accepted whole (as by every
             rule that accepts with probability min(1, p/q)).
+        keeps_support: no token is emitted that has probability zero under the target (as by every
+            rule whose law is not mixed from the draft's).
     """
     require(bool(verifier.accepts), "accepts no kind of draft")
     require(verifier.accepts <= {"iid", "distinct", "chosen"}, f"accepts {verifier.accepts}")
@@ -50,11 +58,12 @@ def check_verifier(
         "full": (target, guess),
         "partial": tuple(ToyModel.random(3, seed=s, num_impossible=1) for s in (32, 33)),
     }
+    make_drafter = _WithLogits if verifier.needs == "logits" else ToyDrafter
     shapes = [("chain", 1, 3), ("siblings", 2, 2), ("tree", 2, 3)]
     shapes = shapes if trees else shapes[:1]
     if accepts_own_law and "iid" in verifier.accepts:
         own_law = laws["greedy" if greedy else "softmax"]
-        own = enumerate_round(target, ToyDrafter(target), verifier, 3, law=own_law)
+        own = enumerate_round(target, make_drafter(target), verifier, 3, law=own_law)
         require(
             abs(own.acceptance_length - 4) < 1e-12,
             f"a draft of 3 from the target's own law should yield 3 tokens and a bonus, "
@@ -64,8 +73,8 @@ def check_verifier(
     for drawn in sorted(verifier.accepts):
         for shape, width, num_tokens in shapes:
             for support, (model, draft_model) in pairs.items():
-                drafter = ToyDrafter(draft_model, width, drawn)
-                _check_verdicts(verifier, model, drafter, laws)
+                drafter = make_drafter(draft_model, width, drawn)
+                _check_verdicts(verifier, model, drafter, laws, keeps_support)
                 for name, law in laws.items():
                     result = enumerate_round(model, drafter, verifier, num_tokens, law=law)
                     case = f"{drawn} {shape} of {support} support under a {name} law"
@@ -78,8 +87,21 @@ def check_verifier(
     return found
 
 
+class _WithLogits(ToyDrafter):
+    """Hands over the model's logits too, as drafters do for rules that judge by them."""
+
+    def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
+        draft = super().propose(state, context, budget, rng)
+        node_BN = self.model.read_draft(state.past_B, draft)
+        return replace(draft, logits_BNV=self.model.logits(node_BN))
+
+
 def _check_verdicts(
-    verifier: Verifier, target: ToyModel, drafter: ToyDrafter, laws: dict[str, LawFactory]
+    verifier: Verifier,
+    target: ToyModel,
+    drafter: ToyDrafter,
+    laws: dict[str, LawFactory],
+    keeps_support: bool,
 ) -> None:
     """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch."""
     prompts = [[0], [1, 2, 0], [2, 2], [0, 1], [1, 1, 0, 2], [2]] * 8
@@ -94,6 +116,10 @@ def _check_verdicts(
             logits_BNV = target.score(target.start(context), draft).logits_BNV
             p_BNV = context.law(logits_BNV, Prefix.of_draft(context, draft))
             judged_BNV = p_BNV if verifier.needs == "law" else logits_BNV
+            if not keeps_support:
+                p_BNV = torch.ones_like(p_BNV)
+            elif verifier.needs == "logits":
+                p_BNV = logits_BNV.softmax(-1)
             streams: list[Stream] = [context.rng]
             for accept in (0.0, _BELOW_ONE):
                 streams += [_constant(B, accept, last) for last in (0.0, _BELOW_ONE)]
@@ -102,14 +128,14 @@ def _check_verdicts(
             together = verifier(draft, judged_BNV, context.rng)
             for b in (0, 1, B - 1):
                 row = slice(b, b + 1)
-                q_BNV = None if draft.probs_BNV is None else draft.probs_BNV[row]
                 alone = Draft(
                     draft.tokens_BN[row],
                     draft.parents_BN[row],
                     draft.mask_BN[row],
-                    q_BNV,
+                    None if draft.probs_BNV is None else draft.probs_BNV[row],
                     draft.drawn,
                     draft.is_chain,
+                    None if draft.logits_BNV is None else draft.logits_BNV[row],
                 )
                 stream = Stream(context.key_B[row], context.length_B[row])
                 verdict = verifier(alone, judged_BNV[row], stream)
