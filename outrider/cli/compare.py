@@ -81,7 +81,7 @@ class Comparison:
 def against_plain(engine: "Engine", result: "Result", plain: "Result", greedy: bool) -> Comparison:
     """Holds a result of ``engine`` against plain decoding."""
     speed = plain.stats.tokens_per_second
-    comparable = greedy and engine.method.lossless
+    comparable = greedy and engine.verifier_at(0).lossless
     return Comparison(
         plain,
         result.stats.tokens_per_second / speed if speed else 0.0,

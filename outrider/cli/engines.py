@@ -1,10 +1,12 @@
 """Engines from options, with errors that name options."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from outrider.cli.errors import fail, say
 
 if TYPE_CHECKING:
+    from outrider.core import Verifier
     from outrider.engine import Engine
 
 EMBEDDED = "embedded"
@@ -16,6 +18,8 @@ def open_engine(
     method: str,
     num_speculative_tokens: int,
     *,
+    method_options: Mapping[str, object] | None = None,
+    verifier: "Verifier | None" = None,
     draft_confidence: float = 0.0,
     dtype: str = "auto",
     device: str = "auto",
@@ -38,6 +42,8 @@ def open_engine(
         draft,
         method,
         num_speculative_tokens,
+        options=method_options,
+        verifier=verifier,
         draft_confidence=draft_confidence,
         max_batch_size=1,
         dtype=None if dtype == "auto" else dtype,

@@ -1,11 +1,16 @@
 """``outrider methods``: what ``--method`` may be."""
 
 import json
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.quiet import silence
+
+if TYPE_CHECKING:
+    from outrider.methods import Method
 
 
 def methods(
@@ -32,8 +37,13 @@ def methods(
                 "summary": method.summary,
                 "paper": method.paper,
                 "lossless": method.lossless,
+                "bound": asdict(method.recipe().verifier.bound),
                 "needs": method.needs,
                 "greedy_only": method.recipe().greedy_only,
+                "options": {
+                    option.name: {"default": option.default, "choices": list(option.choices)}
+                    for option in method.options.values()
+                },
             }
             for method in METHODS.values()
         ]
@@ -44,16 +54,24 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, leading=1)
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("law of the text", no_wrap=True)
-    table.add_column("needs", no_wrap=True)
-    table.add_column("what it does; where it was published", overflow="fold")
+    table.add_column("law", no_wrap=True)
+    table.add_column("what it does; where it was published; its options", overflow="fold")
     for method in METHODS.values():
         table.add_row(
             method.name,
             "lossless" if method.lossless else "lossy",
-            method.needs,
-            f"{method.summary}\n{method.paper}",
+            "\n".join(_lines(method)),
         )
     Console(highlight=False).print(table)
+
+
+def _lines(method: "Method") -> Iterator[str]:
+    """Summary and source; for a lossy rule what it keeps to; the options with their defaults."""
+    yield method.summary + ("" if method.needs == "draft model" else " Needs no draft model.")
+    yield method.paper
+    if not method.lossless:
+        yield f"keeps: {method.recipe().verifier.bound.words}"
+    if method.options:
+        yield "options: " + ", ".join(f"{o.name}={o.default}" for o in method.options.values())

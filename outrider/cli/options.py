@@ -83,6 +83,17 @@ MethodName = Annotated[
         rich_help_panel=SPECULATION,
     ),
 ]
+MethodOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="NAME=VALUE",
+        help="A parameter of the method, such as budget=0.2 for 'mentored'; `outrider methods` "
+        "lists them. May be repeated.",
+        rich_help_panel=SPECULATION,
+    ),
+]
 NumSpeculativeTokens = Annotated[
     int,
     typer.Option(
@@ -237,3 +248,14 @@ def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
         if not equals:
             raise fail(f"--logit-bias {item!r}: write ID=BIAS, such as 42=-5 or 42=-inf")
     return biases
+
+
+def parse_method_options(items: list[str] | None) -> dict[str, str]:
+    """``["budget=0.2"]`` as a mapping; values stay text, which the method reads."""
+    values: dict[str, str] = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        if not (name and equals and value):
+            raise fail(f"--option {item!r}: write NAME=VALUE, such as budget=0.2")
+        values[name.strip().replace("-", "_")] = value.strip()
+    return values

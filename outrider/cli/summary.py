@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 def summary_line(result: "Result") -> str:
-    """Tokens, speed, the three acceptance numbers and why it ended, in one line."""
+    """Tokens, speed, the three acceptance numbers, how far a lossy rule strayed from the target's
+    law, and why it ended, in one line."""
     stats = result.stats
     if stats.drafted:
         middle = (
@@ -18,6 +19,8 @@ def summary_line(result: "Result") -> str:
         )
     else:
         middle = "nothing drafted"
+    if stats.measured:
+        middle += f" | KL {stats.kl_per_token:.3f} nats per token, {stats.kl:.2f} in all"
     tokens = "1 token" if stats.emitted == 1 else f"{stats.emitted} tokens"
     return f"{tokens}, {stats.tokens_per_second:.0f} tok/s | {middle} | end: {result.finish_reason}"
 

@@ -45,6 +45,8 @@ class Engine:
         max_batch_size: rows that run at the same time; more requests wait for a free one.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a rule of your own in place of the method's.
+        measure: work out how far a lossy rule strays, for ``result.stats``; costs a few passes
+            over the vocabulary per drafted token.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method has not.
@@ -63,6 +65,7 @@ class Engine:
         max_batch_size: int = 16,
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
+        measure: bool = True,
     ) -> None:
         _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
         _check_range("max_batch_size", max_batch_size, 65536)
@@ -84,6 +87,7 @@ class Engine:
         if self.draft is not None:
             check_vocabularies(target, self.draft)
         self.recipe = recipe
+        self.measure = measure
         self.drafter = recipe.build(Parts(target, self.draft, draft_confidence))
         self.limit = min(model.limit for model in (target, self.draft) if model is not None)
         self.eos_ids = _eos_ids(target)
@@ -231,7 +235,12 @@ class Engine:
         self, requests: list[Request], group: list[int]
     ) -> Iterator[tuple[int, Row, Event]]:
         slots = Slots(
-            self.target, self.drafter, self.draft, self._verifier, self.num_speculative_tokens
+            self.target,
+            self.drafter,
+            self.draft,
+            self._verifier,
+            self.num_speculative_tokens,
+            self.measure,
         )
         order = sorted(group, key=lambda i: -len(requests[i].prompt_ids))
         waiting = [(index, self._row(requests[index])) for index in reversed(order)]
@@ -262,6 +271,7 @@ def load(
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
+    measure: bool = True,
     draft_confidence: float = 0.0,
     max_batch_size: int = 16,
     dtype: str | None = None,
@@ -278,6 +288,7 @@ def load(
         num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a rule of your own in place of the method's.
+        measure: work out how far a lossy rule strays, for ``result.stats``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         max_batch_size: rows that run at the same time.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
@@ -312,6 +323,7 @@ def load(
         max_batch_size=max_batch_size,
         options=options,
         verifier=verifier,
+        measure=measure,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.engine.stats import Stats
+from outrider.engine.stats import Counts, Stats
 from outrider.engine.stop import Ending
 from outrider.sampling import Sampling
 
@@ -98,7 +98,7 @@ class Row:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
-    stats: Stats = field(default_factory=Stats)
+    stats: Stats = field(default_factory=lambda: Stats(texts=1))
 
     @property
     def finished(self) -> bool:
@@ -107,18 +107,17 @@ class Row:
     def take(
         self,
         tokens: list[int],
-        drafted: int,
-        overlap: float,
+        counts: Counts,
         logprobs: list[float],
         top_logprobs: list[TopLogprobs],
     ) -> Event:
         """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends."""
-        accepted = len(tokens) - 1
+        accepted, drafted = len(tokens) - 1, counts.drafted
         last: Origin = "correction" if accepted < drafted else "bonus" if drafted else "plain"
         kept = self.ending.take(tokens)
         draft: Origin = "accepted"
         origins = [*[draft] * accepted, last][:kept]
-        self.stats.count(drafted, accepted, kept, overlap)
+        self.stats.count(counts, accepted, kept)
         self.token_ids += tokens[:kept]
         self.origins += origins
         self.logprobs += logprobs[:kept]

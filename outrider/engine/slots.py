@@ -15,8 +15,9 @@ from torch import Tensor
 from outrider.core import Budget, Context, Drafter, Round, Verifier, run_round
 from outrider.engine.budget import plan
 from outrider.engine.logprobs import Logprobs
+from outrider.engine.realised import per_place, realised
 from outrider.engine.request import Event, Row
-from outrider.engine.stats import overlap
+from outrider.engine.stats import Counts, overlap
 from outrider.models import HFModel
 from outrider.sampling import Warp
 
@@ -30,6 +31,7 @@ class Slots:
         draft: the drafter's model, if it has one (for its clock and its health).
         choose: the verification rule, given whether all rows are greedy.
         num_speculative_tokens: γ.
+        measure: whether to work out how far a lossy rule strays.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Slots:
         draft: HFModel | None,
         choose: Callable[[bool], Verifier],
         num_speculative_tokens: int,
+        measure: bool = True,
     ) -> None:
         self._target = target
         self._drafter = drafter
         self._draft = draft
         self._choose = choose
         self._gamma = num_speculative_tokens
+        self._measure = measure
         self.rows: list[Row] = []
         self._context: Context | None = None
         self._cache: Any = None
@@ -89,7 +93,8 @@ class Slots:
             self._budget(),
         )
         logprobs = Logprobs.of(turn, [row.request.sampling.logprobs for row in self.rows])
-        events = self._read(turn, logprobs)
+        strayed_BDM = realised(turn, verifier) if self._measure else None
+        events = self._read(turn, logprobs, strayed_BDM)
         self._charge(began)
         return events
 
@@ -120,10 +125,14 @@ class Slots:
         room = [row.ending.left for row in self.rows]
         return plan(self._gamma, room, self._target.device)
 
-    def _read(self, turn: Round, logprobs: Logprobs) -> list[tuple[Row, Event]]:
+    def _read(
+        self, turn: Round, logprobs: Logprobs, strayed_BDM: Tensor | None
+    ) -> list[tuple[Row, Event]]:
         """The round's one look at the device; hands each row its tokens."""
         assert self._context is not None
         K = turn.emitted_BK.shape[1]
+        strayed = [] if strayed_BDM is None else strayed_BDM.flatten(1).unbind(1)
+        M = K + len(strayed)
         models = [m for m in (self._target, self._draft) if m is not None]
         sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
         columns = [
@@ -132,6 +141,7 @@ class Slots:
             overlap(turn),
             *(s for _, s in sums),
             *turn.emitted_BK.unbind(1),
+            *strayed,
             *logprobs.columns(),
         ]
         table = _stack(columns).tolist()
@@ -145,8 +155,9 @@ class Slots:
             num_emitted, drafted = int(line[0]) + 1, int(line[1])
             rest = line[3 + len(sums) :]
             tokens = [int(token) for token in rest[:num_emitted]]
-            chosen, best = logprobs.read(rest[K:], num_emitted, row.request.sampling.logprobs)
-            events.append((row, row.take(tokens, drafted, line[2], chosen, best)))
+            chosen, best = logprobs.read(rest[M:], num_emitted, row.request.sampling.logprobs)
+            counts = Counts(drafted, line[2], per_place(rest[K:M]))
+            events.append((row, row.take(tokens, counts, chosen, best)))
         return events
 
     def _clock(self) -> tuple[float, float, float]:

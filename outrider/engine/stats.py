@@ -4,19 +4,38 @@ Three numbers of the field that are often confused, all reported: the *acceptanc
 over drafted tokens; the *acceptance length* is emitted tokens per target pass, bonus included
 (plain decoding has 1); Leviathan's *α* is the mean of Σ min(p, q) over verified positions.
 
+A lossy rule emits tokens from a law π of its own. How far it strays from the target's p is summed
+over the places of a text: both KL divergences of texts are the sums of those of their tokens.
+
 Legend: B rows, N nodes, D drafted tokens of a chain (N-1), V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
 from outrider.core import Round
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one round did to a row, whatever of it ends up in the text.
+
+    Attributes:
+        drafted: drafted tokens.
+        overlap: see :func:`overlap`.
+        strayed: KL(p‖π), KL(π‖p) and total variation at each drafted place, where measured.
+    """
+
+    drafted: int
+    overlap: float
+    strayed: Sequence[tuple[float, float, float]] = ()
 
 
 @dataclass
@@ -32,6 +51,11 @@ class Stats:
         verified: number of these positions.
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.
+        texts: number of texts.
+        measured: tokens at whose place the law π of a lossy rule was held against the target's p.
+        kl: sum of KL(p‖π) over these places, in nats; 0 elsewhere, where tokens follow p.
+        reverse_kl: the same of KL(π‖p).
+        tv: the same of the total variation.
         draft_seconds: in forward passes of the draft model.
         target_seconds: in forward passes of the target.
         other_seconds: everything else.
@@ -45,6 +69,11 @@ class Stats:
     verified: int = 0
     tried_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    texts: int = 0
+    measured: int = 0
+    kl: float = 0.0
+    reverse_kl: float = 0.0
+    tv: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     other_seconds: float = 0.0
@@ -71,6 +100,26 @@ class Stats:
         return [a / t if t else 0.0 for a, t in pairs]
 
     @property
+    def kl_per_token(self) -> float:
+        """KL(p‖π) per emitted token, in nats."""
+        return self.kl / self.emitted if self.emitted else 0.0
+
+    @property
+    def reverse_kl_per_token(self) -> float:
+        """KL(π‖p) per emitted token, in nats."""
+        return self.reverse_kl / self.emitted if self.emitted else 0.0
+
+    @property
+    def tv_per_token(self) -> float:
+        """Total variation per emitted token."""
+        return self.tv / self.emitted if self.emitted else 0.0
+
+    @property
+    def kl_per_text(self) -> float:
+        """KL(p‖π) per text, in nats."""
+        return self.kl / self.texts if self.texts else 0.0
+
+    @property
     def seconds(self) -> float:
         return self.draft_seconds + self.target_seconds + self.other_seconds
 
@@ -78,14 +127,14 @@ class Stats:
     def tokens_per_second(self) -> float:
         return self.emitted / self.seconds if self.seconds else 0.0
 
-    def count(self, drafted: int, accepted: int, kept: int, overlap: float) -> None:
+    def count(self, counts: Counts, accepted: int, kept: int) -> None:
         """Adds one round of which the first ``kept`` tokens were emitted.
 
         A text that ends inside the accepted tokens drops the rest of the round: its drafted and
         accepted tokens then end there too.
         """
-        whole = kept > accepted
-        if not whole:
+        drafted, overlap = counts.drafted, counts.overlap
+        if kept <= accepted:
             drafted = accepted = kept
             overlap = min(overlap, kept)
         tried = min(drafted, accepted + 1)
@@ -95,6 +144,11 @@ class Stats:
         self.emitted += kept
         self.overlap += overlap
         self.verified += tried
+        for kl, reverse_kl, tv in counts.strayed[:tried]:
+            self.measured += 1
+            self.kl += kl
+            self.reverse_kl += reverse_kl
+            self.tv += tv
         _grow(self.tried_at, drafted)
         _grow(self.accepted_at, drafted)
         for depth in range(tried):
@@ -108,8 +162,8 @@ class Stats:
         self.target_seconds += target
         self.other_seconds += max(0.0, total - draft - target)
 
-    def as_dict(self) -> dict[str, float | int | list[float]]:
-        """All numbers, derived ones included, for JSON."""
+    def as_dict(self) -> dict[str, float | int | str | list[float]]:
+        """All numbers, derived ones included, for JSON (where infinity is the word ``inf``)."""
         return {
             "rounds": self.rounds,
             "drafted": self.drafted,
@@ -119,6 +173,14 @@ class Stats:
             "acceptance_length": self.acceptance_length,
             "alpha": self.alpha,
             "acceptance_by_position": self.acceptance_by_position,
+            "texts": self.texts,
+            "measured": self.measured,
+            "kl": _finite(self.kl),
+            "reverse_kl": _finite(self.reverse_kl),
+            "tv": self.tv,
+            "kl_per_token": _finite(self.kl_per_token),
+            "reverse_kl_per_token": _finite(self.reverse_kl_per_token),
+            "tv_per_token": self.tv_per_token,
             "draft_seconds": self.draft_seconds,
             "target_seconds": self.target_seconds,
             "other_seconds": self.other_seconds,
@@ -131,25 +193,14 @@ class Stats:
         """The sum over requests."""
         total = cls()
         for part in parts:
-            for name in (
-                "rounds",
-                "drafted",
-                "accepted",
-                "emitted",
-                "overlap",
-                "verified",
-                "draft_seconds",
-                "target_seconds",
-                "other_seconds",
-            ):
-                setattr(total, name, getattr(total, name) + getattr(part, name))
-            for mine, theirs in (
-                (total.tried_at, part.tried_at),
-                (total.accepted_at, part.accepted_at),
-            ):
-                _grow(mine, len(theirs))
-                for depth, number in enumerate(theirs):
-                    mine[depth] += number
+            for each in fields(cls):
+                mine, theirs = getattr(total, each.name), getattr(part, each.name)
+                if isinstance(mine, list):
+                    _grow(mine, len(theirs))
+                    for depth, number in enumerate(theirs):
+                        mine[depth] += number
+                else:
+                    setattr(total, each.name, mine + theirs)
         return total
 
 
@@ -170,6 +221,10 @@ def overlap(turn: Round) -> Tensor:
     depth_D = torch.arange(draft.num_nodes - 1, device=ratio_BD.device)
     verified_BD = (depth_D <= num_accepted_B[:, None]) & draft.mask_BN[:, 1:]
     return torch.where(verified_BD, ratio_BD, 0.0).sum(1).double()
+
+
+def _finite(x: float) -> float | str:
+    return x if math.isfinite(x) else "inf"
 
 
 def _grow(numbers: list[int], length: int) -> None:

@@ -10,7 +10,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_methods_of_the_readme_exist() -> None:
-    named = re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE)
+    named = re.findall(r"^\| `([\w-]+)` \|", README, flags=re.MULTILINE)
     assert named == list(METHODS)
 
 
