@@ -77,6 +77,7 @@ def worst_excess(rule_of, num: int = 10_000) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_the_bounds_hold_for_10000_random_laws():
     assert worst_excess(Lenience) < 1e-10
 

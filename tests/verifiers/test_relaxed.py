@@ -90,6 +90,7 @@ def disagreement(rule_of, num: int = 10_000) -> int:
     return wrong
 
 
+@pytest.mark.slow
 def test_acceptance_is_the_sorted_rule_for_10000_random_laws():
     assert disagreement(Relaxed) == 0
 
