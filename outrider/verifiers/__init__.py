@@ -3,8 +3,25 @@
 from outrider.verifiers.bild import Bild
 from outrider.verifiers.block import Block
 from outrider.verifiers.coupled import Coupled
+from outrider.verifiers.ensemble import Ensemble, EnsembleGreedy
 from outrider.verifiers.greedy import Greedy
+from outrider.verifiers.lenience import Lenience
 from outrider.verifiers.rejection import Rejection
+from outrider.verifiers.relaxed import Relaxed, RelaxedGreedy
 from outrider.verifiers.sample_match import SampleMatch
+from outrider.verifiers.typical import Typical
 
-__all__ = ["Bild", "Block", "Coupled", "Greedy", "Rejection", "SampleMatch"]
+__all__ = [
+    "Bild",
+    "Block",
+    "Coupled",
+    "Ensemble",
+    "EnsembleGreedy",
+    "Greedy",
+    "Lenience",
+    "Rejection",
+    "Relaxed",
+    "RelaxedGreedy",
+    "SampleMatch",
+    "Typical",
+]
