@@ -29,11 +29,12 @@ class Divergences:
 def divergences(p_V: Tensor, pi_V: Tensor) -> Divergences:
     """The four divergences of laws over the last dimension; both sum to one."""
     p_V, pi_V = p_V.double(), pi_V.double()
+    apart_V = p_V - pi_V
     return Divergences(
         _kl(p_V, pi_V),
         _kl(pi_V, p_V),
-        0.5 * (p_V - pi_V).abs().sum(-1),
-        torch.where(p_V == pi_V, 0.0, (p_V - pi_V) ** 2 / pi_V).sum(-1),
+        0.5 * apart_V.abs().sum(-1),
+        torch.where(apart_V == 0, 0.0, apart_V * (apart_V / pi_V)).sum(-1),
     )
 
 
