@@ -1,0 +1,204 @@
+"""Speculative cascades: the draft's law where it is good enough, the target's elsewhere.
+
+Narasimhan, Jitkrittum, Rawat, Kim, Gupta, Menon and Kumar, "Faster Cascades via Speculative
+Decoding", ICLR 2025, arXiv 2405.19261 (q the small and p the large model, as here); equations as in
+the authors' notebook (google-research/speculative_cascades), which calls α the lenience.
+
+    chow      (2)    keep q        iff  max q >= 1 - α
+    diff      (5)    keep q        iff  max q >= max p - α
+    opt       (10)   keep q        iff  max q >= max p - α TV(p, q)
+    token_v1  (13)   keep token v  iff  q(v) >= max p - α
+    token_v2  (14)   keep token v  iff  p(v) >= max p - α
+    token_v3  (15)   keep token v  iff  p(v) >= (1 - α) max p
+
+    π(v) = q(v) 1[v kept] + (1 - Σ_u q(u) 1[u kept]) p(v)
+    accept x ~ q   iff   u q(x) < π(x);   else draw from  norm(max(π - q, 0))
+
+so that the first three emit q or p as a whole. π sums to one: with K the kept mass of q, to
+K + (1 - K) Σ p. It is what is emitted, as in any speculative sampling toward a law. The token
+behind a whole draft comes from p. The notebook takes the maxima from the laws before temperature,
+here they come from the warped laws; at temperature 1 without truncation these are the same.
+
+The ends of α. At the upper end all is kept, and the draft's text accepted. At -1, diff, token_v1
+and token_v2 keep nothing (max p + 1 > 1) and are ``Rejection``, token for token. chow at 0 is so
+except where q is a point mass, which it keeps; opt where α TV <= -1. token_v3 at 0, which the
+notebook calls plain speculative decoding, still keeps the target's best token, as token_v2 at 0.
+
+At temperature 0 point masses say nothing, so :class:`CascadeGreedy` judges by the softmax of the
+logits: accept x iff it is the target's argmax or kept; otherwise, and behind a whole draft, emit
+the target's argmax.
+
+Preserves: the deferral rule; no divergence from p is bounded, and tokens outside the target's
+support may be emitted, except by token_v3 with α < 1. Accepts i.i.d. chains; at temperature 0 all
+that come with logits.
+
+Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    Stream,
+    Verdict,
+    candidates_equal,
+    match,
+    require_chain,
+    walk,
+)
+from outrider.core.errors import InvalidParameterError
+from outrider.verifiers.rejection import Rejection
+
+Deferral = Literal["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]
+
+_DOMAINS = {
+    "chow": (0.0, 1.0),
+    "diff": (-1.0, 1.0),
+    "opt": (-math.inf, math.inf),
+    "token_v1": (-1.0, 1.0),
+    "token_v2": (-1.0, 1.0),
+    "token_v3": (0.0, 1.0),
+}
+_WORDS = {
+    "chow": "the draft's law where max q >= 1 - {0:g}, else the target's",
+    "diff": "the draft's law where max q >= max p - {0:g}, else the target's",
+    "opt": "the draft's law where max q >= max p - {0:g} TV(p, q), else the target's",
+    "token_v1": "draft tokens with q(x) >= max p - {0:g} stay, the target's law fills the rest",
+    "token_v2": "draft tokens with p(x) >= max p - {0:g} stay, the target's law fills the rest",
+    "token_v3": "draft tokens with p(x) >= (1 - {0:g}) max p stay, the target's law fills the rest",
+}
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Speculative sampling toward the law of a cascade (Narasimhan et al.).
+
+    Attributes:
+        deferral: which tokens are kept.
+        alpha: α, the higher the more is kept: in [0, 1] for ``chow`` and ``token_v3``, in [-1, 1]
+            for ``diff``, ``token_v1`` and ``token_v2``, any finite number for ``opt``.
+
+    Raises:
+        InvalidParameterError: another deferral rule, an alpha outside its domain.
+    """
+
+    deferral: Deferral = "token_v3"
+    alpha: float = 0.5
+
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
+    needs: ClassVar[Needs] = "law"
+
+    def __post_init__(self) -> None:
+        _check(self.deferral, self.alpha)
+
+    @property
+    def bound(self) -> Bound:
+        return Bound(_WORDS[self.deferral].format(self.alpha), threshold=self.alpha)
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        require_chain(self, draft)
+        return walk(self, draft, p_BNV, rng)
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """``u q(x) < π(x)``, strictly; π(x) >= q(x) where x is kept."""
+        assert q_V is not None, "a chosen token has no law to keep"
+        kept_V = self.kept(p_V, q_V)
+        deferred = _deferred(kept_V, q_V)[..., 0]
+        return _at(kept_V, x) | (u * _at(q_V, x) < deferred * _at(p_V, x))
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        return Rejection().acceptance(self.law(p_V, q_V), q_V)
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual ``max(π - q, 0)``, unnormalised."""
+        assert q_V is not None, "a chosen token has no law to keep"
+        return Rejection().refuse(self.law(p_V, q_V), q_V, x)
+
+    def law(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """π."""
+        kept_V = self.kept(p_V, q_V)
+        return torch.where(kept_V, q_V, 0.0) + _deferred(kept_V, q_V) * p_V
+
+    def kept(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """Which tokens the deferral rule keeps, shape of ``p_V``."""
+        α = self.alpha
+        match self.deferral:
+            case "chow":
+                kept_V = _max(q_V) >= 1 - α
+            case "diff":
+                kept_V = _max(q_V) >= _max(p_V) - α
+            case "opt":
+                distance = (p_V - q_V).clamp_(min=0).sum(-1, keepdim=True)
+                kept_V = _max(q_V) >= _max(p_V) - α * distance
+            case "token_v1":
+                kept_V = q_V >= _max(p_V) - α
+            case "token_v2":
+                kept_V = p_V >= _max(p_V) - α
+            case "token_v3":
+                kept_V = p_V >= (1 - α) * _max(p_V)
+        return kept_V.expand_as(p_V)
+
+
+@dataclass(frozen=True)
+class CascadeGreedy:
+    """The same deferral rules at temperature 0. The drafter has to hand over its logits.
+
+    Attributes and errors as in :class:`Cascade`.
+    """
+
+    deferral: Deferral = "token_v3"
+    alpha: float = 0.5
+
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    needs: ClassVar[Needs] = "logits"
+
+    def __post_init__(self) -> None:
+        _check(self.deferral, self.alpha)
+
+    @property
+    def bound(self) -> Bound:
+        return Cascade(self.deferral, self.alpha).bound
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        """``p`` holds the target's logits."""
+        require_chain(self, draft)
+        best_BN = p_BNV.argmax(-1)
+        fits_BD = candidates_equal(draft, best_BN)
+        if draft.num_nodes > 1:
+            assert draft.logits_BNV is not None, "the drafter hands over no logits"
+            p_BDV, q_BDV = (z_BNV[:, :-1].softmax(-1) for z_BNV in (p_BNV, draft.logits_BNV))
+            kept_BDV = Cascade(self.deferral, self.alpha).kept(p_BDV, q_BDV)
+            fits_BD = fits_BD | _at(kept_BDV, draft.tokens_BN[:, 1:])
+        return match(draft, fits_BD, best_BN)
+
+
+def _deferred(kept_V: Tensor, q_V: Tensor) -> Tensor:
+    """``1 - Σ_u q(u) 1[u kept]``, the mass left to the target; exactly 1 where nothing is kept."""
+    return (1 - torch.where(kept_V, q_V, 0.0).sum(-1, keepdim=True)).clamp_(min=0)
+
+
+def _max(law_V: Tensor) -> Tensor:
+    return law_V.amax(-1, keepdim=True)
+
+
+def _at(law_V: Tensor, x: Tensor) -> Tensor:
+    return law_V.gather(-1, x[..., None])[..., 0]
+
+
+def _check(deferral: str, alpha: float) -> None:
+    if deferral not in _DOMAINS:
+        raise InvalidParameterError(f"deferral={deferral!r}: must be one of {', '.join(_DOMAINS)}")
+    low, high = _DOMAINS[deferral]
+    if not (low <= alpha <= high and math.isfinite(alpha)):
+        domain = "a finite number" if deferral == "opt" else f"in [{low:g}, {high:g}]"
+        raise InvalidParameterError(f"alpha={alpha!r}: must be {domain} for {deferral}")
