@@ -3,5 +3,6 @@
 from outrider.models.cache import SlabCache
 from outrider.models.hf import HFModel
 from outrider.models.load import check_vocabularies, load_model
+from outrider.models.masks import Nodes
 
-__all__ = ["HFModel", "SlabCache", "check_vocabularies", "load_model"]
+__all__ = ["HFModel", "Nodes", "SlabCache", "check_vocabularies", "load_model"]

@@ -59,14 +59,15 @@ class SlabCache(Cache):
         """Whether all rows have the same length, so that a pass is one contiguous write."""
         return self._start is not None
 
-    def begin(self, num_columns: int) -> None:
-        """Says that the next pass writes ``num_columns`` nodes behind the committed slots."""
-        self.span = max(self.lengths) + num_columns
+    def begin(self, num_columns: int, first: int = 0) -> None:
+        """Says that the next pass writes ``num_columns`` nodes behind the committed slots, from
+        the ``first``-th slot there on."""
+        self.span = max(self.lengths) + first + num_columns
         uniform = min(self.lengths) == max(self.lengths)
-        self._start = self.lengths[0] if uniform else None
+        self._start = self.lengths[0] + first if uniform else None
         if not uniform:
             device = self.length_B.device
-            columns_N = torch.arange(num_columns, device=device)
+            columns_N = torch.arange(first, first + num_columns, device=device)
             self._slots_BN = self.length_B[:, None] + columns_N
             self._rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
 

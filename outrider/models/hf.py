@@ -20,7 +20,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
-from outrider.models.masks import chain_mask, tree_mask
+from outrider.models.masks import Nodes, chain_mask, tree_mask
 
 _PREFILL_COLUMNS = 512
 _MARGIN = 128  # slots past the limit, for the nodes of rows that may not use them
@@ -86,7 +86,8 @@ class HFModel:
     def score(self, cache: SlabCache, draft: Draft) -> Scores:
         """One pass over all nodes of the draft, behind the committed tokens."""
         cache.lengths = [length - 1 for length in cache.context.lengths]
-        return Scores(self.extend(cache, draft.tokens_BN, None if draft.is_chain else draft))
+        nodes = None if draft.is_chain else Nodes(draft.ancestors_BNN, draft.depth_BN)
+        return Scores(self.extend(cache, draft.tokens_BN, nodes))
 
     def commit(self, cache: SlabCache, draft: Draft, verdict: Verdict) -> None:
         """Keeps the root and the accepted path."""
@@ -100,7 +101,7 @@ class HFModel:
         self,
         cache: SlabCache,
         tokens_BN: Tensor,
-        tree: Draft | None = None,
+        nodes: Nodes | None = None,
         num_logits: int = 0,
     ) -> Tensor:
         """One forward pass over columns that follow the committed slots; commits nothing.
@@ -108,21 +109,22 @@ class HFModel:
         Args:
             cache: its ``lengths`` and ``length_B`` say where the columns go.
             tokens_BN: the tokens.
-            tree: their topology; None when each column follows the one before.
+            nodes: their topology, and the nodes that earlier passes wrote; None when each column
+                follows the one before.
             num_logits: compute logits of the last so many columns only; 0 for all.
 
         Returns:
             Logits (B, N, V), in the model's dtype.
         """
         N = tokens_BN.shape[1]
-        cache.begin(N)
-        if tree is not None:
-            positions_BN = cache.length_B[:, None] + tree.depth_BN
+        cache.begin(N, nodes.first if nodes is not None else 0)
+        if nodes is not None:
+            positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, nodes.first :]
         else:
             columns_N = torch.arange(N, device=tokens_BN.device)
             positions_BN = cache.length_B[:, None] + columns_N
         masks = {
-            kind: self._mask(cache, positions_BN, tree, window)
+            kind: self._mask(cache, positions_BN, nodes, window)
             for kind, window in self._windows.items()
         }
         arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
@@ -154,17 +156,16 @@ class HFModel:
         )
 
     def _mask(
-        self, cache: SlabCache, positions_BN: Tensor, tree: Draft | None, window: int | None
+        self, cache: SlabCache, positions_BN: Tensor, nodes: Nodes | None, window: int | None
     ) -> Tensor:
-        if positions_BN.shape[1] == 1 and window is None and cache.is_uniform:
+        alone = positions_BN.shape[1] == 1 and (nodes is None or not nodes.first)
+        if alone and window is None and cache.is_uniform:
             return torch.zeros(1, 1, 1, cache.span, dtype=self.dtype, device=self.device).expand(
                 cache.num_rows, 1, 1, cache.span
             )
-        if tree is None:
+        if nodes is None:
             return chain_mask(positions_BN, cache.span, self.dtype, window)
-        return tree_mask(
-            tree.ancestors_BNN, positions_BN, cache.length_B, cache.span, self.dtype, window
-        )
+        return tree_mask(nodes, cache.length_B, cache.span, self.dtype, window)
 
 
 def check_supported(module: PreTrainedModel, name: str) -> None:

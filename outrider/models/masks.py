@@ -4,8 +4,10 @@ Additive, ``(B, 1, N, S)``: 0 where a node may look, the least finite number whe
 Slots hold a row's committed tokens in order, then the nodes of the pass; a node's position is the
 committed length plus its depth.
 
-Legend: B rows, N nodes of a pass, S slots (the span), D depth.
+Legend: B rows, N nodes of a pass, M nodes behind the committed slots, S slots (the span).
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,25 +24,46 @@ def chain_mask(
     return _additive(hidden_BNS, dtype)
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """The columns of a pass as the last N of M nodes behind a row's committed slots.
+
+    Attributes:
+        ancestors_BNM: ``[b, i, j]`` is true iff node j is column i's node or an ancestor of it.
+        depth_BM: edges between each node and the last committed token, less one: 0 for a node
+            that follows it.
+    """
+
+    ancestors_BNM: Tensor
+    depth_BM: Tensor
+
+    @property
+    def first(self) -> int:
+        """Nodes that earlier passes wrote."""
+        return self.ancestors_BNM.shape[2] - self.ancestors_BNM.shape[1]
+
+
 def tree_mask(
-    ancestors_BNN: Tensor,
-    positions_BN: Tensor,
+    nodes: Nodes,
     length_B: Tensor,
     span: int,
     dtype: torch.dtype,
     window: int | None = None,
 ) -> Tensor:
     """Committed slots, and of the nodes behind them the ancestors and the node itself."""
-    N = positions_BN.shape[1]
-    slots_S = torch.arange(span, device=positions_BN.device)
+    N, M = nodes.ancestors_BNM.shape[1:]
+    slots_S = torch.arange(span, device=length_B.device)
     node_BS = slots_S - length_B[:, None]
-    index_BNS = node_BS.clamp(0, N - 1)[:, None].expand(-1, N, -1)
-    is_node_BS = (node_BS >= 0) & (node_BS < N)
-    on_path_BNS = ancestors_BNN.gather(2, index_BNS) & is_node_BS[:, None]
+    index_BNS = node_BS.clamp(0, M - 1)[:, None].expand(-1, N, -1)
+    is_node_BS = (node_BS >= 0) & (node_BS < M)
+    on_path_BNS = nodes.ancestors_BNM.gather(2, index_BNS) & is_node_BS[:, None]
     visible_BNS = (node_BS < 0)[:, None] | on_path_BNS
     if window is not None:
-        position_BS = torch.where(is_node_BS, positions_BN.gather(1, index_BNS[:, 0]), slots_S)
-        visible_BNS = visible_BNS & (position_BS[:, None] > positions_BN[..., None] - window)
+        positions_BM = length_B[:, None] + nodes.depth_BM
+        position_BS = torch.where(is_node_BS, positions_BM.gather(1, index_BNS[:, 0]), slots_S)
+        visible_BNS = visible_BNS & (
+            position_BS[:, None] > positions_BM[:, nodes.first :, None] - window
+        )
     return _additive(~visible_BNS, dtype)
 
 
