@@ -1,0 +1,156 @@
+"""Mentored decoding: accept as much as a divergence budget per token allows.
+
+Tran-Thien, "An optimal lossy variant of speculative decoding", 2023 (a post with a proof attached;
+it writes q for the target and p for the draft). Among all laws π with KL(p‖π) <= D, the one that
+accepts most drafts is a clamp, and is reached by
+
+    accept x ~ q   iff   u α q(x) < p(x)
+    else           p <- norm(max(p/β - q, 0))
+    π = clamp(q, p/β, p/α),   α <= 1 <= β,   Σ max(q - p/α, 0) = Σ max(p/β - q, 0)
+
+with α as small as D permits; ``clamp.py`` finds it. D = 0 is rejection sampling, and D >= KL(p‖q)
+accepts everything. The same path is optimal for other divergences between p and π, so the budget
+may be one of KL(π‖p), total variation or χ²(p‖π) as well.
+
+Departures from the author's code, which stops anywhere between 0.8 D and 1.2 D, computes β with an
+index one too low and adds 1e-12 to both laws: here D is met to a millionth and never exceeded.
+``bracket="blog"`` gives the wide tolerance back (but ends below 1.2 D, and has the right β).
+Tokens off the target's support are refused at every D unless ``allow_off_support``.
+
+Preserves: the divergence between target and output is at most D at every token; the KL
+divergences add up to N D along N tokens. Accepts chains, i.i.d. or chosen.
+
+Legend: B rows, N nodes, R rows that rejection refuses, V vocabulary; leading dimensions broadcast.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    Bound,
+    Divergence,
+    Draft,
+    Drawn,
+    Needs,
+    Stream,
+    Verdict,
+    require_chain,
+    walk,
+)
+from outrider.core.errors import InvalidParameterError
+from outrider.verifiers.clamp import Clamp, sorted_path
+from outrider.verifiers.rejection import Rejection
+
+Bracket = Literal["exact", "blog"]
+
+_WORDS = {"kl": "KL(p‖π)", "rkl": "KL(π‖p)", "tv": "TV(p, π)", "chi2": "χ²(p‖π)"}
+
+
+@dataclass(frozen=True)
+class Mentored:
+    """Optimal lossy verification under a divergence budget (Tran-Thien).
+
+    Attributes:
+        budget: D, the divergence between target and output that no token exceeds.
+        divergence: which one.
+        allow_off_support: spend what is left of the budget on tokens that the target, after
+            truncation, never emits.
+        bracket: how closely D is met: ``exact``, or the author's 0.8 D … 1.2 D (KL only).
+    """
+
+    budget: float = 0.1
+    divergence: Divergence = "kl"
+    allow_off_support: bool = False
+    bracket: Bracket = "exact"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    needs: ClassVar[Needs] = "law"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget < math.inf:
+            raise InvalidParameterError(f"budget={self.budget!r}: must be finite and at least 0")
+        if self.divergence not in get_args(Divergence):
+            raise InvalidParameterError(
+                f"divergence={self.divergence!r}: must be one of {', '.join(get_args(Divergence))}"
+            )
+        if self.bracket not in get_args(Bracket):
+            raise InvalidParameterError(
+                f"bracket={self.bracket!r}: must be one of {', '.join(get_args(Bracket))}"
+            )
+        if self.bracket == "blog" and self.divergence != "kl":
+            raise InvalidParameterError(
+                f"bracket={self.bracket!r}: must be 'exact' with divergence={self.divergence!r}; "
+                "the author's search is for 'kl'"
+            )
+        if self.allow_off_support and self.divergence == "rkl":
+            raise InvalidParameterError(
+                f"allow_off_support={self.allow_off_support!r}: must be False with "
+                "divergence='rkl', which is infinite for any token off the target's support"
+            )
+
+    @property
+    def bound(self) -> Bound:
+        limit = 1.2 * self.budget if self.bracket == "blog" else self.budget
+        words = f"{_WORDS[self.divergence]} of target p and output π at most {limit:g} per token"
+        return Bound(words, self.divergence, limit)
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        """Judges a batch of chains.
+
+        Raises:
+            IncompatibleError: a draft with branches.
+        """
+        require_chain(self, draft)
+        return walk(self, draft, p_BNV, rng)
+
+    def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
+        """Rejection's verdict; α is computed only where that is a refusal."""
+        accepted = Rejection().accept(p_V, q_V, x, u)
+        if self.budget == 0:
+            return accepted
+        refused = ~accepted
+        p_RV, x_R, u_R = p_V[refused], x[refused], u[refused]
+        q_RV = None if q_V is None else q_V[refused]
+        found = self.solve(p_RV, q_RV, x_R)
+        p_R = p_RV.gather(1, x_R[:, None])[:, 0]
+        q_R = 1.0 if q_RV is None else q_RV.gather(1, x_R[:, None])[:, 0]
+        on_R = u_R * found.alpha_R * q_R < p_R
+        off_R = (p_R == 0) & (u_R < found.off_R)
+        return accepted.masked_scatter(refused, on_R | off_R)
+
+    def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+        """``min(1, p/(α q))``."""
+        if self.budget == 0:
+            return Rejection().acceptance(p_V, q_V)
+        found = self.solve(*_rows(p_V, q_V), None)
+        alpha, off = (x_R.view(p_V.shape[:-1])[..., None] for x_R in (found.alpha_R, found.off_R))
+        r_V = torch.where(alpha * q_V > p_V, p_V / (alpha * q_V), 1.0)
+        return torch.where((p_V == 0) & (q_V > 0), off, r_V).to(p_V.dtype)
+
+    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual ``max(p/β - q, 0)``, unnormalised."""
+        if self.budget == 0 or q_V is None:  # all but x are scaled alike
+            return Rejection().refuse(p_V, q_V, x)
+        found = self.solve(*_rows(p_V, q_V), None)
+        b = found.b_R.view(p_V.shape[:-1])[..., None]
+        return (b * p_V - q_V).clamp_(min=0), q_V
+
+    def solve(self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor | None) -> Clamp:
+        """α and β of each row; a chosen candidate x is a vocabulary of two: x and the rest."""
+        if q_RV is None:
+            assert x_R is not None
+            p_R1 = p_RV.double().gather(1, x_R[:, None]).clamp(max=1)
+            p_RV = torch.cat([p_R1, 1 - p_R1], 1)
+            q_RV = torch.tensor([[1.0, 0.0]], device=p_RV.device).expand_as(p_RV)
+        path = sorted_path(self.divergence, p_RV, q_RV, self.allow_off_support)
+        search = path.exact if self.bracket == "exact" else path.blog
+        return path.clamp(search(self.budget))
+
+
+def _rows(p_V: Tensor, q_V: Tensor) -> tuple[Tensor, Tensor]:
+    V = p_V.shape[-1]
+    return p_V.reshape(-1, V), q_V.expand_as(p_V).reshape(-1, V)
