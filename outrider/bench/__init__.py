@@ -1,0 +1,1 @@
+"""Measurements that users run on models and settings of their own."""

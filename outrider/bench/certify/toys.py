@@ -1,0 +1,51 @@
+"""The small models on which whole rounds are run.
+
+Legend: E entries of a table, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from outrider.bench.certify.positions import Places, coarsened
+from outrider.core import Drawn
+from outrider.testing import ToyDrafter, ToyModel
+
+OWN = "chain from the target's own law"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A round of two drafted tokens."""
+
+    name: str
+    target: ToyModel
+    drafter: ToyDrafter
+    prompt: tuple[int, ...] = (0, 1)
+
+
+def cases(drawn: Drawn, places: Places | None) -> Iterator[Case]:
+    full = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
+    partial = (
+        ToyModel.random(3, seed=32, num_impossible=1),
+        ToyModel.random(3, seed=33, num_impossible=1),
+    )
+    models = {"toys": full, "toys with impossible tokens": partial}
+    if places is not None and not places.chosen:
+        models["laws of the pair"] = tables(places)
+    yield Case(OWN, full[0], ToyDrafter(full[0], 1, drawn))
+    for name, (target, guess) in models.items():
+        for shape, width in (("chain", 1), ("siblings", 2)):
+            yield Case(f"{shape}, {name}", target, ToyDrafter(guess, width, drawn))
+    if drawn == "iid":
+        yield Case("short chain, toys", full[0], ToyDrafter(full[1], confidence=0.35))
+    if "laws of the pair" in models:
+        target, guess = models["laws of the pair"]
+        for token in range(3):
+            prompt = (token, 2, token)
+            yield Case("chain, laws of the pair", target, ToyDrafter(guess, 1, drawn), prompt)
+
+
+def tables(places: Places) -> tuple[ToyModel, ToyModel]:
+    """Two models whose laws are the pair's, coarsened to 3 classes: entry e is place e."""
+    coarse = coarsened(places, 3)
+    return ToyModel(coarse.p_KV.cpu().log()), ToyModel(coarse.q_KV.cpu().log())

@@ -1,0 +1,310 @@
+"""``outrider certify``: is a rule lossless on this pair and with these settings?"""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli import options
+from outrider.cli.engines import open_engine
+from outrider.cli.errors import FAILED, fail
+from outrider.cli.prompt import read_prompt
+from outrider.cli.quiet import silence
+
+if TYPE_CHECKING:
+    from outrider.bench.certify import Certificate
+    from outrider.engine import Engine
+    from outrider.sampling import Sampling
+
+PROMPTS = (
+    "def read_lines(path):\n    ",
+    "class Stack:\n    def __init__(self",
+    "import argparse\n\n\ndef main():\n",
+)
+_CHECKS = "Checks"
+_NUMBERS = 1 << 25  # of a round's laws that are held at a time
+_MOST_ROWS = 128
+
+
+def certify(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Prompts to test on: one per line, or JSON lines with a 'prompt' if FILE ends "
+            "in .jsonl. Default: a few beginnings of Python.",
+        ),
+    ] = None,
+    target: options.Target = "embedded",
+    draft: options.Draft = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    method: options.MethodName = "speculative",
+    option: options.MethodOptions = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    draft_confidence: options.DraftConfidence = 0.0,
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A rule of your own in place of the method's: a class that is called without "
+            "arguments, or an object.",
+            rich_help_panel=options.SPECULATION,
+        ),
+    ] = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A drafter of your own: called with the draft model and the number of tokens in "
+            "the target's vocabulary, as ModelDrafter is.",
+            rich_help_panel=options.SPECULATION,
+        ),
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = 0,
+    positions: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Places whose emitted law is compared with the target's, exactly.",
+            rich_help_panel=_CHECKS,
+        ),
+    ] = 256,
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Texts by the method, and as many by plain decoding; 100 times as many find a "
+            "deviation a tenth as large.",
+            rich_help_panel=_CHECKS,
+        ),
+    ] = 1536,
+    length: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Tokens of such a text.", rich_help_panel=_CHECKS),
+    ] = 4,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check on your own models and settings that nothing is lost.
+
+    Runs real rounds and compares the law that the rule emits with the target's: at single places
+    exactly, in whole rounds by enumeration, and over texts by counting. Says what it found, and
+    how large a deviation it would have found. About a minute on the embedded pair:
+
+      outrider certify
+
+    A rule of your own, or a wrong one, to see it fail:
+
+      outrider certify --verifier outrider.testing.mutants:ResidualFromTarget
+
+    Ends with code 1 if the rule does not keep what it claims. A lossy rule is held to its bound.
+    """
+    prompts = list(PROMPTS) if file is None else read_prompts(file)
+    silence()
+    import torch
+
+    from outrider.bench.certify import certify as run
+    from outrider.sampling import Sampling, Warp
+
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+    )
+    rule: Any = None if verifier is None else _make("--verifier", verifier)
+    own_drafter: Any = None if drafter is None else load_object("--drafter", drafter)
+    engine = open_engine(
+        target,
+        draft,
+        method,
+        num_speculative_tokens,
+        method_options=options.parse_method_options(option),
+        verifier=rule,
+        draft_confidence=draft_confidence,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    num_tokens = engine.target.num_tokens
+    rows = _NUMBERS // ((num_speculative_tokens + 1) * num_tokens)
+    with Progress(as_json) as progress, torch.inference_mode():
+        certificate = run(
+            engine.target,
+            engine.drafter if own_drafter is None else own_drafter(engine.draft, num_tokens),
+            engine.verifier_at(temperature),
+            _encoded(engine, prompts, length, sampling),
+            lambda num_rows: Warp([sampling] * num_rows, num_tokens, engine.target.device),
+            num_speculative_tokens,
+            num_positions=positions,
+            num_samples=samples,
+            length=length,
+            seed=seed,
+            device=engine.target.device,
+            limit=engine.limit,
+            batch_size=max(4, min(_MOST_ROWS, rows)),
+            progress=progress.show,
+        )
+    if as_json:
+        settings = _settings(engine, method, sampling, len(prompts))
+        typer.echo(json.dumps(settings | certificate.as_dict(), ensure_ascii=False))
+    else:
+        _print(certificate, engine, method, sampling)
+    if not certificate.passed:
+        raise typer.Exit(FAILED)
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt per line, or one JSON object per line; empty lines do not count."""
+    lines = [line for line in read_prompt(None, file).splitlines() if line.strip()]
+    if file.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise fail(
+                f"{file}, entry {number}: no JSON object with a 'prompt' that is a text, such as "
+                f'{{"prompt": "def f(x):"}}'
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+def load_object(flag: str, path: str) -> Any:
+    """What ``MODULE:NAME`` names; modules of the current folder are found too."""
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise fail(f"{flag} {path!r}: write MODULE:NAME, such as my_rules:MyRule")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise fail(f"{flag} {path}: cannot import {module_name!r}: {error}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise fail(f"{flag} {path}: {module_name!r} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _make(flag: str, path: str) -> Any:
+    """A rule from a class or an object, with what every rule states about itself."""
+    rule = load_object(flag, path)
+    if isinstance(rule, type):
+        try:
+            rule = rule()
+        except TypeError as error:
+            raise fail(f"{flag} {path}: a class is called without arguments, but {error}") from None
+    lacking = [
+        name for name in ("lossless", "accepts", "needs", "bound") if not hasattr(rule, name)
+    ]
+    if lacking or not callable(rule):
+        what = ", ".join(lacking) or "__call__"
+        raise fail(f"{flag} {path}: no verification rule: it has no {what}")
+    return rule
+
+
+def _encoded(
+    engine: "Engine", prompts: list[str], length: int, sampling: "Sampling"
+) -> list[list[int]]:
+    encoded = [list(engine.encode(prompt)) for prompt in prompts]
+    longest = max(map(len, encoded))
+    if longest + length > engine.limit:
+        raise fail(
+            f"a prompt of {longest} tokens and {length} new ones do not fit into the context of "
+            f"{engine.limit}: shorten it, or take a smaller --length"
+        )
+    return encoded
+
+
+class Progress:
+    """Says on a terminal's stderr what is being checked."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("starting")
+        self._shown = self._console.is_terminal and not quiet
+
+    def __enter__(self) -> "Progress":
+        if self._shown:
+            self._status.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown:
+            self._status.stop()
+
+    def show(self, stage: str) -> None:
+        if self._shown:
+            self._status.update(f"checking: {stage}")
+
+
+def _settings(
+    engine: "Engine", method: str, sampling: "Sampling", num_prompts: int
+) -> dict[str, Any]:
+    return {
+        "target": engine.target.name,
+        "draft": None if engine.draft is None else engine.draft.name,
+        "method": method,
+        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "num_speculative_tokens": engine.num_speculative_tokens,
+        "temperature": sampling.temperature,
+        "num_prompts": num_prompts,
+    }
+
+
+def _print(certificate: "Certificate", engine: "Engine", method: str, sampling: "Sampling") -> None:
+    from rich import box
+    from rich.table import Table
+
+    from outrider.bench.certify.report import FALSE_ALARM
+
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("check", style="bold", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("number", justify="right", no_wrap=True)
+    table.add_column("what it is", overflow="fold")
+    styles = {"pass": "green", "FAIL": "bold red", "-": "dim"}
+    for check in certificate.checks:
+        number = "" if check.number is None else f"{check.number:.2g}"
+        mark = f"[{styles[check.mark]}]{check.mark}[/]"
+        table.add_row(check.name, mark, number, check.words.replace("[", r"\["))
+    dtype = str(engine.target.dtype).removeprefix("torch.")
+    console.print(
+        f"{certificate.rule} in method {method}, γ {engine.num_speculative_tokens}, temperature "
+        f"{sampling.temperature:g}, {dtype} on {engine.target.device}",
+        markup=False,
+    )
+    console.print(table)
+    console.print(certificate.verdict, style="bold" if certificate.passed else "bold red")
+    if not certificate.greedy:
+        console.print(
+            f"A right method fails here with probability {FALSE_ALARM:g} at most, for the counts.",
+            style="dim",
+        )
