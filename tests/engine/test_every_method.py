@@ -1,0 +1,67 @@
+"""What every named method does alike: batches, streams, confidence stops, temperature 0."""
+
+import pytest
+import torch
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+
+from outrider import Engine, Sampling
+from outrider.methods import METHODS
+
+TARGET = tiny("llama", 0, dtype=torch.float64)
+DRAFT = tiny("llama", 3, dtype=torch.float64)
+PROMPTS = ragged_prompts([5, 1, 9, 3])
+SAMPLING = Sampling(
+    temperature=0.9, top_k=40, top_p=0.95, frequency_penalty=0.3, max_new_tokens=18, ignore_eos=True
+)
+GREEDY_ONLY = [name for name, method in METHODS.items() if method.recipe().greedy_only]
+
+
+def engine(method: str, **settings: object) -> Engine:
+    options = {"mode": "mjsd"} if method == "bild" else {}
+    return engine_of(TARGET, DRAFT, method, 4, options=options, **settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_a_batch_are_rows_alone(method: str) -> None:
+    sampling = greedy(18) if method == "greedy" else SAMPLING
+    together = token_ids(engine(method).generate(PROMPTS, sampling))
+    one_by_one = token_ids(engine(method, max_batch_size=1).generate(PROMPTS, sampling))
+    assert together == one_by_one
+    streamed = [t for e in engine(method).stream(PROMPTS[0], sampling) for t in e.token_ids]
+    assert tuple(streamed) == together[0]
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("plain", "bild")])
+def test_drafts_that_stop_when_unsure(method: str) -> None:
+    """Fewer tokens are drafted; lossless texts at temperature 0 stay what they were."""
+    sampling = greedy(18) if method == "greedy" else SAMPLING
+    long = engine(method).generate(PROMPTS, sampling).stats
+    short = engine(method, draft_confidence=0.5).generate(PROMPTS, sampling).stats
+    assert short.drafted / short.rounds < long.drafted / long.rounds
+    if engine(method).verifier_at(0).lossless:
+        unsure = engine(method, draft_confidence=0.5).generate(PROMPTS, greedy(18))
+        assert token_ids(unsure) == token_ids(engine_of(TARGET).generate(PROMPTS, greedy(18)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_temperature_zero_is_the_argmax_wherever_the_rule_says_so(method: str) -> None:
+    """Also in a batch with sampled rows, where laws are point masses."""
+    judged = engine(method)
+    if not judged.verifier_at(0).lossless:
+        pytest.skip("judges by more than the argmax: test_greedy_by_logits.py")
+    plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(18)))
+    assert token_ids(judged.generate(PROMPTS, greedy(18))) == plain
+    if method not in GREEDY_ONLY:
+        mixed = judged.generate(PROMPTS, [greedy(18), SAMPLING, greedy(18), SAMPLING])
+        assert token_ids(mixed)[::2] == plain[::2]
+
+
+def test_a_rule_of_ones_own() -> None:
+    """In place of the method's, at temperature 0 too."""
+    from outrider.verifiers import Lenience
+
+    own = engine_of(TARGET, DRAFT, "speculative", 4, verifier=Lenience(0.5))
+    named = engine_of(TARGET, DRAFT, "lenience", 4, options={"lenience": 0.5})
+    for sampling in (SAMPLING, greedy(18)):
+        texts = [token_ids(e.generate(PROMPTS, sampling)) for e in (own, named)]
+        assert texts[0] == texts[1]
