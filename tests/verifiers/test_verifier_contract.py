@@ -5,9 +5,17 @@ import torch
 
 from outrider.core import check_compatible
 from outrider.core.errors import IncompatibleError
-from outrider.testing import ToyDrafter, ToyModel, check_verifier, sample_rounds, target_law
+from outrider.testing import (
+    ToyDrafter,
+    ToyModel,
+    check_verifier,
+    enumerate_round,
+    sample_rounds,
+    softmax_law,
+    target_law,
+)
 from outrider.testing.enumerate import greedy_law
-from outrider.verifiers import Greedy, Rejection
+from outrider.verifiers import Block, Greedy, Rejection, SampleMatch
 
 VERIFIERS = [Rejection(), Greedy()]
 
@@ -16,6 +24,22 @@ VERIFIERS = [Rejection(), Greedy()]
 def test_contract(verifier):
     found = check_verifier(verifier)
     assert max(found.values()) < 1e-12
+
+
+@pytest.mark.parametrize("drafter", ["model", "chosen", "confidence"])
+@pytest.mark.parametrize(
+    "verifier", [Rejection(), Greedy(), Block(), SampleMatch()], ids=lambda v: type(v).__name__
+)
+def test_every_lossless_rule_by_enumeration(verifier, drafter):
+    """``Coupled``, whose noise cannot be scripted, has its own proof in test_coupled.py."""
+    target, guess = ToyModel.random(3, seed=21), ToyModel.random(3, seed=22)
+    drafters = {
+        "model": ToyDrafter(guess),
+        "chosen": ToyDrafter(guess, drawn="chosen"),
+        "confidence": ToyDrafter(guess, confidence=0.4),
+    }
+    law = softmax_law if verifier.needs == "law" else greedy_law
+    assert enumerate_round(target, drafters[drafter], verifier, 3, law=law).total_variation < 1e-12
 
 
 def test_a_rule_refuses_draws_it_cannot_judge():
