@@ -105,6 +105,11 @@ def test_towards_zero_every_draft_is_accepted_even_where_the_target_has_no_mass(
         assert (Ensemble(1e-12).acceptance(p_V, q_V)[q_V > 0] > 1 - 1e-10).all()
 
 
+def test_a_token_that_neither_law_knows_never_passes():
+    law_V, x, u = torch.tensor([1.0, 0.0]), torch.tensor(1), torch.tensor(0.0).double()
+    assert not Ensemble(0.5).accept(law_V, law_V, x, u)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 def test_the_real_sampler_has_the_law(drawn):
