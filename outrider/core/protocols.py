@@ -55,7 +55,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens may be drafted this round.
+    """How many tokens may be drafted this round, along any one path: the depth of a tree.
+
+    A round emits at most one token more. How many nodes a tree has is its drafter's own business.
 
     Attributes:
         max_tokens: the largest number of any row.
@@ -101,7 +103,7 @@ class Drafter(Protocol[S]):
         """State for a batch of rows."""
 
     def propose(self, state: S, context: Context, budget: Budget, rng: Stream) -> Draft:
-        """A draft that continues the context's last token, at most ``budget`` tokens per row."""
+        """A draft that continues the context's last token, at most ``budget`` tokens deep."""
 
     def commit(self, state: S, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Learns what was accepted. Mutates the state."""

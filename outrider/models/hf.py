@@ -23,7 +23,7 @@ from outrider.models.cache import SlabCache
 from outrider.models.masks import Nodes, chain_mask, tree_mask
 
 _PREFILL_COLUMNS = 512
-_MARGIN = 128  # slots past the limit, for the nodes of rows that may not use them
+_MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
 _ATTENTION = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}

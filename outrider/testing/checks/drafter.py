@@ -120,9 +120,12 @@ def check_draft(
     require(not bool(orphan_BD.any()), "a node exists whose parent does not")
     tokens_BN = draft.tokens_BN[draft.mask_BN]
     require(holds((tokens_BN >= 0) & (tokens_BN < vocab_size)), "token ids out of range")
-    require(max(budget.max_tokens, 0) >= N - 1, f"{N - 1} nodes exceed {budget.max_tokens}")
+    if draft.is_chain:
+        require(max(budget.max_tokens, 0) >= N - 1, f"{N - 1} nodes exceed {budget.max_tokens}")
+    deepest_B = draft.depth_BN.where(draft.mask_BN, 0).amax(1)
+    require(holds(deepest_B <= budget.max_tokens), f"a path exceeds {budget.max_tokens} tokens")
     if budget.tokens_B is not None:
-        within = draft.num_drafted_B <= budget.tokens_B.to(draft.num_drafted_B.device)
+        within = deepest_B <= budget.tokens_B.to(deepest_B.device)
         require(holds(within), "a row exceeds its own budget")
     require((draft.probs_BNV is None) == (drawn == "chosen"), "probs is None iff chosen")
     if draft.probs_BNV is None:
