@@ -19,6 +19,7 @@ from, so the choice does not disturb the test.
 Legend: B texts, L tokens, C cells.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ def ncx2_tail(x: float, degrees: float, noncentrality: float) -> float:
     mean = noncentrality / 2
     spread = 12 * mean**0.5 + 40
     j = torch.arange(max(0, int(mean - spread)), int(mean + spread) + 1, dtype=torch.float64)
-    weight = (j * torch.tensor(mean).double().log() - mean - torch.lgamma(j + 1)).exp()
+    weight = (j * math.log(mean) - mean - torch.lgamma(j + 1)).exp()
     tail = torch.special.gammaincc(degrees / 2 + j, torch.full_like(j, x / 2))
     return float((weight * tail).sum())
 
