@@ -36,16 +36,21 @@ from outrider.core import (
     Draft,
     Drawn,
     Needs,
+    Role,
     Stream,
     Verdict,
+    draw,
     require_chain,
     walk,
 )
 from outrider.core.errors import InvalidParameterError
 from outrider.verifiers.clamp import Clamp, sorted_path
 from outrider.verifiers.rejection import Rejection
+from outrider.verifiers.zoom import zoom
 
 Bracket = Literal["exact", "blog"]
+
+_LARGE = 8192  # tokens from which on a vocabulary is not sorted
 
 _WORDS = {"kl": "KL(p‖π)", "rkl": "KL(π‖p)", "tv": "TV(p, π)", "chi2": "χ²(p‖π)"}
 
@@ -105,7 +110,38 @@ class Mentored:
             IncompatibleError: a draft with branches.
         """
         require_chain(self, draft)
-        return walk(self, draft, p_BNV, rng)
+        B, N = draft.tokens_BN.shape
+        if self.budget == 0 or N == 1:
+            return walk(Rejection(), draft, p_BNV, rng)
+        x_BD, q_BNV = draft.tokens_BN[:, 1:], draft.probs_BNV
+        q_BDV = None if q_BNV is None else q_BNV[:, :-1]
+        u_BD = rng.uniform(Role.ACCEPT, N - 1)
+        accepted_BD = Rejection().accept(p_BNV[:, :-1], q_BDV, x_BD, u_BD)
+        refused_B = torch.zeros_like(draft.mask_BN[:, 0])
+        b_B = torch.ones_like(refused_B, dtype=torch.float64)
+        # Only places that the chain gets to are solved: of every row its first refusal, and if
+        # the budget overturns that, the next. A look at the device each, at most N - 1.
+        while True:
+            num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
+            row_R = (~refused_B & (num_B < draft.num_drafted_B)).nonzero()[:, 0]
+            if not len(row_R):
+                break
+            at_R = num_B[row_R]
+            x_R, u_R = x_BD[row_R, at_R], u_BD[row_R, at_R]
+            p_RV = p_BNV.flatten(0, 1).index_select(0, row_R * N + at_R)
+            q_RV = None if q_BNV is None else q_BNV.flatten(0, 1)[row_R * N + at_R]
+            accepted_R, b_B[row_R] = self._judge(p_RV, q_RV, x_R, u_R)
+            accepted_BD[row_R, at_R] = accepted_R
+            refused_B[row_R] = ~accepted_R
+
+        rows_B = torch.arange(B, device=p_BNV.device)
+        p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
+        q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
+        left_BV = _residual(p_BV, q_BV, x_BD[rows_B, stop_B], b_B)
+        emptied_B = left_BV.sum(1) == 0  # by rounding
+        law_BV = torch.where((refused_B & ~emptied_B)[:, None], left_BV, p_BV)
+        path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, N - 1)
+        return Verdict(path_BD, num_B, draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """Rejection's verdict; α is computed only where that is a refusal."""
@@ -113,14 +149,21 @@ class Mentored:
         if self.budget == 0:
             return accepted
         refused = ~accepted
-        p_RV, x_R, u_R = p_V[refused], x[refused], u[refused]
         q_RV = None if q_V is None else q_V[refused]
+        return accepted.masked_scatter(
+            refused, self._judge(p_V[refused], q_RV, x[refused], u[refused])[0]
+        )
+
+    def _judge(
+        self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor, u_R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether candidates are accepted, and 1/β for the case that they are not."""
         found = self.solve(p_RV, q_RV, x_R)
         p_R = p_RV.gather(1, x_R[:, None])[:, 0]
         q_R = 1.0 if q_RV is None else q_RV.gather(1, x_R[:, None])[:, 0]
         on_R = u_R * found.alpha_R * q_R < p_R
         off_R = (p_R == 0) & (u_R < found.off_R)
-        return accepted.masked_scatter(refused, on_R | off_R)
+        return on_R | off_R, found.b_R
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         """``min(1, p/(α q))``."""
@@ -133,11 +176,10 @@ class Mentored:
 
     def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual ``max(p/β - q, 0)``, unnormalised."""
-        if self.budget == 0 or q_V is None:  # all but x are scaled alike
+        if self.budget == 0 or q_V is None:
             return Rejection().refuse(p_V, q_V, x)
         found = self.solve(*_rows(p_V, q_V), None)
-        b = found.b_R.view(p_V.shape[:-1])[..., None]
-        return (b * p_V - q_V).clamp_(min=0), q_V
+        return _residual(p_V, q_V, x, found.b_R.view(p_V.shape[:-1])), q_V
 
     def solve(self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor | None) -> Clamp:
         """α and β of each row; a chosen candidate x is a vocabulary of two: x and the rest."""
@@ -146,9 +188,26 @@ class Mentored:
             p_R1 = p_RV.double().gather(1, x_R[:, None]).clamp(max=1)
             p_RV = torch.cat([p_R1, 1 - p_R1], 1)
             q_RV = torch.tensor([[1.0, 0.0]], device=p_RV.device).expand_as(p_RV)
+        if self.bracket == "blog" or p_RV.shape[1] < _LARGE or self.allow_off_support:
+            return self._by_sorting(p_RV, q_RV)
+        found, exact_R = zoom(self.divergence, p_RV, q_RV, self.budget)
+        if bool(exact_R.all()):
+            return found
+        rest_R = (~exact_R).nonzero()[:, 0]
+        rest = self._by_sorting(p_RV[rest_R], q_RV[rest_R])
+        return Clamp(*(x.index_copy(0, rest_R, y) for x, y in zip(found, rest, strict=True)))
+
+    def _by_sorting(self, p_RV: Tensor, q_RV: Tensor) -> Clamp:
         path = sorted_path(self.divergence, p_RV, q_RV, self.allow_off_support)
         search = path.exact if self.bracket == "exact" else path.blog
         return path.clamp(search(self.budget))
+
+
+def _residual(p_V: Tensor, q_V: Tensor | None, x: Tensor, b: Tensor) -> Tensor:
+    """``max(p/β - q, 0)``; after a chosen x, all other tokens are scaled alike."""
+    if q_V is None:
+        return p_V.scatter(-1, x[..., None], 0.0)
+    return torch.addcmul(-q_V, b[..., None].to(p_V.dtype), p_V).clamp_(min=0)
 
 
 def _rows(p_V: Tensor, q_V: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Stream, output_law, row_keys
+from outrider.core import Draft, Stream, output_law, row_keys, walk_chain
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
@@ -132,6 +132,24 @@ def test_without_a_budget_it_is_rejection_token_for_token(
             for which in (rule, Rejection())
         )
         assert torch.equal(ours_BK, plain_BK)
+
+
+@pytest.mark.parametrize("drawn", ["iid", "chosen"])
+@pytest.mark.parametrize("budget", [0.02, 0.2, 1.0])
+def test_only_the_places_reached_are_solved_and_nothing_else_changes(
+    drawn: str, budget: float
+) -> None:
+    """Token for token the general walk, which asks about every place of the chain."""
+    rule = Mentored(budget)
+    for seed in range(10):
+        draft, p_BNV = random_chains(32, 9, 20, seed, torch.float64)
+        if drawn == "chosen":
+            draft = Draft.chain(draft.tokens_BN, draft.mask_BN, None, "chosen")
+        rng = Stream(row_keys([seed] * 32, list(range(32)), "cpu"), torch.arange(32))
+        ours, plain = rule(draft, p_BNV, rng), walk_chain(rule, draft, p_BNV, rng)
+        assert torch.equal(ours.num_accepted_B, plain.num_accepted_B)
+        assert torch.equal(ours.next_token_B, plain.next_token_B)
+        assert bool((ours.num_accepted_B <= draft.num_drafted_B).all())
 
 
 def test_what_rejection_accepts_is_accepted() -> None:

@@ -153,7 +153,7 @@ def test_the_envelope_identity() -> None:
     p_RV, q_RV = laws("plain", 40, seed=5)
     path = sorted_path("kl", p_RV, q_RV, False)
     for share in (0.1, 0.3, 0.6, 0.9):
-        rho_R1, h = share * path.most_R1, 1e-6 * path.most_R1
+        rho_R1, h = share * path.top_R1, 1e-6 * path.top_R1
         slope_R1 = (path.divergence_at(rho_R1 - h) - path.divergence_at(rho_R1 + h)) / (2 * h)
         found = path.clamp(rho_R1)
         expected_R = 1 / found.b_R - found.alpha_R
