@@ -135,28 +135,30 @@ class Path:
         Newton on the square root of D, which is nearly linear in ρ, kept between bounds.
         """
         aim = _AIM * budget
-        whole_R1 = self.divergence_at(self.least_R1) <= budget
-        low_R1, high_R1 = self.least_R1, torch.where(whole_R1, self.least_R1, self.top_R1)
-        rho_R1 = (low_R1 + high_R1) / 2 if start_R1 is None else start_R1
+        if start_R1 is None:
+            whole_R1 = self.divergence_at(self.least_R1) <= budget
+            start_R1 = (self.least_R1 + self.top_R1) / 2
+        else:
+            whole_R1 = start_R1 <= self.least_R1
+        rho_R1 = torch.where(whole_R1, self.least_R1, start_R1)
+        low_R1, high_R1 = self.least_R1, self.top_R1
         for _ in range(_MAX_STEPS):
             P_2R1, m_2R1, rest_R1 = self.held(rho_R1)
             D_R1 = mass_divergence(self.divergence, P_2R1, m_2R1).sum(0) + rest_R1
             excess_R1 = D_R1 - aim
-            over_R1 = excess_R1 > 0
-            low_R1 = torch.where(over_R1, rho_R1, low_R1)
-            high_R1 = torch.where(over_R1, high_R1, rho_R1)
             done_R1 = (excess_R1.abs() <= close * budget) | whole_R1
             if bool(done_R1.all()):
                 break
+            over_R1 = excess_R1 > 0
+            low_R1 = torch.where(over_R1, rho_R1, low_R1)
+            high_R1 = torch.where(over_R1, high_R1, rho_R1)
             slope_A_R1, slope_B_R1 = _slope(self.divergence, P_2R1, m_2R1)
-            root_R1 = D_R1 + (D_R1.clamp(min=0) * aim).sqrt()
-            step_R1 = 2 * excess_R1 * D_R1 / (root_R1 * (slope_B_R1 - slope_A_R1))
-            next_R1 = rho_R1 - step_R1
+            ratio_R1 = (aim / D_R1).sqrt()
+            next_R1 = rho_R1 - 2 * D_R1 * (1 - ratio_R1) / (slope_B_R1 - slope_A_R1)
             inside_R1 = (next_R1 > low_R1) & (next_R1 < high_R1)
             next_R1 = torch.where(inside_R1, next_R1, (low_R1 + high_R1) / 2)
             rho_R1 = torch.where(done_R1, rho_R1, next_R1)
-        found_R1 = torch.where(excess_R1 <= close * budget, rho_R1, high_R1)
-        return torch.where(whole_R1, self.least_R1, found_R1)
+        return torch.where(done_R1, rho_R1, high_R1)
 
     def blog(self, budget: float) -> Tensor:
         """The author's search: 10 halvings of α, or the first D within 0.8 … 1.2 of the budget."""
