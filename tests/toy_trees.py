@@ -87,7 +87,7 @@ class TreeDrafter(ToyDrafter):
 def sequences(num: int, length: int, *, by_depth: bool = False) -> list[int]:
     """Parents of K disjoint chains of L tokens: one after the other, or depth by depth."""
     if by_depth:
-        return [0] * num + [node for node in range(1, num * (length - 1) + 1)]
+        return [0] * num + list(range(1, num * (length - 1) + 1))
     return [0 if step == 0 else k * length + step for k in range(num) for step in range(length)]
 
 

@@ -94,7 +94,7 @@ def test_accepts_more_than_independent_siblings(
         loss = enumerate_round(target, ToyDrafter(guess, width), Rejection(), num_tokens, length=1)
         gains.append(gain.acceptance_length - loss.acceptance_length)
     assert min(gains) > -1e-12
-    assert sum(gains) / len(gains) > 0.05
+    assert sum(gains) / len(gains) > 0.03
 
 
 @pytest.mark.slow
