@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Drawn = Literal["iid", "distinct", "chosen"]
+Drawn = Literal["iid", "distinct", "chosen", "searched"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,13 @@ class Draft:
         tokens_BN: token of each node.
         parents_BN: parent of each node; ``parents[b, i] < i`` and ``parents[b, 0] = -1``.
         mask_BN: which nodes exist; a parent of an existing node exists, and the root always does.
-        probs_BNV: row i is the law that the children of node i were drawn from; None iff
-            ``drawn == "chosen"``.
+        probs_BNV: row i is the law that the children of node i were drawn from (if searched: the
+            draft's law there); None iff ``drawn == "chosen"``.
         drawn: how siblings came about: independent draws (``iid``, in draw order), draws without
-            replacement (``distinct``, in draw order), or picked by a deterministic rule
-            (``chosen``).
+            replacement (``distinct``, in draw order), picked by a deterministic rule
+            (``chosen``), or found by a search over the draft's laws, such as beams
+            (``searched``). What a search finds is neither a draw from those laws nor a point
+            mass, so a rule that preserves the target's law by way of q cannot judge it.
         is_chain: every node's parent is the node before it (known without a look at the device).
         logits_BNV: the draft model's own logits behind each node, before temperature and
             truncation; None unless a rule for temperature 0 asks for them.

@@ -148,7 +148,9 @@ class ToyDrafter:
     Args:
         model: whose logits.
         width: children per node.
-        drawn: ``iid`` draws, ``distinct`` draws without replacement, or ``chosen``: the best.
+        drawn: ``iid`` draws, ``distinct`` draws without replacement, ``chosen``: the best, or
+            ``searched``: the better of two draws without replacement, which is beam sampling of
+            width 1.
         confidence: below a token that was less probable than this, nothing more is drafted. The
             token itself stays, so the draft remains a fair sample.
     """
@@ -209,7 +211,11 @@ class ToyDrafter:
                 for sibling in siblings:
                     weights_BV = weights_BV.scatter(1, tokens[sibling][:, None], 0.0)
             token_B = (
-                weights_BV.argmax(1) if self.drawn == "chosen" else draw(weights_BV, u_BD[:, i])
+                weights_BV.argmax(1)
+                if self.drawn == "chosen"
+                else draw(_better_of_two(weights_BV), u_BD[:, i])
+                if self.drawn == "searched"
+                else draw(weights_BV, u_BD[:, i])
             )
             q_B = laws[parent].gather(1, token_B[:, None])[:, 0]
             exists.append(grows[parent] & (weights_BV.sum(1) > 0) & (i < limit_B))
@@ -228,6 +234,21 @@ def last_accepted(verdict: Verdict) -> Tensor:
     """The deepest accepted node, the root if there is none, shape (B,)."""
     nodes_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
     return nodes_BN.gather(1, verdict.num_accepted_B[:, None])[:, 0]
+
+
+def _better_of_two(weights_BV: Tensor) -> Tensor:
+    """Law of the more probable of two draws without replacement, (B, V): x, then y is drawn with
+    probability ``q(x) q(y) / (1 - q(x))``. A law of one token is itself."""
+    q_BV = weights_BV / weights_BV.sum(1, keepdim=True).clamp(min=1e-300)
+    others_BV = (1 - q_BV).clamp(min=1e-300)
+    x_then_y_BVV = (q_BV / others_BV)[:, :, None] * q_BV[:, None]
+    either_BVV = x_then_y_BVV + x_then_y_BVV.mT
+    number_V = torch.arange(q_BV.shape[1])
+    beats_BVV = (q_BV[:, :, None] > q_BV[:, None]) | (
+        (q_BV[:, :, None] == q_BV[:, None]) & (number_V[:, None] < number_V)
+    )
+    better_BV = either_BVV.where(beats_BVV, 0.0).sum(2)
+    return better_BV.where((q_BV > 0).sum(1, keepdim=True) > 1, q_BV)
 
 
 def _prefix_of_node(

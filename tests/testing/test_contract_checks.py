@@ -1,13 +1,23 @@
 """Contract: right toys pass, and each broken promise is named."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 
-from outrider.core import Draft, Scores, Verdict
-from outrider.testing import SoftmaxLaw, ToyDrafter, ToyModel, check_drafter, check_model
+from outrider.core import Draft, Drawn, Scores, Verdict
+from outrider.testing import (
+    SoftmaxLaw,
+    ToyDrafter,
+    ToyModel,
+    check_drafter,
+    check_model,
+    check_verifier,
+    enumerate_round,
+)
 from outrider.testing import mutants as m
+from outrider.verifiers import Rejection
 
 GUESS = ToyModel.random(3, seed=2)
 
@@ -21,7 +31,7 @@ def test_toy_models_with_impossible_tokens_keep_the_contract():
     check_model(ToyModel.random(4, seed=3, num_impossible=2), 4)
 
 
-@pytest.mark.parametrize("drawn", ["iid", "distinct", "chosen"])
+@pytest.mark.parametrize("drawn", ["iid", "distinct", "chosen", "searched"])
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_toy_drafters_keep_the_contract(width, drawn):
     """False-alarm probability below 1e-6 per case."""
@@ -158,3 +168,31 @@ def test_commit_without_score_is_an_error():
     verdict = Verdict(draft.tokens_BN[:, :0], nothing, nothing)
     with pytest.raises(RuntimeError, match="commit without score"):
         model.commit(ToyCache(nothing), draft, verdict)
+
+
+@dataclass(frozen=True)
+class JudgesSearches(Rejection):
+    """Wrong: takes what a search found for a draw."""
+
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"searched"})
+
+
+def test_a_lossless_rule_that_accepts_searches_is_named():
+    with pytest.raises(AssertionError, match=r"claims to be lossless.*searched chain"):
+        check_verifier(JudgesSearches())
+
+
+class TakesAll(Rejection):
+    def accept(self, p_V, q_V, x, u):
+        return u < 2
+
+
+def test_the_toy_search_is_beam_sampling_of_width_one():
+    """The better of two draws without replacement; by hand for q = (1/2, 1/3, 1/6): the second
+    token wins where it is drawn with the third, in either order."""
+    toy = ToyModel(torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64).log(), order=0)
+    done = enumerate_round(toy, ToyDrafter(toy, 1, "searched"), TakesAll(), 1, prompt=(0,))
+    second = 1 / 3 * (1 / 6) / (1 - 1 / 3) + 1 / 6 * (1 / 3) / (1 - 1 / 6)
+    for token, mass in enumerate((1 - second, second, 0.0)):
+        found = sum(m for tokens, m in done.emitted.items() if tokens[0] == token)
+        assert found == pytest.approx(mass, abs=1e-12)

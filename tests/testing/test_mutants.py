@@ -21,6 +21,7 @@ GUESS = ToyModel.random(3, seed=33)
 CHAIN = ToyDrafter(GUESS)
 SIBLINGS = ToyDrafter(GUESS, 2)
 DISTINCT = ToyDrafter(GUESS, 2, "distinct")
+SEARCHED = ToyDrafter(GUESS, 1, "searched")
 
 
 def hot(num_rows):
@@ -42,6 +43,7 @@ KILLED_BY_ENUM = [
     ("draws sorted by q", SIBLINGS, m.SortedByDraftLaw(), plain, 0.02),
     ("draws sorted by p/q", SIBLINGS, m.SortedByRatio(), plain, 0.02),
     ("repeated draws removed", SIBLINGS, m.DuplicatesRemoved(), plain, 0.005),
+    ("a search called draws", SEARCHED, REFERENCE, plain, 0.02),
     ("top-k called draws", m.TopKAsDraws(GUESS), REFERENCE, plain, 0.1),
     ("distinct judged as iid", DISTINCT, m.WithReplacementAssumed(), plain, 0.005),
     ("q not renormalised", DISTINCT, m.UnrenormalisedDraftLaw(), plain, 0.005),

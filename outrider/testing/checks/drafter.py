@@ -28,7 +28,8 @@ def check_drafter(
 
     That ``probs`` is the law really drawn from is tested by counting tokens against it, node by
     node and separately for each token before, over ``num_samples`` drafts of one prompt; a right
-    drafter fails with probability below 1e-6. Pass 0 to leave that out.
+    drafter fails with probability below 1e-6. Pass 0 to leave that out. Chosen and searched tokens
+    are no draws, and are not counted.
 
     Args:
         drafter: the drafter.
@@ -89,7 +90,7 @@ def check_drafter(
     joined = propose(context, state)
     _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
 
-    if num_samples and drafter.drawn != "chosen":
+    if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
         many = ScriptedContext.repeat(prompts[-1], num_samples, law, key_B)
         many = _to(many, device)
@@ -138,12 +139,12 @@ def check_draft(
     require(holds(off < 1e-4), "a draft law does not sum to one")
     drawn_K = draft.tokens_BN[:, 1:][draft.mask_BN[:, 1:]]
     require(holds(q_KV.gather(1, drawn_K[:, None]) > 0), "a drawn token has q = 0")
-    if drawn == "distinct":
+    if drawn in ("distinct", "searched"):
         same_BNN = (draft.tokens_BN[:, :, None] == draft.tokens_BN[:, None]) & (
             draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
         )
         both_BNN = draft.mask_BN[:, :, None] & draft.mask_BN[:, None]
-        require(not bool((same_BNN & both_BNN).tril(-1).any()), "distinct siblings are equal")
+        require(not bool((same_BNN & both_BNN).tril(-1).any()), f"{drawn} siblings are equal")
 
 
 def _check_draws(draft: Draft) -> None:

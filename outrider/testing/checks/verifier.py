@@ -4,11 +4,22 @@ Legend: B rows, N nodes, D steps of a path, V vocabulary.
 """
 
 from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Prefix, Role, Stream, Verdict, Verifier
+from outrider.core import (
+    Budget,
+    Context,
+    Draft,
+    Drawn,
+    Prefix,
+    Role,
+    Stream,
+    Verdict,
+    Verifier,
+)
 from outrider.testing.checks._common import holds, require
 from outrider.testing.enumerate import (
     LawFactory,
@@ -43,7 +54,7 @@ def check_verifier(
             rule whose law is not mixed from the draft's).
     """
     require(bool(verifier.accepts), "accepts no kind of draft")
-    require(verifier.accepts <= {"iid", "distinct", "chosen"}, f"accepts {verifier.accepts}")
+    require(verifier.accepts <= set(get_args(Drawn)), f"accepts {verifier.accepts}")
     require(verifier.needs in ("law", "argmax", "logits"), f"needs {verifier.needs!r}")
     require(
         verifier.bound.lossless == verifier.lossless,
