@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.generate import generate
 from outrider.cli.group import Group, add_command, paragraphs
@@ -56,6 +57,7 @@ app = typer.Typer(
 add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, methods, "methods")
+add_command(app, certify, "certify")
 add_command(app, train, "train")
 
 

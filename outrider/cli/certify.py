@@ -304,7 +304,5 @@ def _print(certificate: "Certificate", engine: "Engine", method: str, sampling: 
     console.print(table)
     console.print(certificate.verdict, style="bold" if certificate.passed else "bold red")
     if not certificate.greedy:
-        console.print(
-            f"A right method fails here with probability {FALSE_ALARM:g} at most, for the counts.",
-            style="dim",
-        )
+        chance = f"with probability {FALSE_ALARM:g}"
+        console.print(f"The counts together reject a right method {chance}.", style="dim")

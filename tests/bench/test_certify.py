@@ -20,7 +20,7 @@ from outrider.drafters import ModelDrafter, NoDraft
 from outrider.models import HFModel
 from outrider.sampling import Sampling, Warp
 from outrider.testing import ToyDrafter, ToyModel, greedy_law, mutants, softmax_law
-from outrider.verifiers import Block, Coupled, Greedy, Lenience, Rejection, SampleMatch
+from outrider.verifiers import Bild, Block, Coupled, Greedy, Lenience, Rejection, SampleMatch
 
 TARGET, GUESS = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
 PROMPTS = [[0, 1], [2, 1, 1]]
@@ -77,6 +77,7 @@ def test_a_rule_with_noise_of_its_own_is_counted_instead_of_enumerated() -> None
     (rounds,) = [check for check in certificate.checks if check.name == "rounds"]
     assert "not enumerable" in rounds.words
     assert "enumeration" not in certificate.verdict
+    assert "deviation of whole rounds > 0.02" in certificate.verdict
 
 
 def test_plain_decoding_passes() -> None:
@@ -118,6 +119,13 @@ def test_a_lossy_rule_keeps_its_bound() -> None:
     assert found["tokens"] is None  # reported, not judged
     assert found["texts"] is None
     assert 0 < number(certificate, "positions") <= -torch.tensor(0.5).log() + 1e-9
+
+
+def test_a_rule_without_a_bound_is_measured() -> None:
+    certificate = toy(TARGET, ToyDrafter(GUESS), Bild(mode="mjsd"), num_samples=0)
+    assert certificate.passed
+    assert certificate.verdict.startswith("LOSSY WITHOUT A BOUND that could be tested")
+    assert "TV of positions reached 0." in certificate.verdict
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.bench.certify.pair import Pair
+from outrider.bench.certify.pair import Pair, able
 from outrider.bench.certify.report import FALSE_ALARM, STATISTICAL_CHECKS, Check
 from outrider.core import Budget, Draft, Prefix
 from outrider.testing import check_draft
@@ -41,7 +41,7 @@ class Tally:
         """Tokens, the laws they should come from, and the tokens before them."""
         if not len(x_B):
             return
-        q_BV = q_BV.double()
+        x_B, q_BV, before_B = able(x_B), able(q_BV).double(), able(before_B)
         if self.tokens is None or self.values is None:
             self.tokens = q_BV.mean(0).topk(min(_NUM_TOKENS, q_BV.shape[1])).indices
             values, counts = before_B.unique(return_counts=True)
@@ -120,13 +120,13 @@ def _count(draft: Draft, tallies: list[Tally], everywhere: Tally) -> int:
     rows_B = torch.arange(draft.tokens_BN.shape[0], device=draft.tokens_BN.device)
     for i in range(1, draft.num_nodes):
         parent_B, exists_B = draft.parents_BN[:, i], draft.mask_BN[:, i]
-        q_BV = draft.probs_BNV[rows_B, parent_B].double()
+        q_BV = draft.probs_BNV[rows_B, parent_B]
         if draft.drawn == "distinct":
             for j in range(1, i):
                 sibling_B = (draft.parents_BN[:, j] == parent_B) & draft.mask_BN[:, j]
                 without_BV = q_BV.scatter(1, draft.tokens_BN[:, j, None], 0.0)
                 q_BV = torch.where(sibling_B[:, None], without_BV, q_BV)
-            q_BV = q_BV / q_BV.sum(1, keepdim=True).clamp(min=1e-300)
+            q_BV = q_BV / q_BV.sum(1, keepdim=True).clamp(min=1e-30)
         before_B = draft.tokens_BN[:, i - 1]
         for tally in (tallies[min(i, len(tallies) - 1)], everywhere):
             tally.add(draft.tokens_BN[exists_B, i], q_BV[exists_B], before_B[exists_B])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.bench.certify.pair import Pair, continuations
+from outrider.bench.certify.pair import Pair, able, continuations
 from outrider.bench.certify.report import Check
 from outrider.core import Draft, Prefix
 
@@ -28,7 +28,8 @@ def check(
         nodes_BL = torch.cat([context.root_B[:, None], tokens_BL[:, :-1]], 1)
         draft = Draft.chain(nodes_BL, torch.ones_like(nodes_BL, dtype=torch.bool), None, "chosen")
         logits_BLV = pair.target.score(pair.target.start(context), draft).logits_BNV
-        z_BLV = context.law.logits(logits_BLV, Prefix.of_draft(context, draft)).double()
+        z_BLV = context.law.logits(logits_BLV, Prefix.of_draft(context, draft))
+        z_BLV, tokens_BL = able(z_BLV).double(), able(tokens_BL)
         best_BL = z_BLV.amax(2)
         mine_BL = z_BLV.gather(2, tokens_BL[..., None])[..., 0]
         gap_BL = best_BL - mine_BL

@@ -114,6 +114,11 @@ class Pair:
             yield min(self.batch_size, num - first)
 
 
+def able(tensor: Tensor) -> Tensor:
+    """On a device that has float64."""
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
+
+
 class Batch:
     """Rows in mid-generation."""
 

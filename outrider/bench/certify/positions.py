@@ -75,11 +75,12 @@ def held(name: str, bound: Bound, p_KV: Tensor, pi_KV: Tensor, where: str) -> Ch
     D_K = divergence(kind, p_KV, pi_KV)
     worst = float(D_K.max())
     words = f"{_SYMBOL[kind]} {where}, mean {float(D_K.mean()):.2g}"
+    claim = f"{_SYMBOL[kind]} of {name} reached {worst:.4g}"
     if bound.per_token is None or bound.divergence is None:
-        return Check(name, None, worst, f"{words}; no divergence is bounded")
+        return Check(name, None, worst, f"{words}; no divergence is bounded", claim)
     slack = _SLACK.get(p_KV.dtype, 1e-4)
     ok = worst <= bound.per_token * (1 + slack) + slack
-    claim = f"{_SYMBOL[kind]} of {name} ≤ {rounded_up(worst)} of {bound.per_token:.4g} allowed"
+    claim += f" of {bound.per_token:.4g} allowed"
     return Check(name, ok, worst, f"{words}; bound {bound.per_token:.4g}", claim)
 
 

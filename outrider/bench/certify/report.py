@@ -10,6 +10,7 @@ FALSE_ALARM = 1e-3
 STATISTICAL_CHECKS = 4
 """Each of them takes its share: draws, places, texts, and frequencies where ENUM cannot go."""
 POWER = 0.99
+_BOUNDED = ("positions", "rounds")  # checks that hold a lossy rule to its bound
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Check:
         passed: None when the question does not arise, or its answer is not held against anything.
         number: the answer as a number; None if there is none.
         words: what the number is, over how much, and what it was held against.
-        claim: what may be said of the pair if the check has passed; for the verdict.
+        claim: what the check shows if it does not fail; part of the verdict.
     """
 
     name: str
@@ -69,11 +70,14 @@ class Certificate:
             head = "NOT LOSSLESS" if self.lossless else "NOT AS CLAIMED"
             which = ", ".join(check.name for check in failed)
             return f"{head}: {self.rule} fails {which}; its claim is '{self.claim}'."
-        shown = [check.claim for check in self.checks if check.passed and check.claim]
+        shown = "; ".join(check.claim for check in self.checks if check.claim)
         if not shown:
             return f"NOTHING FOUND against {self.rule}, and nothing shown for it either."
-        head = "LOSSLESS" if self.lossless else f"AS CLAIMED ('{self.claim}')"
-        return f"{head} as far as tested: {'; '.join(shown)}."
+        if self.lossless:
+            return f"LOSSLESS as far as tested: {shown}."
+        if any(check.passed and check.name in _BOUNDED for check in self.checks):
+            return f"AS CLAIMED ('{self.claim}') as far as tested: {shown}."
+        return f"LOSSY WITHOUT A BOUND that could be tested ('{self.claim}'): {shown}."
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.bench.certify.pair import Batch, Pair
+from outrider.bench.certify.pair import Batch, Pair, able
 from outrider.bench.certify.positions import Places, divergence
 from outrider.bench.certify.report import Check
 from outrider.core import Context, Draft, Round
 
 _STATES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+STATES = "states"
+_VISIBLE = 1e-4  # rounding of the target that the verdict has to mention
 _MOST_ROWS = 32
 _CHECKED, _LEAST, _IDLE = 4, 4, 8  # rounds whose states are checked; at least; without a draft
 
@@ -45,13 +47,18 @@ def sample(
             chosen = turn.draft.probs_BNV is None
             found += len(kept[-1][2])
             idle = 0
-    allowed = _STATES[dtype]
+    allowed, name = _STATES[dtype], str(dtype).removeprefix("torch.")
+    if not num_scores:
+        return None, Check.skipped(STATES, "the prompts leave no room for a round")
     states = Check(
-        "states",
+        STATES,
         worst <= allowed,
         worst,
         f"TV of the target's laws in a round from those from scratch, {num_scores} nodes; "
-        f"allowed {allowed:g} in {str(dtype).removeprefix('torch.')}",
+        f"allowed {allowed:g} in {name}",
+        f"in {name} the target's own law moves by {worst:.2g} with the shape of a pass"
+        if worst > _VISIBLE
+        else "",
     )
     if not found:
         return None, states
@@ -72,7 +79,7 @@ def _places(turn: Round) -> tuple[Tensor, Tensor, Tensor]:
         q_KV = torch.zeros_like(p_KV).scatter_(1, x_K[:, None], 1.0)
     else:
         q_KV = draft.probs_BNV[rows_K, parent_K]
-    return p_KV, q_KV, x_K
+    return able(p_KV), able(q_KV), able(x_K)
 
 
 def _stale(pair: Pair, before: list[list[int]], turn: Round) -> float:
@@ -87,7 +94,7 @@ def _stale(pair: Pair, before: list[list[int]], turn: Round) -> float:
     root = Draft.root_only(alone.root_B)
     alone_NV = pair.target.score(pair.target.start(alone), root).logits_BNV[:, 0]
     pairs.append((turn.scores.logits_BNV[0][draft.mask_BN[0]], alone_NV))
-    laws = [(a.double().softmax(-1), b.double().softmax(-1)) for a, b in pairs]
+    laws = [(able(a).double().softmax(-1), able(b).double().softmax(-1)) for a, b in pairs]
     return max(float(divergence("tv", a, b).max()) for a, b in laws)
 
 

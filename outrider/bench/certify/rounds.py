@@ -18,6 +18,7 @@ from outrider.bench.certify.pair import Guarded, RuleError
 from outrider.bench.certify.positions import Places, held
 from outrider.bench.certify.report import FALSE_ALARM, STATISTICAL_CHECKS, Check, rounded_up
 from outrider.bench.certify.toys import OWN, Case, cases
+from outrider.bench.certify.two_sample import findable
 from outrider.core import Bound, Budget, Context, Drawn, Prefix, Role, Stream, Verifier
 from outrider.core.errors import IncompatibleError
 from outrider.testing import (
@@ -166,7 +167,8 @@ def _frequencies(verifier: Verifier, tried: list[Case]) -> Check:
         return Check.skipped(NAME, why)
     threshold = FALSE_ALARM / STATISTICAL_CHECKS
     law = softmax_law if verifier.needs == "law" else greedy_law
-    worst, count = 1.0, 0
+    worst, count, length = 1.0, 0, 3
+    degrees = tried[0].target.vocab_size ** length - 1
     for case in tried[1:]:
         try:
             p_value = chi2(
@@ -174,7 +176,7 @@ def _frequencies(verifier: Verifier, tried: list[Case]) -> Check:
                 case.drafter,
                 verifier,
                 2,
-                length=3,
+                length=length,
                 num_rows=_SAMPLES,
                 prompt=case.prompt,
                 law=law,
@@ -186,4 +188,7 @@ def _frequencies(verifier: Verifier, tried: list[Case]) -> Check:
     if not count:
         return Check.skipped(NAME, f"{why}, and judges none of the shapes tried")
     words = f"least p-value of {count} counts of {_SAMPLES} rounds each ({why})"
-    return Check(NAME, worst * count > threshold, worst, words)
+    # one sample of n against exact probabilities: λ >= 4 n δ², as two samples of 2 n
+    found = findable(2 * _SAMPLES, degrees, threshold / count)
+    claim = f"deviation of whole rounds > {found:.2g} on small vocabularies would have been found"
+    return Check(NAME, worst * count > threshold, worst, words, claim)

@@ -71,7 +71,7 @@ def certify(
         places[0], states = rides.sample(pair, prompts, num_positions)
         return states
 
-    attempt("states", ride)
+    attempt(rides.STATES, ride)
     if not is_greedy:
         attempt(positions.NAME, lambda: positions.check(verifier, places[0]))
     attempt(rounds.NAME, lambda: rounds.check(verifier, drafter.drawn, places[0]))

@@ -68,7 +68,9 @@ def check(ours: Sequence[Tensor], plains: Sequence[Tensor], judged: bool) -> Che
     if found < 1:
         claim = f"end-to-end deviation > {found:.2g} would have been found with probability {POWER}"
     words += f"; fails below {threshold:.2g}"
-    return Check(NAME, p_value > threshold if judged else None, p_value, words, claim)
+    if not judged:
+        return Check(NAME, None, p_value, words)
+    return Check(NAME, p_value > threshold, p_value, words, claim)
 
 
 def homogeneity(a_BL: Tensor, b_BL: Tensor) -> Homogeneity:
