@@ -1,0 +1,158 @@
+"""K-SEQ: K sequences drawn independently from one root, judged position by position.
+
+Sun, Suresh, Ro, Beirami, Jain and Yu, "SpecTr: Fast Speculative Decoding via Optimal Transport",
+NeurIPS 2023, Algorithms 2 and 3. At a position with k sequences still active, whose next tokens
+are k independent draws from q:
+
+    β(ρ) = Σ min(q, p/ρ),   p_acc(ρ) = 1 - (1 - β)^k
+    ρ*   = the smallest ρ in [1, k] with p_acc <= ρ β
+    accept the first x in draw order with   u ρ q(x) < p(x);   probability p_acc
+    none:   draw from   p - min(q, p/ρ) p_acc / β,   and stop
+
+Where x is accepted, every active sequence that continues by x stays active; at the end of a
+sequence the next token comes from p. K = 1 has ρ = 1, and is rejection sampling.
+
+Each draw gives x with probability min(q, p/ρ), so the first accepted one has the law
+min(q, p/ρ) p_acc / β, and the last line supplies what p has beyond it. That holds for every ρ >= ρ*
+(for smaller ones the last line would be negative), and the bisection keeps the upper end: how far
+it goes decides how much is accepted, not whether the law is right. Acceptance is at least
+1 - (1 - 1/K)^K of what any rule could reach.
+
+Preserves: the target's law, exactly. Accepts i.i.d. drafts of one shape: sequences that part at the
+root (equal prefixes repeated, for multiplicity counts), of any lengths, numbered in any order.
+Reads the shape from the device once per round.
+
+Legend: B rows, N nodes, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    LOSSLESS,
+    Bound,
+    Draft,
+    Drawn,
+    Needs,
+    Role,
+    Stream,
+    Verdict,
+    draw,
+    path_to,
+)
+from outrider.core.errors import IncompatibleError
+
+_NUM_BISECTIONS = 40  # ρ to 1e-12 of K
+
+
+@dataclass(frozen=True)
+class Spectr:
+    """K-SEQ over several independent sequences (SpecTr)."""
+
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
+    needs: ClassVar[Needs] = "law"
+    bound: ClassVar[Bound] = LOSSLESS
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        """Judges a batch of bundles of sequences.
+
+        Raises:
+            IncompatibleError: a draft that branches below its root.
+        """
+        B, N = draft.tokens_BN.shape
+        rows_B = torch.arange(B, device=p_BNV.device)
+        numbers_N = torch.arange(N, device=p_BNV.device)
+        u_BN = self._uniforms(draft, rng)
+        node_B = torch.zeros_like(rows_B)
+        active_BN = (numbers_N == 0).expand(B, N)
+        law_BV = p_BNV[:, 0]
+        for _ in range(longest(draft)):
+            next_BN = active_BN.gather(1, draft.parents_BN.clamp(min=0)) & draft.mask_BN
+            next_BN = next_BN & (numbers_N > 0)
+            p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, node_B]
+            num_B = next_BN.sum(1)
+            rho_B = self.smallest_rho(p_BV, q_BV, num_B)
+            p_x_BN, q_x_BN = p_BV.gather(1, draft.tokens_BN), q_BV.gather(1, draft.tokens_BN)
+            good_BN = next_BN & (u_BN * rho_B[:, None] * q_x_BN < p_x_BN)
+            first_B = torch.where(good_BN, numbers_N, N).amin(1)
+            accepted_B = first_B < N
+            node_B = torch.where(accepted_B, first_B, node_B)
+            same_BN = draft.tokens_BN == draft.tokens_BN[rows_B, node_B][:, None]
+            active_BN = next_BN & same_BN & accepted_B[:, None]
+            refused_B = (num_B > 0) & ~accepted_B
+            left_BV = self.residual(p_BV, q_BV, num_B, rho_B)
+            law_BV = torch.where(refused_B[:, None], left_BV, law_BV)
+            law_BV = torch.where(accepted_B[:, None], p_BNV[rows_B, node_B], law_BV)
+        num_accepted_B = draft.depth_BN[rows_B, node_B]
+        next_B = draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
+
+    def smallest_rho(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor) -> Tensor:
+        """ρ* of each row from above, in [1, k], for k = ``num`` draws."""
+        low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
+        high_B = num_B.to(low_B.dtype).clamp(min=1)
+        for _ in range(_NUM_BISECTIONS):
+            rho_B = (low_B + high_B) / 2
+            beta_B = common(p_BV, q_BV, rho_B).sum(1).clamp(max=1)
+            enough_B = some_accepted(beta_B, num_B) <= rho_B * beta_B
+            low_B = torch.where(enough_B, low_B, rho_B)
+            high_B = torch.where(enough_B, rho_B, high_B)
+        return high_B
+
+    def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
+        """``p - min(q, p/ρ) p_acc / β``; p where no draw is ever accepted, or nothing is left."""
+        common_BV = common(p_BV, q_BV, rho_B)
+        beta_B = common_BV.sum(1).clamp(max=1)
+        scale_B = torch.where(beta_B > 0, some_accepted(beta_B, num_B) / beta_B, 0.0)
+        left_BV = (p_BV - common_BV * scale_B[:, None]).clamp(min=0)
+        return torch.where(left_BV.sum(1, keepdim=True) > 0, left_BV, p_BV.to(left_BV.dtype))
+
+    def _uniforms(self, draft: Draft, rng: Stream) -> Tensor:
+        """A number for each node, (B, N), counted by depth first: which nodes of a depth are
+        judged depends on the numbers of the depths above."""
+        u_BD = rng.uniform(Role.ACCEPT, max(draft.num_nodes - 1, 1))
+        rank_BN = draft.depth_BN.argsort(dim=1, stable=True).argsort(1)
+        return u_BD.gather(1, (rank_BN - 1).clamp(min=0))
+
+
+def longest(draft: Draft) -> int:
+    """Tokens of the longest sequence.
+
+    Raises:
+        IncompatibleError: a node other than the root has several children.
+    """
+    if draft.is_chain:
+        return draft.num_nodes - 1
+    below_root_BN = draft.mask_BN & (draft.parents_BN > 0)
+    num_children_BN = torch.zeros_like(draft.tokens_BN)
+    num_children_BN.scatter_add_(1, draft.parents_BN.clamp(min=0), below_root_BN.long())
+    depth_BN = torch.where(draft.mask_BN, draft.depth_BN, 0)
+    most, depth = torch.stack([num_children_BN.amax(), depth_BN.amax()]).tolist()
+    if most > 1:
+        raise IncompatibleError(
+            "this rule judges sequences that part at the root; the draft branches below it"
+        )
+    return int(depth)
+
+
+def common(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor) -> Tensor:
+    """``min(q, p/ρ)``: how often one draw gives x and accepts it."""
+    return torch.minimum(q_BV.to(rho_B.dtype), p_BV / rho_B[:, None])
+
+
+def some_accepted(beta_B: Tensor, num_B: Tensor) -> Tensor:
+    """``1 - (1 - β)^k``, without cancellation for small β."""
+    return torch.where(num_B > 0, -torch.expm1(num_B * torch.log1p(-beta_B)), 0.0)
+
+
+def _probs(draft: Draft) -> Tensor:
+    assert draft.probs_BNV is not None, "i.i.d. drafts come with their laws"
+    return draft.probs_BNV
+
+
+def _wide(p_BV: Tensor) -> torch.dtype:
+    return torch.float32 if p_BV.device.type == "mps" else torch.float64
