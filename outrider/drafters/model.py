@@ -72,73 +72,20 @@ class ModelState:
         self.cache.keep(rows)
 
 
-class ModelDrafter:
-    """Samples a chain from a draft model, under the same sampling parameters as the target.
+class ModelBacked:
+    """What drafters over a model share: its cache, and how that follows the text.
 
     Args:
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
-        confidence: stop a row after a token with a smaller probability; 0 never stops.
-        picker: how a token is taken from its law.
-        keep_logits: hand over the model's logits when all rows are greedy, for rules that judge
-            by more than the argmax there.
-
-    Raises:
-        InvalidParameterError: a confidence outside [0, 1].
     """
 
-    def __init__(
-        self,
-        model: HFModel,
-        num_tokens: int,
-        confidence: float = 0.0,
-        *,
-        picker: Picker = INDEPENDENT,
-        keep_logits: bool = False,
-    ) -> None:
-        if not 0 <= confidence <= 1:
-            raise InvalidParameterError(
-                f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
-            )
+    def __init__(self, model: HFModel, num_tokens: int) -> None:
         self.model = model
         self.num_tokens = num_tokens
-        self.confidence = confidence
-        self.keep_logits = keep_logits
-        self._picker = picker
-
-    @property
-    def drawn(self) -> Drawn:
-        return self._picker.drawn
 
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
-
-    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
-        γ, greedy = budget.max_tokens, context.law.greedy
-        going_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
-        tokens, exists, rows = [context.root_B], [going_B], []
-        pick = _argmax if greedy else self._picker.start(rng, γ)
-        for i in range(γ):
-            logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
-            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:]))
-            x_B = pick(row_BV, i)
-            tokens.append(x_B)
-            rows.append(row_BV)
-            exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
-            if self.confidence:
-                q_BV = row_BV.softmax(-1) if greedy else row_BV
-                going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
-                if not bool(going_B.any()):
-                    break
-        drawn: Drawn = "chosen" if greedy or not γ else self.drawn
-        return Draft.chain(
-            torch.stack(tokens, 1),
-            torch.stack(exists, 1),
-            _with_last(rows) if drawn == "iid" else None,
-            drawn,
-            _with_last(rows) if greedy and γ and self.keep_logits else None,
-        )
 
     def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Keeps the cached tokens that were accepted."""
@@ -171,6 +118,71 @@ class ModelDrafter:
         last_B = (context.length_B - place_BK[:, 0] - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
+
+class ModelDrafter(ModelBacked):
+    """Samples a chain from a draft model, under the same sampling parameters as the target.
+
+    Args:
+        model: the draft model; must share the target's vocabulary.
+        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        confidence: stop a row after a token with a smaller probability; 0 never stops.
+        picker: how a token is taken from its law.
+        keep_logits: hand over the model's logits when all rows are greedy, for rules that judge
+            by more than the argmax there.
+
+    Raises:
+        InvalidParameterError: a confidence outside [0, 1].
+    """
+
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        confidence: float = 0.0,
+        *,
+        picker: Picker = INDEPENDENT,
+        keep_logits: bool = False,
+    ) -> None:
+        if not 0 <= confidence <= 1:
+            raise InvalidParameterError(
+                f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
+            )
+        super().__init__(model, num_tokens)
+        self.confidence = confidence
+        self.keep_logits = keep_logits
+        self._picker = picker
+
+    @property
+    def drawn(self) -> Drawn:
+        return self._picker.drawn
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.settle()
+        γ, greedy = budget.max_tokens, context.law.greedy
+        going_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
+        tokens, exists, rows = [context.root_B], [going_B], []
+        pick = _argmax if greedy else self._picker.start(rng, γ)
+        for i in range(γ):
+            logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
+            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:]))
+            x_B = pick(row_BV, i)
+            tokens.append(x_B)
+            rows.append(row_BV)
+            exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
+            if self.confidence:
+                q_BV = row_BV.softmax(-1) if greedy else row_BV
+                going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
+                if not bool(going_B.any()):
+                    break
+        drawn: Drawn = "chosen" if greedy or not γ else self.drawn
+        return Draft.chain(
+            torch.stack(tokens, 1),
+            torch.stack(exists, 1),
+            _with_last(rows) if drawn == "iid" else None,
+            drawn,
+            _with_last(rows) if greedy and γ and self.keep_logits else None,
+        )
+
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
         """Feeds one drafted token per row; logits behind it, (B, V)."""
         cache = state.cache
@@ -182,7 +194,7 @@ class ModelDrafter:
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The law of the next token, (B, V); its logits if all rows are greedy."""
-        logits_B1V = _fitted(logits_BV, self.num_tokens)[:, None]
+        logits_B1V = fitted(logits_BV, self.num_tokens)[:, None]
         law = prefix.context.law
         return (law.logits if law.greedy else law)(logits_B1V, prefix)[:, 0]
 
@@ -196,7 +208,7 @@ def _with_last(rows: list[Tensor]) -> Tensor:
     return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
 
 
-def _fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:
+def fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:
     """Cut or padded to the target's width; padding is never drawn."""
     missing = num_tokens - logits_BV.shape[-1]
     if missing <= 0:
