@@ -1,20 +1,46 @@
 """Inverse-CDF sampling from uniform numbers that somebody else drew.
 
-Legend: B rows, V vocabulary.
+Legend: B rows, V vocabulary, G blocks, S tokens of a block.
 """
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+_S = 256
+_LARGE = 4 * _S
 
 
 def draw(weights_BV: Tensor, u_B: Tensor) -> Tensor:
     """Index v with probability proportional to ``weights[b, v]``, shape (B,).
 
     Weights are non-negative and need no normalisation; a token of weight zero is never drawn.
-    Sums run in float64 where the device has it.
+    Running sums are in float64 where the device has it. Over a large vocabulary they run over
+    blocks, and then within the one block that was hit: one reading of the weights instead of a
+    running sum of them all. (A block's own sum is of the weights' precision.)
     """
-    dtype = torch.float32 if weights_BV.device.type == "mps" else torch.float64
-    cdf_BV = weights_BV.cumsum(-1, dtype=dtype)
-    threshold_B1 = u_B.to(dtype)[:, None] * cdf_BV[:, -1:]
+    V = weights_BV.shape[1]
+    if V < _LARGE:
+        return _within(weights_BV, u_B)
+    padded_BV = pad(weights_BV, (0, -V % _S)) if V % _S else weights_BV
+    weights_BGS = padded_BV.reshape(padded_BV.shape[0], -1, _S)
+    cdf_BG = weights_BGS.sum(-1).cumsum(-1, dtype=_wide(weights_BV))
+    threshold_B1 = u_B.to(cdf_BG.dtype)[:, None] * cdf_BG[:, -1:]
+    block_B1 = torch.searchsorted(cdf_BG, threshold_B1, right=True).clamp_(max=cdf_BG.shape[1] - 1)
+    above_B1 = cdf_BG.gather(1, block_B1)
+    below_B1 = torch.where(block_B1 > 0, cdf_BG.gather(1, (block_B1 - 1).clamp(min=0)), 0.0)
+    u_BS = (threshold_B1 - below_B1) / (above_B1 - below_B1)
+    hit_BS = weights_BGS.gather(1, block_B1[..., None].expand(-1, 1, _S))[:, 0]
+    index_B = _within(hit_BS, u_BS[:, 0].clamp(max=1 - torch.finfo(u_BS.dtype).eps))
+    return (block_B1[:, 0] * _S + index_B).clamp_(max=V - 1)
+
+
+def _within(weights_BV: Tensor, u_B: Tensor) -> Tensor:
+    cdf_BV = weights_BV.cumsum(-1, dtype=_wide(weights_BV))
+    threshold_B1 = u_B.to(cdf_BV.dtype)[:, None] * cdf_BV[:, -1:]
     index_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
     return index_B1[:, 0].clamp(max=weights_BV.shape[-1] - 1)
+
+
+def _wide(weights_BV: Tensor) -> torch.dtype:
+    return torch.float32 if weights_BV.device.type == "mps" else torch.float64

@@ -87,13 +87,13 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     accepted_BD = rule.accept(p_BNV[:, :-1], q_BDV, x_BD, rng.uniform(Role.ACCEPT, D))
     num_accepted_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
 
-    rows_B = torch.arange(B, device=p_BNV.device)
-    p_BV = p_BNV[rows_B, num_accepted_B]
+    p_BV = _at_node(p_BNV, num_accepted_B)
     stop_B = num_accepted_B.clamp(max=D - 1)
-    q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
-    left_BV, _ = rule.refuse(p_BV, q_BV, x_BD[rows_B, stop_B])
+    q_BV = None if draft.probs_BNV is None else _at_node(draft.probs_BNV, stop_B)
+    left_BV, _ = rule.refuse(p_BV, q_BV, x_BD.gather(1, stop_B[:, None])[:, 0])
     refused_B = num_accepted_B < draft.num_drafted_B
-    law_BV = torch.where(refused_B[:, None], _or_target(left_BV, p_BV), p_BV)
+    from_left_B = refused_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
+    law_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
     path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, D)
     return Verdict(path_BD, num_accepted_B, draw(law_BV, u_next_B))
 
@@ -129,6 +129,13 @@ def path_to(draft: Draft, node_B: Tensor) -> Tensor:
     numbers_BN = torch.arange(N, device=node_B.device).expand(B, N)
     ordered_BN = torch.where(on_path_BN, numbers_BN, N).sort(1).values
     return ordered_BN[:, 1:].clamp(max=N - 1)
+
+
+def _at_node(law_BNV: Tensor, node_B: Tensor) -> Tensor:
+    """The law at one node of each row, (B, V)."""
+    B, N, _ = law_BNV.shape
+    rows_B = torch.arange(0, B * N, N, device=law_BNV.device)
+    return law_BNV.flatten(0, 1).index_select(0, rows_B + node_B)
 
 
 def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from outrider.core import Divergence
 _AIM = 1 - 7e-7  # of the budget, so that no rounding ends above it
 _CLOSE = 1e-7
 _MAX_STEPS = 100
+_MANY = 1024  # tokens, from which on those of mass 0 are merged first
 
 
 class Clamp(NamedTuple):
@@ -191,6 +192,32 @@ class Path:
 def sorted_path(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, off_support: bool) -> Path:
     """The path with every token a group of its own."""
     P_RV, Q_RV = (x.double() / x.sum(1, keepdim=True, dtype=torch.float64) for x in (p_RV, q_RV))
+    if P_RV.shape[1] >= _MANY:
+        P_RV, Q_RV = _without_zeros(P_RV, Q_RV)
     order_RV = torch.where(Q_RV > 0, P_RV / Q_RV, torch.inf).argsort(1)
     P_RV, Q_RV = P_RV.gather(1, order_RV), Q_RV.gather(1, order_RV)
     return Path(divergence, P_RV, Q_RV, mass_divergence(divergence, P_RV, Q_RV), off_support)
+
+
+def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """The laws with all tokens of target mass 0 in one group, and all of draft mass 0 in another.
+
+    They behave as one on the path. Laws after top-k or top-p consist of little else.
+    """
+    both_RV = (P_RV > 0) & (Q_RV > 0)
+    count_R = both_RV.sum(1)
+    most = int(count_R.max())
+    if 4 * most > P_RV.shape[1]:
+        return P_RV, Q_RV
+    row_Z, column_Z = both_RV.nonzero(as_tuple=True)
+    first_R = count_R.cumsum(0) - count_R
+    slot_Z = torch.arange(len(row_Z), device=row_Z.device) - first_R[row_Z]
+    groups = []
+    for mine_RV, other_RV in ((P_RV, Q_RV), (Q_RV, P_RV)):
+        near_RZ = mine_RV.new_zeros(len(count_R), most)
+        near_RZ[row_Z, slot_Z] = mine_RV[row_Z, column_Z]
+        alone_R1 = torch.where(other_RV > 0, 0.0, mine_RV).sum(1, keepdim=True)
+        groups.append((alone_R1, near_RZ))
+    (P_only_R1, P_RZ), (Q_only_R1, Q_RZ) = groups
+    none_R1 = torch.zeros_like(P_only_R1)
+    return torch.cat([none_R1, P_only_R1, P_RZ], 1), torch.cat([Q_only_R1, none_R1, Q_RZ], 1)

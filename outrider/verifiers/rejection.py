@@ -53,4 +53,4 @@ class Rejection:
         """The residual ``max(p - q, 0)``, unnormalised; the next sibling's law is still q."""
         if q_V is None:
             return p_V.scatter(-1, x[..., None], 0.0), None
-        return torch.clamp(p_V - q_V, min=0.0), q_V
+        return (p_V - q_V).clamp_(min=0), q_V

@@ -1,10 +1,13 @@
 """Inverse-CDF draws."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import draw
+from outrider.core.draw import _within
+from outrider.testing import chi2_p_value
 
 
 def tensor(values):
@@ -62,3 +65,33 @@ def test_rows_are_independent():
     u = torch.rand(50).double()
     alone = torch.cat([draw(row[b : b + 1], u[b : b + 1]) for b in range(50)])
     assert (draw(row, u) == alone).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1024, 1025, 3000])
+def test_large_vocabularies_draw_block_by_block_what_a_running_sum_draws(num_tokens):
+    """Parity with the plain twin, on whole weights, where every sum is exact; half of them 0."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    row_BV = torch.randint(0, 4, (400, num_tokens), generator=generator).clamp(min=1) - 1.0
+    row_BV[0, :-1] = row_BV[1, 1:] = 0
+    row_BV[0, -1] = row_BV[1, 0] = 1
+    for u_B in (
+        torch.rand(400, generator=generator, dtype=torch.float64),
+        torch.zeros(400, dtype=torch.float64),
+        torch.full((400,), BELOW_ONE, dtype=torch.float64),
+    ):
+        for weights_BV in (row_BV, row_BV.double()):
+            token_B = draw(weights_BV, u_B)
+            assert (token_B == _within(weights_BV, u_B)).all()
+            assert (weights_BV.gather(1, token_B[:, None]) > 0).all()
+
+
+@pytest.mark.slow
+def test_large_vocabularies_have_the_law():
+    """False alarm with probability 1e-4."""
+    p_V = (3 * torch.randn(2000, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    u_B = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    counts_V = sum(
+        torch.bincount(draw(p_V.expand(len(part_B), -1), part_B), minlength=2000)
+        for part_B in u_B.split(5000)
+    )
+    assert chi2_p_value(counts_V, p_V) > 1e-4

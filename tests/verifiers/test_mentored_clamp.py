@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from outrider.core import output_law
+from outrider.core import Divergence, output_law
+from outrider.verifiers import clamp
 from outrider.verifiers.clamp import sorted_path
 from outrider.verifiers.mentored import Mentored
 
@@ -279,3 +280,25 @@ def test_mutants_die() -> None:
     assert kl_error((wrong.alpha_R.clamp(min=1e-9), wrong.b_R), p_RV, q_RV, D) > 1e-3
     loose = Mentored(1.01 * D).solve(p_RV, q_RV, None)
     assert kl_error((loose.alpha_R.clamp(min=1e-9), loose.b_R), p_RV, q_RV, D) > 1e-6 * D
+
+
+@pytest.mark.parametrize("off_support", [False, True])
+@pytest.mark.parametrize("divergence", ["kl", "tv", "chi2"])
+def test_merging_tokens_of_mass_zero_changes_nothing(
+    divergence: Divergence, off_support: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Laws after top-k: parity of the short path with one group per token."""
+    generator = torch.Generator().manual_seed(0)
+    z_2RV = 2 * torch.randn(2, 40, 2000, generator=generator, dtype=torch.float64)
+    z_2RV[1] += z_2RV[0]
+    kept_2RV = z_2RV >= z_2RV.topk(50).values[..., -1:]
+    p_RV, q_RV = z_2RV.masked_fill(~kept_2RV, -torch.inf).softmax(-1)
+    short = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
+    monkeypatch.setattr(clamp, "_MANY", 10**9)
+    whole = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
+    assert short.ratio_RG.shape[1] <= 52 < whole.ratio_RG.shape[1]
+    for budget in (0.01, 0.1, 1.0):
+        found, expected = (path.clamp(path.exact(budget)) for path in (short, whole))
+        torch.testing.assert_close(found.alpha_R, expected.alpha_R, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(found.b_R, expected.b_R, rtol=1e-5, atol=1e-9)
+        torch.testing.assert_close(found.off_R, expected.off_R, rtol=1e-5, atol=1e-9)
