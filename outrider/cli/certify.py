@@ -94,7 +94,7 @@ def certify(
             "deviation a tenth as large.",
             rich_help_panel=_CHECKS,
         ),
-    ] = 1536,
+    ] = 768,
     length: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Tokens of such a text.", rich_help_panel=_CHECKS),

@@ -43,6 +43,13 @@ def marks(certificate: Certificate) -> dict[str, bool | None]:
     return {check.name: check.passed for check in certificate.checks}
 
 
+@dataclass(frozen=True)
+class AnyDraft(SampleMatch):
+    """Equality with the target's own draws holds for any draft."""
+
+    accepts: frozenset[str] = frozenset({"iid", "distinct", "chosen", "searched"})  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("drafter", "verifier"),
     [
@@ -50,11 +57,21 @@ def marks(certificate: Certificate) -> dict[str, bool | None]:
         (ToyDrafter(GUESS), Block()),
         (ToyDrafter(GUESS), SampleMatch()),
         (ToyDrafter(GUESS, 1, "chosen"), Rejection()),
+        (ToyDrafter(GUESS, 1, "searched"), AnyDraft()),
         (ToyDrafter(GUESS, confidence=0.35), Rejection()),
         (ToyDrafter(GUESS, 2), Rejection()),
         (ToyDrafter(GUESS, 2, "distinct"), mutants.WithoutReplacement()),
     ],
-    ids=["rejection", "block", "sample-match", "chosen", "confidence", "tree", "distinct"],
+    ids=[
+        "rejection",
+        "block",
+        "sample-match",
+        "chosen",
+        "searched",
+        "confidence",
+        "tree",
+        "distinct",
+    ],
 )
 def test_a_right_pair_passes(drafter: ToyDrafter, verifier: Any) -> None:
     certificate = toy(TARGET, drafter, verifier)
@@ -66,7 +83,7 @@ def test_a_right_pair_passes(drafter: ToyDrafter, verifier: Any) -> None:
     assert found["rounds"]
     assert found["tokens"]
     assert found["texts"]
-    assert found["drafts"] is (None if drafter.drawn == "chosen" else True)
+    assert found["drafts"] is (None if drafter.drawn in ("chosen", "searched") else True)
     assert found["positions"] is (True if hasattr(verifier, "accept") else None)
     assert number(certificate, "rounds") < 1e-12
 

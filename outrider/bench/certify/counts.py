@@ -102,8 +102,8 @@ def check_drafts(
             state = pair.drafter.start(context)
             budget = Budget(pair.num_tokens)
             draft = pair.drafter.propose(state, context, budget, context.rng)
-            if draft.probs_BNV is None:
-                return Check.skipped(DRAFTS, "tokens are chosen, not drawn")
+            if draft.probs_BNV is None or draft.drawn == "searched":
+                return Check.skipped(DRAFTS, f"tokens are {draft.drawn}, not drawn")
             try:
                 check_draft(draft, context, budget, draft.probs_BNV.shape[2], draft.drawn)
             except AssertionError as broken:

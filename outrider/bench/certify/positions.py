@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.bench.certify.pair import blaming_the_rule
 from outrider.bench.certify.report import Check, rounded_up
-from outrider.core import Bound, Divergence, Verifier, output_law
+from outrider.core import Bound, Divergence, Drawn, Verifier, output_law
 
 NAME = "positions"
 _CLASSES = 32  # a rule without closed form sees laws of so many tokens
@@ -41,10 +41,12 @@ class Places:
         return len(self.x_K)
 
 
-def check(verifier: Verifier, places: Places | None) -> Check:
+def check(verifier: Verifier, drawn: Drawn, places: Places | None) -> Check:
     """The emitted law at every place; for a lossy rule, its divergence against the bound."""
     if places is None:
         return Check.skipped(NAME, "no laws met: nothing is drafted, or no law is computed")
+    if drawn == "searched":
+        return Check.skipped(NAME, "candidates are searched: they have no law of their own")
     if not (hasattr(verifier, "accept") and hasattr(verifier, "refuse")):
         return Check.skipped(NAME, "the rule does not judge place by place; see rounds")
     rule: Any = verifier

@@ -73,7 +73,7 @@ def certify(
 
     attempt(rides.STATES, ride)
     if not is_greedy:
-        attempt(positions.NAME, lambda: positions.check(verifier, places[0]))
+        attempt(positions.NAME, lambda: positions.check(verifier, drafter.drawn, places[0]))
     attempt(rounds.NAME, lambda: rounds.check(verifier, drafter.drawn, places[0]))
     if is_greedy:
         room = 16 * length if limit is None else limit - max(map(len, prompts))
