@@ -34,6 +34,7 @@ V = 3
 KINDS: list[Drawn] = ["iid", "distinct", "chosen"]
 MEDUSA = Topology.rank_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 TALL = Topology.rank_paths([[0], [1], [0, 0]])  # a leaf beside an inner node
+LATE = Topology.rank_paths([[0], [1], [1, 0]])
 RULES: dict[str, tuple[Drawn, Verifier]] = {
     "rejection of draws": ("iid", Rejection()),
     "distinct": ("distinct", Distinct()),
@@ -94,15 +95,18 @@ def test_contract_where_laws_run_out(drawn: Drawn) -> None:
         check_drafter(TreeDrafter(toy(1, 6), 6, MEDUSA, drawn), 6, law=two)
 
 
-@pytest.mark.parametrize("laws", [pytest.param(law, marks=pytest.mark.slow), truncated_law])
+@pytest.mark.parametrize(
+    ("topology", "laws"),
+    [(TALL, truncated_law), (LATE, truncated_law), pytest.param(TALL, law, marks=pytest.mark.slow)],
+    ids=["tall", "late", "whole laws"],
+)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_round_has_exactly_the_targets_law(rule: str, laws: Any) -> None:
+def test_a_round_has_exactly_the_targets_law(rule: str, topology: Topology, laws: Any) -> None:
     """ENUM: every tree and every decision of one round, and what follows, against the target."""
     drawn, verifier = RULES[rule]
     with torch.inference_mode():
-        done = enumerate_round(
-            toy(0), TreeDrafter(toy(1), V, TALL, drawn), verifier, 2, prompt=(0, 1, 2), law=laws
-        )
+        drafter = TreeDrafter(toy(1), V, topology, drawn)
+        done = enumerate_round(toy(0), drafter, verifier, 2, prompt=(0, 1, 2), law=laws)
     assert done.total_variation < 1e-12
 
 
@@ -124,18 +128,6 @@ def test_a_smaller_budget_has_exactly_the_targets_law(rule: str, row_tokens: int
         )
     assert done.total_variation < 1e-12
     assert max(map(len, done.emitted)) == row_tokens + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["rejection of draws", "distinct"])
-def test_a_larger_tree_has_exactly_the_targets_law(rule: str) -> None:
-    """Every node of a binary tree of six: below both siblings, both children."""
-    drawn, verifier = RULES[rule]
-    with torch.inference_mode():
-        done = enumerate_round(
-            toy(0), TreeDrafter(toy(1), V, Topology.k_ary(2, 2), drawn), verifier, 2, law=law
-        )
-    assert done.total_variation < 1e-12
 
 
 @pytest.mark.parametrize("drawn", KINDS)
@@ -323,10 +315,10 @@ def test_declaring_the_wrong_kind_would_show() -> None:
     with torch.inference_mode():
         for drafter in (
             Misdeclared(toy(1), V, Topology.expansion([2]), "distinct"),
-            Pathless(toy(1), V, Topology.expansion([1, 2]), "iid"),
+            Pathless(toy(1), V, TALL, "iid"),
         ):
-            depth = drafter.topology.depth
-            done = enumerate_round(toy(0), drafter, Rejection(), depth, prompt=(0, 1, 2), law=law)
+            laws = law if isinstance(drafter, Misdeclared) else truncated_law
+            done = enumerate_round(toy(0), drafter, Rejection(), 2, prompt=(0, 1, 2), law=laws)
             assert done.total_variation > 1e-4, drafter
 
 
