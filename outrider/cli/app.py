@@ -8,6 +8,7 @@ import typer
 from outrider import __version__
 from outrider.cli.certify import certify
 from outrider.cli.demo import demo
+from outrider.cli.frontier import frontier
 from outrider.cli.generate import generate
 from outrider.cli.group import Group, add_command, paragraphs
 from outrider.cli.methods import methods
@@ -58,6 +59,7 @@ add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
+add_command(app, frontier, "frontier")
 add_command(app, train, "train")
 
 

@@ -1,0 +1,241 @@
+"""Figures, from the JSON documents that measurements write. matplotlib is imported here alone.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line is told from
+another by colour only.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.core.errors import OutriderError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLACK, GREY = "#000000", "#767676"
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#B8A800"  # yellow made darker
+BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
+
+COLOURS = {
+    "plain": GREY,
+    "speculative": BLACK,
+    "block": BLACK,
+    "mentored": BLUE,
+    "lenience": RED,
+    "ensemble": GREEN,
+    "cascade": PINK,
+    "relaxed": ORANGE,
+    "typical": SKY,
+}
+MARKERS = {
+    "mentored": "os^v",
+    "lenience": "v<",
+    "ensemble": "D",
+    "relaxed": "X",
+    "typical": "P",
+    "cascade": "o>sdhp",
+}
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 3)))
+_SIZE = (11.0, 8.2)  # inches; at 900 pixels the smallest type is still legible
+_DPI = 160
+_LEAST = 1e-3  # on the axis of divergences
+_AXES = {"kl": "KL(target‖output) per token [nats]", "tv": "total variation per token"}
+
+
+class MissingPlotsError(OutriderError):
+    """matplotlib is not installed."""
+
+
+def require_matplotlib() -> None:
+    """Raises MissingPlotsError without matplotlib; says nothing otherwise."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingPlotsError(
+            'the figure needs matplotlib, which is not installed: pip install "outrider[bench]"'
+        ) from error
+
+
+def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draws ``frontier.svg`` and ``frontier.png`` from the document of ``outrider frontier``."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style: Any = {
+        "font.family": "DejaVu Sans",
+        "font.size": 12,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "svg.hashsalt": "outrider",
+        "svg.fonttype": "none",
+    }
+    with mpl.rc_context(style):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        FigureCanvasAgg(figure)
+        _draw(document, figure)
+        paths = [folder / "frontier.svg", folder / "frontier.png"]
+        figure.savefig(paths[0], metadata={"Date": None, "Creator": "outrider frontier"})
+        figure.savefig(paths[1], dpi=_DPI, metadata={"Software": "outrider frontier"})
+    return paths
+
+
+def _draw(document: Mapping[str, Any], figure: "Figure") -> None:
+    generations = document["generations"]
+    axes = figure.subplots(1, 2 if generations else 1, squeeze=False)[0]
+    _plane(axes[0], document["plane"]["lines"])
+    if generations:
+        _speeds(axes[1], generations)
+    about = document["about"]
+    figure.suptitle(_title(about), fontsize=13)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=4,
+        fontsize=11.5,
+        frameon=False,
+        handlelength=3.6,
+    )
+
+
+def _title(about: Mapping[str, Any]) -> str:
+    target, draft = (_short(about[role]) for role in ("target", "draft"))
+    pair = f"{target} pair" if target == draft else f"{target} with draft {draft}"
+    return (
+        f"{pair}, temperature {about['temperature']:g}, {about['positions']} positions\n"
+        f"{about['hardware']}, {about['dtype']}, γ {about['num_speculative_tokens']}"
+    )
+
+
+def _short(name: str) -> str:
+    """The end of a path."""
+    return name if len(name) <= 30 else Path(name).name
+
+
+def x_axis(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Which divergence to show: KL, or total variation where KL is mostly infinite.
+
+    So it is when the target is truncated (top-k, top-p): most lossy rules never emit some tokens
+    that the target keeps.
+    """
+    numbers = [float(point["kl"]) for line in lines for point in line["points"]]
+    return "kl" if 2 * sum(map(math.isfinite, numbers)) > len(numbers) else "tv"
+
+
+def _plane(axes: "Axes", lines: Sequence[Mapping[str, Any]]) -> None:
+    """Acceptance against divergence, a line per rule."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    seen: dict[str, int] = {}
+    x_name = x_axis(lines)
+    for line in lines:
+        method = line["name"].split()[0]
+        number = seen.setdefault(method, 0)
+        seen[method] += 1
+        points = [(float(p[x_name]), p["acceptance"]) for p in line["points"]]
+        if not line["parameter"]:
+            axes.axhline(
+                points[0][1], color=BLACK, lw=1.2, ls=(0, (2, 2)), zorder=1, label=line["name"]
+            )
+            continue
+        shown = [(x, r) for x, r in points if math.isfinite(x) and x >= _LEAST]
+        missing = sum(math.isinf(x) for x, _ in points)
+        note = f" ({missing} of {len(points)} infinite)" if missing else ""
+        markers = MARKERS.get(method, "o")
+        axes.plot(
+            [x for x, _ in shown],
+            [r for _, r in shown],
+            color=COLOURS.get(method, GREY),
+            ls=_DASHES[number % len(_DASHES)],
+            marker=markers[number % len(markers)],
+            ms=6,
+            mec="white",
+            mew=0.5,
+            lw=2.6 if line["name"] == "mentored kl" else 1.4,
+            zorder=3 if method == "mentored" else 2,
+            label=line["name"] + note,
+        )
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: ""))
+    axes.set_xlabel(_AXES[x_name])
+    axes.set_ylabel("probability that a drafted token is accepted")
+    axes.set_title("Single positions: what a divergence buys", fontsize=13)
+    axes.grid(alpha=0.25, lw=0.6)
+
+
+def _speeds(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
+    """Speed-up against perplexity, a point per setting."""
+    for row in generations:
+        speed, perplexity = row["speedup"], row["perplexity"]
+        x, y, error = perplexity["macro"], speed["median"], float(perplexity["error"])
+        colour = COLOURS.get(row["method"], GREY)
+        axes.errorbar(
+            x,
+            y,
+            xerr=error if math.isfinite(error) else None,
+            yerr=[[y - speed["lowest"]], [speed["highest"] - y]],
+            fmt="none",
+            ecolor=colour,
+            elinewidth=1.0,
+            alpha=0.35,
+            zorder=2,
+        )
+        axes.plot(
+            x,
+            y,
+            color=colour,
+            marker="o" if row["lossless"] else "s",
+            mfc="white" if row["lossless"] else colour,
+            mew=1.6,
+            ms=7.5,
+            zorder=3,
+        )
+    axes.margins(x=0.12)
+    axes.set_xlabel("perplexity of the text under the target")
+    axes.set_ylabel("speed-up over plain decoding [×]")
+    axes.set_title("Whole texts (○ lossless, ■ lossy)", fontsize=13)
+    axes.grid(alpha=0.25, lw=0.6)
+    _label(axes, generations)
+
+
+def _label(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
+    """A name beside each point, moved until it covers neither points nor other names."""
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    figure: Any = axes.figure
+    figure.draw_without_rendering()
+    places = [(row["perplexity"]["macro"], row["speedup"]["median"]) for row in generations]
+    taken: list[Any] = []
+    for x, y in axes.transData.transform(places):
+        taken.append(Bbox.from_bounds(x - 7, y - 7, 14, 14))
+    tries = [(dx, dy) for dy in (9, -10, 20, -21, 32, -33, 45, -46, 60, -61) for dx in (6, -6)]
+    for row, at in zip(generations, places, strict=True):
+        for dx, dy in tries:
+            text = axes.annotate(
+                row["name"],
+                at,
+                (dx, dy),
+                textcoords="offset points",
+                ha="left" if dx > 0 else "right",
+                va="center",
+                fontsize=11,
+                color=COLOURS.get(row["method"], GREY),
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                arrowprops={"arrowstyle": "-", "lw": 0.6, "color": GREY} if abs(dy) > 10 else None,
+                zorder=4,
+            )
+            box = text.get_window_extent()
+            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+            if inside and not any(box.overlaps(other) for other in taken):
+                break
+            if (dx, dy) != tries[-1]:
+                text.remove()
+        taken.append(box)

@@ -1,0 +1,246 @@
+"""``outrider frontier``: what lossy rules gain on a pair, and what they give up."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli import options
+from outrider.cli.certify import read_prompts
+from outrider.cli.engines import EMBEDDED, open_engine
+from outrider.cli.errors import FAILED, fail
+from outrider.cli.quiet import silence
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine
+
+PROMPTS = (
+    "def fibonacci(n):\n    ",
+    "class Stack:\n    def __init__(self",
+    "import argparse\n\n\ndef main():\n",
+    "try:\n    import numpy as np\nexcept ImportError:\n    ",
+)
+_MEASUREMENT = "Measurement"
+
+
+def frontier(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Prompts: one per line, or JSON lines with a 'prompt' if FILE ends in .jsonl. "
+            "The embedded pair has a few of its own.",
+        ),
+    ] = None,
+    target: options.Target = EMBEDDED,
+    draft: options.Draft = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    seed: options.Seed = 0,
+    max_new_tokens: options.MaxNewTokens = 48,
+    positions: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Places of the target's own texts at which all rules are compared.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 256,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Times that the speed is measured, settings taking turns.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 3,
+    texts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Texts per prompt and setting, beside the timed ones, for the perplexity.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 12,
+    no_generations: Annotated[
+        bool,
+        typer.Option(
+            "--no-generations",
+            help="Compare rules at single positions only; write no texts.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for frontier.json, frontier.svg and frontier.png.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = Path("frontier"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure what lossy rules gain on your pair, and what they give up.
+
+    Compares all rules that judge single tokens on the same laws: how often each accepts, and how
+    far its output strays from the target. Then lets methods write, and sets their speed against
+    the perplexity that the target gives their texts. Some two minutes on the embedded pair:
+
+      outrider frontier
+
+    A pair and prompts of your own:
+
+      outrider frontier -f prompts.txt --target big/ --draft small/ --temperature 0.8
+
+    Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
+    divergence at the same place: one of the two is then wrong.
+    """
+    if target != EMBEDDED and draft is None:
+        raise fail(f"the frontier needs a draft model beside --target {target}: add --draft MODEL")
+    if target != EMBEDDED and file is None:
+        raise fail("no prompts: give -f FILE, with texts such as the pair is for")
+    if temperature == 0:
+        raise fail("--temperature 0.0: must be above 0, where the laws are more than one token")
+    prompts = list(PROMPTS) if file is None else read_prompts(file)
+    if not prompts:
+        raise fail(f"no prompts in '{file}': write one per line")
+    silence()
+    import outrider.bench.frontier as bench
+    from outrider.bench import plots
+    from outrider.sampling import Sampling
+
+    plots.require_matplotlib()
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+    )
+    _prepare(out)
+    engine = open_engine(
+        target,
+        draft,
+        "speculative",
+        num_speculative_tokens,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    assert engine.draft is not None
+    encoded = _encoded(engine, prompts, max_new_tokens)
+    with _Progress(quiet=as_json) as progress:
+        progress.show("sampling positions")
+        laws = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
+        plane = bench.survey(*laws, progress=progress.show)
+        generations: list[dict[str, Any]] = []
+        if not no_generations:
+            generations = bench.generate(
+                engine.target,
+                engine.draft,
+                encoded,
+                sampling,
+                num_speculative_tokens,
+                repeats=repeats,
+                texts_per_prompt=texts,
+                progress=progress.show,
+            )
+        about = bench.about(
+            target=target,
+            draft=draft or EMBEDDED,
+            dtype=str(engine.target.dtype).removeprefix("torch."),
+            device=str(engine.target.device),
+            num_speculative_tokens=num_speculative_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            prompts=len(prompts),
+            positions=len(laws[0]),
+            repeats=repeats,
+            texts_per_prompt=texts,
+        )
+        document = {"about": about, "plane": plane.as_dict(), "generations": generations}
+        progress.show("drawing")
+        try:
+            bench.write(document, out / "frontier.json")
+            plots.frontier(document, out)
+        except OSError as error:
+            raise fail(f"cannot write to '{out}': {error.strerror or error}") from error
+    if as_json:
+        typer.echo(bench.dumps(document))
+    else:
+        from outrider.cli.frontier_table import show
+
+        show(document)
+        typer.echo(f"wrote {out / 'frontier'}.json, .svg and .png", err=True)
+    if not plane.envelope.holds:
+        raise typer.Exit(FAILED)
+
+
+def _prepare(folder: Path) -> None:
+    """Makes the folder and sees whether it can be written to, before any work is done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
+
+
+def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:
+    encoded = [engine.encode(prompt) for prompt in prompts]
+    longest = max(map(len, encoded))
+    if longest + room > engine.limit:
+        raise fail(
+            f"a prompt of {longest} tokens and {room} new ones do not fit into the context of "
+            f"{engine.limit}: shorten it, or take a smaller --max-new-tokens"
+        )
+    return encoded
+
+
+class _Progress:
+    """Says on a terminal's stderr what is being measured."""
+
+    def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._status = console.status("starting")
+        self._shown = console.is_terminal and not quiet
+
+    def __enter__(self) -> "_Progress":
+        if self._shown:
+            self._status.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown:
+            self._status.stop()
+
+    def show(self, stage: str) -> None:
+        if self._shown:
+            self._status.update(stage)
