@@ -9,22 +9,23 @@ node (the paper's positional acceptance). A round that drafts a tree then emits 
     F(tree) = sum over nodes v of the product of p_rank along the path to v
 
 tokens, the root standing for the one that the target adds itself. The best tree of at most m nodes
-and l levels, with at most b children at its root, has
+and l levels, with b children at its root, has
 
-    T(1, l, b) = T(m, 0, b) = T(m, l, 0) = 1
+    T(m, l, 0) = 1,   T(m, l, b) = -inf where m <= b or l = 0 < b,   else
     T(m, l, b) = max over y of  T(y, l, b-1) + p_b max_b' T(m-y, l-1, b')
 
 in which y nodes go to the root and its first b-1 children, and the others to the b-th child. Which
 (m, l) to take depends on the hardware: the fewest seconds per token, (l t_draft + t_target(m)) / T.
 
-The maximum is over trees of *at most* m nodes, where Sequoia has exactly m: so a measured p_b of
-zero makes trees smaller, not worse. The p_b need not fall with b.
+Here, b children are exactly that many, as the p_b need not fall with b; but m and l are the most
+there may be, where Sequoia has exactly m. So ranks that are never accepted make a tree smaller, not
+worse.
 
-Legend: M most nodes (root included), L most levels, K ranks; m nodes, l levels, b children.
+Legend: M numbers of nodes (0 to the most there may be, root included), K ranks.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -107,24 +108,81 @@ def fastest_tree(
         InvalidParameterError: a number outside its range.
     """
     programme = _Programme(acceptance, num_nodes, depth)
-    plans = [TreePlan((), 1.0, target_seconds(1))]
-    times = [target_seconds(m) for m in range(num_nodes + 1) if m]
+    times = [target_seconds(m) for m in range(1, num_nodes + 1)]
+    best, best_pace = TreePlan((), 1.0, times[0]), times[0]
     for m in range(2, num_nodes + 1):
-        for l in range(1, depth + 1):
-            tokens = programme.tokens(m, l)
-            plans.append(TreePlan((), tokens, l * draft_seconds + times[m - 1]))
-    best = min(range(len(plans)), key=lambda i: plans[i].seconds / plans[i].tokens)  # type: ignore
-    return plans[best]
+        for levels in range(1, depth + 1):
+            seconds, tokens = levels * draft_seconds + times[m - 1], programme.tokens(m, levels)
+            if seconds / tokens < best_pace:
+                best_pace = seconds / tokens
+                best = replace(programme.plan(m, levels), seconds=seconds)
+    return best
 
 
 class _Programme:
     """The table of T, filled once for all m and l.
 
-    Attributes:
-        best_LM: max over b of T(m, l, b), at [l, m].
-        table: T(m, l, b) for each l, at [b, m]; row 0 of l has no children.
-        split: the y that the maximum took, at the same places.
+    Args:
+        acceptance: p_b by rank.
+        num_nodes: the largest m.
+        depth: the largest l.
     """
 
     def __init__(self, acceptance: Sequence[float], num_nodes: int, depth: int) -> None:
-        pass
+        _check("num_nodes", num_nodes, 2, 256)
+        _check("depth", depth, 1, 64)
+        p_K = _checked(acceptance)[: num_nodes - 1]
+        M = num_nodes + 1
+        node_M = torch.arange(M)
+        one_M = torch.where(node_M > 0, 1.0, -torch.inf).double()
+        others_MM = node_M[:, None] - node_M  # m - y, by m and y
+        impossible_MM = (others_MM <= 0) | (node_M == 0)
+        others_MM = others_MM.clamp(min=0)
+        self._best = [one_M]
+        self._children = [torch.zeros_like(node_M)]
+        self._split: list[list[Tensor]] = [[]]
+        for _ in range(depth):
+            table, split = [one_M], []
+            for p in p_K:
+                value_MM = table[-1] + p * self._best[-1][others_MM]
+                most = value_MM.masked_fill(impossible_MM, -torch.inf).max(1)
+                table.append(most.values)
+                split.append(most.indices)
+            best = torch.stack(table).max(0)
+            self._best.append(best.values)
+            self._children.append(best.indices)
+            self._split.append(split)
+
+    def tokens(self, num_nodes: int, depth: int) -> float:
+        """Of the best tree."""
+        return float(self._best[depth][num_nodes])
+
+    def plan(self, num_nodes: int, depth: int) -> TreePlan:
+        """The best tree."""
+        paths = sorted(self._paths((), num_nodes, depth), key=lambda path: (len(path), path))
+        return TreePlan(tuple(paths), self.tokens(num_nodes, depth))
+
+    def _paths(self, above: Path, num_nodes: int, depth: int) -> Iterator[Path]:
+        """What hangs on a node whose subtree has so many nodes and levels below it."""
+        for b in range(int(self._children[depth][num_nodes]), 0, -1):
+            left = int(self._split[depth][b - 1][num_nodes])
+            child = (*above, b - 1)
+            yield child
+            yield from self._paths(child, num_nodes - left, depth - 1)
+            num_nodes = left
+
+
+def _checked(acceptance: Sequence[float]) -> list[float]:
+    p_K = [float(p) for p in acceptance]
+    if not p_K or not all(0 <= p <= 1 for p in p_K) or sum(p_K) > 1 + 1e-9:
+        raise InvalidParameterError(
+            f"acceptance={p_K}: must be probabilities by rank, at least one, together at most 1"
+        )
+    return p_K
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidParameterError(
+            f"{name}={value!r}: must be a whole number from {least} to {most}"
+        )

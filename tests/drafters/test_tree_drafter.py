@@ -295,6 +295,7 @@ def test_padding_of_the_vocabulary_is_never_drafted(drawn: Drawn) -> None:
     assert first_BK.sum(1).tolist() == ([7, 7] if drawn == "iid" else [5, 5])
 
 
+@pytest.mark.slow
 def test_declaring_the_wrong_kind_would_show() -> None:
     """Mutants that ENUM must reject: draws without replacement judged as independent ones, and
     the laws of unpenalised logits (paths forgotten)."""

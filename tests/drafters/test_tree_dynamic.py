@@ -134,7 +134,7 @@ def paths_of(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize(("num_nodes", "width"), [(12, 3), (5, 4), (30, 3), (256, 4)])
+@pytest.mark.parametrize(("num_nodes", "width"), [(12, 3), (6, 2), (30, 3), (256, 4)])
 def test_the_tree_is_that_of_the_definition(num_nodes: int, width: int, temperature: float) -> None:
     """Rows of other lengths and budgets, and so of other shapes, in one batch."""
     model, prompts = tiny(seed=1, dtype=torch.float64, std=0.25), ragged_prompts([4, 9, 6, 2])
