@@ -1,0 +1,370 @@
+"""Beams: the search against one written plainly, the law of its samples, its cache.
+
+Legend: B rows, N nodes, n beams, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, full_logits, ragged_prompts, tiny
+from torch import Tensor
+
+from outrider import Sampling
+from outrider.core import Budget, Context, Law, Prefix, Role, check_compatible
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters import ModelDrafter
+from outrider.drafters import beam as beam_module
+from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Step
+from outrider.drafters.beam_tree import BeamTree
+from outrider.models import HFModel
+from outrider.sampling import Warp
+from outrider.testing import SoftmaxLaw, check_drafter, chi2_p_value
+from outrider.verifiers import Block, Rejection
+from outrider.verifiers.commit import Commit
+
+SETTINGS = {
+    "temperature 0": Sampling(temperature=0, repetition_penalty=1.4),
+    "warped": Sampling(temperature=0.7, top_k=30, top_p=0.9, frequency_penalty=0.6),
+    "two tokens": Sampling(temperature=0.9, top_k=2),
+}
+
+ATOL = (
+    1e-5  # gemma computes parts in float32, whatever the dtype, and mixtral's experts know no other
+)
+
+Path = tuple[int, ...]
+
+
+def toy(seed: int, num_tokens: int, std: float = 0.25, **settings: int) -> HFModel:
+    return tiny("llama", seed, dtype=torch.float64, vocab_size=num_tokens, std=std, **settings)
+
+
+def start(prompts: list[list[int]], sampling: Sampling, num_tokens: int = VOCAB) -> Context:
+    B = len(prompts)
+    return Context.start(prompts, Warp([sampling] * B, num_tokens), [0] * B, range(B))
+
+
+def law_behind(model: HFModel, prompt: list[int], path: Path, sampling: Sampling) -> Tensor:
+    """The law of the next token from a plain pass over everything before it, (V,)."""
+    context = start([prompt], sampling, model.num_tokens)
+    context.append(torch.tensor([path], dtype=torch.int64), torch.tensor([len(path)]))
+    context.advance([len(path)])
+    logits_11V = full_logits(model.module, [*prompt, *path])[None, -1:]
+    prefix = Prefix.of_chain(context, [])
+    if sampling.greedy:
+        return context.law.logits(logits_11V, prefix).softmax(-1)[0, 0]
+    return context.law(logits_11V, prefix)[0, 0]
+
+
+def plain_search(
+    model: HFModel,
+    prompt: list[int],
+    sampling: Sampling,
+    beams: int,
+    num_steps: int,
+    u_iR: Tensor | None = None,
+) -> Iterator[list[tuple[Path, float]]]:
+    """The beams after each step, best first; every path by passes of its own.
+
+    With numbers, a step keeps the best of what they draw one by one, by the inverse CDF.
+    """
+    living: list[tuple[Path, float]] = [((), 0.0)]
+    for i in range(num_steps):
+        found = continuations(model, prompt, sampling, living)
+        if u_iR is not None:
+            left, drawn = list(found), []
+            for u in u_iR[i].tolist()[: len(found)]:
+                cdf = torch.tensor([score for _, score in left]).double().exp().cumsum(0)
+                drawn.append(left.pop(int((cdf <= u * cdf[-1]).sum())))
+            found = drawn
+        living = sorted(found, key=lambda beam: -beam[1])[:beams]
+        yield living
+
+
+def continuations(
+    model: HFModel, prompt: list[int], sampling: Sampling, living: list[tuple[Path, float]]
+) -> list[tuple[Path, float]]:
+    """Every beam with every possible token, and their scores."""
+    return [
+        ((*path, x), score + log_q)
+        for path, score in living
+        for x, log_q in enumerate(law_behind(model, prompt, path, sampling).log().tolist())
+        if log_q > -torch.inf
+    ]
+
+
+def living_beams(step: Step, row: int) -> list[tuple[Path, float]]:
+    scores = step.score_Bn[row].tolist()
+    paths = [tuple(step.tree.tokens_BM[row][path].tolist()) for path in step.tree.path_BnK[row]]
+    return [(p, s) for p, s in zip(paths, scores, strict=True) if s > -torch.inf]
+
+
+def check_against_plain(family: str, sampling: Sampling, beams: int, lengths: list[int]) -> None:
+    """All beams of all steps, their scores, and the draft that is made of them."""
+    model = tiny(family, 3, dtype=torch.float32 if family == "mixtral" else torch.float64)
+    prompts, γ = ragged_prompts(lengths, seed=1), 4
+    drafter = BeamDrafter(model, VOCAB, beams, "greedy")
+    context = start(prompts, sampling)
+    budgets = torch.tensor([γ - b for b in range(len(lengths))])
+    with torch.inference_mode():
+        steps = list(drafter.steps(drafter.start(context), context, γ, context.rng))
+        draft = drafter.propose(drafter.start(context), context, Budget(γ, budgets), context.rng)
+    assert draft.probs_BNV is not None
+    for row, prompt in enumerate(prompts):
+        plain = list(plain_search(model, prompt, sampling, beams, γ))
+        for mine, theirs in zip(steps, plain, strict=True):
+            found = living_beams(mine, row)
+            assert [path for path, _ in found] == [path for path, _ in theirs]
+            assert [s for _, s in found] == pytest.approx([s for _, s in theirs], abs=ATOL)
+        (best, score), num = plain[γ - row - 1][0], γ - row
+        assert tuple(draft.tokens_BN[row][draft.mask_BN[row]].tolist()[1:]) == best
+        q_DV = draft.probs_BNV[row, :num]
+        along = [law_behind(model, prompt, best[:i], sampling) for i in range(num)]
+        assert torch.allclose(q_DV, torch.stack(along), rtol=0, atol=ATOL)
+        q_D = q_DV.gather(1, torch.tensor(best)[:, None])
+        assert float(q_D.log().sum()) == pytest.approx(score, abs=ATOL)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
+def test_greedy_search_is_the_plain_search(family: str, setting: str) -> None:
+    """Rows of different lengths and budgets; sliding windows; penalties by each beam's own path."""
+    check_against_plain(family, SETTINGS[setting], 4, [6, 13, 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"llama", "gpt2", "gemma2", "mistral"}))
+def test_greedy_search_is_the_plain_search_in_every_family(family: str) -> None:
+    check_against_plain(family, SETTINGS["warped"], 8, [10, 2])
+
+
+class NotReordered(BeamTree):
+    """Wrong: the paths stay where they are when beams change places, as in the authors' code."""
+
+    def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> BeamTree:
+        place_n = torch.arange(beam_Bn.shape[1]) % self.path_BnK.shape[1]
+        done = super().grown(place_n.expand_as(beam_Bn), token_Bn)
+        return NotReordered(done.tokens_BM, done.path_BnK, done.depth_M)
+
+
+def test_beams_that_are_not_reordered_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_module, "BeamTree", NotReordered)
+    with pytest.raises(AssertionError):
+        check_against_plain("llama", SETTINGS["temperature 0"], 4, [6])
+
+
+@pytest.mark.parametrize("search", ["sample", "greedy"])
+def test_contract(search: str) -> None:
+    """Well formed, within budget, a row alone as in its batch, through commits, keep and join."""
+
+    def law(num_rows: int) -> Law:
+        sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
+        return Warp([sampling] * num_rows, 6)
+
+    with torch.inference_mode():
+        check_drafter(BeamDrafter(toy(1, 6), 6, 3, search), 6, law=law)
+
+
+def test_one_beam_is_the_greedy_chain() -> None:
+    model = tiny("llama", 1)
+    context = start(ragged_prompts([5, 9, 2]), Sampling(temperature=0))
+    with torch.inference_mode():
+        chains = [
+            d.propose(d.start(context), context, Budget(6), context.rng).tokens_BN
+            for d in (BeamDrafter(model, VOCAB, 1, "greedy"), ModelDrafter(model, VOCAB))
+        ]
+    assert torch.equal(*chains)
+
+
+def exact_law(
+    model: HFModel, prompt: list[int], beams: int, num_steps: int, sampling: Sampling
+) -> dict[Path, float]:
+    """Law of the best beam: all orders of the 2B draws, added up."""
+    states: dict[tuple[tuple[Path, float], ...], float] = {(((), 0.0),): 1.0}
+    for _ in range(num_steps):
+        after: dict[tuple[tuple[Path, float], ...], float] = {}
+        for living, mass in states.items():
+            found = continuations(model, prompt, sampling, list(living))
+            weights = torch.tensor([score for _, score in found]).double().exp().tolist()
+            for order in permutations(range(len(found)), min(2 * beams, len(found))):
+                chance, left = mass, sum(weights)
+                for x in order:
+                    chance *= weights[x] / left
+                    left -= weights[x]
+                drawn = sorted((found[x] for x in order), key=lambda beam: -beam[1])
+                kept = tuple(drawn[:beams])
+                after[kept] = after.get(kept, 0.0) + chance
+        states = after
+    law: dict[Path, float] = {}
+    for living, mass in states.items():
+        law[living[0][0]] = law.get(living[0][0], 0.0) + mass
+    return law
+
+
+@pytest.mark.parametrize("beams", [1, 3, 8])
+@pytest.mark.parametrize("setting", ["warped", "two tokens", "all tokens"])
+def test_sampled_search_is_the_plain_search_with_the_same_numbers(setting: str, beams: int) -> None:
+    """Draw by draw. (ENUM cannot follow it: which beams lost is not to be seen in a draft.)"""
+    model, sampling = tiny("llama", 3, dtype=torch.float64), SETTINGS.get(setting, Sampling())
+    prompts, γ = ragged_prompts([6, 1], seed=1), 4
+    context = start(prompts, sampling)
+    drafter = BeamDrafter(model, VOCAB, beams)
+    u_BiR = context.rng.uniform(Role.DRAFT, γ * 2 * beams).unflatten(1, (γ, -1))
+    with torch.inference_mode():
+        steps = list(drafter.steps(drafter.start(context), context, γ, context.rng))
+    for row, prompt in enumerate(prompts):
+        plain = plain_search(model, prompt, sampling, beams, γ, u_BiR[row])
+        for mine, theirs in zip(steps, plain, strict=True):
+            found = living_beams(mine, row)
+            assert [path for path, _ in found] == [path for path, _ in theirs]
+            assert [s for _, s in found] == pytest.approx([s for _, s in theirs], abs=ATOL)
+
+
+def sampled_p_value(num_tokens: int, beams: int, num_steps: int, num_rows: int) -> float:
+    """p-value of the best beams of many requests with one prompt."""
+    model = toy(1, num_tokens, num_hidden_layers=1, std=0.15)
+    prompt, sampling = [1], Sampling()
+    law = exact_law(model, prompt, beams, num_steps, sampling)
+    cells = {path: i for i, path in enumerate(law)}
+    drafter = BeamDrafter(model, num_tokens, beams)
+    counts_C = torch.zeros(len(cells) + 1)
+    for first in range(0, num_rows, 10_000):
+        numbers = range(first, first + 10_000)
+        context = Context.start([prompt] * 10_000, SoftmaxLaw(), [7] * 10_000, numbers)
+        with torch.inference_mode():
+            draft = drafter.propose(drafter.start(context), context, Budget(num_steps), context.rng)
+        paths, counts = draft.tokens_BN[:, 1:].unique(dim=0, return_counts=True)
+        for path, count in zip(paths.tolist(), counts.tolist(), strict=True):
+            counts_C[cells.get(tuple(path), -1)] += count
+    return chi2_p_value(counts_C, torch.tensor([*law.values(), 0.0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_tokens", "beams"), [(3, 2), (3, 1), (5, 2)])
+def test_sampled_beams_by_frequency(num_tokens: int, beams: int) -> None:
+    """CHI2 over 200,000 drafts of two tokens; a right search fails with probability 1e-4 in each
+    of the three cases (seed fixed)."""
+    assert sampled_p_value(num_tokens, beams, 2, 200_000) > 1e-4
+
+
+def first_drawn(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: the first B draws are kept, not the best."""
+    return beam_module.sampled(score_Bn, q_BnV, k, u_BR[:, :k])
+
+
+def last_step_only(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong: beams are judged by their last token alone."""
+    alive_Bn = score_Bn.clamp(-1e-9, 0)
+    return beam_module.sampled(alive_Bn, q_BnV, k, u_BR)
+
+
+@pytest.mark.parametrize("wrong", [first_drawn, last_step_only])
+def test_wrong_searches_are_found_by_frequency(
+    wrong: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = beam_module.sampled
+
+    def mutant(*arguments: object) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(beam_module, "sampled", right)
+            return wrong(*arguments)  # type: ignore[operator]
+
+    monkeypatch.setattr(beam_module, "sampled", mutant)
+    assert sampled_p_value(3, 2, 2, 20_000) < 1e-12
+
+
+@pytest.mark.parametrize("search", ["sample", "greedy"])
+def test_more_beams_than_tokens(search: str) -> None:
+    """Three tokens have 3, then 9 paths, of which a search of width 8 keeps 8, or those that top-k
+    leaves; all of them differ, and all scores are finite."""
+    model = toy(1, 3)
+    for top_k, numbers in ((None, [3, 8, 8]), (1, [1, 1, 1]), (2, [2, 4, 8])):
+        drafter = BeamDrafter(model, 3, 8, search)
+        context = start([[0, 1], [2]], Sampling(top_k=top_k or 0), 3)
+        with torch.inference_mode():
+            steps = list(drafter.steps(drafter.start(context), context, 3, context.rng))
+            draft = drafter.propose(drafter.start(context), context, Budget(3), context.rng)
+        for row in range(2):
+            beams = [living_beams(step, row) for step in steps]
+            assert [len(living) for living in beams] == numbers
+            assert [len({path for path, _ in living}) for living in beams] == numbers
+            assert tuple(draft.tokens_BN[row, 1:].tolist()) == beams[-1][0][0]
+
+
+@pytest.mark.parametrize("search", ["sample", "greedy"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_cache_holds_what_was_accepted(temperature: float, search: str) -> None:
+    """Whatever happened before, a fresh state drafts the same as the one that was carried along."""
+    target, drafter = tiny(seed=0), BeamDrafter(tiny(seed=0), VOCAB, 4, search)
+    context = start(ragged_prompts([5, 11]), Sampling(temperature=temperature))
+    with torch.inference_mode():
+        cache, state = target.start(context), drafter.start(context)
+        for γ in (3, 0, 1, 5, 0, 0, 2):
+            draft = drafter.propose(state, context, Budget(γ), context.rng)
+            fresh = drafter.propose(drafter.start(context), context, Budget(γ), context.rng)
+            assert torch.equal(draft.tokens_BN, fresh.tokens_BN)
+            scores = target.score(cache, draft)
+            verdict = Commit()(draft, scores.logits_BNV, context.rng)
+            target.commit(cache, draft, verdict)
+            drafter.commit(state, draft, verdict, scores)
+            context.append(verdict.emitted(draft), verdict.num_accepted_B + 1)
+            context.advance((verdict.num_accepted_B + 1).tolist())
+    assert context.lengths == [5 + 14, 11 + 14]
+
+
+def test_one_pass_per_step_for_all_beams_and_rows() -> None:
+    model = tiny(seed=0)
+    drafter = BeamDrafter(model, VOCAB, 8)
+    context = start(ragged_prompts([5, 11, 2]), Sampling())
+    shapes: list[tuple[int, ...]] = []
+
+    def note(module: torch.nn.Module, inputs: object, settings: dict[str, Tensor]) -> None:
+        shapes.append(tuple(settings["input_ids"].shape))
+
+    with torch.inference_mode():
+        state = drafter.start(context)
+        model.module.register_forward_pre_hook(note, with_kwargs=True)
+        drafter.propose(state, context, Budget(4), context.rng)
+    assert shapes == [(3, 1), (3, 8), (3, 8), (3, 8)]
+
+
+def test_a_wide_search_at_the_contexts_end() -> None:
+    """Seven steps of 60 beams lie in more slots than the context and its margin have."""
+    model, sampling = tiny("llama", 0, dtype=torch.float64), Sampling(temperature=0)
+    (prompt,) = ragged_prompts([120])
+    drafter = BeamDrafter(model, VOCAB, 60)
+    context = start([prompt], sampling)
+    with torch.inference_mode():
+        draft = drafter.propose(drafter.start(context), context, Budget(7), context.rng)
+    *_, last = plain_search(model, prompt, sampling, 60, 7)
+    assert tuple(draft.tokens_BN[0, 1:].tolist()) == last[0][0]
+
+
+def test_joint_greedy_decoding_drafts_the_last_token_too() -> None:
+    drafter = MjgdDrafter(tiny(seed=0), VOCAB, 4)
+    context = start(ragged_prompts([5, 11, 2]), Sampling(temperature=0))
+    budget = Budget(3, torch.tensor([3, 0, 1]))
+    with torch.inference_mode():
+        draft = drafter.propose(drafter.start(context), context, budget, context.rng)
+    assert draft.num_drafted_B.tolist() == [4, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True])
+def test_a_bad_number_of_beams_is_named(bad: object) -> None:
+    with pytest.raises(InvalidParameterError, match="beams="):
+        BeamDrafter(tiny(), VOCAB, bad)  # type: ignore[arg-type]
+
+
+def test_a_bad_search_is_named() -> None:
+    with pytest.raises(InvalidParameterError, match="search='best'"):
+        BeamDrafter(tiny(), VOCAB, 2, "best")  # type: ignore[arg-type]
+
+
+def test_rules_for_draws_refuse_it() -> None:
+    drafter = BeamDrafter(tiny(), VOCAB, 2)
+    for rule in (Rejection(), Block()):
+        with pytest.raises(IncompatibleError, match="cannot judge 'searched'"):
+            check_compatible(drafter, rule)
+    check_compatible(drafter, Commit())
