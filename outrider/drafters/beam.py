@@ -155,7 +155,8 @@ class MjgdDrafter(BeamDrafter):
     decoding, K = the text's length is full beam search. (The paper leaves B open, and there is no
     code of the authors.) K is one more than the budget, for that is how many tokens a round may
     emit, and the last of them is drafted here, too. So in an engine K is γ + 1, and less at the
-    end of a text.
+    end of a text. An end-of-sequence token is a token like others to the search; the text is cut
+    there.
 
     The round's target pass over the K tokens decides nothing. It costs one pass over K tokens for
     every K passes over B beams; what it is good for is the log-probabilities of the text.
