@@ -41,7 +41,7 @@ class Best(Protocol):
 
         Args:
             divergence: what the budget is for.
-            budget_K: finite.
+            budget_K: infinite where the answer does not matter.
             off_support: whether tokens with p = 0 may be emitted.
         """
 
@@ -146,12 +146,13 @@ class Envelope:
         """
         for divergence in DIVERGENCES:
             D_K = getattr(places.divergences, divergence)
-            budget_K = torch.where(D_K.isfinite(), D_K, 0.0) * (1 + _BUDGET_MET) + _BUDGET_ROUNDING
+            budget_K = D_K * (1 + _BUDGET_MET) + _BUDGET_ROUNDING
             for off_support in (False, True):
                 here_K = ~D_K.isinf() & (places.off_support_K == off_support)
                 if not bool(here_K.any()):
                     continue
-                above_K = places.acceptance_K - best(divergence, budget_K, off_support)
+                asked_K = torch.where(here_K & D_K.isfinite(), budget_K, math.inf)
+                above_K = places.acceptance_K - best(divergence, asked_K, off_support)
                 above_K = torch.where(D_K.isnan(), D_K, above_K)[here_K]
                 self._count(divergence, name, above_K)
                 if divergence == optimal_for:

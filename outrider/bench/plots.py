@@ -29,6 +29,7 @@ COLOURS = {
     "cascade": PINK,
     "relaxed": ORANGE,
     "typical": SKY,
+    "bild": YELLOW,
 }
 MARKERS = {
     "mentored": "os^v",
@@ -36,6 +37,7 @@ MARKERS = {
     "ensemble": "D",
     "relaxed": "X",
     "typical": "P",
+    "bild": "d",
     "cascade": "o>sdhp",
 }
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 3)))
@@ -197,6 +199,9 @@ def _speeds(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
             ms=7.5,
             zorder=3,
         )
+    base = generations[0]  # plain: what all others are held against
+    axes.axvline(base["perplexity"]["macro"], color=GREY, lw=1.2, ls=(0, (2, 2)), zorder=1)
+    axes.axhline(base["speedup"]["median"], color=GREY, lw=1.2, ls=(0, (2, 2)), zorder=1)
     axes.margins(x=0.12)
     axes.set_xlabel("perplexity of the text under the target")
     axes.set_ylabel("speed-up over plain decoding [×]")
@@ -207,7 +212,6 @@ def _speeds(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
 
 def _label(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
     """A name beside each point, moved until it covers neither points nor other names."""
-    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     figure: Any = axes.figure
@@ -215,27 +219,34 @@ def _label(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
     places = [(row["perplexity"]["macro"], row["speedup"]["median"]) for row in generations]
     taken: list[Any] = []
     for x, y in axes.transData.transform(places):
-        taken.append(Bbox.from_bounds(x - 7, y - 7, 14, 14))
-    tries = [(dx, dy) for dy in (9, -10, 20, -21, 32, -33, 45, -46, 60, -61) for dx in (6, -6)]
+        taken.append(Bbox.from_bounds(x - 8, y - 8, 16, 16))
+    tries = [(dx, side * dy) for dy in range(9, 90, 11) for side in (1, -1) for dx in (6, -6)]
     for row, at in zip(generations, places, strict=True):
-        for dx, dy in tries:
-            text = axes.annotate(
-                row["name"],
-                at,
-                (dx, dy),
-                textcoords="offset points",
-                ha="left" if dx > 0 else "right",
-                va="center",
-                fontsize=11,
-                color=COLOURS.get(row["method"], GREY),
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
-                arrowprops={"arrowstyle": "-", "lw": 0.6, "color": GREY} if abs(dy) > 10 else None,
-                zorder=4,
-            )
-            box = text.get_window_extent()
-            inside = axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
-            if inside and not any(box.overlaps(other) for other in taken):
-                break
-            if (dx, dy) != tries[-1]:
-                text.remove()
-        taken.append(box)
+        text = axes.annotate(
+            row["name"],
+            at,
+            tries[0],
+            textcoords="offset points",
+            va="center",
+            fontsize=11,
+            color=COLOURS.get(row["method"], GREY),
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.6},
+            zorder=4,
+        )
+
+        def box_at(offset: tuple[int, int], text: Any = text) -> Any:
+            text.set_position(offset)
+            text.set_horizontalalignment("left" if offset[0] > 0 else "right")
+            return text.get_window_extent()
+
+        def cost(offset: tuple[int, int], box_at: Any = box_at) -> float:
+            box = box_at(offset)
+            outside = axes.bbox.x0 > box.x0 or box.x1 > axes.bbox.x1 or axes.bbox.y0 > box.y0
+            hits = (Bbox.intersection(box, other) for other in taken)
+            return sum(hit.width * hit.height for hit in hits if hit is not None) + 1e6 * outside
+
+        chosen = min(tries, key=cost)  # the first of equals, which is the nearest
+        taken.append(box_at(chosen))
+        if abs(chosen[1]) > tries[0][1]:
+            line = {"arrowstyle": "-", "lw": 0.7, "color": GREY, "shrinkB": 5}
+            axes.annotate("", at, chosen, textcoords="offset points", arrowprops=line, zorder=2.5)

@@ -9,6 +9,7 @@ from typing import Any
 
 from outrider.core import ClosedForm
 from outrider.verifiers import (
+    Bild,
     Cascade,
     Ensemble,
     Lenience,
@@ -67,6 +68,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("ensemble", Ensemble, "weight", _FROM_1),
     Family("relaxed", Relaxed, "delta", (0.0, *_UNIT), {"top_k": 10}),
     Family("typical", _typical, "epsilon", _THRESHOLDS),
+    Family("bild mjsd", Bild, "rollback", (1, 2, 3, 4, 5, 6, 8, 10), {"mode": "mjsd"}),
     Family("cascade chow", Cascade, "alpha", (0.0, *_UNIT), {"deferral": "chow"}),
     Family("cascade diff", Cascade, "alpha", _SIGNED, {"deferral": "diff"}),
     Family("cascade opt", Cascade, "alpha", _SIGNED, {"deferral": "opt"}),
