@@ -152,7 +152,7 @@ def frontier(
     with _Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
         laws = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
-        plane = bench.survey(*laws, progress=progress.show)
+        plane = bench.survey(*laws, bench.FAMILIES, progress.show)
         generations: list[dict[str, Any]] = []
         if not no_generations:
             generations = bench.generate(
@@ -163,6 +163,7 @@ def frontier(
                 num_speculative_tokens,
                 repeats=repeats,
                 texts_per_prompt=texts,
+                settings=bench.SETTINGS,
                 progress=progress.show,
             )
         about = bench.about(
