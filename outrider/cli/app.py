@@ -13,6 +13,7 @@ from outrider.cli.generate import generate
 from outrider.cli.group import Group, add_command, paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.train import train
+from outrider.cli.tree_plan import tree_plan
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,6 +61,7 @@ add_command(app, generate, "generate")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, frontier, "frontier")
+add_command(app, tree_plan, "tree-plan")
 add_command(app, train, "train")
 
 
