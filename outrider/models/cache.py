@@ -97,8 +97,18 @@ class SlabCache(Cache):
     def commit_path(self, draft: Draft, verdict: Verdict) -> None:
         """Keeps root and accepted path; a path that is no chain is gathered into place."""
         if not draft.is_chain:
-            self._compact(verdict.path_BD)
+            self.pack(verdict.path_BD, 1)
         self.length_B = self.length_B + 1 + verdict.num_accepted_B
+
+    def pack(self, nodes_BD: Tensor, first: int = 0) -> None:
+        """Moves nodes behind the committed slots to the places ``first``, ``first + 1``, … there,
+        positions unchanged."""
+        rows_B1 = torch.arange(self.num_rows, device=nodes_BD.device)[:, None]
+        from_BD = self.length_B[:, None] + nodes_BD
+        place_D = first + torch.arange(nodes_BD.shape[1], device=nodes_BD.device)
+        to_BD = self.length_B[:, None] + place_D
+        for slab in self._slabs():
+            slab[rows_B1, :, to_BD] = slab[rows_B1, :, from_BD]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows in this order (``rows[i] >= i``); the slabs stay allocated."""
@@ -175,14 +185,6 @@ class SlabCache(Cache):
             f"{_size(at_hand)} are at hand, which fit {rows * at_hand // wanted} rows of that "
             f"length: lower max_batch_size, max_new_tokens or the prompt's length"
         ) from None
-
-    def _compact(self, path_BD: Tensor) -> None:
-        """Moves the accepted nodes' slots behind the root, positions unchanged."""
-        rows_B1 = torch.arange(self.num_rows, device=path_BD.device)[:, None]
-        from_BD = self.length_B[:, None] + path_BD
-        to_BD = self.length_B[:, None] + 1 + torch.arange(path_BD.shape[1], device=path_BD.device)
-        for slab in self._slabs():
-            slab[rows_B1, :, to_BD] = slab[rows_B1, :, from_BD]
 
 
 def _size(num_bytes: int) -> str:
