@@ -139,7 +139,7 @@ class BeamDrafter(ModelBacked):
     def _picks(self, num_steps: int, rng: Stream, greedy: bool) -> list[Pick]:
         B = self.beams
         if greedy or self.search == "greedy":
-            return [lambda score_Bn, q_BnV: best(score_Bn, q_BnV, B)] * num_steps
+            return [lambda score_Bn, q_BnV: best(score_Bn, q_BnV.log(), B)] * num_steps
         u_BiR = rng.uniform(Role.DRAFT, num_steps * 2 * B).unflatten(1, (num_steps, 2 * B))
 
         def sampling(u_BR: Tensor) -> Pick:

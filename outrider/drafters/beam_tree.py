@@ -70,14 +70,23 @@ class BeamTree:
         """The living beams as the columns of the next pass."""
         return Nodes(self.on_path_BnM, self.depth_M.expand_as(self.tokens_BM))
 
+    def packed(self) -> tuple["BeamTree", Tensor]:
+        """One row's tree without the nodes that lie on no living beam's path, and the numbers that
+        the others had, in order."""
+        lives_M = self.on_path_BnM[0].any(0)
+        old_M = lives_M.nonzero()[:, 0]
+        new_M = lives_M.cumsum(0) - 1
+        tree = BeamTree(self.tokens_BM[:, old_M], new_M[self.path_BnK], self.depth_M[old_M])
+        return tree, old_M
+
     def prefix(self, context: Context) -> Prefix:
         """What precedes the place behind each living beam."""
         return Prefix(context, lambda: self.tokens_BM, lambda: self.on_path_BnM)
 
 
-def best(score_Bn: Tensor, q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best(score_Bn: Tensor, log_q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k best continuations."""
-    score_BC = (score_Bn[..., None] + q_BnV.log()).flatten(1)
+    score_BC = (score_Bn[..., None] + log_q_BnV).flatten(1)
     score_Bk, index_Bk = score_BC.topk(min(k, score_BC.shape[1]))
     return score_Bk, index_Bk
 

@@ -1,0 +1,204 @@
+"""Beam search with the conventions of ``transformers``, the beams sharing the prefix cache.
+
+Its ``generate(num_beams=…, do_sample=False)``, hypothesis for hypothesis. A hypothesis of t new
+tokens, its end-of-sequence token included, has the score
+
+    s = Σ log p(x_i | prompt, x_1 … x_{i-1}) / t^length_penalty,     log p in float32
+
+Each step takes the (1 + number of end-of-sequence ids)·B best continuations, at least 2·B. Those
+of the first B that end the text are finished, and of all finished ones the best B are kept; the
+best B that do not end it live on. The search stops when nothing is left to gain, judged by the
+best living beam's sum over a length:
+
+    early_stopping=True      as soon as B are finished, or
+    False                    B are finished, the worst is no worse than the best beam at its length
+    "never"                  the same at max_new_tokens, if length_penalty > 0
+
+where ``False`` and ``"never"`` differ in the length alone, and a heuristic it is for both signs of
+the penalty: see ``_check_early_stop_heuristic`` there. At max_new_tokens all beams finish.
+
+``transformers`` gives every beam a cache of its own, the prompt's copy included, and re-orders all
+of it at every step. Here the beams are the nodes of one tree behind the prompt (``BeamTree``), and
+nothing moves when they branch. Nodes of dead beams stay behind as slots that nobody looks at; when
+the tree has doubled since the last time, the slots of the living are packed together, so a beam's
+slot moves once in as many tokens as there are, on average.
+
+One prompt at a time; prompts could share passes, as rows do elsewhere, but do not yet.
+
+Legend: B rows (one), n beams, k continuations, M nodes of the tree, V vocabulary.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from outrider.core import Context
+from outrider.core.errors import InvalidParameterError, PromptError
+from outrider.drafters.beam_tree import BeamTree, best
+from outrider.models import HFModel, SlabCache
+from outrider.sampling import Sampling, Warp
+
+EarlyStopping = bool | Literal["never"]
+_PACK_FROM = 64
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished text.
+
+    Attributes:
+        score: log-likelihood over length**length_penalty.
+        token_ids: its new tokens, with the end-of-sequence token if that ended it.
+    """
+
+    score: float
+    token_ids: tuple[int, ...]
+
+
+@torch.inference_mode()
+def beam_search(
+    model: HFModel,
+    prompt_ids: Sequence[int],
+    num_beams: int,
+    max_new_tokens: int,
+    length_penalty: float = 1.0,
+    early_stopping: EarlyStopping = False,
+    eos_ids: Collection[int] = (),
+    num_return_sequences: int = 1,
+) -> list[Hypothesis]:
+    """The best continuations of a prompt that beam search finds, best first.
+
+    Args:
+        model: the model.
+        prompt_ids: token ids, one or more.
+        num_beams: B. With 1 this is not what ``transformers`` does, which then decodes greedily.
+        max_new_tokens: most tokens of a hypothesis.
+        length_penalty: exponent of the length; larger favours longer texts.
+        early_stopping: see above.
+        eos_ids: tokens that end a text (``Engine.eos_ids`` has the model's).
+        num_return_sequences: how many of the B to return.
+
+    Raises:
+        InvalidParameterError: a number out of range, or more tokens than the context has room for.
+        PromptError: an empty prompt, token ids out of range.
+        NonFiniteLogitsError: the model produced NaN or infinite logits.
+    """
+    if not prompt_ids or not all(0 <= token < model.num_tokens for token in prompt_ids):
+        raise PromptError(
+            f"the prompt needs one token id or more, each from 0 to {model.num_tokens - 1}"
+        )
+    _require_whole("num_beams", num_beams, 65536)
+    _require_whole("num_return_sequences", num_return_sequences, num_beams)
+    _require_whole("max_new_tokens", max_new_tokens, model.limit - len(prompt_ids))
+    if early_stopping not in (True, False, "never"):
+        raise InvalidParameterError(
+            f"early_stopping={early_stopping!r}: must be True, False or 'never'"
+        )
+    search = _Search(num_beams, max_new_tokens, length_penalty, early_stopping)
+    beams = _Beams(model, prompt_ids)
+    num_candidates = max(2, 1 + len(set(eos_ids))) * num_beams
+    while True:
+        scores, parents, tokens = beams.continuations(num_candidates)
+        search.num_tokens += 1
+        at_end = search.num_tokens == max_new_tokens
+        ends = [at_end or token in eos_ids for token in tokens]
+        for i, ended in enumerate(ends[:num_beams]):
+            if ended:
+                search.finish(scores[i], (*beams.texts[parents[i]], tokens[i]))
+        live = [i for i, ended in enumerate(ends) if not ended][:num_beams]
+        if not live or search.is_over(scores[live[0]]):
+            return search.finished[:num_return_sequences]
+        beams.grow([scores[i] for i in live], [parents[i] for i in live], [tokens[i] for i in live])
+
+
+@dataclass
+class _Search:
+    """What is finished, and whether to go on.
+
+    Attributes:
+        num_tokens: new tokens of the living beams.
+        finished: the best hypotheses so far, best first.
+    """
+
+    num_beams: int
+    max_new_tokens: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+    num_tokens: int = 0
+    finished: list[Hypothesis] = field(default_factory=list)
+
+    def finish(self, log_likelihood: float, token_ids: tuple[int, ...]) -> None:
+        score = log_likelihood / self.num_tokens**self.length_penalty
+        every = [*self.finished, Hypothesis(score, token_ids)]
+        ranked = sorted(every, key=lambda hypothesis: -hypothesis.score)
+        self.finished = ranked[: self.num_beams]
+
+    def is_over(self, best_living: float) -> bool:
+        if len(self.finished) < self.num_beams:
+            return False
+        if self.early_stopping is True:
+            return True
+        longest = self.early_stopping == "never" and self.length_penalty > 0
+        length = self.max_new_tokens if longest else self.num_tokens
+        return best_living / length**self.length_penalty <= self.finished[-1].score
+
+
+class _Beams:
+    """The living beams of one prompt.
+
+    Attributes:
+        texts: their new tokens.
+    """
+
+    def __init__(self, model: HFModel, prompt_ids: Sequence[int]) -> None:
+        law = Warp([Sampling(temperature=0)], model.num_tokens, model.device)  # never asked
+        context = Context.start([prompt_ids], law, [0], [0], model.device)
+        self.texts: list[tuple[int, ...]] = [()]
+        self._model = model
+        self._first_token_B1 = context.root_B[:, None]
+        self._cache: SlabCache = model.start(context)
+        self._cache.limit = 2**62  # slabs grow by need, and it is the positions that are bounded
+        self._tree = BeamTree.root(context)
+        self._score_Bn = torch.zeros(1, 1, device=model.device)
+        self._pack_at = _PACK_FROM
+
+    def continuations(self, k: int) -> tuple[list[float], list[int], list[int]]:
+        """Scores, parents and tokens of the k best, best first; one pass of the model."""
+        logits_BnV = self._logits().float()
+        score_Bk, index_Bk = best(self._score_Bn, logits_BnV.log_softmax(-1), k)
+        V = logits_BnV.shape[2]
+        return score_Bk[0].tolist(), (index_Bk[0] // V).tolist(), (index_Bk[0] % V).tolist()
+
+    def grow(self, scores: list[float], parents: list[int], tokens: list[int]) -> None:
+        """These continuations are the living beams now."""
+        device = self._model.device
+        self.texts = [(*self.texts[p], token) for p, token in zip(parents, tokens, strict=True)]
+        self._score_Bn = torch.tensor([scores], device=device)
+        self._tree = self._tree.grown(
+            torch.tensor([parents], device=device), torch.tensor([tokens], device=device)
+        )
+        if self._tree.tokens_BM.shape[1] > self._pack_at:
+            self._tree, old_M = self._tree.packed()
+            self._cache.pack(old_M[None, : -len(tokens)])  # the new ones have no slots yet
+            self._pack_at = max(_PACK_FROM, 2 * len(old_M))
+
+    def _logits(self) -> Tensor:
+        """Logits behind the living beams, (B, n, V)."""
+        if not self._tree.tokens_BM.shape[1]:
+            logits_BnV = self._model.extend(self._cache, self._first_token_B1)
+            self._cache.length_B = self._cache.length_B + 1
+            self._cache.lengths = [length + 1 for length in self._cache.lengths]
+        else:
+            logits_BnV = self._model.extend(self._cache, self._tree.last_Bn, self._tree.nodes)
+        sums = self._model.drain_sums()
+        if sums is not None and not bool(sums.isfinite().all()):
+            raise self._model.non_finite(max(self._cache.lengths))
+        return logits_BnV
+
+
+def _require_whole(name: str, value: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")

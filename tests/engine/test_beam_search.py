@@ -1,0 +1,203 @@
+"""Beam search is that of ``transformers``, hypothesis for hypothesis, with one shared cache."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, ragged_prompts, tiny, tiny_module
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, PromptError
+from outrider.drafters.beam_tree import BeamTree
+from outrider.engine import beam_search as module_under_test
+from outrider.engine.beam_search import EarlyStopping, Hypothesis, beam_search
+from outrider.models import HFModel, SlabCache
+
+
+def by_transformers(
+    module: PreTrainedModel,
+    prompt: list[int],
+    num_beams: int,
+    num_tokens: int,
+    length_penalty: float,
+    early_stopping: EarlyStopping,
+    eos_ids: list[int],
+    num_return: int,
+) -> list[Hypothesis]:
+    ids = torch.tensor([prompt])
+    done = module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        num_beams=num_beams,
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        eos_token_id=eos_ids or None,
+        pad_token_id=0,
+        num_return_sequences=num_return,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    hypotheses = []
+    for line, score in zip(done.sequences.tolist(), done.sequences_scores.tolist(), strict=True):
+        new = line[len(prompt) :]
+        ends = [i for i, token in enumerate(new) if token in eos_ids]
+        hypotheses.append(Hypothesis(score, tuple(new[: ends[0] + 1] if ends else new)))
+    return hypotheses
+
+
+def check(
+    model: HFModel,
+    prompt: list[int],
+    num_beams: int,
+    num_tokens: int,
+    length_penalty: float,
+    early_stopping: EarlyStopping,
+    eos_ids: list[int],
+) -> list[Hypothesis]:
+    """All of the B hypotheses, and their scores up to float32's rounding."""
+    arguments = (num_beams, num_tokens, length_penalty, early_stopping, eos_ids, num_beams)
+    mine = beam_search(model, prompt, *arguments)
+    theirs = by_transformers(model.module, prompt, *arguments)
+    assert [h.token_ids for h in mine] == [h.token_ids for h in theirs]
+    assert [h.score for h in mine] == pytest.approx([h.score for h in theirs], rel=1e-6, abs=1e-4)
+    return mine
+
+
+def frequent(model: HFModel, prompt: list[int], num: int) -> list[int]:
+    """Tokens that the beams are fond of, so that they end texts early, as ends of sequence."""
+    found = beam_search(model, prompt, 6, 12, num_return_sequences=6)
+    tokens = [token for hypothesis in found for token in hypothesis.token_ids[1:]]
+    return sorted(set(tokens), key=lambda token: (-tokens.count(token), token))[:num]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_an_end(family: str) -> None:
+    model = tiny(family, 5, std=0.2)
+    for length, num_beams in ((7, 4), (1, 3), (20, 2)):
+        (prompt,) = ragged_prompts([length], seed=length)
+        found = check(model, prompt, num_beams, 12, 1.0, False, [])
+        assert all(len(h.token_ids) == 12 for h in found)
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.8, 2.5])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_with_ends(family: str, length_penalty: float, early_stopping: EarlyStopping) -> None:
+    """One and two end-of-sequence tokens, several prompts; texts end early in most of them."""
+    model, lengths = tiny(family, 5, dtype=torch.float64, std=0.15), set()
+    for seed in range(3):
+        (prompt,) = ragged_prompts([5], seed=seed)
+        for num_eos in (1, 2):
+            eos_ids = frequent(model, prompt, num_eos)
+            found = check(model, prompt, 4, 14, length_penalty, early_stopping, eos_ids)
+            lengths |= {len(h.token_ids) for h in found}
+    assert len(lengths) > 3 or length_penalty > 2  # that favours the longest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_random_models(family: str) -> None:
+    """Eight random models of each family, beams and penalties that vary."""
+    for seed in range(8):
+        model = tiny(family, 10 + seed, std=0.12 + 0.02 * seed)
+        (prompt,) = ragged_prompts([1 + 3 * seed], seed=seed)
+        eos_ids = frequent(model, prompt, seed % 3)
+        early_stopping: EarlyStopping = (False, True, "never")[seed % 3]
+        check(model, prompt, 2 + seed, 16, (1.0, 0.0, 2.0, -1.0)[seed % 4], early_stopping, eos_ids)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3"])
+def test_a_tree_that_is_packed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed at almost every step, and as rarely as by default; sliding windows of 8 tokens."""
+    packed = 0
+    pack = SlabCache.pack
+
+    def counted(self: SlabCache, nodes_BD: Tensor, first: int = 0) -> None:
+        nonlocal packed
+        packed += 1
+        pack(self, nodes_BD, first)
+
+    monkeypatch.setattr(SlabCache, "pack", counted)
+    model = tiny(family, 5, std=0.15)
+    (prompt,) = ragged_prompts([9])
+    seldom = check(model, prompt, 5, 60, 1.0, False, [])
+    assert 1 <= packed <= 8
+    monkeypatch.setattr(module_under_test, "_PACK_FROM", 8)
+    packed = 0
+    often = check(model, prompt, 5, 60, 1.0, False, [])
+    assert [h.token_ids for h in often] == [h.token_ids for h in seldom]
+    assert packed > 8
+
+
+def test_a_tree_packed_wrong_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: the numbers are packed, the slots are not."""
+    monkeypatch.setattr(SlabCache, "pack", lambda self, nodes_BD, first=0: None)
+    (prompt,) = ragged_prompts([9])
+    with pytest.raises(AssertionError):
+        check(tiny("llama", 5, std=0.15), prompt, 5, 60, 1.0, False, [])
+
+
+def test_a_beam_in_a_siblings_place_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: paths are not re-ordered with the beams."""
+
+    def grown(self: BeamTree, beam_Bn: Tensor, token_Bn: Tensor) -> BeamTree:
+        width = max(self.path_BnK.shape[1], 1)
+        return right(self, torch.arange(beam_Bn.shape[1])[None] % width, token_Bn)
+
+    right = BeamTree.grown
+    monkeypatch.setattr(BeamTree, "grown", grown)
+    (prompt,) = ragged_prompts([9])
+    with pytest.raises(AssertionError):
+        check(tiny("llama", 5, std=0.15), prompt, 5, 20, 1.0, False, [])
+
+
+def test_fewer_slots_than_caches_of_their_own() -> None:
+    """100 prompt tokens, 8 beams, 20 new tokens: one prompt, not eight, and no more than all the
+    nodes that ever were."""
+    model = tiny("llama", 5)
+    (prompt,) = ragged_prompts([100])
+    caches: list[SlabCache] = []
+    start = model.start
+
+    def noted(context: object) -> SlabCache:
+        caches.append(start(context))  # type: ignore[arg-type]
+        return caches[-1]
+
+    model.start = noted  # type: ignore[method-assign]
+    beam_search(model, prompt, 8, 20)
+    slots = caches[0].keys[0].shape[2]  # type: ignore[union-attr]
+    assert slots <= 256 < 8 * 120
+
+
+def test_the_contexts_end() -> None:
+    model = tiny("llama", 5)
+    (prompt,) = ragged_prompts([model.limit - 6])
+    found = check(model, prompt, 4, 6, 1.0, False, [])
+    assert all(len(h.token_ids) == 6 for h in found)
+    with pytest.raises(InvalidParameterError, match=r"max_new_tokens=7: must be .* 1 to 6"):
+        beam_search(model, prompt, 4, 7)
+
+
+def test_bad_arguments_are_named() -> None:
+    model = tiny()
+    for arguments, message in (
+        ((0, 5), "num_beams=0"),
+        ((2.0, 5), "num_beams=2.0"),
+        ((2, 0), "max_new_tokens=0"),
+        ((2, 5, 1.0, "always"), "early_stopping='always'"),
+        ((2, 5, 1.0, False, (), 3), "num_return_sequences=3: must be a whole number from 1 to 2"),
+    ):
+        with pytest.raises(InvalidParameterError, match=message):
+            beam_search(model, [1, 2], *arguments)  # type: ignore[arg-type]
+    for prompt in ([], [VOCAB], [-1]):
+        with pytest.raises(PromptError, match="prompt"):
+            beam_search(model, prompt, 2, 5)
+
+
+def test_damaged_weights_are_named() -> None:
+    module = tiny_module()
+    with torch.no_grad():
+        module.lm_head.weight[3] = torch.nan
+    with pytest.raises(NonFiniteLogitsError, match="NaN"):
+        beam_search(HFModel(module), [1, 2], 2, 5)
