@@ -65,6 +65,19 @@ def test_every_token_of_a_law_comes_once(dtype: torch.dtype) -> None:
         assert sorted(tokens[exists].tolist()) == list(range(V))
 
 
+def test_after_a_sure_token_the_others_have_their_own_shares() -> None:
+    """What is left of a law beside a token of probability 1 - 1e-14 is drawn from rightly; by
+    subtraction it would be rounding errors."""
+    q_BnV = laws(400, 1, 1000, 2) * 1e-14
+    q_BnV[..., 300] = 1.0
+    u_Bnk = numbers(402, 1, 3)[2:]
+    token_Bnk, exists_Bnk = without_replacement(q_BnV, u_Bnk)
+    assert bool(exists_Bnk.all())
+    assert bool((token_Bnk[:, 0, 0] == 300).all())
+    for b in range(400):
+        assert token_Bnk[b, 0].tolist() == one_after_the_other(q_BnV[b, 0], u_Bnk[b, 0])
+
+
 def test_independent_draws_are_draws() -> None:
     q_BnV, u_Bnk = laws(300, 3, 9, 1, impossible=0.5), numbers(300, 3, 4)
     token_Bnk = independent(q_BnV, u_Bnk)

@@ -3,6 +3,7 @@
 Legend: B rows, N nodes, V vocabulary.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tiny_models import (
 )
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Drawn, Law, Verifier
+from outrider.core import Budget, Context, Draft, Drawn, Law, Stream, Verifier
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.topology import Topology
@@ -321,6 +322,21 @@ def test_declaring_the_wrong_kind_would_show() -> None:
             laws = law if isinstance(drafter, Misdeclared) else truncated_law
             done = enumerate_round(toy(0), drafter, Rejection(), 2, prompt=(0, 1, 2), law=laws)
             assert done.total_variation > 1e-4, drafter
+
+
+def test_a_tree_deeper_than_its_budget_is_named() -> None:
+    class Deep(TreeDrafter):
+        def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+            return super().propose(state, context, replace(budget, max_tokens=3), rng)
+
+    class RowsForgotten(TreeDrafter):
+        def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+            return super().propose(state, context, replace(budget, tokens_B=None), rng)
+
+    with torch.inference_mode():
+        for kind, message in ((Deep, "a path exceeds 2"), (RowsForgotten, "its own budget")):
+            with pytest.raises(AssertionError, match=message):
+                check_drafter(kind(toy(1, 6), 6, MEDUSA), 6, num_tokens=2)
 
 
 @pytest.mark.slow
