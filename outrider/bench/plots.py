@@ -44,7 +44,10 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9,
 _SIZE = (11.0, 8.2)  # inches; at 900 pixels the smallest type is still legible
 _DPI = 160
 _LEAST = 1e-3  # on the axis of divergences
-_AXES = {"kl": "KL(target‖output) per token [nats]", "tv": "total variation per token"}
+_AXES = {
+    "kl": "KL(target‖output) per token [nats]",
+    "tv": "total variation per token (KL is infinite for most)",
+}
 
 
 class MissingPlotsError(OutriderError):
@@ -108,8 +111,14 @@ def _draw(document: Mapping[str, Any], figure: "Figure") -> None:
 def _title(about: Mapping[str, Any]) -> str:
     target, draft = (_short(about[role]) for role in ("target", "draft"))
     pair = f"{target} pair" if target == draft else f"{target} with draft {draft}"
+    truncated = [
+        f"{name.replace('_', '-')} {about[name]:g}, "
+        for name, off in (("top_k", 0), ("top_p", 1), ("min_p", 0))
+        if about.get(name, off) != off
+    ]
     return (
-        f"{pair}, temperature {about['temperature']:g}, {about['positions']} positions\n"
+        f"{pair}, temperature {about['temperature']:g}, {''.join(truncated)}"
+        f"{about['positions']} positions\n"
         f"{about['hardware']}, {about['dtype']}, γ {about['num_speculative_tokens']}"
     )
 
