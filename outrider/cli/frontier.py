@@ -50,7 +50,7 @@ def frontier(
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
     seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 48,
+    max_new_tokens: options.MaxNewTokens = 32,
     positions: Annotated[
         int,
         typer.Option(
