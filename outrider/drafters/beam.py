@@ -17,9 +17,8 @@ every law is found by its own path. (Their code also keeps one token under top-p
 needed. Here a beam that finds no token of positive probability does not exist. Top-k or top-p can
 thus make a search narrower than B; only the device knows when, so nothing warns of it.)
 
-At temperature 0 the search is greedy and over the softmax of the logits (bias and penalties
-included), for over point masses there is nothing to search. In a batch with rows that sample, a row
-at temperature 0 has point masses, and its draft is the argmax chain.
+At temperature 0 the warped laws are point masses, which have one path: the argmax chain is drafted,
+by one beam. (Joint greedy decoding, below, searches the softmax of the logits.)
 
 All beams of all rows take one pass per step, as nodes of one tree (``beam_tree.py``). After the
 round the tree is forgotten, and the pass that makes the next root's law feeds the accepted tokens,
@@ -110,7 +109,7 @@ class BeamDrafter(ModelBacked):
         self, state: ModelState, context: Context, num_steps: int, rng: Stream
     ) -> Iterator[Step]:
         """The search, one pass of the model per step."""
-        picks = self._picks(num_steps, rng, context.law.greedy)
+        picks = self._picks(num_steps, context, rng)
         needed = self.model.limit + num_steps * self.beams  # dead beams keep their slots
         state.cache.limit = max(state.cache.limit, needed)
         tree = BeamTree.root(context)
@@ -131,15 +130,15 @@ class BeamDrafter(ModelBacked):
         return self.model.extend(state.cache, tokens_Bn, tree.nodes)
 
     def _laws(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
-        law, fitted_BnV = prefix.context.law, fitted(logits_BnV, self.num_tokens)
-        if law.greedy:
-            return law.logits(fitted_BnV, prefix).softmax(-1)
-        return law(fitted_BnV, prefix)
+        return prefix.context.law(fitted(logits_BnV, self.num_tokens), prefix)
 
-    def _picks(self, num_steps: int, rng: Stream, greedy: bool) -> list[Pick]:
+    def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
+        """How each step takes its beams."""
         B = self.beams
-        if greedy or self.search == "greedy":
-            return [lambda score_Bn, q_BnV: best(score_Bn, q_BnV.log(), B)] * num_steps
+        if context.law.greedy:
+            return [_keep_best(1)] * num_steps
+        if self.search == "greedy":
+            return [_keep_best(B)] * num_steps
         u_BiR = rng.uniform(Role.DRAFT, num_steps * 2 * B).unflatten(1, (num_steps, 2 * B))
 
         def sampling(u_BR: Tensor) -> Pick:
@@ -153,10 +152,11 @@ class MjgdDrafter(BeamDrafter):
 
     Repeat: a beam search of K tokens by the *target*; all of the best beam is text. K = 1 is greedy
     decoding, K = the text's length is full beam search. (The paper leaves B open, and there is no
-    code of the authors.) K is one more than the budget, for that is how many tokens a round may
-    emit, and the last of them is drafted here, too. So in an engine K is γ + 1, and less at the
-    end of a text. An end-of-sequence token is a token like others to the search; the text is cut
-    there.
+    code of the authors.) Scores are those of the softmax of the logits, bias and penalties
+    included. An end-of-sequence token is a token like others; the text is cut there.
+
+    K is one more than the budget, for that is how many tokens a round may emit, and the last of
+    them is drafted here, too. So in an engine K is γ + 1, and less at the end of a text.
 
     The round's target pass over the K tokens decides nothing. It costs one pass over K tokens for
     every K passes over B beams; what it is good for is the log-probabilities of the text.
@@ -176,6 +176,17 @@ class MjgdDrafter(BeamDrafter):
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         tokens_B = None if budget.tokens_B is None else budget.tokens_B + 1
         return super().propose(state, context, Budget(budget.max_tokens + 1, tokens_B), rng)
+
+    def _laws(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
+        logits_BnV = fitted(logits_BnV, self.num_tokens)
+        return prefix.context.law.logits(logits_BnV, prefix).softmax(-1)
+
+    def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
+        return [_keep_best(self.beams)] * num_steps
+
+
+def _keep_best(k: int) -> Pick:
+    return lambda score_Bn, q_BnV: best(score_Bn, q_BnV.log(), k)
 
 
 def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:

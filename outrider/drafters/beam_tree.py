@@ -85,14 +85,17 @@ class BeamTree:
 
 
 def best(score_Bn: Tensor, log_q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k best continuations."""
-    score_BC = (score_Bn[..., None] + log_q_BnV).flatten(1)
-    score_Bk, index_Bk = score_BC.topk(min(k, score_BC.shape[1]))
-    return score_Bk, index_Bk
+    """The k best continuations, best first: their scores, and beam · V + token."""
+    n, V = log_q_BnV.shape[1:]
+    top_Bnk, token_Bnk = log_q_BnV.topk(min(k, V))  # no beam has more among the best k
+    index_Bnk = torch.arange(n, device=token_Bnk.device)[:, None] * V + token_Bnk
+    score_BC = (score_Bn[..., None] + top_Bnk).flatten(1)
+    score_Bk, place_Bk = score_BC.topk(min(k, score_BC.shape[1]))
+    return score_Bk, index_Bnk.flatten(1).gather(1, place_Bk)
 
 
 def sampled(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """The k best of R draws without replacement, with probabilities ∝ exp(score).
+    """The k best of R draws without replacement, with probabilities ∝ exp(score): as ``best``.
 
     One number per draw, not one per continuation as Gumbel noise would take: the law is the same.
     """

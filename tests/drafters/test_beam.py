@@ -25,7 +25,7 @@ from outrider.verifiers import Block, Rejection
 from outrider.verifiers.commit import Commit
 
 SETTINGS = {
-    "temperature 0": Sampling(temperature=0, repetition_penalty=1.4),
+    "joint greedy": Sampling(temperature=0, repetition_penalty=1.4),
     "warped": Sampling(temperature=0.7, top_k=30, top_p=0.9, frequency_penalty=0.6),
     "two tokens": Sampling(temperature=0.9, top_k=2),
 }
@@ -105,12 +105,15 @@ def check_against_plain(family: str, sampling: Sampling, beams: int, lengths: li
     """All beams of all steps, their scores, and the draft that is made of them."""
     model = tiny(family, 3, dtype=torch.float32 if family == "mixtral" else torch.float64)
     prompts, γ = ragged_prompts(lengths, seed=1), 4
-    drafter = BeamDrafter(model, VOCAB, beams, "greedy")
+    joint = sampling.greedy  # whose drafts are one token longer than the budget
+    drafter = (
+        MjgdDrafter(model, VOCAB, beams) if joint else BeamDrafter(model, VOCAB, beams, "greedy")
+    )
     context = start(prompts, sampling)
-    budgets = torch.tensor([γ - b for b in range(len(lengths))])
+    budget = Budget(γ - joint, torch.tensor([γ - joint - b for b in range(len(lengths))]))
     with torch.inference_mode():
         steps = list(drafter.steps(drafter.start(context), context, γ, context.rng))
-        draft = drafter.propose(drafter.start(context), context, Budget(γ, budgets), context.rng)
+        draft = drafter.propose(drafter.start(context), context, budget, context.rng)
     assert draft.probs_BNV is not None
     for row, prompt in enumerate(prompts):
         plain = list(plain_search(model, prompt, sampling, beams, γ))
@@ -152,7 +155,7 @@ class NotReordered(BeamTree):
 def test_beams_that_are_not_reordered_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beam_module, "BeamTree", NotReordered)
     with pytest.raises(AssertionError):
-        check_against_plain("llama", SETTINGS["temperature 0"], 4, [6])
+        check_against_plain("llama", SETTINGS["joint greedy"], 4, [6])
 
 
 @pytest.mark.parametrize("search", ["sample", "greedy"])
@@ -167,15 +170,32 @@ def test_contract(search: str) -> None:
         check_drafter(BeamDrafter(toy(1, 6), 6, 3, search), 6, law=law)
 
 
-def test_one_beam_is_the_greedy_chain() -> None:
-    model = tiny("llama", 1)
-    context = start(ragged_prompts([5, 9, 2]), Sampling(temperature=0))
+@pytest.mark.parametrize(("beams", "search"), [(1, "greedy"), (5, "greedy"), (5, "sample")])
+def test_at_temperature_zero_it_is_the_greedy_chain(beams: int, search: str) -> None:
+    """Also of a row among rows that sample."""
+    model, prompts = tiny("llama", 1), ragged_prompts([5, 9, 2])
+    context = start(prompts, Sampling(temperature=0))
+    drafter = BeamDrafter(model, VOCAB, beams, search)
     with torch.inference_mode():
-        chains = [
-            d.propose(d.start(context), context, Budget(6), context.rng).tokens_BN
-            for d in (BeamDrafter(model, VOCAB, 1, "greedy"), ModelDrafter(model, VOCAB))
-        ]
-    assert torch.equal(*chains)
+        chain, draft = (
+            d.propose(d.start(context), context, Budget(6), context.rng)
+            for d in (ModelDrafter(model, VOCAB), drafter)
+        )
+        samplings = [Sampling(temperature=0), Sampling(), Sampling(temperature=0)]
+        context.law = Warp(samplings, VOCAB)
+        mixed = drafter.propose(drafter.start(context), context, Budget(6), context.rng)
+    assert torch.equal(draft.tokens_BN, chain.tokens_BN)
+    assert torch.equal(mixed.tokens_BN[::2], chain.tokens_BN[::2])
+
+
+def test_one_beam_is_the_greedy_chain_at_any_temperature() -> None:
+    model = tiny("llama", 1)
+    greedy, sampled = (start(ragged_prompts([5, 9]), Sampling(temperature=t)) for t in (0, 0.7))
+    drafter, chain = BeamDrafter(model, VOCAB, 1, "greedy"), ModelDrafter(model, VOCAB)
+    with torch.inference_mode():
+        draft = drafter.propose(drafter.start(sampled), sampled, Budget(6), sampled.rng)
+        other = chain.propose(chain.start(greedy), greedy, Budget(6), greedy.rng)
+    assert torch.equal(draft.tokens_BN, other.tokens_BN)
 
 
 def exact_law(
@@ -334,10 +354,10 @@ def test_a_wide_search_at_the_contexts_end() -> None:
     """Seven steps of 60 beams lie in more slots than the context and its margin have."""
     model, sampling = tiny("llama", 0, dtype=torch.float64), Sampling(temperature=0)
     (prompt,) = ragged_prompts([120])
-    drafter = BeamDrafter(model, VOCAB, 60)
+    drafter = MjgdDrafter(model, VOCAB, 60)
     context = start([prompt], sampling)
     with torch.inference_mode():
-        draft = drafter.propose(drafter.start(context), context, Budget(7), context.rng)
+        draft = drafter.propose(drafter.start(context), context, Budget(6), context.rng)
     *_, last = plain_search(model, prompt, sampling, 60, 7)
     assert tuple(draft.tokens_BN[0, 1:].tolist()) == last[0][0]
 
