@@ -25,7 +25,6 @@ nodes with children, k children at most, C children in all, K nodes drafted abov
 """
 
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
@@ -110,9 +109,9 @@ class TreeDrafter(ModelBacked):
     def __init__(
         self, model: HFModel, num_tokens: int, topology: Topology, children: Drawn = "iid"
     ) -> None:
-        if children not in get_args(Drawn):
+        if children not in ("iid", "distinct", "chosen"):
             raise InvalidParameterError(
-                f"children={children!r}: must be one of {', '.join(get_args(Drawn))}"
+                f"children={children!r}: must be one of iid, distinct, chosen"
             )
         super().__init__(model, num_tokens)
         self.topology = topology
