@@ -59,7 +59,7 @@ def frontier(
             help="Places of the target's own texts at which all rules are compared.",
             rich_help_panel=_MEASUREMENT,
         ),
-    ] = 256,
+    ] = 192,
     repeats: Annotated[
         int,
         typer.Option(
@@ -77,7 +77,7 @@ def frontier(
             help="Texts per prompt and setting, beside the timed ones, for the perplexity.",
             rich_help_panel=_MEASUREMENT,
         ),
-    ] = 12,
+    ] = 8,
     no_generations: Annotated[
         bool,
         typer.Option(
