@@ -13,6 +13,10 @@ last is Sequoia's cover property: a draft law of small support still gets all it
 and as many children as there are tokens always contain an accepted one. A drafter that stops where
 its law runs out is judged rightly as well, for the line is then never reached.
 
+A refused c has p(c) < q(c), so the residual has no mass at c, and a second independent draw of c
+would be wasted: what q has there is better spent on the other tokens. So of two siblings, distinct
+ones are accepted at least as often as independent ones under ``Rejection``.
+
 Departure from Sequoia's code, which draws by the top k of ``log(u)/q`` and ends the generation
 where a residual has no mass: here ``walk`` goes on with the target's law.
 

@@ -15,8 +15,8 @@ sequence the next token comes from p. K = 1 has ρ = 1, and is rejection samplin
 Each draw gives x with probability min(q, p/ρ), so the first accepted one has the law
 min(q, p/ρ) p_acc / β, and the last line supplies what p has beyond it. That holds for every ρ >= ρ*
 (for smaller ones the last line would be negative), and the bisection keeps the upper end: how far
-it goes decides how much is accepted, not whether the law is right. Acceptance is at least
-1 - (1 - 1/K)^K of what any rule could reach.
+it goes decides how much is accepted, not whether the law is right. At one position p_acc is at
+least 1 - (1 - 1/k)^k of the best that any rule could do with k draws (shown in the paper).
 
 Preserves: the target's law, exactly. Accepts i.i.d. drafts of one shape: sequences that part at the
 root (equal prefixes repeated, for multiplicity counts), of any lengths, numbered in any order.

@@ -28,7 +28,7 @@ def test_contract() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_depth", [False, True], ids=["by sequence", "by depth"])
-@pytest.mark.parametrize("row_tokens", [1, 2, 3, 4])
+@pytest.mark.parametrize("row_tokens", [2, 3, 4])
 def test_lossless_by_enumeration(by_depth: bool, row_tokens: int) -> None:
     """Two sequences of two tokens, or what a smaller budget leaves of them."""
     drafter = TreeDrafter(GUESS, sequences(2, 2, by_depth=by_depth))
