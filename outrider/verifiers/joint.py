@@ -22,7 +22,7 @@ last step's probability among all beams and tokens, which no draft hands over; a
 p(x_i) may be 0: then all longer prefixes fail. Sums of logarithms, so long drafts do not underflow.
 
 Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
-chains.
+chains, searched or i.i.d.
 
 Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
 """
@@ -58,7 +58,7 @@ class Joint:
 
     tau: float = 0.1
     lossless: ClassVar[bool] = False
-    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
     needs: ClassVar[Needs] = "law"
 
     def __post_init__(self) -> None:

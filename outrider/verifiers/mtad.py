@@ -16,7 +16,7 @@ Departure from the authors' code: the ratio counts as 1 where it is larger, as i
 so that τ >= 1 accepts nothing; for τ < 1 this changes nothing.
 
 Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
-trees and chains.
+trees and chains, searched or i.i.d.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -43,7 +43,7 @@ class Mtad:
 
     tau: float = 0.5
     lossless: ClassVar[bool] = False
-    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
     needs: ClassVar[Needs] = "law"
 
     def __post_init__(self) -> None:
