@@ -13,6 +13,7 @@ from outrider.core.round import Round, check_compatible, run_round
 from outrider.core.walk import (
     ClosedForm,
     NodeRule,
+    at_node,
     output_law,
     path_to,
     require_chain,
@@ -44,6 +45,7 @@ __all__ = [
     "Stream",
     "Verdict",
     "Verifier",
+    "at_node",
     "candidates_equal",
     "check_compatible",
     "draw",

@@ -87,9 +87,9 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     accepted_BD = rule.accept(p_BNV[:, :-1], q_BDV, x_BD, rng.uniform(Role.ACCEPT, D))
     num_accepted_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
 
-    p_BV = _at_node(p_BNV, num_accepted_B)
+    p_BV = at_node(p_BNV, num_accepted_B)
     stop_B = num_accepted_B.clamp(max=D - 1)
-    q_BV = None if draft.probs_BNV is None else _at_node(draft.probs_BNV, stop_B)
+    q_BV = None if draft.probs_BNV is None else at_node(draft.probs_BNV, stop_B)
     left_BV, _ = rule.refuse(p_BV, q_BV, x_BD.gather(1, stop_B[:, None])[:, 0])
     refused_B = num_accepted_B < draft.num_drafted_B
     from_left_B = refused_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
@@ -131,7 +131,7 @@ def path_to(draft: Draft, node_B: Tensor) -> Tensor:
     return ordered_BN[:, 1:].clamp(max=N - 1)
 
 
-def _at_node(law_BNV: Tensor, node_B: Tensor) -> Tensor:
+def at_node(law_BNV: Tensor, node_B: Tensor) -> Tensor:
     """The law at one node of each row, (B, V)."""
     B, N, _ = law_BNV.shape
     rows_B = torch.arange(0, B * N, N, device=law_BNV.device)

@@ -9,6 +9,9 @@ Speculative Decoding", ICLR 2025, Algorithm 2 (which writes M_b for the target, 
     τ   = the largest i with u_i < h_i, 0 if there is none
     τ = γ: the next token comes from p_{γ+1};   else from norm(max(P_τ p_{τ+1} - q_{τ+1}, 0))
 
+As S_i <= P_i, h_i <= P_i: only places with u_i < P_i can be the last, and they are tried from the
+deepest upwards, so that S is summed at one or two places of a row instead of all.
+
 The P_i are a random walk in the logarithm, reflected at 0, so they are computed as such: no
 product runs, and γ = 64 does not underflow.
 
@@ -35,6 +38,7 @@ from outrider.core import (
     Role,
     Stream,
     Verdict,
+    at_node,
     draw,
     require_chain,
     walk,
@@ -62,31 +66,43 @@ class Block:
         if N == 1:
             return walk(Rejection(), draft, p_BNV, rng)
         P_BN = path_probabilities(draft, p_BNV)
-        q_BDV = drawn_from(draft, p_BNV)
-        left_BDV = (P_BN[:, :-1, None] * p_BNV[:, :-1] - q_BDV).clamp_(min=0)
-        h_BD = self._acceptance(P_BN[:, 1:], left_BDV.sum(-1), draft.num_drafted_B)
-
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         depth_D = torch.arange(1, N, device=p_BNV.device)
-        good_BD = (u_BD < h_BD) & draft.mask_BN[:, 1:]
-        num_accepted_B = torch.where(good_BD, depth_D, 0).amax(1)
+        may_BD = (u_BD < P_BN[:, 1:]) & draft.mask_BN[:, 1:]
+        num_B = torch.where(may_BD, depth_D, 0).amax(1)
+        open_B = (num_B > 0) & (num_B < draft.num_drafted_B)
+        while bool(open_B.any()):
+            P_B = P_BN.gather(1, num_B[:, None])[:, 0]
+            u_B = u_BD.gather(1, (num_B - 1).clamp(min=0)[:, None])[:, 0]
+            h_B = self._acceptance(P_B, self._mass(draft, p_BNV, P_BN, num_B))
+            open_B = open_B & (u_B >= h_B)
+            may_BD = may_BD & ~(open_B[:, None] & (depth_D >= num_B[:, None]))
+            num_B = torch.where(may_BD, depth_D, 0).amax(1)
+            open_B = open_B & (num_B > 0)
 
-        rows_B = torch.arange(B, device=p_BNV.device)
-        p_BV = p_BNV[rows_B, num_accepted_B]
-        left_BV = left_BDV[rows_B, num_accepted_B.clamp(max=N - 2)]
-        whole_B = num_accepted_B == draft.num_drafted_B
-        from_target_B = whole_B | (left_BV.sum(-1) == 0)
-        law_BV = torch.where(from_target_B[:, None], p_BV, left_BV)
+        left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
+        from_left_B = (num_B < draft.num_drafted_B) & (left_BV.sum(-1) > 0)
+        law_BV = torch.where(from_left_B[:, None], left_BV, at_node(p_BNV, num_B))
         next_B = draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0])
-        return Verdict(depth_D.expand(B, N - 1), num_accepted_B, next_B)
+        return Verdict(depth_D.expand(B, N - 1), num_B, next_B)
 
-    def _acceptance(self, P_BD: Tensor, left_BD: Tensor, num_drafted_B: Tensor) -> Tensor:
-        """h_i of each candidate; ``left`` at node i is the paper's S_i, so S_1 is its column 1."""
-        S_BD = pad(left_BD[:, 1:], (0, 1))
-        h_BD = S_BD / (S_BD + 1 - P_BD)
-        h_BD = torch.where((S_BD == 0) & (P_BD == 1), 1.0, h_BD)  # 0/0 := 1
-        depth_D = torch.arange(1, P_BD.shape[1] + 1, device=P_BD.device)
-        return torch.where(depth_D == num_drafted_B[:, None], P_BD, h_BD)
+    def _acceptance(self, P_B: Tensor, S_B: Tensor) -> Tensor:
+        """h_i before the draft's end."""
+        h_B = S_B / (S_B + 1 - P_B)
+        return torch.where((S_B == 0) & (P_B == 1), 1.0, h_B)  # 0/0 := 1
+
+    def _mass(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
+        """S_i, with i a node that has a candidate behind it."""
+        return self._residual(draft, p_BNV, P_BN, node_B.clamp(max=draft.num_nodes - 2)).sum(-1)
+
+    def _residual(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
+        """``max(P_i p_{i+1} - q_{i+1}, 0)`` at one node of each row, (B, V)."""
+        weighted_BV = P_BN.gather(1, node_B[:, None]) * at_node(p_BNV, node_B)
+        if draft.probs_BNV is not None:
+            return (weighted_BV - at_node(draft.probs_BNV, node_B)).clamp_(min=0)
+        x_B1 = draft.tokens_BN.gather(1, node_B[:, None] + 1)  # a chosen token is a point mass
+        rest_B1 = (weighted_BV.gather(1, x_B1) - 1).clamp_(min=0)
+        return weighted_BV.scatter_(1, x_B1, rest_B1)
 
 
 def path_probabilities(draft: Draft, p_BNV: Tensor) -> Tensor:
@@ -99,10 +115,3 @@ def path_probabilities(draft: Draft, p_BNV: Tensor) -> Tensor:
     walk_BD = log_ratio_BD.cumsum(1)
     reflected_BD = walk_BD - walk_BD.cummax(1).values.clamp(min=0)
     return pad(reflected_BD, (1, 0)).exp()
-
-
-def drawn_from(draft: Draft, p_BNV: Tensor) -> Tensor:
-    """The law of each candidate, (B, D, V): the draft's, or the point mass of a chosen token."""
-    if draft.probs_BNV is not None:
-        return draft.probs_BNV[:, :-1]
-    return torch.zeros_like(p_BNV[:, :-1]).scatter_(2, draft.tokens_BN[:, 1:, None], 1.0)

@@ -78,6 +78,35 @@ def test_64_tokens_do_not_underflow() -> None:
     assert P_BN[0, 30] == pytest.approx(torch.tensor(-60.0).exp().item(), rel=1e-4)
 
 
+def at_all_places(draft: Draft, p_BNV: Tensor, u_BD: Tensor) -> Tensor:
+    """The plain twin: Algorithm 2 with every h_i computed, as it is written; num_accepted."""
+    P_BN = path_probabilities(draft, p_BNV)
+    assert draft.probs_BNV is not None
+    S_BN = (P_BN[..., None] * p_BNV - draft.probs_BNV).clamp(min=0).sum(-1)
+    h_BN = torch.where((S_BN == 0) & (P_BN == 1), 1.0, S_BN / (S_BN + 1 - P_BN))
+    node_N = torch.arange(draft.num_nodes)
+    h_BN = torch.where(node_N == draft.num_drafted_B[:, None], P_BN, h_BN)
+    good_BD = (u_BD < h_BN[:, 1:]) & draft.mask_BN[:, 1:]
+    return torch.where(good_BD, node_N[1:], 0).amax(1)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 16])
+def test_trying_few_places_is_trying_all(num_tokens: int) -> None:
+    generator = torch.Generator().manual_seed(num_tokens)
+    B, N, V = 500, num_tokens + 1, 30
+    z_BNV = torch.randn(B, N, V, generator=generator, dtype=torch.float64)
+    noise_BNV = torch.randn(B, N, V, generator=generator, dtype=torch.float64)
+    p_BNV, q_BNV = z_BNV.softmax(-1), (z_BNV + 0.5 * noise_BNV).softmax(-1)
+    tokens_BN = torch.multinomial(q_BNV.flatten(0, 1), 1, generator=generator).view(B, N)
+    tokens_BN = tokens_BN.roll(1, 1)
+    lengths_B1 = torch.randint(0, N, (B, 1), generator=generator)
+    draft = Draft.chain(tokens_BN, torch.arange(N) <= lengths_B1, q_BNV, "iid")
+    rng = Stream(row_keys([0] * B, list(range(B)), "cpu"), torch.full((B,), 3))
+    expected_B = at_all_places(draft, p_BNV, rng.uniform(Role.ACCEPT, num_tokens))
+    assert (Block()(draft, p_BNV, rng).num_accepted_B == expected_B).all()
+    assert len(expected_B.unique()) > 1
+
+
 def test_a_tree_is_refused() -> None:
     tokens_BN = torch.zeros(1, 3, dtype=torch.int64)
     parents_BN = torch.tensor([[-1, 0, 0]])
@@ -106,16 +135,16 @@ class FirstFailureStops(Block):
 class LastRatioOnly(Block):
     """Wrong: h is P_i everywhere, without the mass that the residual still needs."""
 
-    def _acceptance(self, P_BD: Tensor, left_BD: Tensor, num_drafted_B: Tensor) -> Tensor:
-        return P_BD
+    def _acceptance(self, P_B: Tensor, S_B: Tensor) -> Tensor:
+        return P_B
 
 
 @dataclass(frozen=True)
 class SumOneEarly(Block):
     """Wrong: h_i takes the residual mass of the node before."""
 
-    def _acceptance(self, P_BD: Tensor, left_BD: Tensor, num_drafted_B: Tensor) -> Tensor:
-        return super()._acceptance(P_BD, left_BD.roll(1, 1), num_drafted_B)
+    def _mass(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
+        return super()._mass(draft, p_BNV, P_BN, (node_B - 1).clamp(min=0))
 
 
 @pytest.mark.parametrize("mutant", [FirstFailureStops(), LastRatioOnly(), SumOneEarly()])
