@@ -12,7 +12,8 @@ from rich.console import Console
 from outrider.cli import options
 from outrider.cli.engines import open_engine
 from outrider.cli.errors import FAILED, fail
-from outrider.cli.prompt import read_prompt
+from outrider.cli.progress import Progress
+from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def certify(
             device=engine.target.device,
             limit=engine.limit,
             batch_size=max(4, min(_MOST_ROWS, rows)),
-            progress=progress.show,
+            progress=lambda stage: progress.show(f"checking: {stage}"),
         )
     if as_json:
         settings = _settings(engine, method, sampling, len(prompts))
@@ -172,26 +173,6 @@ def certify(
         _print(certificate, engine, method, sampling)
     if not certificate.passed:
         raise typer.Exit(FAILED)
-
-
-def read_prompts(file: Path) -> list[str]:
-    """One prompt per line, or one JSON object per line; empty lines do not count."""
-    lines = [line for line in read_prompt(None, file).splitlines() if line.strip()]
-    if file.suffix != ".jsonl":
-        return lines
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError):
-            prompt = None
-        if not isinstance(prompt, str):
-            raise fail(
-                f"{file}, entry {number}: no JSON object with a 'prompt' that is a text, such as "
-                f'{{"prompt": "def f(x):"}}'
-            )
-        prompts.append(prompt)
-    return prompts
 
 
 def load_object(flag: str, path: str) -> Any:
@@ -240,28 +221,6 @@ def _encoded(
             f"{engine.limit}: shorten it, or take a smaller --length"
         )
     return encoded
-
-
-class Progress:
-    """Says on a terminal's stderr what is being checked."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._console = Console(stderr=True)
-        self._status = self._console.status("starting")
-        self._shown = self._console.is_terminal and not quiet
-
-    def __enter__(self) -> "Progress":
-        if self._shown:
-            self._status.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._shown:
-            self._status.stop()
-
-    def show(self, stage: str) -> None:
-        if self._shown:
-            self._status.update(f"checking: {stage}")
 
 
 def _settings(

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from outrider.cli import options
-from outrider.cli.certify import read_prompts
 from outrider.cli.engines import EMBEDDED, open_engine
 from outrider.cli.errors import FAILED, fail
+from outrider.cli.progress import Progress
+from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def frontier(
     )
     assert engine.draft is not None
     encoded = _encoded(engine, prompts, max_new_tokens)
-    with _Progress(quiet=as_json) as progress:
+    with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
         laws = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
         plane = bench.survey(*laws, bench.FAMILIES, progress.show)
@@ -223,25 +223,3 @@ def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int,
             f"{engine.limit}: shorten it, or take a smaller --max-new-tokens"
         )
     return encoded
-
-
-class _Progress:
-    """Says on a terminal's stderr what is being measured."""
-
-    def __init__(self, quiet: bool) -> None:
-        console = Console(stderr=True)
-        self._status = console.status("starting")
-        self._shown = console.is_terminal and not quiet
-
-    def __enter__(self) -> "_Progress":
-        if self._shown:
-            self._status.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._shown:
-            self._status.stop()
-
-    def show(self, stage: str) -> None:
-        if self._shown:
-            self._status.update(stage)

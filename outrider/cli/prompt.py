@@ -1,5 +1,6 @@
 """The prompt, from an argument, a file or standard input; taken exactly as it is."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -23,6 +24,26 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise fail(f"the prompt is empty: give the text to continue, as in {_EXAMPLE}")
     return text
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt per line, or one JSON object per line; empty lines do not count."""
+    lines = [line for line in read_prompt(None, file).splitlines() if line.strip()]
+    if file.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompt = json.loads(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise fail(
+                f"{file}, entry {number}: no JSON object with a 'prompt' that is a text, such as "
+                f'{{"prompt": "def f(x):"}}'
+            )
+        prompts.append(prompt)
+    return prompts
 
 
 def _read(file: Path) -> bytes:

@@ -8,9 +8,10 @@ import typer
 from rich.console import Console
 
 from outrider.cli import options
-from outrider.cli.certify import Progress, read_prompts
 from outrider.cli.engines import EMBEDDED, open_engine
 from outrider.cli.errors import fail
+from outrider.cli.progress import Progress
+from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Requests in, text out: admission, rounds, stops, streaming, statistics."""
 
-from outrider.engine.generate import Engine, load
+from outrider.engine.generate import Engine
+from outrider.engine.loading import load
 from outrider.engine.request import Event, Request, Result, Results, Row, TopLogprobs
 from outrider.engine.stats import Stats
 

@@ -6,16 +6,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import overload
 
-from transformers import PreTrainedModel
-
-from outrider import assets
 from outrider.core.errors import (
     IncompatibleError,
     InvalidParameterError,
-    ModelLoadError,
     PromptError,
 )
 from outrider.core.protocols import Verifier
@@ -23,18 +18,17 @@ from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.slots import Slots
 from outrider.engine.stop import Ending
-from outrider.methods import Method, Parts, Recipe, find_method
-from outrider.models import HFModel, check_vocabularies, load_model
+from outrider.methods import Method, Parts, Recipe
+from outrider.models import HFModel, check_vocabularies
 from outrider.sampling import Sampling
 
-EMBEDDED = "embedded"
 MAX_SPECULATIVE_TOKENS = 64
 
 Prompt = str | Sequence[int]
 
 
 class Engine:
-    """Generates text by one method; build it with :func:`load`.
+    """Generates text by one method; build it with :func:`outrider.load`.
 
     Args:
         target: the model whose law the text has.
@@ -67,8 +61,8 @@ class Engine:
         verifier: Verifier | None = None,
         measure: bool = True,
     ) -> None:
-        _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
-        _check_range("max_batch_size", max_batch_size, 65536)
+        check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+        check_range("max_batch_size", max_batch_size, 65536)
         recipe = method.recipe(options)
         if verifier is not None:
             recipe = Recipe(verifier, verifier, recipe.drafter)
@@ -263,71 +257,8 @@ class Engine:
         return self.recipe.greedy_verifier if greedy else self.recipe.verifier
 
 
-def load(
-    target: str | Path | PreTrainedModel | HFModel = EMBEDDED,
-    draft: str | Path | PreTrainedModel | HFModel | None = None,
-    method: str = "speculative",
-    num_speculative_tokens: int = 5,
-    *,
-    options: Mapping[str, object] | None = None,
-    verifier: Verifier | None = None,
-    measure: bool = True,
-    draft_confidence: float = 0.0,
-    max_batch_size: int = 16,
-    dtype: str | None = None,
-    device: str = "auto",
-    trust_remote_code: bool = False,
-) -> Engine:
-    """Loads a target, a draft if the method needs one, and builds the engine.
-
-    Args:
-        target: a folder, a hub id, a model in memory, or ``"embedded"`` for the pair that comes
-            with the package (its draft is then the default draft).
-        draft: the same for the draft model.
-        method: a name from ``outrider methods``.
-        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
-        options: the method's own parameters by name, such as ``{"budget": 0.2}``.
-        verifier: a rule of your own in place of the method's.
-        measure: work out how far a lossy rule strays, for ``result.stats``.
-        draft_confidence: stop drafting after a token less probable than this; 0 never.
-        max_batch_size: rows that run at the same time.
-        dtype: of both models; None takes bfloat16 where the hardware computes in it.
-        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
-        trust_remote_code: run the Python code that comes with a model.
-
-    Raises:
-        OutriderError: see ``load_model`` and :class:`Engine`.
-    """
-    row = find_method(method)
-    row.recipe(options)  # an error in an option should not wait for the models
-    _check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
-    if draft is None and isinstance(target, str) and target == EMBEDDED:
-        draft = EMBEDDED
-
-    def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
-        if isinstance(source, str) and source == EMBEDDED:
-            try:
-                source = assets.target_path() if role == "target" else assets.draft_path()
-            except FileNotFoundError as error:
-                raise ModelLoadError(str(error)) from error
-        return load_model(
-            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code, role=role
-        )
-
-    return Engine(
-        model(target, "target"),
-        model(draft, "draft") if draft is not None and row.needs == "draft model" else None,
-        row,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_confidence=draft_confidence,
-        max_batch_size=max_batch_size,
-        options=options,
-        verifier=verifier,
-        measure=measure,
-    )
-
-
-def _check_range(name: str, value: int, most: int) -> None:
+def check_range(name: str, value: int, most: int) -> None:
+    """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.analysis.divergence import divergences
 from outrider.bench.certify.pair import blaming_the_rule
 from outrider.bench.certify.report import Check, rounded_up
 from outrider.core import Bound, Divergence, Drawn, Verifier, output_law
@@ -91,13 +92,8 @@ _SYMBOL = {"kl": "KL(p‖π)", "rkl": "KL(π‖p)", "tv": "TV", "chi2": "χ²"}
 
 def divergence(kind: Divergence, p_KV: Tensor, pi_KV: Tensor) -> Tensor:
     """Between rows, in float64; see ``core.Divergence``."""
-    p_KV, pi_KV = p_KV.double(), pi_KV.double()
-    if kind == "tv":
-        return 0.5 * (p_KV - pi_KV).abs().sum(-1)
-    if kind == "chi2":
-        return torch.where(p_KV > 0, p_KV * p_KV / pi_KV, 0.0).sum(-1) - 1
-    a_KV, b_KV = (p_KV, pi_KV) if kind == "kl" else (pi_KV, p_KV)
-    return torch.where(a_KV > 0, a_KV * (a_KV / b_KV).log(), 0.0).sum(-1)
+    found: Tensor = getattr(divergences(p_KV, pi_KV), kind)
+    return found
 
 
 def coarsened(places: Places, num_classes: int) -> Places:

@@ -1,0 +1,81 @@
+"""From names of models and a method to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from outrider import assets
+from outrider.core.errors import ModelLoadError
+from outrider.core.protocols import Verifier
+from outrider.engine.generate import MAX_SPECULATIVE_TOKENS, Engine, check_range
+from outrider.methods import find_method
+from outrider.models import HFModel, load_model
+
+EMBEDDED = "embedded"
+
+
+def load(
+    target: str | Path | PreTrainedModel | HFModel = EMBEDDED,
+    draft: str | Path | PreTrainedModel | HFModel | None = None,
+    method: str = "speculative",
+    num_speculative_tokens: int = 5,
+    *,
+    options: Mapping[str, object] | None = None,
+    verifier: Verifier | None = None,
+    measure: bool = True,
+    draft_confidence: float = 0.0,
+    max_batch_size: int = 16,
+    dtype: str | None = None,
+    device: str = "auto",
+    trust_remote_code: bool = False,
+) -> Engine:
+    """Loads a target, a draft if the method needs one, and builds the engine.
+
+    Args:
+        target: a folder, a hub id, a model in memory, or ``"embedded"`` for the pair that comes
+            with the package (its draft is then the default draft).
+        draft: the same for the draft model.
+        method: a name from ``outrider methods``.
+        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        options: the method's own parameters by name, such as ``{"budget": 0.2}``.
+        verifier: a rule of your own in place of the method's.
+        measure: work out how far a lossy rule strays, for ``result.stats``.
+        draft_confidence: stop drafting after a token less probable than this; 0 never.
+        max_batch_size: rows that run at the same time.
+        dtype: of both models; None takes bfloat16 where the hardware computes in it.
+        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
+        trust_remote_code: run the Python code that comes with a model.
+
+    Raises:
+        OutriderError: see ``load_model`` and :class:`Engine`.
+    """
+    row = find_method(method)
+    row.recipe(options)  # an error in an option should not wait for the models
+    check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+    if draft is None and isinstance(target, str) and target == EMBEDDED:
+        draft = EMBEDDED
+
+    def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
+        if isinstance(source, str) and source == EMBEDDED:
+            try:
+                source = assets.target_path() if role == "target" else assets.draft_path()
+            except FileNotFoundError as error:
+                raise ModelLoadError(str(error)) from error
+        return load_model(
+            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code, role=role
+        )
+
+    return Engine(
+        model(target, "target"),
+        model(draft, "draft") if draft is not None and row.needs == "draft model" else None,
+        row,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_confidence=draft_confidence,
+        max_batch_size=max_batch_size,
+        options=options,
+        verifier=verifier,
+        measure=measure,
+    )
