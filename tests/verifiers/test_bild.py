@@ -63,18 +63,17 @@ def test_large_calls_are_fallbacks_and_forced_calls() -> None:
 
 
 def test_rolls_back_at_the_earliest_violation() -> None:
-    """Surprises 0.1, 3, 9 nats at threshold 2: the second token falls, and the third with it."""
+    """Surprises 0.1, 3, 9 nats at threshold 2: the second token falls, and the third with it. At
+    threshold 0 the first stays, as the argmax."""
     logits_NV = torch.full((4, 3), -1e9, dtype=torch.float64)
     for node, surprise in enumerate([0.1, 3.0, 9.0]):
         logits_NV[node, 1] = -surprise
         logits_NV[node, 2] = math.log(-math.expm1(-surprise))
     logits_NV[3, 0] = 0.0
     draft, z_BNV, rng = chain([0, 1, 1, 1], logits_NV)
-    for rollback, kept, following in ((2.0, 1, 2), (3.5, 2, 2), (9.5, 3, 0), (0.0, 0, 1)):
+    for rollback, kept, following in ((2.0, 1, 2), (3.5, 2, 2), (9.5, 3, 0), (0.0, 1, 2)):
         verdict = Bild(rollback)(draft, z_BNV, rng)
-        assert int(verdict.num_accepted_B) in (kept, kept + (rollback == 0.0))
-        if rollback:
-            assert int(verdict.next_token_B) == following
+        assert (int(verdict.num_accepted_B), int(verdict.next_token_B)) == (kept, following)
 
 
 def test_no_rollback_where_the_large_model_would_say_the_same() -> None:
