@@ -15,7 +15,8 @@ class Option:
 
     Attributes:
         name: as users write it.
-        type: ``float``, ``int``, ``bool``, ``str``, or a ``Literal`` of strings.
+        type: ``float``, ``int``, ``bool``, ``str``, a ``Literal`` of strings, or a class that
+            reads a text by its classmethod ``parse``.
         default: its value if not set.
     """
 
@@ -34,6 +35,8 @@ class Option:
         Raises:
             InvalidParameterError: text that is none, or a value of another type.
         """
+        if hasattr(self.type, "parse"):
+            return self._object(value)
         parsed = self._number(value) if self.type in (int, float) else self._word(value)
         if parsed is not None:
             return parsed
@@ -47,6 +50,14 @@ class Option:
         except (ValueError, OverflowError):
             return None
         return number if isinstance(value, str) or number == value else None
+
+    def _object(self, value: object) -> object:
+        if isinstance(value, self.type):
+            return value
+        try:
+            return self.type.parse(value)
+        except InvalidParameterError as error:
+            raise InvalidParameterError(f"{self.name}={value!r}: {error}") from None
 
     def _word(self, value: object) -> object:
         if self.type is bool:

@@ -49,7 +49,7 @@ def certify(
     trust_remote_code: options.TrustRemoteCode = False,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
     draft_confidence: options.DraftConfidence = 0.0,
     verifier: Annotated[
         str | None,
@@ -148,7 +148,7 @@ def certify(
         trust_remote_code=trust_remote_code,
     )
     num_tokens = engine.target.num_tokens
-    rows = _NUMBERS // ((num_speculative_tokens + 1) * num_tokens)
+    rows = _NUMBERS // ((engine.num_speculative_tokens + 1) * num_tokens)
     with Progress(as_json) as progress, torch.inference_mode():
         certificate = run(
             engine.target,
@@ -156,7 +156,7 @@ def certify(
             engine.verifier_at(temperature),
             _encoded(engine, prompts, length, sampling),
             lambda num_rows: Warp([sampling] * num_rows, num_tokens, engine.target.device),
-            num_speculative_tokens,
+            engine.num_speculative_tokens,
             num_positions=positions,
             num_samples=samples,
             length=length,

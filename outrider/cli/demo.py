@@ -48,7 +48,7 @@ def demo(
     draft: options.Draft = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
-    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
     seed: options.Seed = 0,
     max_new_tokens: Annotated[
         int | None,

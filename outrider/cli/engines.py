@@ -16,7 +16,7 @@ def open_engine(
     target: str,
     draft: str | None,
     method: str,
-    num_speculative_tokens: int,
+    num_speculative_tokens: int | None,
     *,
     method_options: Mapping[str, object] | None = None,
     verifier: "Verifier | None" = None,
@@ -29,13 +29,13 @@ def open_engine(
     from outrider.engine import load
     from outrider.methods import find_method
 
-    needs = find_method(method).needs
-    if needs == "draft model" and draft is None and target != EMBEDDED:
+    needs_draft = find_method(method).needs_draft
+    if needs_draft and draft is None and target != EMBEDDED:
         raise fail(
             f"method '{method}' needs a draft model beside --target {target}: add --draft MODEL "
             f"with the same tokenizer, or take --method plain"
         )
-    if needs != "draft model" and draft is not None:
+    if not needs_draft and draft is not None:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
     return load(
         target,

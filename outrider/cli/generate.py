@@ -35,7 +35,7 @@ def generate(
     trust_remote_code: options.TrustRemoteCode = False,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 5,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
     draft_confidence: options.DraftConfidence = 0.0,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,

@@ -69,7 +69,7 @@ def methods(
 
 def _lines(method: "Method") -> Iterator[str]:
     """Summary and source; for a lossy rule what it keeps to; the options with their defaults."""
-    yield method.summary + ("" if method.needs == "draft model" else " Needs no draft model.")
+    yield method.summary + ("" if method.needs_draft else " Needs no draft model.")
     yield method.paper
     if not method.lossless:
         yield f"keeps: {method.recipe().verifier.bound.words}"

@@ -95,10 +95,11 @@ MethodOptions = Annotated[
     ),
 ]
 NumSpeculativeTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         metavar="N",
-        help="γ: most tokens to draft before the target checks them, 1 to 64.",
+        help="γ: most tokens to draft before the target checks them, 1 to 64; of a tree, its most "
+        "levels. Default: a tree's own depth, else 5.",
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -84,6 +84,11 @@ class ModelBacked:
         self.model = model
         self.num_tokens = num_tokens
 
+    @property
+    def models(self) -> tuple[HFModel, ...]:
+        """The models it runs, for their clocks, their health and their limits."""
+        return (self.model,)
+
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
 

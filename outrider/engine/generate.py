@@ -16,12 +16,13 @@ from outrider.core.errors import (
 from outrider.core.protocols import Verifier
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row
-from outrider.engine.slots import Slots
+from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
 from outrider.models import HFModel, check_vocabularies
 from outrider.sampling import Sampling
 
+NUM_SPECULATIVE_TOKENS = 5
 MAX_SPECULATIVE_TOKENS = 64
 
 Prompt = str | Sequence[int]
@@ -34,7 +35,8 @@ class Engine:
         target: the model whose law the text has.
         draft: the model that rides ahead, where the method needs one.
         method: a row of ``outrider.methods``.
-        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
+            to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         max_batch_size: rows that run at the same time; more requests wait for a free one.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
@@ -54,27 +56,26 @@ class Engine:
         draft: HFModel | None,
         method: Method,
         *,
-        num_speculative_tokens: int = 5,
+        num_speculative_tokens: int | None = None,
         draft_confidence: float = 0.0,
         max_batch_size: int = 16,
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
         measure: bool = True,
     ) -> None:
-        check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+        check_speculative_tokens(num_speculative_tokens)
         check_range("max_batch_size", max_batch_size, 65536)
         recipe = method.recipe(options)
         if verifier is not None:
             recipe = Recipe(verifier, verifier, recipe.drafter)
-        if method.needs == "draft model" and draft is None:
+        if method.needs_draft and draft is None:
             raise IncompatibleError(
                 f"method {method.name!r} needs a draft model: pass draft=..., or take "
                 f"method='plain'"
             )
         self.target = target
-        self.draft = draft if method.needs == "draft model" else None
+        self.draft = draft if method.needs_draft else None
         self.method = method
-        self.num_speculative_tokens = num_speculative_tokens
         self.max_batch_size = max_batch_size
         if self.draft is target:  # one model in two roles needs two clocks and two health checks
             self.draft = HFModel(target.module, target.tokenizer, f"draft {target.name}")
@@ -83,7 +84,10 @@ class Engine:
         self.recipe = recipe
         self.measure = measure
         self.drafter = recipe.build(Parts(target, self.draft, draft_confidence))
-        self.limit = min(model.limit for model in (target, self.draft) if model is not None)
+        self.limit = min(model.limit for model in (target, *models_of(self.drafter)))
+        if num_speculative_tokens is None:
+            num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
+        self.num_speculative_tokens = num_speculative_tokens
         self.eos_ids = _eos_ids(target)
 
     @property
@@ -231,7 +235,6 @@ class Engine:
         slots = Slots(
             self.target,
             self.drafter,
-            self.draft,
             self._verifier,
             self.num_speculative_tokens,
             self.measure,
@@ -255,6 +258,12 @@ class Engine:
 
     def _verifier(self, greedy: bool) -> Verifier:
         return self.recipe.greedy_verifier if greedy else self.recipe.verifier
+
+
+def check_speculative_tokens(number: int | None) -> None:
+    """Raises InvalidParameterError unless the number is None or a γ that can be."""
+    if number is not None:
+        check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
 
 
 def check_range(name: str, value: int, most: int) -> None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from outrider import assets
 from outrider.core.errors import ModelLoadError
 from outrider.core.protocols import Verifier
-from outrider.engine.generate import MAX_SPECULATIVE_TOKENS, Engine, check_range
+from outrider.engine.generate import Engine, check_speculative_tokens
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 
@@ -21,7 +21,7 @@ def load(
     target: str | Path | PreTrainedModel | HFModel = EMBEDDED,
     draft: str | Path | PreTrainedModel | HFModel | None = None,
     method: str = "speculative",
-    num_speculative_tokens: int = 5,
+    num_speculative_tokens: int | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
@@ -39,7 +39,8 @@ def load(
             with the package (its draft is then the default draft).
         draft: the same for the draft model.
         method: a name from ``outrider methods``.
-        num_speculative_tokens: γ, most tokens drafted per round, 1 to 64.
+        num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
+            to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a rule of your own in place of the method's.
         measure: work out how far a lossy rule strays, for ``result.stats``.
@@ -54,7 +55,7 @@ def load(
     """
     row = find_method(method)
     row.recipe(options)  # an error in an option should not wait for the models
-    check_range("num_speculative_tokens", num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
+    check_speculative_tokens(num_speculative_tokens)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
 
@@ -70,7 +71,7 @@ def load(
 
     return Engine(
         model(target, "target"),
-        model(draft, "draft") if draft is not None and row.needs == "draft model" else None,
+        model(draft, "draft") if draft is not None and row.needs_draft else None,
         row,
         num_speculative_tokens=num_speculative_tokens,
         draft_confidence=draft_confidence,

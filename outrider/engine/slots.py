@@ -28,7 +28,6 @@ class Slots:
     Args:
         target: the model that decides.
         drafter: the source of drafts.
-        draft: the drafter's model, if it has one (for its clock and its health).
         choose: the verification rule, given whether all rows are greedy.
         num_speculative_tokens: γ.
         measure: whether to work out how far a lossy rule strays.
@@ -38,14 +37,13 @@ class Slots:
         self,
         target: HFModel,
         drafter: Drafter[Any],
-        draft: HFModel | None,
         choose: Callable[[bool], Verifier],
         num_speculative_tokens: int,
         measure: bool = True,
     ) -> None:
         self._target = target
         self._drafter = drafter
-        self._draft = draft
+        self._draft_models = models_of(drafter)
         self._choose = choose
         self._gamma = num_speculative_tokens
         self._measure = measure
@@ -133,7 +131,7 @@ class Slots:
         K = turn.emitted_BK.shape[1]
         strayed = [] if strayed_BDM is None else strayed_BDM.flatten(1).unbind(1)
         M = K + len(strayed)
-        models = [m for m in (self._target, self._draft) if m is not None]
+        models = (self._target, *self._draft_models)
         sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
         columns = [
             turn.verdict.num_accepted_B,
@@ -161,7 +159,7 @@ class Slots:
         return events
 
     def _clock(self) -> tuple[float, float, float]:
-        draft = self._draft.watch.seconds() if self._draft is not None else 0.0
+        draft = sum(model.watch.seconds() for model in self._draft_models)
         return time.perf_counter(), draft, self._target.watch.seconds()
 
     def _charge(self, began: tuple[float, float, float]) -> None:
@@ -172,6 +170,11 @@ class Slots:
         share = 1 / len(self.rows)
         for row in self.rows:
             row.stats.spend(draft * share, target * share, total * share)
+
+
+def models_of(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
+    """The models that a drafter runs, of which it need not say anything if there are none."""
+    return tuple(getattr(drafter, "models", ()))
 
 
 def _stack(columns: list[Tensor]) -> Tensor:

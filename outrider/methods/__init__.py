@@ -1,0 +1,24 @@
+"""The named methods: the one place where a command-line string meets a class."""
+
+import difflib
+
+from outrider.core.errors import UnknownMethodError
+from outrider.methods.chains import CHAINS
+from outrider.methods.method import Method, Parts, Recipe
+
+__all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
+
+METHODS: dict[str, Method] = {method.name: method for method in CHAINS}
+
+
+def find_method(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        UnknownMethodError: naming the nearest one.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UnknownMethodError(f"unknown method {name!r}: {hint}known: {', '.join(METHODS)}")

@@ -1,0 +1,163 @@
+"""Methods that draft one chain with a draft model, and plain decoding."""
+
+from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
+from outrider.methods.method import Method, Parts
+from outrider.verifiers import (
+    Bild,
+    Block,
+    Cascade,
+    CascadeGreedy,
+    Coupled,
+    Ensemble,
+    EnsembleGreedy,
+    Greedy,
+    Lenience,
+    Mentored,
+    Rejection,
+    Relaxed,
+    RelaxedGreedy,
+    SampleMatch,
+    Typical,
+)
+
+
+def _no_draft(parts: Parts) -> NoDraft:
+    return NoDraft()
+
+
+def _chain(parts: Parts) -> ModelDrafter:
+    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.draft_confidence)
+
+
+def _chain_with_logits(parts: Parts) -> ModelDrafter:
+    return ModelDrafter(
+        parts.draft_model, parts.target.num_tokens, parts.draft_confidence, keep_logits=True
+    )
+
+
+def _coupled_chain(parts: Parts) -> ModelDrafter:
+    return ModelDrafter(
+        parts.draft_model, parts.target.num_tokens, parts.draft_confidence, picker=COUPLED
+    )
+
+
+def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:
+    """In the MJSD variant the unsure token is kept and verified: the confidence stop."""
+    if mode == "original":
+        return BildDrafter(parts.draft_model, parts.target.num_tokens, fallback)
+    return ModelDrafter(parts.draft_model, parts.target.num_tokens, fallback)
+
+
+_LEVIATHAN = "Leviathan et al., ICML 2023; Chen et al., 2023"
+_DRAFT = "draft model"
+
+CHAINS = (
+    Method(
+        "plain",
+        "The target alone, one token per pass.",
+        "autoregressive sampling",
+        "nothing",
+        Coupled,
+        _no_draft,
+    ),
+    Method(
+        "speculative",
+        "A draft model's chain, judged by rejection sampling.",
+        _LEVIATHAN,
+        _DRAFT,
+        Rejection,
+        _chain,
+    ),
+    Method(
+        "block",
+        "A draft model's chain, judged as a whole; no rule keeps more of it on average.",
+        "Sun et al., ICLR 2025",
+        _DRAFT,
+        Block,
+        _chain,
+    ),
+    Method(
+        "greedy",
+        "A draft model's chain, kept while it is the target's argmax; temperature 0 only.",
+        _LEVIATHAN,
+        _DRAFT,
+        Greedy,
+        _chain,
+    ),
+    Method(
+        "sample-match",
+        "The target draws its own tokens; the draft's are kept while they are equal.",
+        "Miao et al., ASPLOS 2024; assisted generation in transformers",
+        _DRAFT,
+        SampleMatch,
+        _chain,
+    ),
+    Method(
+        "coupled",
+        "Draft and target share their noise: the text of plain with the same seed, faster.",
+        "Daliri et al., 2024",
+        _DRAFT,
+        Coupled,
+        _coupled_chain,
+    ),
+    Method(
+        "mentored",
+        "Accepts the most that a bound on the divergence per token allows.",
+        "Tran-Thien, 2023",
+        _DRAFT,
+        Mentored,
+        _chain,
+    ),
+    Method(
+        "lenience",
+        "Rejection sampling with the target's law divided by the lenience.",
+        "Leviathan et al., ICML 2023, appendix A.5",
+        _DRAFT,
+        Lenience,
+        _chain,
+    ),
+    Method(
+        "ensemble",
+        "Samples from a fixed mixture of the target's and the draft's law.",
+        "DIVERSE, arXiv 2604.07622; transformers' assistant_ensemble_weight",
+        _DRAFT,
+        Ensemble,
+        _chain_with_logits,
+        lambda rule: EnsembleGreedy(rule.weight),
+    ),
+    Method(
+        "cascade",
+        "Keeps the draft's law where a deferral rule trusts it, else the target's.",
+        "Narasimhan et al., ICLR 2025",
+        _DRAFT,
+        Cascade,
+        _chain_with_logits,
+        lambda rule: CascadeGreedy(rule.deferral, rule.alpha),
+    ),
+    Method(
+        "relaxed",
+        "Keeps tokens among the target's best, within a distance of the best one.",
+        "relaxed acceptance of TensorRT-LLM, 2025",
+        _DRAFT,
+        Relaxed,
+        _chain,
+        lambda rule: RelaxedGreedy(rule.top_k, rule.delta),
+    ),
+    Method(
+        "typical",
+        "Keeps tokens that are not improbable for the entropy of the target's law.",
+        "Cai et al. (Medusa), ICML 2024",
+        _DRAFT,
+        Typical,
+        _chain,
+    ),
+    Method(
+        "bild",
+        "The draft writes while it is sure; tokens that surprise the target are rolled back.",
+        "Kim et al., NeurIPS 2023",
+        _DRAFT,
+        Bild,
+        _bild,
+        lambda rule: rule if rule.mode == "original" else Greedy(),
+    ),
+)

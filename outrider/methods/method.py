@@ -1,0 +1,116 @@
+"""What a named method is: a drafter and a verification rule, with their options."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.core.protocols import Drafter, Verifier
+from outrider.core.round import check_compatible
+from outrider.models import HFModel
+from outrider.options import Option, options_of, resolve
+from outrider.verifiers import Greedy
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a drafter may be built from."""
+
+    target: HFModel
+    draft: HFModel | None = None
+    draft_confidence: float = 0.0
+
+    @property
+    def draft_model(self) -> HFModel:
+        """The draft model of a method that needs one."""
+        assert self.draft is not None
+        return self.draft
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method with its options settled.
+
+    Attributes:
+        verifier: the rule for a batch in which some row samples.
+        greedy_verifier: the rule when every row of the batch is at temperature 0.
+        drafter: builds the drafter.
+    """
+
+    verifier: Verifier
+    greedy_verifier: Verifier
+    drafter: Callable[[Parts], Drafter[Any]]
+
+    @property
+    def greedy_only(self) -> bool:
+        """Whether it is defined at temperature 0 alone."""
+        return self.verifier.needs != "law"
+
+    @property
+    def greedy_apart(self) -> bool:
+        """Whether greedy requests need a batch of their own, as another rule judges them there.
+
+        Exact match with the argmax is what every other rule does with a point mass.
+        """
+        return self.greedy_verifier != self.verifier and not isinstance(
+            self.greedy_verifier, Greedy
+        )
+
+    def build(self, parts: Parts) -> Drafter[Any]:
+        """The drafter, checked against the rules.
+
+        Raises:
+            IncompatibleError: a rule that cannot judge it.
+        """
+        drafter = self.drafter(parts)
+        check_compatible(drafter, self.verifier)
+        return drafter
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter and a verification rule under a name.
+
+    Attributes:
+        name: what users type.
+        summary: one line for them.
+        paper: where it was published.
+        needs: what it needs besides a target; "draft model" if that.
+        rule: the verifier's class; its parameters are options of the method.
+        drafter: builds the drafter from the parts; its keyword-only parameters are options too.
+        greedy: the rule for a batch at temperature 0, from the other one.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    needs: str
+    rule: Callable[..., Verifier]
+    drafter: Callable[..., Drafter[Any]]
+    greedy: Callable[[Any], Verifier] = field(default=lambda rule: Greedy())
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether it needs a draft model."""
+        return self.needs == "draft model"
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the text has exactly the target's law."""
+        return self.rule().lossless
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """What can be set, by name."""
+        return options_of(self.drafter) | options_of(self.rule)
+
+    def recipe(self, options: Mapping[str, object] | None = None) -> Recipe:
+        """The method with these options, the others at their defaults.
+
+        Raises:
+            InvalidParameterError: an unknown option, or a value outside its domain.
+        """
+        values = resolve(f"method {self.name!r}", self.options, options or {})
+        mine = {name: values[name] for name in options_of(self.rule) if name in values}
+        rule = self.rule(**mine)
+        theirs = {name: values[name] for name in options_of(self.drafter) if name in values}
+        return Recipe(rule, self.greedy(rule), lambda parts: self.drafter(parts, **theirs))
