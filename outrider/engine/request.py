@@ -112,8 +112,10 @@ class Row:
         top_logprobs: list[TopLogprobs],
     ) -> Event:
         """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends."""
-        accepted, drafted = len(tokens) - 1, counts.drafted
-        last: Origin = "correction" if accepted < drafted else "bonus" if drafted else "plain"
+        accepted = len(tokens) - 1
+        last: Origin = "plain"
+        if counts.drafted:
+            last = "correction" if counts.refused else "bonus"
         kept = self.ending.take(tokens)
         draft: Origin = "accepted"
         origins = [*[draft] * accepted, last][:kept]

@@ -17,9 +17,12 @@ from outrider.engine.budget import plan
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.realised import per_place, realised
 from outrider.engine.request import Event, Row
-from outrider.engine.stats import Counts, overlap
+from outrider.engine.stats import Counts, depth, overlap, refused
 from outrider.models import HFModel
 from outrider.sampling import Warp
+
+
+_COUNTS = 5  # columns of the table that say what a round did to a row
 
 
 class Slots:
@@ -136,6 +139,8 @@ class Slots:
         columns = [
             turn.verdict.num_accepted_B,
             turn.draft.num_drafted_B,
+            depth(turn.draft),
+            refused(turn),
             overlap(turn),
             *(s for _, s in sums),
             *turn.emitted_BK.unbind(1),
@@ -147,14 +152,16 @@ class Slots:
         self._context.advance([int(line[0]) + 1 for line in table])
         events = []
         for row, start, line in zip(self.rows, starts, table, strict=True):
-            for (model, _), total in zip(sums, line[3:], strict=False):
+            for (model, _), total in zip(sums, line[_COUNTS:], strict=False):
                 if total - total != 0:
                     raise model.non_finite(start)
-            num_emitted, drafted = int(line[0]) + 1, int(line[1])
-            rest = line[3 + len(sums) :]
+            num_emitted = int(line[0]) + 1
+            rest = line[_COUNTS + len(sums) :]
             tokens = [int(token) for token in rest[:num_emitted]]
             chosen, best = logprobs.read(rest[M:], num_emitted, row.request.sampling.logprobs)
-            counts = Counts(drafted, line[2], per_place(rest[K:M]))
+            counts = Counts(
+                int(line[1]), int(line[2]), bool(line[3]), line[4], per_place(rest[K:M])
+            )
             events.append((row, row.take(tokens, counts, chosen, best)))
         return events
 

@@ -20,7 +20,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from outrider.core import Round
+from outrider.core import Draft, Round
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,16 @@ class Counts:
     """What one round did to a row, whatever of it ends up in the text.
 
     Attributes:
-        drafted: drafted tokens.
+        drafted: drafted tokens; of a tree, all its nodes.
+        depth: of these, the most along one path.
+        refused: whether something was drafted behind the last accepted token, and refused.
         overlap: see :func:`overlap`.
         strayed: KL(p‖π), KL(π‖p) and total variation at each drafted place, where measured.
     """
 
     drafted: int
+    depth: int
+    refused: bool
     overlap: float
     strayed: Sequence[tuple[float, float, float]] = ()
 
@@ -44,7 +48,8 @@ class Stats:
 
     Attributes:
         rounds: target passes, prefill not counted.
-        drafted: drafted tokens that were verified or wasted, cut at the end of the text.
+        drafted: drafted tokens that were verified or wasted, cut at the end of the text; of a
+            tree, all its nodes.
         accepted: of these, the ones that were emitted.
         emitted: all tokens emitted.
         overlap: sum over verified positions of an unbiased estimate of Σ min(p, q).
@@ -133,11 +138,11 @@ class Stats:
         A text that ends inside the accepted tokens drops the rest of the round: its drafted and
         accepted tokens then end there too.
         """
-        drafted, overlap = counts.drafted, counts.overlap
+        drafted, depth, overlap = counts.drafted, counts.depth, counts.overlap
+        tried = accepted + counts.refused
         if kept <= accepted:
-            drafted = accepted = kept
+            drafted = depth = accepted = tried = kept
             overlap = min(overlap, kept)
-        tried = min(drafted, accepted + 1)
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -149,8 +154,8 @@ class Stats:
             self.kl += kl
             self.reverse_kl += reverse_kl
             self.tv += tv
-        _grow(self.tried_at, drafted)
-        _grow(self.accepted_at, drafted)
+        _grow(self.tried_at, depth)
+        _grow(self.accepted_at, depth)
         for depth in range(tried):
             self.tried_at[depth] += 1
         for depth in range(accepted):
@@ -204,12 +209,37 @@ class Stats:
         return total
 
 
+def depth(draft: Draft) -> Tensor:
+    """Drafted tokens along the longest path, shape (B,)."""
+    if draft.is_chain:
+        return draft.num_drafted_B
+    return torch.where(draft.mask_BN, draft.depth_BN, 0).amax(1)
+
+
+def refused(turn: Round) -> Tensor:
+    """Whether something was drafted behind the last accepted token and refused, shape (B,).
+
+    A token that a search found and that is emitted all the same was not.
+    """
+    draft, verdict = turn.draft, turn.verdict
+    num_accepted_B = verdict.num_accepted_B
+    if draft.is_chain:
+        last_B = num_accepted_B
+    else:
+        path_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
+        last_B = path_BN.gather(1, num_accepted_B[:, None])[:, 0]
+    child_BN = draft.mask_BN & (draft.parents_BN == last_B[:, None])
+    if draft.drawn == "searched":
+        child_BN = child_BN & (draft.tokens_BN != verdict.next_token_B[:, None])
+    return child_BN.any(1)
+
+
 def overlap(turn: Round) -> Tensor:
     """Sum over a round's verified positions of an unbiased estimate of Σ min(p, q), shape (B,).
 
     min(1, p(x)/q(x)) at the drafted token has that mean under x ~ q. It costs two gathers where
     the sum over the vocabulary would cost a pass over both laws. Where no laws were computed
-    (greedy), it is 1 for accepted tokens and 0 for the refused one.
+    (greedy), and for trees, it is 1 for accepted tokens and 0 where all were refused.
     """
     draft, num_accepted_B = turn.draft, turn.verdict.num_accepted_B
     if turn.judged_by_logits or not draft.is_chain or draft.num_nodes == 1:

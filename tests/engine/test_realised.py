@@ -73,7 +73,7 @@ def test_measuring_can_be_left_out_and_changes_no_token() -> None:
 def test_places_beyond_the_end_of_the_text_are_not_counted() -> None:
     """Four accepted tokens of which the text keeps two."""
     stats = Stats(texts=1)
-    stats.count(Counts(5, 4.0, [(1.0, 2.0, 0.5)] * 5), accepted=4, kept=2)
+    stats.count(Counts(5, 5, True, 4.0, [(1.0, 2.0, 0.5)] * 5), accepted=4, kept=2)
     assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (2, 2.0, 4.0, 1.0)
 
 
