@@ -25,6 +25,11 @@ class Option:
     default: object
 
     @property
+    def plain(self) -> object:
+        """The default as a number, a truth value or the text that says it."""
+        return str(self.default) if hasattr(self.type, "parse") else self.default
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The values it may have, if they can be listed."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()

@@ -41,7 +41,7 @@ def methods(
                 "needs": method.needs,
                 "greedy_only": method.recipe().greedy_only,
                 "options": {
-                    option.name: {"default": option.default, "choices": list(option.choices)}
+                    option.name: {"default": option.plain, "choices": list(option.choices)}
                     for option in method.options.values()
                 },
             }

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path as File
 
 from outrider.core.errors import InvalidParameterError
@@ -78,6 +79,29 @@ class Topology:
         return cls.k_ary(1, length)
 
     @classmethod
+    def bundle(cls, num_chains: int, length: int) -> "Topology":
+        """Chains that part at the root: K sequences, as SpecTr takes them."""
+        _check_whole("num_chains", num_chains)
+        _check_whole("length", length)
+        _check_size(num_chains * length, length)
+        tails = [(0,) * depth for depth in range(length)]
+        return cls.rank_paths((first, *tail) for first in range(num_chains) for tail in tails)
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """Widths by level, ``"4,2,1"``, or the name of a topology file.
+
+        Raises:
+            InvalidParameterError: naming the place and the remedy.
+        """
+        if not isinstance(text, str) or not text:
+            raise InvalidParameterError("must be widths such as '4,2,1', a file, or a Topology")
+        words = text.split(",")
+        if all(word.strip().isdecimal() for word in words):
+            return cls.expansion([int(word) for word in words])
+        return cls.read(text)
+
+    @classmethod
     def read(cls, file: str | File) -> "Topology":
         """The topology of a file.
 
@@ -95,6 +119,15 @@ class Topology:
         File(file).write_text(
             f'{{"format": "{FORMAT}", "version": {VERSION}, "paths": {paths}}}\n', encoding="utf-8"
         )
+
+    def __str__(self) -> str:
+        """Widths by level where they say it all, else how large it is."""
+        levels = range(1, self.depth + 1)
+        sizes = [1, *(sum(depth == level for depth in self.depths) for level in levels)]
+        widths = [below // above for above, below in pairwise(sizes)]
+        if 0 not in widths and self == Topology.expansion(widths):
+            return ",".join(map(str, widths))
+        return f"{len(self.paths)} nodes, {self.depth} levels"
 
     @property
     def num_nodes(self) -> int:

@@ -25,6 +25,7 @@ nodes with children, k children at most, C children in all, K nodes drafted abov
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ from outrider.drafters.children import best, independent, without_replacement
 from outrider.drafters.model import ModelBacked, ModelState, fitted
 from outrider.drafters.topology import Topology
 from outrider.models import HFModel, Nodes
+
+Children = Literal["iid", "distinct", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -107,15 +110,16 @@ class TreeDrafter(ModelBacked):
     """
 
     def __init__(
-        self, model: HFModel, num_tokens: int, topology: Topology, children: Drawn = "iid"
+        self, model: HFModel, num_tokens: int, topology: Topology, children: Children = "iid"
     ) -> None:
-        if children not in ("iid", "distinct", "chosen"):
+        if children not in get_args(Children):
             raise InvalidParameterError(
                 f"children={children!r}: must be one of iid, distinct, chosen"
             )
         super().__init__(model, num_tokens)
         self.topology = topology
         self.drawn: Drawn = children
+        self.depth = topology.depth
         self._levels = [Level.of(topology, d, model.device) for d in range(topology.depth)]
         self._parents_N = torch.tensor(topology.parents, device=model.device)
 

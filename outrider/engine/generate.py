@@ -73,6 +73,11 @@ class Engine:
                 f"method {method.name!r} needs a draft model: pass draft=..., or take "
                 f"method='plain'"
             )
+        if draft_confidence and not method.stops_when_unsure:
+            raise IncompatibleError(
+                f"draft_confidence={draft_confidence}: method {method.name!r} drafts no chain that "
+                f"could stop when it is unsure; leave it at 0"
+            )
         self.target = target
         self.draft = draft if method.needs_draft else None
         self.method = method
@@ -83,7 +88,8 @@ class Engine:
             check_vocabularies(target, self.draft)
         self.recipe = recipe
         self.measure = measure
-        self.drafter = recipe.build(Parts(target, self.draft, draft_confidence))
+        parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens)
+        self.drafter = recipe.build(parts)
         self.limit = min(model.limit for model in (target, *models_of(self.drafter)))
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)

@@ -21,7 +21,6 @@ from outrider.engine.stats import Counts, depth, overlap, refused
 from outrider.models import HFModel
 from outrider.sampling import Warp
 
-
 _COUNTS = 5  # columns of the table that say what a round did to a row
 
 

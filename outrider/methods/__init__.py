@@ -5,10 +5,11 @@ import difflib
 from outrider.core.errors import UnknownMethodError
 from outrider.methods.chains import CHAINS
 from outrider.methods.method import Method, Parts, Recipe
+from outrider.methods.trees import TREES
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
-METHODS: dict[str, Method] = {method.name: method for method in CHAINS}
+METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES)}
 
 
 def find_method(name: str) -> Method:

@@ -18,6 +18,7 @@ class Parts:
     target: HFModel
     draft: HFModel | None = None
     draft_confidence: float = 0.0
+    num_speculative_tokens: int | None = None
 
     @property
     def draft_model(self) -> HFModel:
@@ -78,6 +79,7 @@ class Method:
         rule: the verifier's class; its parameters are options of the method.
         drafter: builds the drafter from the parts; its keyword-only parameters are options too.
         greedy: the rule for a batch at temperature 0, from the other one.
+        stops_when_unsure: whether ``draft_confidence`` can end a draft.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Method:
     rule: Callable[..., Verifier]
     drafter: Callable[..., Drafter[Any]]
     greedy: Callable[[Any], Verifier] = field(default=lambda rule: Greedy())
+    stops_when_unsure: bool = True
 
     @property
     def needs_draft(self) -> bool:

@@ -5,6 +5,7 @@ import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Engine, Sampling
+from outrider.core.errors import IncompatibleError
 from outrider.methods import METHODS
 
 TARGET = tiny("llama", 0, dtype=torch.float64)
@@ -31,7 +32,10 @@ def test_rows_of_a_batch_are_rows_alone(method: str) -> None:
     assert tuple(streamed) == together[0]
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("plain", "bild")])
+STOPPED = [m.name for m in METHODS.values() if m.stops_when_unsure]
+
+
+@pytest.mark.parametrize("method", [m for m in STOPPED if m not in ("plain", "bild")])
 def test_drafts_that_stop_when_unsure(method: str) -> None:
     """Fewer tokens are drafted; lossless texts at temperature 0 stay what they were."""
     sampling = greedy(18) if method == "greedy" else SAMPLING
@@ -41,6 +45,12 @@ def test_drafts_that_stop_when_unsure(method: str) -> None:
     if engine(method).verifier_at(0).lossless:
         unsure = engine(method, draft_confidence=0.5).generate(PROMPTS, greedy(18))
         assert token_ids(unsure) == token_ids(engine_of(TARGET).generate(PROMPTS, greedy(18)))
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in STOPPED])
+def test_drafts_that_have_no_such_stop(method: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"draft_confidence=0.5: .*{method}"):
+        engine(method, draft_confidence=0.5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,6 +11,7 @@ from torch import Tensor
 from outrider import Result, Sampling, Stats
 from outrider.analysis.divergence import divergences
 from outrider.core import output_law
+from outrider.engine.realised import is_measurable
 from outrider.engine.stats import Counts
 from outrider.methods import METHODS
 
@@ -18,9 +19,7 @@ TARGET = tiny("llama", 0, dtype=torch.float64)
 DRAFT = tiny("llama", 3, dtype=torch.float64)
 PROMPTS = ragged_prompts([5, 2, 8])
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=17, ignore_eos=True)
-MEASURED = [
-    name for name, method in METHODS.items() if not method.lossless and name not in ("bild",)
-]
+MEASURED = [name for name, method in METHODS.items() if is_measurable(method.recipe().verifier)]
 
 
 def laws(result: Result, module: torch.nn.Module) -> Tensor:

@@ -1,0 +1,112 @@
+"""Methods that draft several candidates at once with a draft model: trees and bundles of chains."""
+
+from outrider.drafters.dynamic_tree import DynamicTreeDrafter
+from outrider.drafters.topology import Topology
+from outrider.drafters.tree import Children, TreeDrafter
+from outrider.methods.method import Method, Parts
+from outrider.verifiers import BestOfK, Distinct, Rejection, SampleMatch, Spectr, Traversal
+
+_TREE = Topology.expansion([3, 2, 1, 1])
+_LENGTH = 5
+_DRAFT = "draft model"
+
+
+def _static(parts: Parts, topology: Topology, children: Children) -> TreeDrafter:
+    return TreeDrafter(parts.draft_model, parts.target.num_tokens, topology, children)
+
+
+def _independent(parts: Parts, *, topology: Topology = _TREE) -> TreeDrafter:
+    return _static(parts, topology, "iid")
+
+
+def _distinct(parts: Parts, *, topology: Topology = _TREE) -> TreeDrafter:
+    return _static(parts, topology, "distinct")
+
+
+def _best(parts: Parts, *, topology: Topology = _TREE) -> TreeDrafter:
+    return _static(parts, topology, "chosen")
+
+
+def _any(
+    parts: Parts, *, topology: Topology = _TREE, children: Children = "distinct"
+) -> TreeDrafter:
+    return _static(parts, topology, children)
+
+
+def _dynamic(
+    parts: Parts, *, num_nodes: int = 60, width: int = 10, depth: int = 6
+) -> DynamicTreeDrafter:
+    draft = parts.draft_model
+    return DynamicTreeDrafter(draft, parts.target.num_tokens, num_nodes, width, depth)
+
+
+def _sequences(parts: Parts, *, num_sequences: int = 4) -> TreeDrafter:
+    length = parts.num_speculative_tokens or _LENGTH
+    return _static(parts, Topology.bundle(num_sequences, length), "iid")
+
+
+TREES = (
+    Method(
+        "specinfer",
+        "A tree of independent draws, judged by rejection sampling, sibling by sibling.",
+        "Miao et al. (SpecInfer), ASPLOS 2024",
+        _DRAFT,
+        Rejection,
+        _independent,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "sequoia",
+        "A tree of draws without replacement; of the sampled trees, the one that keeps most.",
+        "Chen et al. (Sequoia), 2024; Yang et al. (MCSD), 2024",
+        _DRAFT,
+        Distinct,
+        _distinct,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "top-k-tree",
+        "A tree of the draft's best tokens, kept while they are what the target draws.",
+        "Miao et al. (SpecInfer), ASPLOS 2024; Cai et al. (Medusa), ICML 2024",
+        _DRAFT,
+        SampleMatch,
+        _best,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "dynamic-tree",
+        "The tree that the draft finds likeliest, another one in every round.",
+        "Li et al. (EAGLE-2), EMNLP 2024",
+        _DRAFT,
+        SampleMatch,
+        _dynamic,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "traversal",
+        "A tree judged from its leaves to its root: block verification, on trees.",
+        "Weng et al., NeurIPS 2025",
+        _DRAFT,
+        Traversal,
+        _any,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "spectr",
+        "Several independent chains, judged together at every position (K-SEQ).",
+        "Sun et al. (SpecTr), NeurIPS 2023",
+        _DRAFT,
+        Spectr,
+        _sequences,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "best-of-k",
+        "Several chains, each judged alone, the longest kept: biased, a baseline for tables.",
+        "the code released with Qin et al. (MJSD), 2024, under the name Spectr",
+        _DRAFT,
+        BestOfK,
+        _sequences,
+        stops_when_unsure=False,
+    ),
+)
