@@ -2,7 +2,7 @@
 
 from outrider.models.cache import SlabCache
 from outrider.models.hf import HFModel
-from outrider.models.load import check_vocabularies, load_model
+from outrider.models.load import check_vocabularies, load_model, load_tokenizer
 from outrider.models.masks import Nodes
 
-__all__ = ["HFModel", "Nodes", "SlabCache", "check_vocabularies", "load_model"]
+__all__ = ["HFModel", "Nodes", "SlabCache", "check_vocabularies", "load_model", "load_tokenizer"]

@@ -93,7 +93,8 @@ def load_model(
             f"cannot load {role} {str(source)!r}: {len(missing)} tensors that config.json promises "
             f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
-    return HFModel(module.to(place), _load_tokenizer(source, role, shared), f"{role} {source}")
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role=role)
+    return HFModel(module.to(place), tokenizer, f"{role} {source}")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -204,7 +205,14 @@ def _quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _load_tokenizer(source: str | Path, role: str, shared: dict[str, Any]) -> Any:
+def load_tokenizer(
+    source: str | Path, *, trust_remote_code: bool = False, role: str = "model"
+) -> Any:
+    """A model's tokenizer, without the model.
+
+    Raises:
+        ModelLoadError: no such folder or id, or no tokenizer in it.
+    """
     folder = Path(source).expanduser()
     if folder.is_dir() and not any(
         file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)
@@ -214,7 +222,7 @@ def _load_tokenizer(source: str | Path, role: str, shared: dict[str, Any]) -> An
             f"model's own tokenizer into it (tokenizer.save_pretrained)"
         )
     try:
-        return AutoTokenizer.from_pretrained(source, **shared)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except _LOAD_ERRORS as error:
         raise ModelLoadError(
             f"cannot load the tokenizer of {role} {str(source)!r}: {_first_line(error)}"
