@@ -8,9 +8,8 @@ The model's cache never needs a pass of its own to catch up: after a round it la
 also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or two
 tokens per row.
 
-Optional confidence stop: a row drafts no further once a drawn token has ``q(x) < draft_confidence``
-(as ``assistant_confidence_threshold`` in transformers). The token itself stays in the draft and is
-verified, so the output's law is untouched.
+A row may stop early, by a threshold on its tokens' q (``policy.py``). The token that stops it stays
+in the draft and is verified, so the output's law is untouched.
 
 Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
 """
@@ -30,8 +29,8 @@ from outrider.core import (
     Stream,
     Verdict,
 )
-from outrider.core.errors import InvalidParameterError
 from outrider.drafters.pick import INDEPENDENT, Picker
+from outrider.drafters.policy import Confidence, Stop
 from outrider.models import HFModel, SlabCache
 
 
@@ -123,6 +122,15 @@ class ModelBacked:
         last_B = (context.length_B - place_BK[:, 0] - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
+    def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
+        """Feeds one drafted token per row; logits behind it, (B, V)."""
+        cache = state.cache
+        logits_BV = self.model.extend(cache, x_B[:, None])[:, -1]
+        cache.length_B = cache.length_B + 1
+        cache.lengths = [length + 1 for length in cache.lengths]
+        state.fed += 1
+        return logits_BV
+
 
 class ModelDrafter(ModelBacked):
     """Samples a chain from a draft model, under the same sampling parameters as the target.
@@ -130,7 +138,7 @@ class ModelDrafter(ModelBacked):
     Args:
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
-        confidence: stop a row after a token with a smaller probability; 0 never stops.
+        stop: where a row stops before its budget; a number is a threshold of confidence, 0 never.
         picker: how a token is taken from its law.
         keep_logits: hand over the model's logits when all rows are greedy, for rules that judge
             by more than the argmax there.
@@ -143,17 +151,15 @@ class ModelDrafter(ModelBacked):
         self,
         model: HFModel,
         num_tokens: int,
-        confidence: float = 0.0,
+        stop: Stop | float | None = None,
         *,
         picker: Picker = INDEPENDENT,
         keep_logits: bool = False,
     ) -> None:
-        if not 0 <= confidence <= 1:
-            raise InvalidParameterError(
-                f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
-            )
         super().__init__(model, num_tokens)
-        self.confidence = confidence
+        if isinstance(stop, int | float):
+            stop = Confidence(stop) if stop else None
+        self.stop = stop
         self.keep_logits = keep_logits
         self._picker = picker
 
@@ -165,6 +171,7 @@ class ModelDrafter(ModelBacked):
         state.settle()
         γ, greedy = budget.max_tokens, context.law.greedy
         going_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
+        survival_B = torch.ones((), device=context.device)
         tokens, exists, rows = [context.root_B], [going_B], []
         pick = _argmax if greedy else self._picker.start(rng, γ)
         for i in range(γ):
@@ -174,9 +181,11 @@ class ModelDrafter(ModelBacked):
             tokens.append(x_B)
             rows.append(row_BV)
             exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
-            if self.confidence:
+            if self.stop is not None:
                 q_BV = row_BV.softmax(-1) if greedy else row_BV
-                going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
+                q_B = q_BV.gather(1, x_B[:, None])[:, 0]
+                survival_B = survival_B * q_B
+                going_B = going_B & self.stop.goes_on(q_B, survival_B)
                 if not bool(going_B.any()):
                     break
         drawn: Drawn = "chosen" if greedy or not γ else self.drawn
@@ -187,15 +196,6 @@ class ModelDrafter(ModelBacked):
             drawn,
             _with_last(rows) if greedy and γ and self.keep_logits else None,
         )
-
-    def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
-        """Feeds one drafted token per row; logits behind it, (B, V)."""
-        cache = state.cache
-        logits_BV = self.model.extend(cache, x_B[:, None])[:, -1]
-        cache.length_B = cache.length_B + 1
-        cache.lengths = [length + 1 for length in cache.lengths]
-        state.fed += 1
-        return logits_BV
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The law of the next token, (B, V); its logits if all rows are greedy."""
