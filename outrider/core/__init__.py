@@ -6,7 +6,17 @@ from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import OutriderError
 from outrider.core.match import candidates_equal, match
-from outrider.core.protocols import Budget, Drafter, Law, Model, Needs, Scores, State, Verifier
+from outrider.core.protocols import (
+    Budget,
+    Drafter,
+    Law,
+    Model,
+    Needs,
+    ReadsLogits,
+    Scores,
+    State,
+    Verifier,
+)
 from outrider.core.race import noise, race
 from outrider.core.rng import Role, Stream, row_keys
 from outrider.core.round import Round, check_compatible, run_round
@@ -38,6 +48,7 @@ __all__ = [
     "NodeRule",
     "OutriderError",
     "Prefix",
+    "ReadsLogits",
     "Role",
     "Round",
     "Scores",

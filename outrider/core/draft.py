@@ -24,7 +24,7 @@ class Draft:
         parents_BN: parent of each node; ``parents[b, i] < i`` and ``parents[b, 0] = -1``.
         mask_BN: which nodes exist; a parent of an existing node exists, and the root always does.
         probs_BNV: row i is the law that the children of node i were drawn from (if searched: the
-            draft's law there); None iff ``drawn == "chosen"``.
+            draft's law there); None iff ``drawn == "chosen"``, or a search has no laws to show.
         drawn: how siblings came about: independent draws (``iid``, in draw order), draws without
             replacement (``distinct``, in draw order), picked by a deterministic rule
             (``chosen``), or found by a search over the draft's laws, such as beams
@@ -32,7 +32,9 @@ class Draft:
             mass, so a rule that preserves the target's law by way of q cannot judge it.
         is_chain: every node's parent is the node before it (known without a look at the device).
         logits_BNV: the draft model's own logits behind each node, before temperature and
-            truncation; None unless a rule for temperature 0 asks for them.
+            truncation; None unless the rule reads them.
+        step_probs_BN: of a search, the share of each token's path in what its step chose from: all
+            continuations of all beams; 1 at the root. None from other drafters.
     """
 
     tokens_BN: Tensor
@@ -42,6 +44,7 @@ class Draft:
     drawn: Drawn
     is_chain: bool = False
     logits_BNV: Tensor | None = None
+    step_probs_BN: Tensor | None = None
 
     @classmethod
     def chain(
@@ -51,11 +54,14 @@ class Draft:
         probs_BNV: Tensor | None,
         drawn: Drawn,
         logits_BNV: Tensor | None = None,
+        step_probs_BN: Tensor | None = None,
     ) -> "Draft":
         """A batch of chains: node i follows node i-1. Shapes as in the class."""
         parents_BN = torch.arange(-1, tokens_BN.shape[1] - 1, device=tokens_BN.device)
         parents_BN = parents_BN.expand_as(tokens_BN)
-        return cls(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV)
+        return cls(
+            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
+        )
 
     @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -133,3 +133,11 @@ class Verifier(Protocol):
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Judges a draft; row i of p is the target's law at node i."""
+
+
+@runtime_checkable
+class ReadsLogits(Protocol):
+    """A verifier that may want the target's raw logits besides the laws it is given."""
+
+    def reading(self, logits_BNV: Tensor) -> Verifier:
+        """The rule for a round in which the target has these logits at the draft's nodes."""

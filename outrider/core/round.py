@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import IncompatibleError
-from outrider.core.protocols import Budget, Drafter, Model, Scores, Verifier
+from outrider.core.protocols import Budget, Drafter, Model, ReadsLogits, Scores, Verifier
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def run_round(
     scores = target.score(cache, draft)
     law = context.law if verifier.needs == "law" else context.law.logits
     p_BNV = law(scores.logits_BNV, Prefix.of_draft(context, draft))
+    if isinstance(verifier, ReadsLogits):
+        verifier = verifier.reading(scores.logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
     target.commit(cache, draft, verdict)
     drafter.commit(state, draft, verdict, scores)

@@ -33,7 +33,7 @@ class Greedy:
     """Exact match with the target's argmax, on chains and trees."""
 
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
+    accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen", "searched"})
     needs: ClassVar[Needs] = "argmax"
     bound: ClassVar[Bound] = LOSSLESS
 

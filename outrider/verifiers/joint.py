@@ -14,12 +14,24 @@ text, and no attempt is made to keep the target's law. The draft is meant to be 
 beam search under the draft model; a sampled chain is judged by the same numbers.
 
 Corrections to the paper's Algorithm 1: η becomes i (there: j), and starts at 0 with P_1 the first
-prefix (there: -1). Departure from the released code: its Q_i is no product of conditionals but the
-last step's probability among all beams and tokens, which no draft hands over; and it runs with
-``tau=0.9``, where the paper and the function's default say 0.1.
+prefix (there: -1).
 
 τ = 0 accepts as long as P_i > 0; τ >= 1 accepts nothing, which is plain sampling. After truncation
 p(x_i) may be 0: then all longer prefixes fail. Sums of logarithms, so long drafts do not underflow.
+
+``quantity="step"`` puts what the released code calls Q_i in its place, the share of x_1 … x_i among
+all continuations that step i of the search chose from:
+
+    S_i = Q_i / Σ_b Q(beam b before step i)
+
+which the draft hands over (``Draft.step_probs_BN``). S_i >= Q_i, so it accepts less. That code runs
+with ``tau=0.9``, where the paper and its function's default say 0.1. It also starts from B copies
+of one beam, so that its S_1 is q_1(x_1)/B, and mixes up the histories of its beams; neither is
+repeated here.
+
+``laws="raw"`` compares the models' own laws, the softmax of the logits before bias, penalties,
+temperature and truncation; the next token still comes from the warped p. What is accepted may then
+lie outside the support of the warped law.
 
 Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
 chains, searched or i.i.d.
@@ -29,7 +41,7 @@ Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -42,10 +54,14 @@ from outrider.core import (
     Role,
     Stream,
     Verdict,
+    Verifier,
     draw,
     require_chain,
 )
-from outrider.core.errors import InvalidParameterError
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+
+Quantity = Literal["joint", "step"]
+Laws = Literal["warped", "raw"]
 
 
 @dataclass(frozen=True)
@@ -54,30 +70,51 @@ class Joint:
 
     Attributes:
         tau: τ, the least ratio of target to draft probability of an accepted prefix, exclusive.
+        quantity: what P is held against: ``joint`` (Q) or ``step`` (S, of the released code).
+        laws: whose products P and Q are: ``warped`` or ``raw``.
+
+    Raises:
+        InvalidParameterError: τ below 0 or not finite, another quantity, other laws.
     """
 
     tau: float = 0.1
+    quantity: Quantity = "joint"
+    laws: Laws = "warped"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
     needs: ClassVar[Needs] = "law"
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
+        if self.quantity not in get_args(Quantity):
+            raise InvalidParameterError(f"quantity={self.quantity!r}: must be 'joint' or 'step'")
+        if self.laws not in get_args(Laws):
+            raise InvalidParameterError(f"laws={self.laws!r}: must be 'warped' or 'raw'")
 
     @property
     def bound(self) -> Bound:
-        words = f"P > {self.tau:g} Q for the accepted tokens as a whole, nothing per token"
-        return Bound(words, threshold=self.tau)
+        other = "Q" if self.quantity == "joint" else "its share of the search's last step"
+        before = "" if self.laws == "warped" else ", before temperature and truncation"
+        words = f"P > {self.tau:g} {other} for the accepted tokens as a whole{before}, "
+        return Bound(words + "nothing per token", threshold=self.tau)
+
+    def reading(self, logits_BNV: Tensor) -> Verifier:
+        """The rule for a round in which the target has these raw logits."""
+        if self.laws == "warped":
+            return self
+        return _Raw(self.tau, self.quantity, self.laws, logits_BNV)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Judges a batch of chains.
 
         Raises:
-            IncompatibleError: a draft with branches.
+            IncompatibleError: a draft with branches, or without what the options ask for.
         """
         require_chain(self, draft)
         B, N = draft.tokens_BN.shape
-        log_P_BN, log_Q_BN = path_logs(draft, p_BNV)
+        log_P_BN, log_Q_BN = self.path_logs(draft, p_BNV)
+        if self.quantity == "step" and N > 1:
+            log_Q_BN = _required(draft.step_probs_BN, "quantity='step'", "search steps").log()
         good_BN = draft.mask_BN & passes(log_P_BN - log_Q_BN, self.tau)
         good_BN[:, 0] = True  # the empty prefix
         depth_N = torch.arange(N, device=p_BNV.device)
@@ -85,6 +122,27 @@ class Joint:
         p_BV = p_BNV[torch.arange(B, device=p_BNV.device), num_accepted_B]
         next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(depth_N[1:].expand(B, N - 1), num_accepted_B, next_B)
+
+    def path_logs(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
+        """log P and log Q of each prefix, (B, N)."""
+        if self.laws == "raw":
+            raise IncompatibleError("laws='raw': the target's logits are missing; see reading()")
+        return path_logs(draft, p_BNV)
+
+
+@dataclass(frozen=True, eq=False)
+class _Raw(Joint):
+    """The rule in a round whose target has these logits."""
+
+    target_BNV: Tensor | None = None
+
+    def path_logs(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.target_BNV is not None
+        log_P_BN = _sums(draft, _log_softmax(draft, self.target_BNV))
+        if draft.num_nodes == 1:
+            return log_P_BN, torch.zeros_like(log_P_BN)
+        draft_BNV = _required(draft.logits_BNV, "laws='raw'", "logits")
+        return log_P_BN, _sums(draft, _log_softmax(draft, draft_BNV))
 
 
 def check_tau(tau: float) -> None:
@@ -108,15 +166,35 @@ def path_logs(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         q_BNV = torch.ones_like(p_BNV)
     else:
         q_BNV = draft.probs_BNV
-    return _log_of_path(draft, p_BNV), _log_of_path(draft, q_BNV)
+    return _sums(draft, _at(draft, p_BNV).log()), _sums(draft, _at(draft, q_BNV).log())
 
 
-def _log_of_path(draft: Draft, law_BNV: Tensor) -> Tensor:
+def _at(draft: Draft, law_BNV: Tensor) -> Tensor:
+    """What each node's token has in its parent's row, (B, N); the root's is arbitrary."""
     dtype = torch.float32 if law_BNV.device.type == "mps" else torch.float64
     rows_B1 = torch.arange(draft.tokens_BN.shape[0], device=law_BNV.device)[:, None]
-    parents_BN = draft.parents_BN.clamp(min=0)
-    log_BN = law_BNV[rows_B1, parents_BN, draft.tokens_BN].to(dtype).log()
+    return law_BNV[rows_B1, draft.parents_BN.clamp(min=0), draft.tokens_BN].to(dtype)
+
+
+def _log_softmax(draft: Draft, logits_BNV: Tensor) -> Tensor:
+    """Log-probability of each node's token behind its parent, (B, N)."""
+    wide_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
+    total_BN = wide_BNV.logsumexp(-1).gather(1, draft.parents_BN.clamp(min=0))
+    return _at(draft, wide_BNV) - total_BN
+
+
+def _sums(draft: Draft, log_BN: Tensor) -> Tensor:
+    """Sums along the path to each node; 0 at the root."""
+    log_BN = log_BN.clone()
     log_BN[:, 0] = 0.0
     if draft.is_chain:
         return log_BN.cumsum(1)
     return torch.where(draft.ancestors_BNN, log_BN[:, None, :], 0.0).sum(2)
+
+
+def _required(found: Tensor | None, option: str, what: str) -> Tensor:
+    if found is None:
+        raise IncompatibleError(
+            f"{option}: the drafter hands over no {what}; take one that does, such as BeamDrafter"
+        )
+    return found
