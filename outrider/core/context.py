@@ -28,6 +28,8 @@ class Context:
         prompt_length_B: tokens of each row's prompt, on the device.
         key_B: random-number keys of the rows.
         law: the sampling law of the rows.
+        sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
+            the row's own tokens are then the decoder's alone. None without an encoder.
     """
 
     tokens_BT: Tensor
@@ -36,6 +38,7 @@ class Context:
     prompt_length_B: Tensor
     key_B: Tensor
     law: Law
+    sources: list[tuple[int, ...]] | None = None
 
     @classmethod
     def start(
@@ -45,8 +48,10 @@ class Context:
         seeds: Sequence[int],
         requests: Sequence[int],
         device: torch.device | str = "cpu",
+        sources: Sequence[Sequence[int]] | None = None,
     ) -> "Context":
-        """A batch of non-empty prompts (token ids), one seed and request number per row."""
+        """A batch of non-empty prompts (token ids), one seed and request number per row, and one
+        non-empty source text where there is an encoder."""
         lengths = [len(prompt) for prompt in prompts]
         tokens_BT = torch.zeros(len(prompts), max(lengths) + _SLACK, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -59,6 +64,7 @@ class Context:
             length_B,
             row_keys(list(seeds), list(requests), device),
             law,
+            None if sources is None else [tuple(source) for source in sources],
         )
 
     @property
@@ -99,6 +105,8 @@ class Context:
         self.key_B = self.key_B[index_B]
         self.lengths = [self.lengths[row] for row in rows]
         self.prompt_length_B = self.prompt_length_B[index_B]
+        if self.sources is not None:
+            self.sources = [self.sources[row] for row in rows]
 
     def join(self, other: "Context") -> None:
         """Appends the rows of another context. The caller replaces the law."""
@@ -108,6 +116,8 @@ class Context:
         self.key_B = torch.cat([self.key_B, other.key_B])
         self.lengths = self.lengths + other.lengths
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
+        if self.sources is not None and other.sources is not None:
+            self.sources = self.sources + other.sources
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:

@@ -23,7 +23,7 @@ from outrider.models.cache import SlabCache
 from outrider.models.masks import Nodes, chain_mask, tree_mask
 
 _PREFILL_COLUMNS = 512
-_MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
+MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
 _ATTENTION = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 _RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
@@ -41,11 +41,15 @@ class HFModel:
         num_tokens: width of the logits.
         limit: longest context in tokens.
         watch: time spent in forward passes.
+        opening: the tokens every text begins with, where the prompt is a source that an encoder
+            reads; None where the text begins with the prompt.
 
     Raises:
         UnsupportedModelError: an encoder-decoder, layers whose state cannot be rolled back, or a
             model that takes no explicit positions.
     """
+
+    opening: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class HFModel:
         tokenizer: PreTrainedTokenizerBase | None = None,
         name: str = "model",
     ) -> None:
-        check_supported(module, name)
+        self._check(module, name)
         self.module = module.eval()
         self.tokenizer = tokenizer
         self.name = name
@@ -70,7 +74,7 @@ class HFModel:
 
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""
-        cache = SlabCache(context, self.num_layers, self.limit + _MARGIN)
+        cache = self._cache(context)
         longest = max(context.lengths) - 1
         for first in range(0, longest, _PREFILL_COLUMNS):
             columns = slice(first, min(first + _PREFILL_COLUMNS, longest))
@@ -86,8 +90,12 @@ class HFModel:
     def score(self, cache: SlabCache, draft: Draft) -> Scores:
         """One pass over all nodes of the draft, behind the committed tokens."""
         cache.lengths = [length - 1 for length in cache.context.lengths]
-        nodes = None if draft.is_chain else Nodes(draft.ancestors_BNN, draft.depth_BN)
-        return Scores(self.extend(cache, draft.tokens_BN, nodes))
+        if draft.is_chain:
+            return Scores(self.extend(cache, draft.tokens_BN))
+        columns = draft.columns
+        tokens_BM = draft.tokens_BN.gather(1, columns.node_BM)
+        nodes = Nodes(columns.ancestors_BMM, columns.depth_BM)
+        return Scores(columns.spread(self.extend(cache, tokens_BM, nodes)))
 
     def commit(self, cache: SlabCache, draft: Draft, verdict: Verdict) -> None:
         """Keeps the root and the accepted path."""
@@ -127,17 +135,9 @@ class HFModel:
             kind: self._mask(cache, positions_BN, nodes, window)
             for kind, window in self._windows.items()
         }
-        arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
+        positions_BN = positions_BN.clamp(max=self.limit - 1)
         with self.watch:
-            output = self.module(
-                input_ids=tokens_BN,
-                position_ids=positions_BN.clamp(max=self.limit - 1),
-                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-                past_key_values=cache,
-                use_cache=True,
-                **arguments,
-            )
-        logits_BNV: Tensor = output.logits
+            logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
         self._sums.append(logits_BNV.sum((1, 2), dtype=torch.float32))
         return logits_BNV
 
@@ -154,6 +154,34 @@ class HFModel:
             f"{self.name} produced NaN or infinite logits at or just after position {position}; "
             f"its weights may be damaged, or {self.dtype} too narrow for it: try dtype='float32'"
         )
+
+    def _check(self, module: PreTrainedModel, name: str) -> None:
+        check_supported(module, name)
+
+    def _cache(self, context: Context) -> SlabCache:
+        """An empty cache for a batch."""
+        return SlabCache(context, self.num_layers, self.limit + MARGIN)
+
+    def _forward(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        masks: dict[str, Tensor],
+        nodes: Nodes | None,
+        num_logits: int,
+    ) -> Tensor:
+        """The model's own forward pass: logits (B, N, V)."""
+        arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
+        logits_BNV: Tensor = self.module(
+            input_ids=tokens_BN,
+            position_ids=positions_BN,
+            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+            past_key_values=cache,
+            use_cache=True,
+            **arguments,
+        ).logits
+        return logits_BNV
 
     def _mask(
         self, cache: SlabCache, positions_BN: Tensor, nodes: Nodes | None, window: int | None
@@ -188,7 +216,7 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
 def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
     """The part of :func:`check_supported` that needs no weights."""
     if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder; not supported yet")
+        raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder: use load_model")
     if getattr(config, "alibi", False) or config.model_type == "gpt_neo":
         raise UnsupportedModelError(
             f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "

@@ -60,11 +60,27 @@ def tree_mask(
     visible_BNS = (node_BS < 0)[:, None] | on_path_BNS
     if window is not None:
         positions_BM = length_B[:, None] + nodes.depth_BM
-        position_BS = torch.where(is_node_BS, positions_BM.gather(1, index_BNS[:, 0]), slots_S)
+        position_BS = slot_positions(nodes, length_B, span)
         visible_BNS = visible_BNS & (
             position_BS[:, None] > positions_BM[:, nodes.first :, None] - window
         )
     return _additive(~visible_BNS, dtype)
+
+
+def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:
+    """Slot s of a row is visible, from anywhere, iff ``s < length``; (B, 1, 1, S)."""
+    slots_S = torch.arange(span, device=length_B.device)
+    return _additive((slots_S >= length_B[:, None])[:, None], dtype)
+
+
+def slot_positions(nodes: Nodes, length_B: Tensor, span: int) -> Tensor:
+    """The position of what each slot holds, (B, S): its number, or where it holds a node that
+    node's depth behind the committed length."""
+    M = nodes.depth_BM.shape[1]
+    slots_S = torch.arange(span, device=length_B.device)
+    node_BS = slots_S - length_B[:, None]
+    position_BS = length_B[:, None] + nodes.depth_BM.gather(1, node_BS.clamp(0, M - 1))
+    return torch.where((node_BS >= 0) & (node_BS < M), position_BS, slots_S)
 
 
 def _additive(hidden_BNS: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,6 +21,7 @@ def check_model(
     trees: bool = True,
     atol: float = 1e-9,
     prompts: Sequence[Sequence[int]] | None = None,
+    sources: Sequence[Sequence[int]] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
@@ -32,6 +33,7 @@ def check_model(
         trees: also score trees, not only chains.
         atol: largest difference of two logits that should be equal.
         prompts: of the rows; ragged and random if None.
+        sources: one per prompt, for a model with an encoder.
         device: where contexts are built.
         seed: of prompts and drafts.
     """
@@ -46,7 +48,7 @@ def check_model(
     chain_N = [-1, 0, 1, 2]
     for parents_N in [chain_N, [-1, 0, 0, 1, 1, 2, 4]] if trees else [chain_N]:
         name = "a chain" if parents_N is chain_N else "a tree"
-        context = Context.start(prompts, law, [seed] * B, range(B), device)
+        context = Context.start(prompts, law, [seed] * B, range(B), device, sources)
         cache = model.start(context)
         for turn in range(3):
             after = "start" if turn == 0 else f"{turn} commits"
@@ -70,7 +72,8 @@ def check_model(
         context.keep(kept)
         context.law = SoftmaxLaw()
         cache.keep(kept)
-        other = Context.start(prompts[:2], SoftmaxLaw(), [seed] * 2, [7, 8], device)
+        others = None if sources is None else sources[:2]
+        other = Context.start(prompts[:2], SoftmaxLaw(), [seed] * 2, [7, 8], device, others)
         other_cache = model.start(other)
         context.join(other)
         context.law = SoftmaxLaw()
@@ -117,7 +120,10 @@ def _from_scratch(model: Model[Any], context: Context, draft: Draft) -> Tensor:
         for i in range(draft.num_nodes):
             on_path_N = draft.ancestors_BNN[b, i]
             path = draft.tokens_BN[b][on_path_N].tolist()[1:]
-            alone = Context.start([committed + path], SoftmaxLaw(), [0], [0], context.device)
+            source = None if context.sources is None else [context.sources[b]]
+            alone = Context.start(
+                [committed + path], SoftmaxLaw(), [0], [0], context.device, source
+            )
             root_only = Draft.root_only(alone.root_B)
             rows.append(model.score(model.start(alone), root_only).logits_BNV[0, 0])
     return torch.stack(rows).view(*draft.tokens_BN.shape, -1)

@@ -1,0 +1,137 @@
+"""Any T5-like, BART-like or Marian encoder-decoder as a target or a draft, unmodified.
+
+The decoder's text is the context's tokens; the source lives in the cache. A batch's sources are
+encoded once, when its rows are admitted; the decoder's first pass turns them into each layer's
+cross-attention keys and values, which stay. From there on an encoder-decoder is a model like any
+other, scored, committed and rolled back by the parts of ``HFModel``, except that its decoder has to
+be told positions by other means (``positions.py``).
+
+Legend: B rows, N nodes of a pass, S slots of the source, W hidden width, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
+
+from outrider.core.context import Context
+from outrider.core.errors import UnsupportedModelError
+from outrider.models.cache import SlabCache
+from outrider.models.cross import Seq2SeqCache
+from outrider.models.hf import MARGIN, HFModel
+from outrider.models.masks import Nodes, slot_positions
+from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
+
+
+class Seq2SeqModel(HFModel):
+    """A ``core.Model`` around a ``transformers`` encoder-decoder.
+
+    Its contexts have ``sources``, and begin with ``opening``.
+
+    Args:
+        module: the model; put into evaluation mode.
+        tokenizer: its tokenizer, or None for token ids only.
+        name: how messages call it.
+
+    Attributes:
+        source_limit: longest source in tokens.
+
+    Raises:
+        UnsupportedModelError: no encoder-decoder, a family whose positions cannot be given per
+            row, two vocabularies, or no token to begin with.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "model",
+    ) -> None:
+        super().__init__(module, tokenizer, name)
+        config: Any = module.config
+        self._relative = config.model_type in RELATIVE
+        self._encoder: Any = module.get_encoder()
+        self._decoder: Any = module.get_decoder()
+        self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
+        self.source_limit = self.limit
+        self.opening = (_start_token(module, name),)
+
+    def _check(self, module: PreTrainedModel, name: str) -> None:
+        check_seq2seq_config(module.config, type(module).__name__, name)
+
+    def _cache(self, context: Context) -> Seq2SeqCache:
+        """A cache with the sources of a batch in it, and nothing else."""
+        assert context.sources is not None, "an encoder-decoder's context has sources"
+        length = max(map(len, context.sources))
+        ids_BS = torch.zeros(context.num_rows, length, dtype=torch.int64)
+        seen_BS = torch.zeros_like(ids_BS)
+        for b, source in enumerate(context.sources):
+            ids_BS[b, : len(source)] = torch.tensor(source)
+            seen_BS[b, : len(source)] = 1
+        with self.watch:
+            states_BSW: Tensor = self._encoder(
+                input_ids=ids_BS.to(self.device), attention_mask=seen_BS.to(self.device)
+            ).last_hidden_state
+        cache = Seq2SeqCache(context, self.num_layers, self.limit + MARGIN, states_BSW, self.dtype)
+        self.extend(cache, context.tokens_BT[:, :1], num_logits=1)
+        cache.settle()
+        return cache
+
+    def _forward(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        masks: dict[str, Tensor],
+        nodes: Nodes | None,
+        num_logits: int,
+    ) -> Tensor:
+        assert isinstance(cache, Seq2SeqCache)
+        if nodes is None:
+            slot_BS = torch.arange(cache.span, device=self.device)[None]
+        else:
+            slot_BS = slot_positions(nodes, cache.length_B, cache.span)
+        places = Places(positions_BN, slot_BS)
+        with placed(self._decoder, places, relative=self._relative):
+            logits_BNV: Tensor = self.module(
+                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
+                attention_mask=cache.mask_B11S,
+                decoder_input_ids=tokens_BN,
+                decoder_attention_mask=next(iter(masks.values())),
+                past_key_values=cache.both,
+                use_cache=True,
+            ).logits
+        return logits_BNV
+
+
+def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None:
+    """Raises UnsupportedModelError for a model that is none of the families here."""
+    if not config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} ({kind}) is no encoder-decoder: use load_model")
+    known = RELATIVE | ABSOLUTE
+    if config.model_type not in known:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) is an encoder-decoder of type {config.model_type}, whose decoder "
+            f"cannot be given positions per row, which ragged batches and trees need; supported: "
+            f"{', '.join(sorted(known))}"
+        )
+    decoder_vocab = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    if decoder_vocab != config.vocab_size:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has separate vocabularies for source ({config.vocab_size}) and text "
+            f"({decoder_vocab}); take a model that shares one"
+        )
+
+
+def _start_token(module: PreTrainedModel, name: str) -> int:
+    """What ``generate`` begins with."""
+    for config in (getattr(module, "generation_config", None), module.config):
+        for field in ("decoder_start_token_id", "bos_token_id"):
+            token = getattr(config, field, None)
+            if isinstance(token, int):
+                return token
+    raise UnsupportedModelError(
+        f"{name} ({type(module).__name__}) has no decoder_start_token_id: set it in its config"
+    )

@@ -1,0 +1,113 @@
+"""Tiny ``transformers`` encoder-decoders with random weights, beside those of ``tiny_models``.
+
+Decoders have another number of layers than encoders, so that neither is taken for the other.
+
+Legend: T tokens of the decoder, S of the source.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from tiny_models import VOCAB
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.models.seq2seq import Seq2SeqModel
+
+_T5 = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+_BART = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 128,
+    "decoder_start_token_id": 2,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "forced_eos_token_id": None,
+}
+_GATED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+SEQ2SEQ: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5Config", "T5ForConditionalGeneration", _T5),
+    "t5_v1_1": ("T5Config", "T5ForConditionalGeneration", _T5 | _GATED),
+    "mt5": ("MT5Config", "MT5ForConditionalGeneration", _T5),
+    "marian": ("MarianConfig", "MarianMTModel", _BART),
+    "bart": ("BartConfig", "BartForConditionalGeneration", _BART),
+    "mbart": ("MBartConfig", "MBartForConditionalGeneration", _BART),
+    "pegasus": ("PegasusConfig", "PegasusForConditionalGeneration", _BART),
+    "plbart": ("PLBartConfig", "PLBartForConditionalGeneration", _BART),
+    "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", _BART),
+}
+
+
+def tiny_seq2seq_module(
+    family: str = "t5",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    std: float = 0.2,
+    **overrides: Any,
+) -> PreTrainedModel:
+    """A random encoder-decoder; no end-of-sequence token unless one is given."""
+    config_name, model_name, settings = SEQ2SEQ[family]
+    config = getattr(transformers, config_name)(**settings | overrides)
+    module: PreTrainedModel = getattr(transformers, model_name)(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim > 1 and parameter.requires_grad:  # sinusoids stay what they are
+                parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+    return module.to(dtype).eval()
+
+
+def tiny_seq2seq(
+    family: str = "t5", seed: int = 0, name: str = "model", **settings: Any
+) -> Seq2SeqModel:
+    """The same, ready to score."""
+    return Seq2SeqModel(tiny_seq2seq_module(family, seed, **settings), name=name)
+
+
+@torch.no_grad()
+def decoder_logits(module: PreTrainedModel, source: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    """Logits of one plain forward pass over source and text, without any cache, (T, V)."""
+    return module(
+        input_ids=torch.tensor([list(source)]),
+        decoder_input_ids=torch.tensor([list(tokens)]),
+        use_cache=False,
+    ).logits[0]
+
+
+def seq2seq_generate(
+    module: PreTrainedModel, source: Sequence[int], num: int, **settings: Any
+) -> tuple[int, ...]:
+    """The greedy text that ``transformers`` writes for one source alone, the start token off."""
+    ids = torch.tensor([list(source)])
+    done = module.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num,
+        do_sample=False,
+        num_beams=1,
+        **settings,
+    )
+    return tuple(done[0, 1:].tolist())
