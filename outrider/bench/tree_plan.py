@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,8 +25,7 @@ from outrider.drafters.topology import Topology
 from outrider.drafters.tree import TreeDrafter
 from outrider.models import HFModel, Nodes
 from outrider.sampling import Sampling, Warp
-from outrider.verifiers import Greedy
-from outrider.verifiers.distinct import Distinct
+from outrider.verifiers import Distinct, Greedy, Rejection
 
 _COLUMNS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _LEVEL = 8  # nodes of a level whose draft pass is timed
@@ -108,10 +107,12 @@ def count_ranks(
     width: int,
     num_rounds: int,
     eos_ids: frozenset[int] = frozenset(),
+    children: Literal["iid", "distinct"] = "distinct",
 ) -> list[int]:
     """At how many places the child of each rank was accepted; the last number: none was."""
-    drafter = TreeDrafter(draft, target.num_tokens, Topology.expansion([width]), "distinct")
-    verifier: Verifier = Greedy() if sampling.greedy else Distinct()
+    drafter = TreeDrafter(draft, target.num_tokens, Topology.expansion([width]), children)
+    rules: dict[str, Verifier] = {"iid": Rejection(), "distinct": Distinct()}
+    verifier = Greedy() if sampling.greedy else rules[children]
     limit = min(target.limit, draft.limit)
     counts = [0] * (width + 1)
     context = _context(prompts, sampling, target)
