@@ -39,6 +39,7 @@ NODES = 16
 SEQUENCES = 4
 DEPTH = 8
 PASS_BAR, SHARE_BAR = 1.25, 0.15
+SAME_WHEN_GREEDY = ("block", "specinfer", "traversal", "top-k-tree", "best-of-k")
 _RANKS = 12
 
 
@@ -259,6 +260,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         trees = [planned(shares, NODES) for _, shares in ranks]
         rows = []
         for each in contenders(*trees):
+            if sampling.greedy and each.method in SAME_WHEN_GREEDY:
+                continue
             print(f"temperature {temperature:g}: {each.name}", flush=True)
             rows.append(measure(pair, each, sampling, options.texts))
         temperatures[str(temperature)] = {"ranks": ranks, "rows": rows}

@@ -98,6 +98,7 @@ def tree_plan(
     programme). Seconds, on the embedded pair:
 
       outrider tree-plan --output tree.json
+      outrider generate "def main():" --method sequoia -o topology=tree.json
 
     Times are of the passes alone, for one text at a time.
     """
@@ -203,4 +204,8 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
     if not plan.tree.paths:
         console.print("No tree is worth its passes here; plain decoding is faster.", style="bold")
     elif output is not None:
-        console.print(f"The tree is in {output}.", markup=False)
+        console.print(
+            f"The tree is in {output}; take it with --method sequoia -o topology={output}",
+            markup=False,
+            soft_wrap=True,
+        )
