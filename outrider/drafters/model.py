@@ -8,7 +8,7 @@ The model's cache never needs a pass of its own to catch up: after a round it la
 also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or two
 tokens per row.
 
-A row may stop early, by a threshold on its tokens' q (``policy.py``). The token that stops it stays
+A row may stop early, by a threshold on its tokens' q (``stop.py``). The token that stops it stays
 in the draft and is verified, so the output's law is untouched.
 
 Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
@@ -30,7 +30,7 @@ from outrider.core import (
     Verdict,
 )
 from outrider.drafters.pick import INDEPENDENT, Picker
-from outrider.drafters.policy import Confidence, Stop
+from outrider.drafters.stop import Confidence, Stop
 from outrider.models import HFModel, SlabCache
 
 

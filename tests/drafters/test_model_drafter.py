@@ -21,6 +21,7 @@ from outrider.core import Budget, Context, Draft, Law, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.model import ModelState
+from outrider.drafters.stop import Confidence, Stop, Survival
 from outrider.methods import METHODS
 from outrider.models import HFModel
 from outrider.sampling import Warp
@@ -41,17 +42,17 @@ def law(num_rows: int) -> Law:
     return Warp([sampling] * num_rows, V)
 
 
-@pytest.mark.parametrize("confidence", [0.0, 0.4])
-def test_contract(confidence: float) -> None:
+@pytest.mark.parametrize("stop", [None, Confidence(0.4), Survival(0.7)])
+def test_contract(stop: Stop | None) -> None:
     """False alarms: see ``check_drafter``, below 1e-6."""
     with torch.inference_mode():
-        check_drafter(ModelDrafter(toy(1, 6), 6, confidence), 6)
+        check_drafter(ModelDrafter(toy(1, 6), 6, stop), 6)
 
 
-@pytest.mark.parametrize("confidence", [0.0, 0.45])
+@pytest.mark.parametrize("stop", [None, Confidence(0.45), Survival(0.6)])
 @pytest.mark.parametrize("verifier", [Rejection(), Greedy()], ids=["rejection", "greedy"])
 def test_a_round_has_exactly_the_targets_law(
-    verifier: Rejection | Greedy, confidence: float
+    verifier: Rejection | Greedy, stop: Stop | None
 ) -> None:
     """ENUM: every draft and every decision of one round, and what follows, against the target.
     Greedy verification is exact at temperature 0 only, which is where it is tested."""
@@ -62,7 +63,7 @@ def test_a_round_has_exactly_the_targets_law(
     with torch.inference_mode():
         done = enumerate_round(
             toy(0),
-            ModelDrafter(toy(1), V, confidence),
+            ModelDrafter(toy(1), V, stop),
             verifier,
             2,
             prompt=(0, 1, 2),
@@ -81,7 +82,7 @@ def test_dropping_the_unsure_token_would_show() -> None:
             draft = super().propose(state, context, budget, rng)
             assert draft.probs_BNV is not None
             x_BD1 = draft.tokens_BN[:, 1:, None]
-            sure_BD = draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0] >= self.confidence
+            sure_BD = draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0] >= 0.45
             sure_BN = torch.nn.functional.pad(sure_BD, (1, 0), value=True)
             mask_BN = draft.mask_BN & (sure_BN.long().cumprod(1) > 0)
             return Draft.chain(draft.tokens_BN, mask_BN, draft.probs_BNV, draft.drawn)
@@ -111,7 +112,7 @@ def test_many_rounds_with_a_confidence_stop_have_the_targets_law() -> None:
 
 def test_the_last_drawn_token_stays_in_the_draft() -> None:
     """A row stops behind the first token less probable than the threshold, never before it."""
-    drafter = ModelDrafter(tiny("llama", 1, std=0.2), VOCAB, confidence=0.03)
+    drafter = ModelDrafter(tiny("llama", 1, std=0.2), VOCAB, Confidence(0.03))
     prompts = ragged_prompts([4] * 64)
     context = Context.start(prompts, Warp([Sampling()] * 64, VOCAB), [0] * 64, range(64))
     with torch.inference_mode():

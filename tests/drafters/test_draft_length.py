@@ -1,0 +1,227 @@
+"""Draft lengths: every policy leaves the text's law alone, and stops or grows where it says.
+
+Legend: B rows, N nodes.
+"""
+
+import functools
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import VOCAB, ragged_prompts, tiny
+
+from outrider import Sampling
+from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict, Verifier
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters import ModelDrafter
+from outrider.drafters.policy import DraftLength, HeuristicLength, LengthState, Stopped
+from outrider.drafters.stop import Both, Confidence, Stop, Survival
+from outrider.sampling import Warp
+from outrider.testing import SoftmaxLaw, ToyDrafter, ToyModel, check_drafter, chi2, enumerate_round
+from outrider.verifiers import Block, Rejection
+
+TARGET, DRAFT = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
+STOPS = [Confidence(0.3), Survival(0.7), Both(Confidence(0.2), Survival(0.6))]
+
+
+@functools.cache
+def acceptance_length(rule: Verifier, width: int) -> float:
+    """Of whole drafts: a chain of two tokens, or a tree of two and one below."""
+    return enumerate_round(TARGET, ToyDrafter(DRAFT, width), rule, width + 1).acceptance_length
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    ("rule", "width"),
+    [(Rejection(), 1), (Block(), 1), (Rejection(), 2)],
+    ids=["rejection", "block", "tree"],
+)
+def test_a_round_that_stops_has_exactly_the_targets_law(
+    stop: Stop, rule: Verifier, width: int
+) -> None:
+    """ENUM. Some drafts are cut, and not all."""
+    done = enumerate_round(TARGET, Stopped(ToyDrafter(DRAFT, width), stop), rule, width + 1)
+    assert done.total_variation < 1e-12
+    assert done.acceptance_length < acceptance_length(rule, width) - 1e-3
+    assert max(len(tokens) for tokens in done.emitted) == 3
+
+
+class Dropping(Stopped):
+    """The mistake: the token that stops the draft is taken out of it."""
+
+    def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+        draft = super().propose(state, context, budget, rng)
+        assert draft.probs_BNV is not None
+        q_BD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+        sure_BD = self.stop.goes_on(q_BD, q_BD.cumprod(1))
+        sure_BN = torch.nn.functional.pad(sure_BD, (1, 0), value=True)
+        return replace(draft, mask_BN=draft.mask_BN & sure_BN)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_dropping_the_token_that_stops_would_show(stop: Stop) -> None:
+    """MUT."""
+    done = enumerate_round(TARGET, Dropping(ToyDrafter(DRAFT), stop), Rejection(), 2)
+    assert done.total_variation > 1e-3
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_cut_draft_keeps_the_contract(stop: Stop) -> None:
+    """False alarms: see ``check_drafter``, below 1e-6."""
+    model = ToyModel.random(5, seed=3)
+    check_drafter(Stopped(ToyDrafter(model), stop), 5)
+    check_drafter(Stopped(ToyDrafter(model, 2, "distinct"), stop), 5, 6)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_cutting_is_what_stopping_by_itself_does(stop: Stop) -> None:
+    """Parity of ``Stopped`` and the stop inside ``ModelDrafter``, and both where they should."""
+    model, B = tiny("llama", 1), 48
+    law = Warp([Sampling(temperature=0.6)] * B, VOCAB)
+    context = Context.start(ragged_prompts([4] * B), law, [0] * B, range(B))
+    drafters = (ModelDrafter(model, VOCAB, stop), Stopped(ModelDrafter(model, VOCAB), stop))
+    with torch.inference_mode():
+        itself, cut = (
+            drafter.propose(drafter.start(context), context, Budget(6), context.rng)
+            for drafter in drafters
+        )
+    assert itself.num_drafted_B.tolist() == cut.num_drafted_B.tolist()
+    assert len(set(cut.num_drafted_B.tolist())) > 2
+    assert cut.probs_BNV is not None
+    q_BD = cut.probs_BNV[:, :-1].gather(2, cut.tokens_BN[:, 1:, None])[..., 0]
+    goes_BD = stop.goes_on(q_BD, q_BD.cumprod(1))
+    for goes, n in zip(goes_BD.tolist(), cut.num_drafted_B.tolist(), strict=True):
+        assert n == next((i + 1 for i, on in enumerate(goes) if not on), cut.num_nodes - 1)
+
+
+def test_survival_is_one_less_the_product() -> None:
+    q = torch.tensor([0.9, 0.9, 0.9, 0.9])
+    assert Survival(0.3).goes_on(q, q.cumprod(0)).tolist() == [True, True, True, False]
+    assert bool(Survival(1.0).goes_on(q, torch.zeros(4)).all())
+    assert Confidence(0.9).goes_on(torch.tensor([0.95, 0.85]), q[:2]).tolist() == [True, False]
+
+
+# ---------------------------------------------------------------------------------- the heuristic
+
+
+@pytest.mark.parametrize("start", [1, 2, 9])
+@pytest.mark.parametrize("rule", [Rejection(), Block()])
+def test_a_round_of_any_length_has_exactly_the_targets_law(start: int, rule: Verifier) -> None:
+    """ENUM, at every length that a row may have come to; longer ones end at the budget."""
+    done = enumerate_round(TARGET, HeuristicLength(ToyDrafter(DRAFT), start), rule, 2)
+    plain = enumerate_round(TARGET, ToyDrafter(DRAFT), rule, min(start, 2), length=3)
+    assert done.total_variation < 1e-12
+    assert done.acceptance_length == pytest.approx(plain.acceptance_length)
+
+
+def test_many_rounds_of_changing_length_have_the_targets_law() -> None:
+    """CHI2: the lengths of later rounds hang on what earlier ones accepted. A correct drafter
+    fails with probability 1e-4 (seed fixed)."""
+    drafter = HeuristicLength(ToyDrafter(DRAFT), 1)
+    assert chi2(TARGET, drafter, Rejection(), 2, length=3, num_rows=200_000) > 1e-4
+
+
+def run(drafter: HeuristicLength, state: LengthState, context: Context, accepted: list[int]) -> Any:
+    """One round that accepts that many tokens of each row, at most what it drafted."""
+    draft = drafter.propose(state, context, Budget(8), context.rng)
+    drafted = draft.num_drafted_B.tolist()
+    count_B = torch.minimum(draft.num_drafted_B, torch.tensor(accepted))
+    path_BD = torch.arange(1, draft.num_nodes).expand(len(drafted), -1)
+    verdict = Verdict(path_BD, count_B, torch.zeros_like(count_B))
+    drafter.commit(state, draft, verdict, Scores(torch.zeros(1)))
+    context.append(verdict.emitted(draft), count_B + 1)
+    context.advance((count_B + 1).tolist())
+    return drafted
+
+
+def test_lengths_follow_their_rows() -> None:
+    """+2 where all was accepted, else -1, at least 1, at most the budget; rows keep theirs when
+    others leave and join."""
+
+    def started(B: int) -> tuple[Context, LengthState]:
+        context = Context.start([[0, 1]] * B, SoftmaxLaw(), [0] * B, range(B))
+        return context, drafter.start(context)
+
+    drafter = HeuristicLength(ToyDrafter(DRAFT), 3)
+    context, state = started(3)
+    assert run(drafter, state, context, [9, 2, 0]) == [3, 3, 3]
+    assert run(drafter, state, context, [9, 1, 0]) == [5, 2, 2]
+    assert run(drafter, state, context, [9, 0, 9]) == [7, 1, 1]
+    assert run(drafter, state, context, [0, 1, 0]) == [8, 1, 3]  # 9, but for the budget
+    state.keep([2, 1])
+    context.keep([2, 1])
+    newcomers, joining = started(1)
+    context.join(newcomers)
+    drafter.join(state, joining)
+    assert run(drafter, state, context, [9, 9, 9]) == [2, 3, 3]
+    assert run(drafter, state, context, [0, 0, 0]) == [4, 5, 5]
+
+
+def test_a_proposal_that_is_not_committed_changes_no_length() -> None:
+    drafter = HeuristicLength(ToyDrafter(DRAFT), 4)
+    context = Context.start([[0, 1]], SoftmaxLaw(), [0], [0])
+    state = drafter.start(context)
+    lengths = [
+        drafter.propose(state, context, Budget(n), context.rng).num_nodes - 1 for n in (6, 2, 0, 6)
+    ]
+    assert lengths == [4, 2, 0, 4]
+
+
+def test_a_row_that_drafted_nothing_keeps_its_length() -> None:
+    drafter = HeuristicLength(ToyDrafter(DRAFT), 4)
+    context = Context.start([[0, 1]], SoftmaxLaw(), [0], [0])
+    state = drafter.start(context)
+    draft = drafter.propose(state, context, Budget(0), context.rng)
+    zero_B = torch.zeros(1, dtype=torch.int64)
+    drafter.commit(state, draft, Verdict(zero_B[:, None], zero_B, zero_B), Scores(torch.zeros(1)))
+    assert state.length_B.tolist() == [4]
+
+
+def test_a_wrapper_tells_of_its_drafter_what_the_engine_asks() -> None:
+    inner = SimpleNamespace(drawn="iid", models=("m",), depth=7, target="t")
+    for around in (HeuristicLength(inner), Stopped(inner, Confidence())):  # type: ignore[arg-type]
+        assert (around.drawn, around.models, around.depth, around.target) == ("iid", ("m",), 7, "t")
+    bare = SimpleNamespace(drawn="iid")
+    assert HeuristicLength(bare).depth == 20  # type: ignore[arg-type]
+    assert not hasattr(Stopped(bare, Confidence()), "depth")  # type: ignore[arg-type]
+    assert not hasattr(HeuristicLength(bare), "target")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------- by name
+
+
+def test_names() -> None:
+    parse = DraftLength.parse
+    assert parse("fixed") == DraftLength()
+    assert parse("heuristic") == DraftLength(start=5)
+    assert parse("heuristic:7") == DraftLength(start=7)
+    assert parse("confidence") == DraftLength(Confidence(0.4))
+    assert parse("survival:0.25") == DraftLength(Survival(0.25))
+    assert parse("survival").and_confidence(0.0) == Survival(0.3)
+    assert parse("survival").and_confidence(0.2) == Both(Survival(0.3), Confidence(0.2))
+    assert parse("heuristic").and_confidence(0.2) == Confidence(0.2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    "fixed:3 heuristic:0 heuristic:x confidence:2 survival:-1 survival:nan survival: long".split(),
+)
+def test_bad_names_are_refused(text: str) -> None:
+    with pytest.raises(InvalidParameterError, match=f"^draft_length='{text}': must be fixed, heur"):
+        DraftLength.parse(text)
+
+
+def test_a_search_cannot_be_cut() -> None:
+    with pytest.raises(IncompatibleError, match="searches for its drafts"):
+        Stopped(ToyDrafter(DRAFT, 1, "searched"), Confidence())
+
+
+@pytest.mark.parametrize("make", [Confidence, Survival])
+def test_thresholds_outside_their_range(make: Any) -> None:
+    for number in (-0.1, 1.5, float("nan")):
+        with pytest.raises(InvalidParameterError, match=r"must be in \[0, 1\]"):
+            make(number)
+    with pytest.raises(InvalidParameterError, match="1 or more"):
+        HeuristicLength(ToyDrafter(DRAFT), 0)
