@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
+    from outrider.drafters.beam_search import beam_search
     from outrider.engine import Engine, Event, Result, Results, Stats, load
     from outrider.methods import METHODS
     from outrider.models import load_model
@@ -26,6 +27,7 @@ __all__ = [
     "Sampling",
     "Stats",
     "__version__",
+    "beam_search",
     "load",
     "load_model",
 ]
@@ -39,6 +41,7 @@ _HOME = {
     "Results": "outrider.engine",
     "Sampling": "outrider.sampling",
     "Stats": "outrider.engine",
+    "beam_search": "outrider.drafters.beam_search",
     "load": "outrider.engine",
     "load_model": "outrider.models",
 }

@@ -1,9 +1,10 @@
-"""Silences what libraries print on their own: progress bars, advice, warnings."""
+"""Silences what libraries print on their own: progress bars, advice, warnings. Our own
+warnings become notes."""
 
 import os
 import warnings
 
-from outrider.cli.errors import debugging
+from outrider.cli.errors import debugging, say
 
 
 def silence() -> None:
@@ -20,7 +21,13 @@ def silence() -> None:
     ):
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore")
+    warnings.filterwarnings("default", category=UserWarning, module=r"outrider\.")
+    warnings.showwarning = _note
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def _note(message: Warning | str, *_: object, **__: object) -> None:
+    say(f"note: {message}")

@@ -39,3 +39,7 @@ class NonFiniteLogitsError(OutriderError, ArithmeticError):
 
 class OutOfMemoryError(OutriderError, MemoryError):
     """The key-value slabs do not fit into the memory at hand."""
+
+
+class OutriderWarning(UserWarning):
+    """Something that was asked for could not be had in full; the command line prints a note."""

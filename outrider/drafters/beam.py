@@ -15,7 +15,7 @@ the last step's sampling probability, and does not re-order the laws with the be
 them belong to other paths. Here there is one beam at first, scores are true joint likelihoods, and
 every law is found by its own path. (Their code also keeps one token under top-p where 2B draws are
 needed. Here a beam that finds no token of positive probability does not exist. Top-k or top-p can
-thus make a search narrower than B; only the device knows when, so nothing warns of it.)
+thus make a search narrower than B, which is said once; see ``narrow.py``.)
 
 At temperature 0 the warped laws are point masses, which have one path: the argmax chain is drafted,
 by one beam. (Joint greedy decoding, below, searches the softmax of the logits.)
@@ -40,6 +40,7 @@ from outrider.core import Budget, Context, Draft, Drawn, Prefix, Role, Stream
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.beam_tree import BeamTree, best, sampled
 from outrider.drafters.model import ModelBacked, ModelState, fitted
+from outrider.drafters.narrow import NarrowSearch
 from outrider.models import HFModel
 
 Search = Literal["sample", "greedy"]
@@ -54,11 +55,15 @@ class Step:
 
     Attributes:
         q_BnV: the laws behind the beams that were there before.
+        logits_BnV: the model's logits there.
+        total_B: log of the sum of those beams' likelihoods, which is that of all continuations.
         tree: those that are there now, best first, as many as there may be.
         score_Bn: their log-likelihoods; -inf for beams that do not exist.
     """
 
     q_BnV: Tensor
+    logits_BnV: Tensor
+    total_B: Tensor
     tree: BeamTree
     score_Bn: Tensor
 
@@ -66,13 +71,15 @@ class Step:
 class BeamDrafter(ModelBacked):
     """Drafts the best path of a beam search, under the same sampling parameters as the target.
 
-    Keeps the laws of all beams until the search ends: γ·B·V numbers per row.
+    Keeps the laws of all beams until the search ends, γ·B·V numbers per row: which of them the best
+    path needs is known at the end. (To drop those of dead beams would mean to copy the others.)
 
     Args:
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
         beams: B, 1 or more.
         search: ``sample`` (2B draws, the best B of them) or ``greedy`` (the best B).
+        keep_logits: hand over the model's logits along the draft, for rules that judge by them.
 
     Raises:
         InvalidParameterError: a number of beams below 1, another kind of search.
@@ -81,7 +88,13 @@ class BeamDrafter(ModelBacked):
     drawn: Drawn = "searched"
 
     def __init__(
-        self, model: HFModel, num_tokens: int, beams: int = 8, search: Search = "sample"
+        self,
+        model: HFModel,
+        num_tokens: int,
+        beams: int = 8,
+        search: Search = "sample",
+        *,
+        keep_logits: bool = False,
     ) -> None:
         if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
             raise InvalidParameterError(f"beams={beams!r}: must be a whole number, 1 or more")
@@ -90,12 +103,20 @@ class BeamDrafter(ModelBacked):
         super().__init__(model, num_tokens)
         self.beams = beams
         self.search = search
+        self.keep_logits = keep_logits
+        self._narrow = NarrowSearch(beams)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         if budget.max_tokens < 1:
             return Draft.root_only(context.root_B)
         steps = list(self.steps(state, context, budget.max_tokens, rng))
+        if not context.law.greedy:  # a search of one beam, by design
+            self._narrow.watch([step.score_Bn for step in steps])
+        return self._draft(steps, context, budget)
+
+    def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
+        """The best path."""
         path_BD = _best_path(steps, budget.tokens_B)
         D = path_BD.shape[1]
         tokens_BD = steps[-1].tree.tokens_BM.gather(1, path_BD)
@@ -103,7 +124,11 @@ class BeamDrafter(ModelBacked):
         mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
         if budget.tokens_B is not None:
             mask_BN = torch.arange(D + 1, device=context.device) <= budget.tokens_B[:, None]
-        return Draft.chain(tokens_BN, mask_BN, _laws_along(steps, path_BD), "searched")
+        probs_BNV = _along([step.q_BnV for step in steps], path_BD)
+        logits = [step.logits_BnV for step in steps] if self.keep_logits else []
+        logits_BNV = _along(logits, path_BD) if logits else None
+        shares_BN = _shares(steps, tokens_BN, probs_BNV)
+        return Draft.chain(tokens_BN, mask_BN, probs_BNV, "searched", logits_BNV, shares_BN)
 
     def steps(
         self, state: ModelState, context: Context, num_steps: int, rng: Stream
@@ -117,20 +142,21 @@ class BeamDrafter(ModelBacked):
         for pick in picks:
             logits_BnV = self._logits(state, context, tree)
             q_BnV = self._laws(logits_BnV, tree.prefix(context))
+            total_B = score_Bn.logsumexp(1)
             score_Bn, index_Bn = pick(score_Bn, q_BnV)
             V = q_BnV.shape[2]
             tree = tree.grown(index_Bn // V, index_Bn % V)
-            yield Step(q_BnV, tree, score_Bn)
+            yield Step(q_BnV, logits_BnV, total_B, tree, score_Bn)
 
     def _logits(self, state: ModelState, context: Context, tree: BeamTree) -> Tensor:
         """Logits behind the living beams, (B, n, V)."""
         if not tree.tokens_BM.shape[1]:
-            return self._catch_up(state, context)[:, None]
+            return fitted(self._catch_up(state, context)[:, None], self.num_tokens)
         tokens_Bn = tree.last_Bn.clamp(max=self.model.num_tokens - 1)
-        return self.model.extend(state.cache, tokens_Bn, tree.nodes)
+        return fitted(self.model.extend(state.cache, tokens_Bn, tree.nodes), self.num_tokens)
 
     def _laws(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
-        return prefix.context.law(fitted(logits_BnV, self.num_tokens), prefix)
+        return prefix.context.law(logits_BnV, prefix)
 
     def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
         """How each step takes its beams."""
@@ -170,6 +196,8 @@ class MjgdDrafter(BeamDrafter):
         InvalidParameterError: a number of beams below 1.
     """
 
+    depth = 4  # K = 5, the most that the paper tries
+
     def __init__(self, model: HFModel, num_tokens: int, beams: int = 8) -> None:
         super().__init__(model, num_tokens, beams, "greedy")
 
@@ -178,7 +206,6 @@ class MjgdDrafter(BeamDrafter):
         return super().propose(state, context, Budget(budget.max_tokens + 1, tokens_B), rng)
 
     def _laws(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
-        logits_BnV = fitted(logits_BnV, self.num_tokens)
         return prefix.context.law.logits(logits_BnV, prefix).softmax(-1)
 
     def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
@@ -201,15 +228,24 @@ def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
     return path_BD
 
 
-def _laws_along(steps: Sequence[Step], path_BD: Tensor) -> Tensor:
-    """The law behind the root and behind each node of a path, (B, N, V); zeros behind the last."""
+def _along(behind: Sequence[Tensor], path_BD: Tensor) -> Tensor:
+    """Of rows behind each step's beams, those behind the root and behind each node of a path,
+    (B, N, V); zeros behind the last."""
     rows_B = torch.arange(path_BD.shape[0], device=path_BD.device)
-    laws, first = [steps[0].q_BnV[:, 0]], 0
-    for step, node_B in zip(steps[1:], path_BD.unbind(1), strict=False):
-        n = step.q_BnV.shape[1]
-        laws.append(step.q_BnV[rows_B, (node_B - first).clamp(0, n - 1)])
+    rows, first = [behind[0][:, 0]], 0
+    for step_BnV, node_B in zip(behind[1:], path_BD.unbind(1), strict=False):
+        n = step_BnV.shape[1]
+        rows.append(step_BnV[rows_B, (node_B - first).clamp(0, n - 1)])
         first += n
-    return torch.stack([*laws, torch.zeros_like(laws[-1])], 1)
+    return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
+
+
+def _shares(steps: Sequence[Step], tokens_BN: Tensor, probs_BNV: Tensor) -> Tensor:
+    """Share of a path's first i tokens in all continuations that step i chose from, (B, N)."""
+    q_BD = probs_BNV[:, :-1].gather(2, tokens_BN[:, 1:, None])[..., 0]
+    total_BD = torch.stack([step.total_B for step in steps], 1)
+    log_Q_BD = q_BD.to(total_BD.dtype).log().cumsum(1)
+    return pad((log_Q_BD - total_BD).exp(), (1, 0), value=1.0)
 
 
 def _wide(context: Context) -> torch.dtype:

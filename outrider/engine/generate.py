@@ -20,6 +20,7 @@ from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
 from outrider.models import HFModel, check_vocabularies
+from outrider.models.ends import eos_ids
 from outrider.sampling import Sampling
 
 NUM_SPECULATIVE_TOKENS = 5
@@ -94,7 +95,7 @@ class Engine:
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
-        self.eos_ids = _eos_ids(target)
+        self.eos_ids = eos_ids(target)
 
     @property
     def verifier(self) -> Verifier:
@@ -276,14 +277,6 @@ def check_range(name: str, value: int, most: int) -> None:
     """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")
-
-
-def _eos_ids(target: HFModel) -> frozenset[int]:
-    config = getattr(target.module, "generation_config", None) or target.module.config
-    ids = getattr(config, "eos_token_id", None)
-    if ids is None and target.tokenizer is not None:
-        ids = target.tokenizer.eos_token_id
-    return frozenset([] if ids is None else [ids] if isinstance(ids, int) else ids)
 
 
 def _request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:

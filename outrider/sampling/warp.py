@@ -26,12 +26,15 @@ class Warp:
         samplings: one per row.
         num_tokens: size of the vocabulary, the logits' width.
         device: where the logits live.
+
+    Attributes:
+        samplings: as given.
     """
 
     def __init__(
         self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self._samplings = tuple(samplings)
+        self.samplings = tuple(samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -101,18 +104,18 @@ class Warp:
         drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
         output_BMV = drafted_BMV + output_BV[:, None]
         seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._column([s.repetition_penalty for s in self._samplings]).to(z_BMV)
+        repetition_B = self._column([s.repetition_penalty for s in self.samplings]).to(z_BMV)
         z_BMV = torch.where(
             seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
         )
-        presence_B = self._column([s.presence_penalty for s in self._samplings]).to(z_BMV)
-        frequency_B = self._column([s.frequency_penalty for s in self._samplings]).to(z_BMV)
+        presence_B = self._column([s.presence_penalty for s in self.samplings]).to(z_BMV)
+        frequency_B = self._column([s.frequency_penalty for s in self.samplings]).to(z_BMV)
         return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
         """User processors see one place at a time, as ``transformers`` would show it to them."""
         z_BMV = z_BMV.clone()
-        for b, sampling in enumerate(self._samplings):
+        for b, sampling in enumerate(self.samplings):
             for m in range(z_BMV.shape[1] if sampling.processors else 0):
                 input_ids = prefix.row(b, m)
                 for processor in sampling.processors:
@@ -123,8 +126,8 @@ class Warp:
         return torch.tensor(values, dtype=self._dtype, device=self._device)[:, None, None]
 
     def _biases(self) -> Tensor:
-        bias_BV = torch.zeros(len(self._samplings), self._num_tokens, dtype=self._dtype)
-        for b, sampling in enumerate(self._samplings):
+        bias_BV = torch.zeros(len(self.samplings), self._num_tokens, dtype=self._dtype)
+        for b, sampling in enumerate(self.samplings):
             for token, bias in sampling.logit_bias.items():
                 if token >= self._num_tokens:
                     raise InvalidParameterError(

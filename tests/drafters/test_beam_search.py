@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, PromptError
 from outrider.drafters.beam_tree import BeamTree
-from outrider.engine import beam_search as module_under_test
-from outrider.engine.beam_search import EarlyStopping, Hypothesis, beam_search
+from outrider.drafters import beam_search as module_under_test
+from outrider.drafters.beam_search import EarlyStopping, Hypothesis, beam_search
 from outrider.models import HFModel, SlabCache
 
 

@@ -23,11 +23,15 @@ nothing moves when they branch. Nodes of dead beams stay behind as slots that no
 the tree has doubled since the last time, the slots of the living are packed together, so a beam's
 slot moves once in as many tokens as there are, on average.
 
+Logit bias, penalties and processors apply to the *log-probabilities*, and scores are sums of what
+comes out, as ``transformers`` has it.
+
 One prompt at a time; prompts could share passes, as rows do elsewhere, but do not yet.
 
 Legend: B rows (one), n beams, k continuations, M nodes of the tree, V vocabulary.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -68,6 +72,9 @@ def beam_search(
     early_stopping: EarlyStopping = False,
     eos_ids: Collection[int] = (),
     num_return_sequences: int = 1,
+    sampling: Sampling | None = None,
+    prompt_length: int | None = None,
+    source_ids: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
     """The best continuations of a prompt that beam search finds, best first.
 
@@ -80,6 +87,10 @@ def beam_search(
         early_stopping: see above.
         eos_ids: tokens that end a text (``Engine.eos_ids`` has the model's).
         num_return_sequences: how many of the B to return.
+        sampling: whose logit bias, penalties and processors apply; nothing else of it does.
+        prompt_length: tokens of ``prompt_ids`` that presence and frequency penalties do not count;
+            None for all of them.
+        source_ids: what an encoder-decoder's encoder reads; the prompt is then the decoder's.
 
     Raises:
         InvalidParameterError: a number out of range, or more tokens than the context has room for.
@@ -90,15 +101,16 @@ def beam_search(
         raise PromptError(
             f"the prompt needs one token id or more, each from 0 to {model.num_tokens - 1}"
         )
-    _require_whole("num_beams", num_beams, 65536)
+    check_search(num_beams, length_penalty, early_stopping)
     _require_whole("num_return_sequences", num_return_sequences, num_beams)
     _require_whole("max_new_tokens", max_new_tokens, model.limit - len(prompt_ids))
-    if early_stopping not in (True, False, "never"):
-        raise InvalidParameterError(
-            f"early_stopping={early_stopping!r}: must be True, False or 'never'"
-        )
     search = _Search(num_beams, max_new_tokens, length_penalty, early_stopping)
-    beams = _Beams(model, prompt_ids)
+    law = Warp([sampling or Sampling()], model.num_tokens, model.device)
+    sources = None if source_ids is None else [source_ids]
+    context = Context.start([prompt_ids], law, [0], [0], model.device, sources)
+    if prompt_length is not None:
+        context.prompt_length_B = torch.full_like(context.length_B, prompt_length)
+    beams = _Beams(model, context)
     num_candidates = max(2, 1 + len(set(eos_ids))) * num_beams
     while True:
         scores, parents, tokens = beams.continuations(num_candidates)
@@ -112,6 +124,17 @@ def beam_search(
         if not live or search.is_over(scores[live[0]]):
             return search.finished[:num_return_sequences]
         beams.grow([scores[i] for i in live], [parents[i] for i in live], [tokens[i] for i in live])
+
+
+def check_search(num_beams: int, length_penalty: float, early_stopping: EarlyStopping) -> None:
+    """Raises InvalidParameterError for what no search can be made with."""
+    _require_whole("num_beams", num_beams, 65536)
+    if not math.isfinite(length_penalty):
+        raise InvalidParameterError(f"length_penalty={length_penalty!r}: must be finite")
+    if early_stopping not in (True, False, "never"):
+        raise InvalidParameterError(
+            f"early_stopping={early_stopping!r}: must be True, False or 'never'"
+        )
 
 
 @dataclass
@@ -153,10 +176,9 @@ class _Beams:
         texts: their new tokens.
     """
 
-    def __init__(self, model: HFModel, prompt_ids: Sequence[int]) -> None:
-        law = Warp([Sampling(temperature=0)], model.num_tokens, model.device)  # never asked
-        context = Context.start([prompt_ids], law, [0], [0], model.device)
+    def __init__(self, model: HFModel, context: Context) -> None:
         self.texts: list[tuple[int, ...]] = [()]
+        self._context = context
         self._model = model
         self._first_token_B1 = context.root_B[:, None]
         self._cache: SlabCache = model.start(context)
@@ -167,9 +189,10 @@ class _Beams:
 
     def continuations(self, k: int) -> tuple[list[float], list[int], list[int]]:
         """Scores, parents and tokens of the k best, best first; one pass of the model."""
-        logits_BnV = self._logits().float()
-        score_Bk, index_Bk = best(self._score_Bn, logits_BnV.log_softmax(-1), k)
-        V = logits_BnV.shape[2]
+        log_p_BnV = self._logits().float().log_softmax(-1)
+        log_p_BnV = self._context.law.logits(log_p_BnV, self._tree.prefix(self._context))
+        score_Bk, index_Bk = best(self._score_Bn, log_p_BnV, k)
+        V = log_p_BnV.shape[2]
         return score_Bk[0].tolist(), (index_Bk[0] // V).tolist(), (index_Bk[0] % V).tolist()
 
     def grow(self, scores: list[float], parents: list[int], tokens: list[int]) -> None:
