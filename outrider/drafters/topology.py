@@ -83,7 +83,11 @@ class Topology:
         """Chains that part at the root: K sequences, as SpecTr takes them."""
         _check_whole("num_chains", num_chains)
         _check_whole("length", length)
-        _check_size(num_chains * length, length)
+        if num_chains * length > MAX_DRAFTED:
+            raise InvalidParameterError(
+                f"{num_chains} chains of {length} tokens: {MAX_DRAFTED} nodes are the most; take "
+                f"fewer or shorter ones"
+            )
         tails = [(0,) * depth for depth in range(length)]
         return cls.rank_paths((first, *tail) for first in range(num_chains) for tail in tails)
 
@@ -99,7 +103,9 @@ class Topology:
         words = text.split(",")
         if all(word.strip().isdecimal() for word in words):
             return cls.expansion([int(word) for word in words])
-        return cls.read(text)
+        if "," in text and not File(text).exists():
+            raise InvalidParameterError("must be whole numbers such as '4,2,1', or a file")
+        return cls.rank_paths(_paths_in(File(text)))
 
     @classmethod
     def read(cls, file: str | File) -> "Topology":

@@ -114,7 +114,8 @@ def test_a_topology_comes_from_widths_a_file_or_an_object(tmp_path: Path) -> Non
     [
         ("3,0", r"topology='3,0': widths\[1\]=0: must be a whole number, at least 1"),
         ("20,20", r"topology='20,20': .*more than 255 nodes"),
-        ("no-such.json", r"topology='no-such.json': .*cannot be read"),
+        ("4,x", r"topology='4,x': must be whole numbers such as '4,2,1', or a file"),
+        ("no-such.json", r"topology='no-such.json': cannot be read"),
         ("", r"topology='': must be widths such as '4,2,1', a file"),
         (7, r"topology=7: must be widths"),
     ],
@@ -127,7 +128,9 @@ def test_malformed_topologies_are_refused(topology: object, expected: str) -> No
 def test_more_than_can_be_drafted_is_refused() -> None:
     with pytest.raises(InvalidParameterError, match="num_chains=0"):
         engine_of(TARGET, DRAFT, "spectr", 4, options={"num_sequences": 0})
-    with pytest.raises(InvalidParameterError, match="more than 255 nodes"):
+    with pytest.raises(
+        InvalidParameterError, match="40 chains of 8 tokens: 255 nodes are the most"
+    ):
         engine_of(TARGET, DRAFT, "spectr", 8, options={"num_sequences": 40})
     with pytest.raises(OutriderError, match="children='many'"):
         METHODS["traversal"].recipe({"children": "many"})
