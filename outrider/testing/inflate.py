@@ -14,8 +14,8 @@ beside every result.
     new layers             both output projections are zero
 
 Everything else that is new is random, for zeros might be computed faster. Head size and the number
-of query heads per key-value head stay as they are. In bfloat16 the weights of norms are rounded once
-more, unless D is d times a power of four.
+of query heads per key-value head stay. In bfloat16 the weights of norms are rounded once more,
+unless D is d times a power of four.
 """
 
 import copy
