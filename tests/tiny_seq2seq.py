@@ -72,6 +72,8 @@ def tiny_seq2seq_module(
     config_name, model_name, settings = SEQ2SEQ[family]
     config = getattr(transformers, config_name)(**settings | overrides)
     module: PreTrainedModel = getattr(transformers, model_name)(config)
+    head: Any = module.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach().clone())  # T5's configs cannot untie it
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -100,7 +102,10 @@ def decoder_logits(module: PreTrainedModel, source: Sequence[int], tokens: Seque
 def seq2seq_generate(
     module: PreTrainedModel, source: Sequence[int], num: int, **settings: Any
 ) -> tuple[int, ...]:
-    """The greedy text that ``transformers`` writes for one source alone, the start token off."""
+    """The greedy text that ``transformers`` writes for one source alone, the start token off.
+
+    Without its cache, which in 5.23 has a layer per layer of T5's encoder, not of its decoder.
+    """
     ids = torch.tensor([list(source)])
     done = module.generate(
         ids,
@@ -108,6 +113,7 @@ def seq2seq_generate(
         max_new_tokens=num,
         do_sample=False,
         num_beams=1,
+        use_cache=False,
         **settings,
     )
     return tuple(done[0, 1:].tolist())

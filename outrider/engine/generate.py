@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
@@ -15,11 +13,11 @@ from outrider.core.errors import (
 )
 from outrider.core.protocols import Verifier
 from outrider.engine.detokenize import Detokenizer
-from outrider.engine.request import Event, Request, Result, Results, Row
+from outrider.engine.request import Event, Request, Result, Results, Row, request_numbers
 from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
-from outrider.models import HFModel, check_vocabularies
+from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
 from outrider.sampling import Sampling
 
@@ -84,14 +82,17 @@ class Engine:
         self.method = method
         self.max_batch_size = max_batch_size
         if self.draft is target:  # one model in two roles needs two clocks and two health checks
-            self.draft = HFModel(target.module, target.tokenizer, f"draft {target.name}")
+            self.draft = type(target)(target.module, target.tokenizer, f"draft {target.name}")
         if self.draft is not None:
+            check_kinds(target, self.draft)
             check_vocabularies(target, self.draft)
         self.recipe = recipe
         self.measure = measure
         parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens)
         self.drafter = recipe.build(parts)
-        self.limit = min(model.limit for model in (target, *models_of(self.drafter)))
+        models = (target, *models_of(self.drafter))
+        self.limit = min(model.limit for model in models)
+        self.prompt_limit = min(model.prompt_limit for model in models)
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
@@ -179,10 +180,13 @@ class Engine:
             ids = tuple(int(token) for token in prompt)
         if not ids:
             raise PromptError("the prompt is empty: give it at least one token")
-        if len(ids) >= self.limit:
+        if len(ids) > self.prompt_limit:
+            what = f"the context {self.limit}, one of which the output needs"
+            if self.target.opening is not None:
+                what = f"the encoder reads {self.prompt_limit}"
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, the context {self.limit}, one of which the "
-                f"output needs: shorten the prompt by {len(ids) - self.limit + 1}"
+                f"the prompt has {len(ids)} tokens, {what}: shorten the prompt by "
+                f"{len(ids) - self.prompt_limit}"
             )
         bad = [token for token in ids if not 0 <= token < self.target.num_tokens]
         if bad:
@@ -207,8 +211,23 @@ class Engine:
         for each in samplings:
             self._check_sampling(each)
         encoded = [self.encode(prompt) for prompt in prompts]
-        numbers = _request_numbers(encoded)
-        return [Request(*parts) for parts in zip(prompts, encoded, samplings, numbers, strict=True)]
+        numbers = request_numbers(encoded)
+        return [
+            Request(
+                prompt,
+                ids,
+                self.target.with_demands(sampling, ids, self._room(ids)),
+                number,
+                self.target.opening,
+            )
+            for prompt, ids, sampling, number in zip(
+                prompts, encoded, samplings, numbers, strict=True
+            )
+        ]
+
+    def _room(self, ids: tuple[int, ...]) -> int:
+        """Tokens the context has room for behind a prompt."""
+        return self.limit - len(self.target.opening or ids)
 
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
@@ -259,8 +278,8 @@ class Engine:
 
     def _row(self, request: Request) -> Row:
         tokenizer = self.target.tokenizer
-        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.prompt_ids)
-        room = self.limit - len(request.prompt_ids)
+        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.first_ids)
+        room = self._room(request.prompt_ids)
         return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
 
     def _verifier(self, greedy: bool) -> Verifier:
@@ -277,17 +296,3 @@ def check_range(name: str, value: int, most: int) -> None:
     """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")
-
-
-def _request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:
-    """A number per request that depends on its prompt and on equal prompts before it, only.
-
-    So a prompt gives the same text alone and in any batch, and equal prompts different texts.
-    """
-    seen: Counter[tuple[int, ...]] = Counter()
-    numbers = []
-    for prompt in prompts:
-        key = repr((prompt, seen[prompt])).encode()
-        numbers.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
-        seen[prompt] += 1
-    return numbers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -80,12 +82,19 @@ class Results(list[Result]):
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. ``number`` is part of the key of its random numbers."""
+    """What to generate. ``number`` is part of the key of its random numbers; ``opening`` is what
+    the text begins with where the prompt is a source, which an encoder reads."""
 
     prompt: str | Sequence[int]
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     number: int
+    opening: tuple[int, ...] | None = None
+
+    @property
+    def first_ids(self) -> tuple[int, ...]:
+        """The tokens that the text continues."""
+        return self.prompt_ids if self.opening is None else self.opening
 
 
 @dataclass
@@ -146,3 +155,17 @@ class Row:
             self.ending.reason or "cancelled",
             self.stats,
         )
+
+
+def request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:
+    """A number per request that depends on its prompt and on equal prompts before it, only.
+
+    So a prompt gives the same text alone and in any batch, and equal prompts different texts.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    numbers = []
+    for prompt in prompts:
+        key = repr((prompt, seen[prompt])).encode()
+        numbers.append(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()))
+        seen[prompt] += 1
+    return numbers

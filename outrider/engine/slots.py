@@ -59,11 +59,12 @@ class Slots:
         """Prefills new rows together and lets them join the running ones."""
         began = self._clock()
         context = Context.start(
-            [row.request.prompt_ids for row in rows],
+            [row.request.first_ids for row in rows],
             self._warp(rows),
             [row.request.sampling.seed for row in rows],
             [row.request.number for row in rows],
             self._target.device,
+            None if self._target.opening is None else [row.request.prompt_ids for row in rows],
         )
         cache, state = self._target.start(context), self._drafter.start(context)
         self.rows += rows

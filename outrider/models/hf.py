@@ -8,6 +8,7 @@ Legend: B rows, N nodes or columns of a pass, S slots, V vocabulary, H hidden wi
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.masks import Nodes, chain_mask, tree_mask
+from outrider.sampling import Sampling
 
 _PREFILL_COLUMNS = 512
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
@@ -71,6 +73,21 @@ class HFModel:
         self._windows = _windows(config)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @property
+    def prompt_limit(self) -> int:
+        """Longest prompt in tokens."""
+        return self.limit - 1
+
+    def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
+        """What a request asks for, and what the model demands of every text besides (here nothing).
+
+        Args:
+            sampling: the request's parameters.
+            prompt: its prompt or source.
+            room: tokens the context has room for.
+        """
+        return sampling
 
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""

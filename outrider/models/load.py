@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from outrider.core.errors import (
@@ -19,6 +25,7 @@ from outrider.core.errors import (
     VocabularyMismatchError,
 )
 from outrider.models.hf import HFModel, check_config
+from outrider.models.seq2seq import Seq2SeqModel, check_seq2seq_config
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
@@ -43,7 +50,7 @@ def load_model(
     trust_remote_code: bool = False,
     role: str = "model",
 ) -> HFModel:
-    """A model ready to score.
+    """A model ready to score: an :class:`HFModel`, or a ``Seq2SeqModel`` for an encoder-decoder.
 
     Args:
         source: a local folder, a hub id, or a model already in memory (then used as it is, without
@@ -62,7 +69,7 @@ def load_model(
     if isinstance(source, HFModel):
         return source
     if isinstance(source, PreTrainedModel):
-        return HFModel(source, name=role)
+        return (Seq2SeqModel if source.config.is_encoder_decoder else HFModel)(source, name=role)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     _check_folder(str(source), role)
@@ -70,9 +77,12 @@ def load_model(
     with _quiet():
         try:
             config = AutoConfig.from_pretrained(source, **shared)
-            check_config(config, type(config).__name__, f"{role} {source}")
+            two_stacks = config.is_encoder_decoder
+            check = check_seq2seq_config if two_stacks else check_config
+            check(config, type(config).__name__, f"{role} {source}")
             softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            auto: Any = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
+            loaded: Any = auto.from_pretrained(
                 source,
                 config=config,
                 dtype=kind,
@@ -94,7 +104,8 @@ def load_model(
             f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role=role)
-    return HFModel(module.to(place), tokenizer, f"{role} {source}")
+    adapter = Seq2SeqModel if two_stacks else HFModel
+    return adapter(module.to(place), tokenizer, f"{role} {source}")
 
 
 def resolve_device(device: str) -> torch.device:

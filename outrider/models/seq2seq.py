@@ -9,6 +9,7 @@ be told positions by other means (``positions.py``).
 Legend: B rows, N nodes of a pass, S slots of the source, W hidden width, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.core.context import Context
-from outrider.core.errors import UnsupportedModelError
+from outrider.core.errors import IncompatibleError, UnsupportedModelError
 from outrider.models.cache import SlabCache
 from outrider.models.cross import Seq2SeqCache
+from outrider.models.demands import check_demands, with_demands
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
 from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
+from outrider.sampling import Sampling
 
 
 class Seq2SeqModel(HFModel):
@@ -34,9 +37,6 @@ class Seq2SeqModel(HFModel):
         module: the model; put into evaluation mode.
         tokenizer: its tokenizer, or None for token ids only.
         name: how messages call it.
-
-    Attributes:
-        source_limit: longest source in tokens.
 
     Raises:
         UnsupportedModelError: no encoder-decoder, a family whose positions cannot be given per
@@ -55,8 +55,16 @@ class Seq2SeqModel(HFModel):
         self._encoder: Any = module.get_encoder()
         self._decoder: Any = module.get_decoder()
         self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
-        self.source_limit = self.limit
         self.opening = (_start_token(module, name),)
+        check_demands(module.generation_config, name)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Longest source in tokens: as long as the longest text."""
+        return self.limit
+
+    def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
+        return with_demands(sampling, self.module.generation_config, prompt, room, self.device)
 
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_seq2seq_config(module.config, type(module).__name__, name)
@@ -104,6 +112,18 @@ class Seq2SeqModel(HFModel):
                 use_cache=True,
             ).logits
         return logits_BNV
+
+
+def check_kinds(target: HFModel, draft: HFModel) -> None:
+    """Raises IncompatibleError unless both models have an encoder, or neither."""
+    if (target.opening is None) == (draft.opening is None):
+        return
+    kinds = ("an encoder-decoder", "decoder-only")
+    ours, theirs = kinds if draft.opening is None else kinds[::-1]
+    raise IncompatibleError(
+        f"the target is {ours}, the draft {theirs}: they do not read the same text; take a draft "
+        f"that is {ours}, or a method without a draft model"
+    )
 
 
 def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None:

@@ -19,7 +19,7 @@ class Sampling:
     """Sampling parameters of one request, applied alike to draft and target at every place.
 
     Order of application: logit bias, repetition, presence and frequency penalties, user
-    processors, temperature, top-k, top-p, min-p (the order of ``transformers``).
+    processors, forced tokens, temperature, top-k, top-p, min-p (the order of ``transformers``).
 
     Attributes:
         temperature: 0 takes the argmax; otherwise logits are divided by it.
@@ -40,6 +40,8 @@ class Sampling:
             beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
             before any of the above is applied.
         processors: further logits processors, such as a ``transformers.LogitsProcessorList``.
+        forced: place in the output, from 0 on -> token that stands there whatever the models say
+            (an encoder-decoder's language token, say).
         top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;
             ``paper`` (Holtzman et al., ICLR 2020) only when it exceeds it.
 
@@ -61,6 +63,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     processors: Sequence[Processor] = ()
+    forced: Mapping[int, int] = field(default_factory=dict)
     top_p_convention: Literal["hf", "paper"] = "hf"
 
     def __post_init__(self) -> None:
@@ -68,6 +71,7 @@ class Sampling:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         object.__setattr__(self, "processors", tuple(self.processors))
+        object.__setattr__(self, "forced", dict(self.forced))
         _require(
             _finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6),
             "temperature",
@@ -106,6 +110,13 @@ class Sampling:
                 "logit_bias",
                 {token: bias},
                 "must map token ids to finite numbers or -inf",
+            )
+        for place, token in self.forced.items():
+            _require(
+                _whole(place) and place >= 0 and _whole(token) and token >= 0,
+                "forced",
+                {place: token},
+                "must map places, from 0 on, to token ids",
             )
         _require(_whole(self.seed), "seed", self.seed, "must be a whole number")
         _require(

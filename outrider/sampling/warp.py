@@ -1,14 +1,15 @@
 """From a model's logits to the law that is sampled from.
 
-    bias, penalties, processors -> z / T -> top-k -> softmax -> top-p -> min-p
+    bias, penalties, processors, forced -> z / T -> top-k -> softmax -> top-p -> min-p
 
 applied identically to draft and target, per row and per drafted place, in float32 (float64 for
 float64 models). Temperature 0 is a branch: the point mass at the argmax.
 
-Legend: B rows, M places, V vocabulary, K drafted tokens.
+Legend: B rows, M places, V vocabulary, K drafted tokens, F forced tokens of a row.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -50,9 +51,10 @@ class Warp:
         self._strict = [s.top_p_convention == "paper" for s in samplings]
         self._min_p = [s.min_p for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
+        self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties and user processors, at least float32."""
+        """Logits after bias, penalties, user processors and forced tokens, at least float32."""
         z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
         if self._bias_BV is not None:
             z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
@@ -60,6 +62,8 @@ class Warp:
             z_BMV = self._penalise(z_BMV, prefix)
         if self._processes:
             z_BMV = self._process(z_BMV, prefix)
+        if self._forced_BF2 is not None:
+            z_BMV = _force(z_BMV, self._forced_BF2, prefix)
         return z_BMV
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
@@ -136,6 +140,18 @@ class Warp:
                 bias_BV[b, token] = bias
         return bias_BV.to(self._device)
 
+    def _forced(self) -> Tensor:
+        """Pairs of a place in the output and the token that stands there; -1 pads."""
+        pairs = [list(s.forced.items()) for s in self.samplings]
+        for place, token in chain.from_iterable(pairs):
+            if token >= self._num_tokens:
+                raise InvalidParameterError(
+                    f"forced={ {place: token} }: token ids go up to {self._num_tokens - 1}"
+                )
+        most = max(map(len, pairs))
+        padded = [row + [(-1, -1)] * (most - len(row)) for row in pairs]
+        return torch.tensor(padded, device=self._device)
+
 
 def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
     """Occurrences of each token in prompt and in output, both (B, V)."""
@@ -149,6 +165,18 @@ def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
         zeros_BV.scatter_add(1, tokens_BT, in_prompt_BT.float()),
         zeros_BV.scatter_add(1, tokens_BT, in_output_BT.float()),
     )
+
+
+def _force(z_BMV: Tensor, forced_BF2: Tensor, prefix: Prefix) -> Tensor:
+    """At a forced place its token has logit 0, all others have none."""
+    context = prefix.context
+    output_B = context.length_B - context.prompt_length_B
+    place_BM = output_B[:, None] + prefix.on_path_BMK.sum(2)
+    place_BF, token_BF = forced_BF2.unbind(2)
+    hit_BMF = place_BM[..., None] == place_BF[:, None]
+    token_BM1 = torch.where(hit_BMF, token_BF[:, None], -1).amax(2, keepdim=True)
+    only_BMV = torch.full_like(z_BMV, -torch.inf).scatter(2, token_BM1.clamp(min=0), 0.0)
+    return torch.where(token_BM1 < 0, z_BMV, only_BMV)
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def _build(model: str, config: str, settings: dict[str, object]) -> PreTrainedMo
             {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3},
             ["layers 0-2", "recurrent state"],
         ),
-        ("T5ForConditionalGeneration", "T5Config", _T5, ["encoder-decoder"]),
+        ("T5ForConditionalGeneration", "T5Config", _T5, ["encoder-decoder", "load_model"]),
         (
             "BloomForCausalLM",
             "BloomConfig",
@@ -126,7 +126,7 @@ def test_many_layers_are_abridged() -> None:
     ("model", "config", "settings", "reason"),
     [
         ("MambaForCausalLM", "MambaConfig", _MAMBA, "layers 0, 1, 2"),
-        ("T5ForConditionalGeneration", "T5Config", _T5, "encoder-decoder"),
+        ("LongT5ForConditionalGeneration", "LongT5Config", _T5, "encoder-decoder of type longt5"),
     ],
 )
 def test_a_folder_is_refused_before_its_weights_are_read(

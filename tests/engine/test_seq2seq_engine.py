@@ -1,0 +1,114 @@
+"""Encoder-decoders through ``load``: folders, texts, pairs that fit and pairs that do not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import (
+    VOCAB,
+    byte_tokenizer,
+    engine_of,
+    greedy,
+    ragged_prompts,
+    tiny,
+    tiny_module,
+    token_ids,
+)
+from tiny_seq2seq import seq2seq_generate, tiny_seq2seq, tiny_seq2seq_module
+
+import outrider
+from outrider import Sampling
+from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
+from outrider.methods import METHODS
+from outrider.models import Seq2SeqModel, load_model
+
+SOURCES = ["def f(x):\n", "print(hello world)", "x"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved T5 with a tokenizer; token 0 begins and ends a text."""
+    tokenizer = byte_tokenizer()
+    module = tiny_seq2seq_module("t5", 2, 0.5, vocab_size=len(tokenizer), eos_token_id=0)
+    module.lm_head.weight = module.shared.weight  # as its class saves it
+    path: Path = tmp_path_factory.mktemp("t5")
+    module.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_a_folder_of_an_encoder_decoder(folder: Path) -> None:
+    """The prompt is the source; the text is the decoder's alone, as ``generate`` writes it."""
+    engine = outrider.load(str(folder), str(folder), dtype="float32", device="cpu")
+    assert isinstance(engine.target, Seq2SeqModel)
+    sampling = Sampling(temperature=0, max_new_tokens=12, ignore_eos=True)
+    results = engine.generate(SOURCES, sampling)
+    tokenizer, module = engine.target.tokenizer, engine.target.module
+    module.generation_config.eos_token_id = None
+    for source, result in zip(SOURCES, results, strict=True):
+        ids = tuple(tokenizer(source)["input_ids"])
+        assert result.prompt_ids == ids
+        assert result.token_ids == seq2seq_generate(module, ids, 12)
+        assert result.text == tokenizer.decode(result.token_ids, skip_special_tokens=True)
+    assert "".join(event.text for event in engine.stream(SOURCES[0], sampling)) == results[0].text
+
+
+def test_one_model_in_two_roles() -> None:
+    target = tiny_seq2seq("bart")
+    engine = engine_of(target, target)
+    assert isinstance(engine.draft, Seq2SeqModel)
+    assert engine.draft is not target
+    module = tiny_seq2seq_module("marian")
+    assert isinstance(load_model(module), Seq2SeqModel)
+    assert not isinstance(load_model(tiny_module()), Seq2SeqModel)
+
+
+def test_pairs_that_do_not_read_the_same_text() -> None:
+    with pytest.raises(
+        IncompatibleError, match=r"is an encoder-decoder, the draft decoder-"
+    ):
+        engine_of(tiny_seq2seq("t5"), tiny())
+    with pytest.raises(
+        IncompatibleError, match=r"is decoder-only, the draft an encoder-dec"
+    ):
+        engine_of(tiny(), tiny_seq2seq("t5"))
+    with pytest.raises(IncompatibleError) as caught:
+        engine_of(tiny(), tiny_seq2seq("t5"), "block")
+    assert "\n" not in str(caught.value)
+
+
+def test_sources_that_cannot_be_read() -> None:
+    engine = engine_of(tiny_seq2seq("bart", max_position_embeddings=16))
+    with pytest.raises(PromptError, match="the prompt is empty"):
+        engine.generate([[]], greedy(3))
+    with pytest.raises(PromptError, match=r"has 20 tokens, the encoder reads 16: shorten .* by 4$"):
+        engine.generate([[1] * 20], greedy(3))
+    with pytest.raises(PromptError, match=f"token id {VOCAB} is out of range"):
+        engine.generate([[VOCAB]], greedy(3))
+
+
+def test_a_smaller_draft_bounds_the_source() -> None:
+    engine = engine_of(tiny_seq2seq("t5"), tiny_seq2seq("bart", max_position_embeddings=16))
+    with pytest.raises(PromptError, match="the encoder reads 16"):
+        engine.generate([[1] * 17], greedy(3))
+    assert len(engine.generate([[1] * 16], greedy(30))[0].token_ids) == 15
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_writes_what_plain_writes(method: str) -> None:
+    """At temperature 0, with a draft that is often wrong."""
+    sources = ragged_prompts([3, 11], seed=5)
+    target = tiny_seq2seq("t5", name="target")
+    draft = tiny_seq2seq("t5", std=0.19, name="draft")
+    with torch.no_grad():
+        draft.module.lm_head.weight.copy_(target.module.lm_head.weight)
+    sampling = greedy(8, repetition_penalty=2.0)
+    plain = engine_of(target).generate(sources, sampling)
+    row = METHODS[method]
+    if not row.recipe().greedy_verifier.lossless:
+        pytest.skip("another law at temperature 0")
+    try:
+        engine = engine_of(target, draft, row)
+    except InvalidParameterError as error:
+        pytest.skip(f"needs an option: {error}")
+    assert token_ids(engine.generate(sources, sampling)) == token_ids(plain)
