@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ def reference() -> str:
     """The page."""
     group: Any = typer.main.get_command(app)
     context = typer.Context(group, info_name="outrider")
-    sections = [_HEAD]
+    return "\n".join([_HEAD, *_sections(group, context)])
+
+
+def _sections(group: Any, context: Any) -> Iterator[str]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         inner = typer.Context(command, info_name=name, parent=context)
-        sections.append(_section(f"outrider {name}", command, inner))
-    return "\n".join(sections)
+        if hasattr(command, "list_commands"):
+            yield from _sections(command, inner)
+        else:
+            yield _section(inner.command_path, command, inner)
 
 
 def _section(title: str, command: Any, context: Any) -> str:

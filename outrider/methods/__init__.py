@@ -5,11 +5,12 @@ import difflib
 from outrider.core.errors import UnknownMethodError
 from outrider.methods.chains import CHAINS
 from outrider.methods.method import Method, Parts, Recipe
+from outrider.methods.ngram import NGRAMS
 from outrider.methods.trees import TREES
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
-METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES)}
+METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES, *NGRAMS)}
 
 
 def find_method(name: str) -> Method:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_ngrams import tiny_file
 
 from outrider import Engine, Sampling
 from outrider.core.errors import IncompatibleError
@@ -18,7 +19,7 @@ GREEDY_ONLY = [name for name, method in METHODS.items() if method.recipe().greed
 
 
 def engine(method: str, **settings: object) -> Engine:
-    options = {"mode": "mjsd"} if method == "bild" else {}
+    options = {"bild": {"mode": "mjsd"}, "ngram": {"file": tiny_file()}}.get(method, {})
     return engine_of(TARGET, DRAFT, method, 4, options=options, **settings)
 
 

@@ -1,0 +1,181 @@
+"""``outrider ngram build``: counts a corpus, or a model's own samples, into a draft."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.engines import EMBEDDED
+from outrider.cli.errors import fail, say
+from outrider.cli.group import Group, add_command
+from outrider.cli.progress import Progress
+from outrider.cli.prompt import read_prompts
+from outrider.cli.quiet import silence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.sampling import Sampling
+
+_CORPUS, _TABLE, _SAMPLES = "Corpus", "Table", "Samples"
+
+
+def build(
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The n-gram file to write.", rich_help_panel=_TABLE),
+    ],
+    order: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=5, help="Longest grams.", rich_help_panel=_TABLE),
+    ] = 4,
+    min_count: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Leave out grams of two or more tokens that occur less often; their share goes "
+            "to shorter ones. Makes the file smaller.",
+            rich_help_panel=_TABLE,
+        ),
+    ] = 1,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Count this text file, these JSON lines (FILE.jsonl, the text under 'text'), or "
+            "the .txt, .md, .py and .jsonl files of this folder. May be repeated.",
+            rich_help_panel=_CORPUS,
+        ),
+    ] = None,
+    from_samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Count N tokens that the target writes itself.",
+            rich_help_panel=_CORPUS,
+        ),
+    ] = 0,
+    target: options.Target = EMBEDDED,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="Prompts to sample behind, in turn: one per line, or JSON lines with a 'prompt' "
+            "if FILE ends in .jsonl. Default: the beginning of a text.",
+            rich_help_panel=_SAMPLES,
+        ),
+    ] = None,
+    temperature: options.Temperature = 1.0,
+    seed: options.Seed = 0,
+    max_new_tokens: options.MaxNewTokens = 256,
+    as_json: options.AsJson = False,
+) -> None:
+    """Count n-grams into a file that can draft, in the target's tokens.
+
+    From text, as close as you have to what the target will write:
+
+      outrider ngram build --out code.safetensors --text src/
+
+      outrider generate "def f(x):" --method ngram -o file=code.safetensors
+
+    Or from the target's own samples:
+
+      outrider ngram build --out own.safetensors --from-samples 20000
+    """
+    if not text and not from_samples:
+        raise fail("nothing to count: name a --text file or folder, or --from-samples N tokens")
+    if not out.absolute().parent.is_dir():
+        raise fail(f"--out {out}: there is no folder {out.parent}")
+    prompts = None if file is None else read_prompts(file)
+    silence()
+    from outrider import assets
+    from outrider.drafters.ngram import vocabulary_digest
+    from outrider.models import load_tokenizer
+    from outrider.sampling import Sampling
+    from outrider.train.ngram import build_ngram
+    from outrider.train.ngram_documents import encoded, read_texts
+
+    sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    source = str(assets.target_path()) if target == EMBEDDED else target
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role="target")
+    vocabulary = tokenizer.get_vocab()
+
+    def documents() -> "Iterator[list[int]]":
+        yield from encoded(tokenizer, read_texts(text or ()))
+        if from_samples:
+            settings = (None if dtype == "auto" else dtype, device, trust_remote_code)
+            yield from _samples(from_samples, target, sampling, prompts, tokenizer, *settings)
+
+    began = time.perf_counter()
+    with Progress(as_json) as progress:
+        progress.show("counting")
+        told = build_ngram(
+            out,
+            documents(),
+            max(vocabulary.values()) + 1,
+            order,
+            min_count,
+            vocabulary=vocabulary_digest(vocabulary),
+        )
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    grams = ", ".join(f"{count:,} of order {k}" for k, count in enumerate(told["grams"], 1))
+    say(
+        f"{told['tokens']:,} tokens, grams: {grams}; {told['bytes'] / 1e6:.1f} MB in "
+        f"{time.perf_counter() - began:.1f} s: {out}"
+    )
+
+
+def _samples(
+    num_tokens: int,
+    target: str,
+    sampling: "Sampling",
+    prompts: list[str] | None,
+    tokenizer: Any,
+    dtype: str | None,
+    device: str,
+    trust_remote_code: bool,
+) -> "Iterator[list[int]]":
+    from outrider.engine import load
+    from outrider.train.ngram_documents import samples
+
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if prompts is None and start is None:
+        raise fail("the target's tokenizer has no token that begins a text: give prompts with -f")
+    engine = load(
+        target,
+        method="plain",
+        max_batch_size=32,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    return samples(engine, num_tokens, sampling, prompts or [[start]])
+
+
+ngram = typer.Typer(
+    name="ngram",
+    cls=Group,
+    help="N-gram drafts: build the file that method 'ngram' drafts from.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@ngram.callback()
+def _ngram() -> None:
+    """Keeps ``build`` a command of its own, though it is the only one."""
+
+
+add_command(ngram, build, "build")
