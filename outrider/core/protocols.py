@@ -42,7 +42,7 @@ class State(Protocol):
     """What a model or drafter remembers about a batch."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows in this order; ``rows[i] >= i``."""
+        """Keeps these rows in this order; ``rows[i] >= i``. A batch ends with none left."""
 
 
 @dataclass(frozen=True)

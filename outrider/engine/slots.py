@@ -108,11 +108,12 @@ class Slots:
 
     def _keep(self, rows: list[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
-        if not rows:
-            self._context = self._cache = self._state = None
-            return
         assert self._context is not None
         with torch.inference_mode():
+            if not rows:
+                self._state.keep([])  # a drafter may learn from texts that have ended
+                self._context = self._cache = self._state = None
+                return
             self._cache.keep(rows)
             self._state.keep(rows)
             self._context.keep(rows)

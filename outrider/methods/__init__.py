@@ -4,13 +4,14 @@ import difflib
 
 from outrider.core.errors import UnknownMethodError
 from outrider.methods.chains import CHAINS
+from outrider.methods.copying import COPYING
 from outrider.methods.method import Method, Parts, Recipe
 from outrider.methods.ngram import NGRAMS
 from outrider.methods.trees import TREES
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
-METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES, *NGRAMS)}
+METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES, *NGRAMS, *COPYING)}
 
 
 def find_method(name: str) -> Method:

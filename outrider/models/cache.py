@@ -117,7 +117,7 @@ class SlabCache(Cache):
                 if to != row:
                     slab[to].copy_(slab[row])
         self.lengths = [self.lengths[row] for row in rows]
-        self.length_B = self.length_B[torch.tensor(rows, device=self.length_B.device)]
+        self.length_B = self.length_B[torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)]
 
     def join(self, other: "SlabCache") -> None:
         """Appends the rows of another cache."""
