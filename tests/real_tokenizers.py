@@ -4,6 +4,7 @@ They differ in everything that makes vocabularies hard to compare: how a space i
 text begins with, what happens to capitals, line breaks and letters that are not in the vocabulary.
 """
 
+import json
 from collections.abc import Sequence
 from functools import cache
 
@@ -98,19 +99,14 @@ def _fallback() -> PreTrainedTokenizerBase:
     """Llama 2's kind: ▁ put in by a normaliser, unknown letters as bytes <0x..>."""
     special = ["<unk>", "<s>", "</s>", "<|im_start|>", *(f"<0x{byte:02X}>" for byte in range(256))]
     trained = Tokenizer(models.BPE())
-    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trained.train_from_iterator(
         [text for text in TEXTS if text.isascii()] * 4,
-        trainers.BpeTrainer(vocab_size=140, show_progress=False),
+        trainers.BpeTrainer(vocab_size=110, show_progress=False),
     )
     learnt = sorted(trained.get_vocab(), key=trained.get_vocab().__getitem__)
     ids = {form: number for number, form in enumerate([*special, *learnt])}
-    merges = [
-        (form[:cut], form[cut:])
-        for form in learnt
-        for cut in range(1, len(form))
-        if form[:cut] in ids and form[cut:] in ids
-    ]
+    merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
     made = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", byte_fallback=True))
     made.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

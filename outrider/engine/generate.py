@@ -46,7 +46,8 @@ class Engine:
     Raises:
         InvalidParameterError: a number outside its range, an option the method has not.
         IncompatibleError: a method without the draft model it needs, a rule that cannot judge it.
-        VocabularyMismatchError: draft and target with different vocabularies.
+        VocabularyMismatchError: draft and target with different vocabularies, where the method
+            needs equal ones.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Engine:
             self.draft = type(target)(target.module, target.tokenizer, f"draft {target.name}")
         if self.draft is not None:
             check_kinds(target, self.draft)
+        if self.draft is not None and not method.any_vocabulary:
             check_vocabularies(target, self.draft)
         self.recipe = recipe
         self.measure = measure

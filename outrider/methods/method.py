@@ -80,6 +80,7 @@ class Method:
         drafter: builds the drafter from the parts; its keyword-only parameters are options too.
         greedy: the rule for a batch at temperature 0, from the other one.
         stops_when_unsure: whether ``draft_confidence`` can end a draft.
+        any_vocabulary: whether draft and target may have different vocabularies.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Method:
     drafter: Callable[..., Drafter[Any]]
     greedy: Callable[[Any], Verifier] = field(default=lambda rule: Greedy())
     stops_when_unsure: bool = True
+    any_vocabulary: bool = False
 
     @property
     def needs_draft(self) -> bool:

@@ -163,7 +163,7 @@ def check_vocabularies(target: HFModel, draft: HFModel) -> None:
             raise VocabularyMismatchError(
                 f"target and draft have different vocabularies: {differing} of {len(ours)} tokens "
                 f"differ, such as {example!r} (ids {ours.get(example)} and {theirs.get(example)}); "
-                f"use a draft with the target's tokenizer"
+                f"use a draft with the target's tokenizer, or method='tli' or 'slem'"
             )
         smallest = len(ours)
         narrow = min(target.num_tokens, draft.num_tokens)

@@ -1,0 +1,39 @@
+"""Methods for a draft model whose vocabulary is not the target's."""
+
+from outrider.drafters.slem import SlemDrafter
+from outrider.drafters.tli import TliDrafter
+from outrider.methods.method import Method, Parts
+from outrider.verifiers import Rejection, SampleMatch
+
+
+def _tli(parts: Parts) -> TliDrafter:
+    return TliDrafter(parts.target, parts.draft_model, parts.draft_confidence)
+
+
+def _slem(parts: Parts) -> SlemDrafter:
+    return SlemDrafter(parts.target, parts.draft_model, parts.draft_confidence)
+
+
+_TIMOR = "Timor et al., ICML 2025"
+_DRAFT = "draft model"
+
+VOCABULARIES = (
+    Method(
+        "tli",
+        "A draft model with another vocabulary drafts the tokens that both have.",
+        _TIMOR,
+        _DRAFT,
+        Rejection,
+        _tli,
+        any_vocabulary=True,
+    ),
+    Method(
+        "slem",
+        "A draft model with another vocabulary drafts text, kept while it is the target's own.",
+        f"{_TIMOR}; assisted generation in transformers",
+        _DRAFT,
+        SampleMatch,
+        _slem,
+        any_vocabulary=True,
+    ),
+)
