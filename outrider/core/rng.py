@@ -32,6 +32,7 @@ class Role(IntEnum):
     ACCEPT = 1
     NEXT = 2
     NOISE = 3
+    INNER = 4
 
 
 def mix(x: Tensor) -> Tensor:
@@ -90,6 +91,12 @@ class Stream:
         """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
         counter_R = torch.arange(first, first + num, device=self.key_B.device)
         return as_uniform(self.bits(role, counter_R))
+
+    def child(self, number: int) -> "Stream":
+        """A stream of its own for the ``number``-th round within this one: its numbers are
+        independent of this stream's, of its other children's, and of all other rounds'."""
+        number_R = torch.arange(number, number + 1, device=self.key_B.device)
+        return Stream(self.bits(Role.INNER, number_R)[:, 0], self.position_B)
 
     def bits(self, role: Role, number_BR: Tensor) -> Tensor:
         """64 random bits for each of these numbers of a role, shape (B, R)."""

@@ -70,6 +70,12 @@ class ModelState:
         self.settle()
         self.cache.keep(rows)
 
+    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
+        """Forgets what lies beyond these lengths; called before the context does."""
+        self.settle()
+        self.cache.length_B = torch.minimum(self.cache.length_B, length_B)
+        self.cache.lengths = list(map(min, self.cache.lengths, lengths))
+
 
 class ModelBacked:
     """What drafters over a model share: its cache, and how that follows the text.

@@ -6,6 +6,8 @@ Legend: B rows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
 
 
@@ -14,6 +16,9 @@ class NoState:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Nothing to keep."""
+
+    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
+        """Nothing to forget."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,8 @@ class LengthState:
 
     def keep(self, rows: Sequence[int]) -> None:
         self.inner.keep(rows)
-        self.length_B = self.length_B[torch.tensor(rows, device=self.length_B.device)]
+        kept_B = torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
+        self.length_B = self.length_B[kept_B]
 
 
 class HeuristicLength(_Around):

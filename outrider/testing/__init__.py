@@ -14,7 +14,6 @@ from outrider.testing.chi2 import chi2, chi2_p_value, sample_rounds
 from outrider.testing.enumerate import (
     LawFactory,
     RoundLaw,
-    Script,
     ScriptedContext,
     complete,
     enumerate_round,
@@ -23,6 +22,7 @@ from outrider.testing.enumerate import (
     target_law,
 )
 from outrider.testing.partition import Boxes, partition
+from outrider.testing.script import Script
 from outrider.testing.toy import SoftmaxLaw, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [

@@ -14,7 +14,7 @@ the first token the most significant digit).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,13 +28,13 @@ from outrider.core import (
     Law,
     Model,
     Prefix,
-    Role,
     Round,
     Stream,
     Verifier,
     run_round,
 )
 from outrider.testing.partition import combine, partition
+from outrider.testing.script import Recorder
 from outrider.testing.toy import SoftmaxLaw
 
 LawFactory = Callable[[int], Law]
@@ -52,33 +52,6 @@ def softmax_law(num_rows: int) -> Law:
 def greedy_law(num_rows: int) -> Law:
     """The point mass at the argmax."""
     return SoftmaxLaw(greedy=True)
-
-
-@dataclass(frozen=True)
-class Script(Stream):
-    """Random numbers that somebody else chose: ``numbers[role]`` is (B, R)."""
-
-    numbers: dict[Role, Tensor] = field(default_factory=dict)
-
-    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        chosen_BR = self.numbers[role]
-        if first + num > chosen_BR.shape[1]:
-            raise AssertionError(f"number {first + num - 1} of {role.name} was never asked before")
-        return chosen_BR[:, first : first + num]
-
-    def at(self, position_B: Tensor) -> Stream:
-        raise NotImplementedError("noise keyed by the token's position is not scripted; use chi2")
-
-
-@dataclass(frozen=True)
-class _Recorder(Stream):
-    """The ordinary numbers, and a note of how many of each role were asked for."""
-
-    asked: dict[Role, int] = field(default_factory=dict)
-
-    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        self.asked[role] = max(self.asked.get(role, 0), first + num)
-        return super().uniform(role, num, first)
 
 
 @dataclass
@@ -176,21 +149,16 @@ def enumerate_round(
             Budget(num_tokens, row_tokens_B),
         )
 
-    recorder = _Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
     play(recorder, 64)
-    roles = sorted(recorder.asked)
-    counts = [recorder.asked[role] for role in roles]
 
     def scripted(u_BJ: Tensor) -> Round:
-        B = u_BJ.shape[0]
-        numbers = dict(zip(roles, u_BJ.split(counts, 1), strict=True))
-        zero_B = torch.zeros(B, dtype=torch.int64)
-        return play(Script(zero_B, zero_B, numbers), B)
+        return play(recorder.script(u_BJ), u_BJ.shape[0])
 
     def decide(u_BJ: Tensor) -> Tensor:
         return torch.cat([_decision(scripted(chunk)) for chunk in u_BJ.split(_CHUNK)])
 
-    boxes = partition(decide, sum(counts))
+    boxes = partition(decide, recorder.num_asked)
     emitted: dict[tuple[int, ...], float] = {}
     chunks = zip(boxes.middle_CJ.split(_CHUNK), boxes.volume_C.split(_CHUNK), strict=True)
     for u_CJ, volume_C in chunks:

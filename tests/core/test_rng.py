@@ -116,3 +116,22 @@ def test_fold_depends_on_the_order_of_parts():
     key = torch.tensor(5)
     assert fold(fold(key, 1), 2) != fold(fold(key, 2), 1)
     assert fold(key, 3) == fold(key, torch.tensor(3))
+
+
+@pytest.mark.parametrize("vary", ["child and parent", "number", "position", "row"])
+def test_children_are_independent(vary):
+    """Pairs of numbers from a child and what it may be confused with fill the square evenly.
+    False-alarm probability 1e-6 per case."""
+    n = 50_000
+    numbers, ones = list(range(n)), [1] * n
+    parent = stream(ones, numbers, ones)
+    one = parent.child(0)
+    other = {
+        "child and parent": parent,
+        "number": parent.child(1),
+        "position": stream(ones, numbers, [2] * n).child(0),
+        "row": stream(ones, [x + 1 for x in numbers], ones).child(0),
+    }[vary]
+    u, v = (s.uniform(Role.DRAFT, 1)[:, 0] for s in (one, other))
+    counts = torch.bincount((u * 8).long() * 8 + (v * 8).long(), minlength=64)
+    assert chi2_p_value(counts, torch.ones(64)) > 1e-6

@@ -23,11 +23,11 @@ from outrider.core import (
 from outrider.testing.checks._common import holds, require
 from outrider.testing.enumerate import (
     LawFactory,
-    Script,
     enumerate_round,
     greedy_law,
     softmax_law,
 )
+from outrider.testing.script import Script
 from outrider.testing.toy import ToyCache, ToyDrafter, ToyModel, last_accepted
 
 _BELOW_ONE = 1 - 2.0**-52

@@ -1,0 +1,239 @@
+"""Stages: the draft model's own law below, the target's above, whatever drafts for the draft.
+
+Legend: B rows, J random numbers, C boxes, N nodes, V vocabulary, S sequences.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import UniformDrafter, greedy, ragged_prompts, tiny
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Round, Stream, Verifier, run_round
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters import ModelDrafter
+from outrider.drafters.policy import Stopped
+from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.stage import StageLaws
+from outrider.drafters.staged import StagedDrafter
+from outrider.drafters.stop import Survival
+from outrider.models import HFModel
+from outrider.sampling import Warp
+from outrider.testing import (
+    ScriptedContext,
+    ToyDrafter,
+    ToyModel,
+    check_drafter,
+    chi2,
+    enumerate_round,
+    partition,
+    softmax_law,
+    target_law,
+)
+from outrider.testing.script import Recorder, Script
+from outrider.verifiers import Block, Greedy, Lenience, Rejection
+
+PROMPT = (0, 1)
+
+
+def mini(seed: int, num_tokens: int = 2) -> HFModel:
+    """A transformer as small as they come, in float64."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    settings: dict[str, Any] = {"vocab_size": num_tokens, "std": 0.4} | sizes | heads
+    return tiny("llama", seed, dtype=torch.float64, **settings)
+
+
+def toy(num_tokens: int = 2, **settings: Any) -> ToyDrafter:
+    return ToyDrafter(ToyModel.random(num_tokens, seed=2), **settings)
+
+
+def staged(inner: Any, model: HFModel | None = None, rule: Verifier | None = None) -> StagedDrafter:
+    model = model or mini(1)
+    return StagedDrafter(model, model.num_tokens, inner, rule or Rejection(), Greedy(), 3)
+
+
+TARGET = ToyModel.random(2, seed=1)
+CHEAP = {
+    "draws": staged(toy()),
+    "draws, by block": staged(toy(), rule=Block()),
+    "tree": staged(toy(width=2)),
+    "chosen": staged(toy(drawn="chosen")),
+    "two stages": staged(staged(toy(), mini(8))),
+}
+
+
+# ------------------------------------------------------------------------------------ exact laws
+
+
+def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
+    """One draft per box of random numbers, and the boxes' volumes."""
+
+    def propose(rng: Stream, B: int) -> Draft:
+        context = ScriptedContext.repeat(PROMPT, B, softmax_law)
+        return drafter.propose(drafter.start(context), context, Budget(num_tokens), rng)
+
+    recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    propose(recorder, 64)
+    boxes = partition(
+        lambda u_BJ: _index(propose(recorder.script(u_BJ), len(u_BJ)), drafter.model.num_tokens),
+        recorder.num_asked,
+    )
+    return propose(recorder.script(boxes.middle_CJ), len(boxes.volume_C)), boxes.volume_C
+
+
+def _index(draft: Draft, V: int) -> Tensor:
+    """Number of the drafted sequence, the first token its most significant digit."""
+    place_D = V ** torch.arange(draft.num_nodes - 2, -1, -1)
+    return (draft.tokens_BN[:, 1:] * place_D).sum(1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", [n for n in CHEAP if n != "two stages"])
+def test_what_is_drafted_and_recorded_is_the_draft_models_own_law(name: str) -> None:
+    """ENUM of the inner rounds: probabilities of all sequences, and the laws handed on along each,
+    against the draft model sampled plainly."""
+    drafter = CHEAP[name]
+    num_tokens = 3 if name == "draws" else 2
+    draft, volume_C = drafts(drafter, num_tokens)
+    law_S = target_law(drafter.model, PROMPT, num_tokens)
+    index_C = _index(draft, 2)
+    torch.testing.assert_close(torch.bincount(index_C, volume_C), law_S, rtol=0, atol=1e-12)
+    assert draft.probs_BNV is not None
+    q_CD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+    torch.testing.assert_close(q_CD.prod(1), law_S[index_C], rtol=1e-9, atol=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [*((name, Rejection()) for name in CHEAP), ("draws", Block())],
+    ids=[*CHEAP, "judged by block"],
+)
+def test_a_round_has_exactly_the_targets_law(name: str, rule: Verifier) -> None:
+    """ENUM of everything: no more is lost or gained than with the draft model alone."""
+    done = enumerate_round(TARGET, CHEAP[name], rule, 2)
+    alone = enumerate_round(TARGET, ModelDrafter(mini(1), 2), rule, 2)
+    assert done.total_variation < 1e-12
+    assert done.acceptance_length == pytest.approx(alone.acceptance_length, abs=1e-12)
+
+
+@torch.inference_mode()
+def test_many_rounds_have_the_targets_law() -> None:
+    """CHI2: text is taken back and written anew. A correct drafter fails with probability 1e-4
+    (seed fixed)."""
+    drafter = staged(toy())
+    assert chi2(TARGET, drafter, Rejection(), 3, length=4, num_rows=20_000) > 1e-4
+
+
+# --------------------------------------------------------------------------------------- mutants
+
+
+@torch.inference_mode()
+def test_numbers_of_the_outer_round_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MUT: inner rounds that use the verdict's numbers, too."""
+    for stream in (Recorder, Script):
+        monkeypatch.setattr(stream, "child", lambda self, number: self)
+    assert enumerate_round(TARGET, staged(toy()), Rejection(), 2).total_variation > 1e-3
+
+
+@torch.inference_mode()
+def test_the_same_numbers_for_all_inner_rounds_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MUT. (Enumeration cannot follow it: a later round is decided by an earlier one's number.)"""
+    child = Stream.child
+    monkeypatch.setattr(Stream, "child", lambda self, number: child(self, 0))
+    with pytest.raises(AssertionError, match="not drawn from the declared probs"):
+        check_drafter(staged(toy(6), mini(1, 6)), 6)
+
+
+@torch.inference_mode()
+def test_the_cheaper_drafts_law_in_place_of_the_draft_models_would_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MUT."""
+    add = StageLaws.add
+
+    def wrong(self: StageLaws, turn: Round, before_B: Tensor) -> None:
+        q_BNV = turn.p_BNV if turn.draft.probs_BNV is None else turn.draft.probs_BNV
+        add(self, Round(**{**vars(turn), "p_BNV": q_BNV}), before_B)
+
+    monkeypatch.setattr(StageLaws, "add", wrong)
+    assert enumerate_round(TARGET, staged(toy()), Rejection(), 2).total_variation > 1e-3
+
+
+# -------------------------------------------------------------------------------------- contract
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "inner",
+    [toy(6), ModelDrafter(mini(2, 6), 6), PromptLookup(), UniformDrafter(6, 2)],
+    ids=["starts anew", "rewinds", "lookup", "tree"],
+)
+def test_contract(inner: Any) -> None:
+    """Ragged budgets, refused drafts, drafts that were never committed, rows that leave and join.
+    False alarms: see ``check_drafter``, below 1e-6."""
+    check_drafter(staged(inner, mini(1, 6)), 6)
+
+
+@torch.inference_mode()
+def test_contract_of_two_stages_and_of_a_stage_that_stops() -> None:
+    """The same; without counting the draws a second time."""
+    two = staged(staged(PromptLookup(), mini(3, 6)), mini(1, 6))
+    check_drafter(two, 6, num_samples=0)
+    check_drafter(Stopped(staged(PromptLookup(), mini(1, 6)), Survival(0.6)), 6, num_samples=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("inner", [PromptLookup(), ModelDrafter(mini(0, 6), 6)])
+def test_at_temperature_zero_it_is_the_draft_models_argmax(inner: Any) -> None:
+    """Token for token over many rounds, some of which accept all, some nothing."""
+    model = mini(1, 6)
+    prompts = ragged_prompts([5, 2, 9], 6)
+    context = Context.start(prompts, Warp([greedy(9)] * 3, 6), [0] * 3, range(3))
+    drafter, plain = staged(inner, model), ModelDrafter(model, 6)
+    target = tiny("llama", 1, dtype=torch.float64, vocab_size=6)
+    cache, state = target.start(context), drafter.start(context)
+    for γ in (4, 0, 3, 5, 1, 6, 2):
+        alone = plain.propose(plain.start(context), context, Budget(γ), context.rng)
+        turn = run_round(context, target, cache, drafter, state, Greedy(), Budget(γ))
+        assert turn.draft.tokens_BN.tolist() == alone.tokens_BN.tolist()
+        assert turn.draft.probs_BNV is None
+        context.advance((turn.verdict.num_accepted_B + 1).tolist())
+
+
+@torch.inference_mode()
+def test_passes_are_saved_and_none_is_made_twice() -> None:
+    """With the draft model as its own cheap draft, all is accepted: γ tokens cost one pass, also
+    behind a draft that was accepted to its end, which one pass more used to catch up with."""
+    model, B = mini(1, 6), 2
+    passes: list[int] = []
+    model.module.register_forward_pre_hook(
+        lambda module, inputs, named: passes.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    cheap = ModelDrafter(mini(1, 6), 6)
+    drafter = StagedDrafter(model, 6, cheap, Rejection(), Greedy(), 7)
+    target = mini(1, 6)
+    context = Context.start([[0, 1, 2]] * B, Warp([greedy(9)] * B, 6), [0] * B, range(B))
+    cache, state = target.start(context), drafter.start(context)
+    passes.clear()
+    for _ in range(3):
+        turn = run_round(context, target, cache, drafter, state, Greedy(), Budget(4))
+        context.advance((turn.verdict.num_accepted_B + 1).tolist())
+        assert turn.verdict.num_accepted_B.tolist() == [4, 4]
+    assert passes == [4, 5, 5]  # root and three drafted tokens, then also x_γ of the last round
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+def test_rules_that_would_change_the_draft_models_law_are_refused() -> None:
+    model, cheap = mini(1), toy()
+    for rules in ((Lenience(0.5), Greedy()), (Rejection(), Lenience(0.5)), (Greedy(), Greedy())):
+        with pytest.raises(IncompatibleError, match="draft model's law"):
+            StagedDrafter(model, 2, cheap, *rules)
+    with pytest.raises(IncompatibleError, match="cannot judge 'distinct'"):
+        staged(toy(drawn="distinct"))
+    with pytest.raises(InvalidParameterError, match="inner_tokens=0"):
+        StagedDrafter(model, 2, cheap, Rejection(), Greedy(), 0)
