@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outrider.core.columns import Columns
+
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
 
 
@@ -35,6 +37,8 @@ class Draft:
             truncation; None unless the rule reads them.
         step_probs_BN: of a search, the share of each token's path in what its step chose from: all
             continuations of all beams; 1 at the root. None from other drafters.
+        longest_walk: most nodes that a walk from the root down may come to, refused siblings
+            included, where whoever drafted knows it without a look at the device.
     """
 
     tokens_BN: Tensor
@@ -45,6 +49,7 @@ class Draft:
     is_chain: bool = False
     logits_BNV: Tensor | None = None
     step_probs_BN: Tensor | None = None
+    longest_walk: int | None = None
 
     @classmethod
     def chain(
@@ -85,10 +90,13 @@ class Draft:
         eye_NN = torch.eye(N, dtype=torch.bool, device=self.tokens_BN.device)
         if self.is_chain:
             return torch.ones_like(eye_NN).tril().expand(B, N, N)
-        ancestors_BNN = eye_NN.repeat(B, 1, 1)
-        rows_B = torch.arange(B, device=self.tokens_BN.device)
-        for node in range(1, N):
-            ancestors_BNN[:, node] |= ancestors_BNN[rows_B, self.parents_BN[:, node]]
+        ancestors_BNN = eye_NN.expand(B, N, N)
+        above_BN = self.parents_BN.clamp(min=0)
+        for _ in range(self.most_judged.bit_length()):  # each round doubles how far up it sees
+            ancestors_BNN = ancestors_BNN | ancestors_BNN.gather(
+                1, above_BN[..., None].expand(B, N, N)
+            )
+            above_BN = above_BN.gather(1, above_BN)
         return ancestors_BNN
 
     @cached_property
@@ -99,6 +107,28 @@ class Draft:
                 self.tokens_BN
             )
         return self.ancestors_BNN.sum(2) - 1
+
+    @property
+    def most_judged(self) -> int:
+        """Most nodes that a walk from the root down may come to, as far as the host knows."""
+        return self.num_nodes - 1 if self.longest_walk is None else self.longest_walk
+
+    @cached_property
+    def turn_BN(self) -> Tensor:
+        """When a walk from the root down may come to each node: after its ancestors and what
+        stands before them and before it among their siblings. 0 for the root, then from 1 on.
+
+        Nodes with the same turn have different parents.
+        """
+        number_N = torch.arange(self.num_nodes, device=self.tokens_BN.device)
+        is_sibling_BNN = self.parents_BN[:, :, None] == self.parents_BN[:, None]
+        rank_BN = (is_sibling_BNN & (number_N[:, None] >= number_N)).sum(2)
+        return torch.where(self.ancestors_BNN, rank_BN[:, None], 0).sum(2) - 1
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The columns of the target's pass."""
+        return Columns.of(self)
 
 
 @dataclass(frozen=True)

@@ -99,23 +99,33 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
 
 
 def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """Node by node in topological order, siblings in the order of their numbers."""
+    """Each row judges the children of its own node, in the order of their numbers, and descends
+    where one is accepted: as many steps as the longest way needs, whatever the number of nodes."""
     B, N = draft.tokens_BN.shape
-    u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))
-    node_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
+    u_BN = torch.nn.functional.pad(rng.uniform(Role.ACCEPT, max(N - 1, 1)), (1, 0))
+    number_N = torch.arange(N, device=p_BNV.device)
+    parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)
+    node_B = last_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
     p_BV = p_BNV[:, 0]
     q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
-    for i in range(1, N):
-        x_B = draft.tokens_BN[:, i]
-        reached_B = (draft.parents_BN[:, i] == node_B) & draft.mask_BN[:, i]
-        accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_BD[:, i - 1])
+    for _ in range(draft.most_judged):
+        is_next_BN = (parents_BN == node_B[:, None]) & (number_N > last_B[:, None])
+        reached_B = is_next_BN.any(1)
+        if p_BNV.device.type == "cpu" and not reached_B.any():  # elsewhere a look back costs more
+            break
+        child_B = torch.where(is_next_BN, number_N, N - 1).amin(1)
+        x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]
+        u_B = u_BN.gather(1, child_B[:, None])[:, 0]
+        accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_B)
         left_BV, left_q_BV = rule.refuse(p_BV, q_BV, x_B)
         left_BV = _normalise(_or_target(left_BV, p_BV))
         refused_B = reached_B & ~accepted_B
-        node_B = torch.where(accepted_B, i, node_B)
-        p_BV = _select(accepted_B, p_BNV[:, i], refused_B, left_BV, p_BV)
+        node_B = torch.where(accepted_B, child_B, node_B)
+        last_B = torch.where(reached_B, child_B, last_B)
+        p_BV = _select(accepted_B, at_node(p_BNV, child_B), refused_B, left_BV, p_BV)
         if q_BV is not None and left_q_BV is not None and draft.probs_BNV is not None:
-            q_BV = _select(accepted_B, draft.probs_BNV[:, i], refused_B, left_q_BV, q_BV)
+            law_BV = at_node(draft.probs_BNV, child_B)
+            q_BV = _select(accepted_B, law_BV, refused_B, left_q_BV, q_BV)
     num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
     return Verdict(path_to(draft, node_B), num_accepted_B, next_B)

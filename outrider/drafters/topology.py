@@ -165,6 +165,14 @@ class Topology:
         return (0, *(len(path) for path in self.paths))
 
     @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """When a walk from the root down may come to each node (``Draft.turn_BN``)."""
+        turns = [0]
+        for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
+            turns.append(turns[parent] + rank + 1)
+        return tuple(turns)
+
+    @cached_property
     def num_children(self) -> tuple[int, ...]:
         counts = [0] * self.num_nodes
         for parent in self.parents[1:]:

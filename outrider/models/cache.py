@@ -97,7 +97,10 @@ class SlabCache(Cache):
     def commit_path(self, draft: Draft, verdict: Verdict) -> None:
         """Keeps root and accepted path; a path that is no chain is gathered into place."""
         if not draft.is_chain:
-            self.pack(verdict.path_BD, 1)
+            column_BD = draft.columns.column_BN.gather(1, verdict.path_BD)
+            if column_BD.device.type == "cpu":  # elsewhere a look back costs more
+                column_BD = column_BD[:, : int(verdict.num_accepted_B.max())]
+            self.pack(column_BD, 1)
         self.length_B = self.length_B + 1 + verdict.num_accepted_B
 
     def pack(self, nodes_BD: Tensor, first: int = 0) -> None:
@@ -117,7 +120,9 @@ class SlabCache(Cache):
                 if to != row:
                     slab[to].copy_(slab[row])
         self.lengths = [self.lengths[row] for row in rows]
-        self.length_B = self.length_B[torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)]
+        self.length_B = self.length_B[
+            torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
+        ]
 
     def join(self, other: "SlabCache") -> None:
         """Appends the rows of another cache."""

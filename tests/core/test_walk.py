@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import Draft, Role, Stream, draw, path_to, row_keys, walk_chain, walk_tree
-from outrider.verifiers import Greedy, Rejection
+from outrider.verifiers import Distinct, Greedy, Rejection
 
 
 def random_laws(generator, *shape, zeros):
@@ -29,6 +29,50 @@ def random_chain(seed, B, D, V, drawn, zeros):
     probs_BNV = None if drawn == "chosen" else q_BNV
     rng = Stream(row_keys([seed] * B, list(range(B)), "cpu"), torch.arange(B))
     return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn), p_BNV, rng
+
+
+def random_tree(seed, B, N, V, drawn, zeros):
+    """A batch of ragged trees, each row another one, with their target laws."""
+    generator = torch.Generator().manual_seed(seed)
+    p_BNV = random_laws(generator, B, N, V, zeros=zeros)
+    q_BNV = random_laws(generator, B, N, V, zeros=zeros)
+    back_BN = torch.randint(1, 4, (B, N), generator=generator)
+    parents_BN = (torch.arange(N) - back_BN).clamp(min=0)
+    parents_BN[:, 0] = -1
+    tokens_BN = torch.randint(V, (B, N), generator=generator)
+    if drawn == "distinct":
+        tokens_BN = (torch.arange(N) + tokens_BN[:, :1]) % V
+    mask_BN = torch.rand(B, N, generator=generator) < 0.8
+    mask_BN[:, 0] = True
+    for i in range(1, N):
+        mask_BN[:, i] &= mask_BN.gather(1, parents_BN[:, i : i + 1])[:, 0]
+    probs_BNV = None if drawn == "chosen" else q_BNV
+    rng = Stream(row_keys([seed] * B, list(range(B)), "cpu"), torch.arange(B))
+    return Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn), p_BNV, rng
+
+
+def walk_node_by_node(rule, draft, p_BNV, rng):
+    """The plain twin of ``walk_tree``: for each row, each node in the order of their numbers."""
+    B, N = draft.tokens_BN.shape
+    u_BD, w_B = rng.uniform(Role.ACCEPT, N - 1), rng.uniform(Role.NEXT, 1)[:, 0]
+    told = []
+    for b in range(B):
+        node, path, p_V = 0, [], p_BNV[b, 0]
+        q_V = None if draft.probs_BNV is None else draft.probs_BNV[b, 0]
+        for i in range(1, N):
+            if draft.parents_BN[b, i] != node or not draft.mask_BN[b, i]:
+                continue
+            if rule.accept(p_V, q_V, draft.tokens_BN[b, i], u_BD[b, i - 1]):
+                node, p_V = i, p_BNV[b, i]
+                q_V = None if draft.probs_BNV is None else draft.probs_BNV[b, i]
+                path.append(i)
+            else:
+                left_V, q_V = rule.refuse(p_V, q_V, draft.tokens_BN[b, i])
+                left_V = left_V if left_V.sum() > 0 else p_V
+                p_V = left_V / left_V.sum()
+        tokens = [int(draft.tokens_BN[b, i]) for i in path]
+        told.append(([*tokens, int(draw(p_V[None], w_B[b : b + 1]))], path))
+    return told
 
 
 def decisions(verdict, draft):
@@ -57,6 +101,31 @@ def test_a_chain_is_judged_like_the_thin_tree_it_is(parameters):
     draft, p_BNV, rng = random_chain(*parameters)
     as_chain = decisions(walk_chain(Rejection(), draft, p_BNV, rng), draft)
     assert as_chain == decisions(walk_tree(Rejection(), draft, p_BNV, rng), draft)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(2, 12),
+    st.integers(3, 5),
+    st.sampled_from(["iid", "distinct", "chosen"]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_trees_are_walked_as_node_by_node(seed, B, N, V, drawn, zeros):
+    draft, p_BNV, rng = random_tree(seed, B, N, V, drawn, zeros)
+    rule = Distinct() if drawn == "distinct" else Rejection()
+    plain = walk_node_by_node(rule, draft, p_BNV, rng)
+    assert decisions(walk_tree(rule, draft, p_BNV, rng), draft) == plain
+    known = replace(draft, longest_walk=int(draft.turn_BN.max()))
+    assert decisions(walk_tree(rule, known, p_BNV, rng), known) == plain
+
+
+def test_the_turn_of_a_node_counts_all_that_stands_before_it():
+    parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 3, 2, 0]])
+    ones_BN = torch.ones_like(parents_BN)
+    draft = Draft(ones_BN, parents_BN, ones_BN.bool(), None, "chosen")
+    assert draft.turn_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
 
 
 @settings(deadline=None)
