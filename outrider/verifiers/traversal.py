@@ -19,16 +19,18 @@ q(c) a_c = min(q, a p)(c), so r is what a p still lacks; nothing was accepted wi
 law r / S, from the law that q has become. By induction the root is well judged with a = 1.
 
 On a chain this is block verification. As there, the shares do not depend on the random numbers, so
-all are computed at once, in topological order, and the verdict is the first node of the traversal
-with u < a. A path can make up for an unlikely token by a likely one further on, and a dropped leaf
-leaves its ancestors a chance: both save tokens that a walk from the root loses.
+all are computed at once, whatever stands at the same turn of a walk from the root together, and the
+verdict is the first node of the traversal with u < a. A path can make up for an unlikely token by a
+likely one further on, and a dropped leaf leaves its ancestors a chance: both save tokens that a
+walk from the root loses.
 
 Preserves: the target's law, exactly. Accepts trees and chains of i.i.d., distinct (with Sequoia's
-cover, see ``distinct.py``) and chosen drafts.
+cover, see ``distinct.py``) and chosen drafts. Reads the shape from the device once per round.
 
-Legend: B rows, N nodes, V vocabulary.
+Legend: B rows, N nodes, V vocabulary; R all nodes of all rows, C the children of one turn.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -74,57 +76,70 @@ class Traversal:
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         """a and p of each node once all its children were dropped, (B, N) and (B, N, V).
 
-        A node's children come after it and its siblings in the order of their numbers, so that one
-        pass sees each node's own share before its children, and their effect on it afterwards.
+        A child comes at a later turn than its parent and its elder siblings, so that one pass sees
+        each node's own share before its children, and their effect on it afterwards.
         """
         B, N = draft.tokens_BN.shape
-        rows_B = torch.arange(B, device=p_BNV.device)
-        law_BNV = p_BNV.clone()
-        q_BNV = None if draft.probs_BNV is None else draft.probs_BNV.clone()
-        share_BN = torch.ones(B, N, dtype=_wide(p_BNV), device=p_BNV.device)
+        token_R = draft.tokens_BN.flatten()
+        row_B1 = torch.arange(0, B * N, N, device=p_BNV.device)[:, None]
+        parent_R = (draft.parents_BN + row_B1).flatten()
+        law_RV = p_BNV.flatten(0, 1).clone()
+        q_RV = None if draft.probs_BNV is None else draft.probs_BNV.flatten(0, 1)
+        share_R = torch.ones(B * N, dtype=_wide(p_BNV), device=p_BNV.device)
         rule = Distinct() if draft.drawn == "distinct" else Rejection()
-        for i in range(1, N):
-            above_B, x_B = draft.parents_BN[:, i].clamp(min=0), draft.tokens_BN[:, i]
-            exists_B = draft.mask_BN[:, i]
-            p_BV = law_BNV[rows_B, above_B]
-            share_B = share_BN[rows_B, above_B]
-            owed_BV = share_B[:, None] * p_BV
-            q_BV = None if q_BNV is None else q_BNV[rows_B, above_B]
-            share_BN[:, i] = _ratio(owed_BV, q_BV, x_B).clamp(max=1)
+        if q_RV is not None and draft.drawn == "distinct":
+            q_RV = q_RV.clone()
+        for child_C in turns(draft):
+            above_C, x_C = parent_R[child_C], token_R[child_C]
+            p_CV, share_C = law_RV[above_C], share_R[above_C]
+            q_CV = None if q_RV is None else q_RV[above_C]
+            share_R[child_C] = (share_C * _ratio(p_CV, q_CV, x_C)).clamp(max=1)
 
-            left_BV, next_q_BV = rule.refuse(owed_BV, q_BV, x_B)
-            left_B = left_BV.sum(1)
-            after_B = self.share_after(share_B, left_B)
-            some_B = exists_B & (left_B > 0)
-            left_BV = (left_BV / left_B.where(some_B, 1)[:, None]).to(p_BV.dtype)
-            law_BNV[rows_B, above_B] = torch.where(some_B[:, None], left_BV, p_BV)
-            share_BN[rows_B, above_B] = torch.where(exists_B, after_B, share_B)
-            if q_BNV is not None and q_BV is not None and next_q_BV is not None:
-                q_BNV[rows_B, above_B] = torch.where(exists_B[:, None], next_q_BV, q_BV)
-        return share_BN, law_BNV
+            owed_CV = share_C.to(p_CV.dtype)[:, None] * p_CV
+            left_CV, next_q_CV = rule.refuse(owed_CV, q_CV, x_C)
+            left_C = left_CV.sum(1, dtype=share_C.dtype)
+            mass_C1 = left_C.to(p_CV.dtype)[:, None]
+            law_RV[above_C] = torch.where(mass_C1 > 0, left_CV / mass_C1, p_CV)
+            share_R[above_C] = self.share_after(share_C, left_C)
+            if q_RV is not None and next_q_CV is not None and draft.drawn == "distinct":
+                q_RV[above_C] = next_q_CV
+        return share_R.view(B, N), law_RV.view_as(p_BNV)
 
-    def share_after(self, share_B: Tensor, left_B: Tensor) -> Tensor:
+    def share_after(self, share_C: Tensor, left_C: Tensor) -> Tensor:
         """``S / (S + 1 - a)``, a node's share once a child was dropped; 1 stays 1."""
-        return torch.where(share_B == 1, 1.0, left_B / (left_B + 1 - share_B))
+        return torch.where(share_C == 1, 1.0, left_C / (left_C + 1 - share_C))
+
+
+def turns(draft: Draft) -> Sequence[Tensor]:
+    """The nodes that exist by their turns, all rows together, each (C,) in b N + i.
+
+    Nodes of one turn have different parents, and all that they depend on has an earlier turn.
+    """
+    turn_R = (draft.turn_BN * draft.mask_BN).flatten()
+    num_turns: list[int] = torch.bincount(turn_R).tolist()
+    return torch.split(turn_R.argsort(stable=True), num_turns)[1:]
 
 
 def first_of_traversal(draft: Draft, good_BN: Tensor) -> Tensor:
-    """The first good node in post-order, siblings by number; the root is good. Shape (B,)."""
-    subtree_BN = (draft.ancestors_BNN & good_BN[:, :, None]).any(1)
-    node_B = torch.zeros_like(draft.tokens_BN[:, 0])
-    for i in range(1, draft.num_nodes):
-        enters_B = (draft.parents_BN[:, i] == node_B) & subtree_BN[:, i]
-        node_B = torch.where(enters_B, i, node_B)
-    return node_B
+    """The first good node in post-order, siblings by number; the root is good. Shape (B,).
+
+    It has no good node below it, and neither has an elder sibling of it or of its ancestors.
+    """
+    above_BNN, parents_BN = draft.ancestors_BNN, draft.parents_BN
+    num_good_BN = (above_BNN & good_BN[:, :, None]).sum(1)
+    elder_BNN = (parents_BN[:, :, None] == parents_BN[:, None]).tril(-1)
+    late_BN = (elder_BNN & (num_good_BN > 0)[:, None]).any(2)
+    is_late_BN = (above_BNN & late_BN[:, None]).any(2)
+    return (good_BN & (num_good_BN == 1) & ~is_late_BN).long().argmax(1)
 
 
-def _ratio(owed_BV: Tensor, q_BV: Tensor | None, x_B: Tensor) -> Tensor:
-    """``a p(x) / q(x)``; a chosen token has q(x) = 1."""
-    owed_B = owed_BV.gather(1, x_B[:, None])[:, 0]
-    if q_BV is None:
-        return owed_B
-    q_B = q_BV.gather(1, x_B[:, None])[:, 0]
-    return torch.where(owed_B > 0, owed_B / q_B, 0.0)
+def _ratio(p_CV: Tensor, q_CV: Tensor | None, x_C: Tensor) -> Tensor:
+    """``p(x) / q(x)``; a chosen token has q(x) = 1."""
+    p_C = p_CV.gather(1, x_C[:, None])[:, 0].to(_wide(p_CV))
+    if q_CV is None:
+        return p_C
+    q_C = q_CV.gather(1, x_C[:, None])[:, 0].to(p_C.dtype)
+    return torch.where(p_C > 0, p_C / q_C, 0.0)
 
 
 def _wide(p_BNV: Tensor) -> torch.dtype:

@@ -110,6 +110,47 @@ def test_accepts_at_least_as_much_as_from_the_root(drawn: Drawn) -> None:
     assert max(gains) > 0.01
 
 
+def plain_shares(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
+    """The plain twin of ``shares``: node by node, as the docstring of the rule says it."""
+    share_BN, law_BNV = torch.ones(draft.tokens_BN.shape, dtype=torch.float64), p_BNV.clone()
+    q_BNV = None if draft.probs_BNV is None else draft.probs_BNV.clone()
+    rule = Distinct() if draft.drawn == "distinct" else Rejection()
+    for b, i in draft.mask_BN.nonzero().tolist():
+        if i:
+            v, x = int(draft.parents_BN[b, i]), draft.tokens_BN[b, i]
+            owed_V = share_BN[b, v] * law_BNV[b, v]
+            q_V = None if q_BNV is None else q_BNV[b, v].clone()
+            q = 1 if q_V is None else q_V[x]
+            share_BN[b, i] = (owed_V[x] / q).clamp(max=1) if owed_V[x] > 0 else 0.0
+            left_V, next_q_V = rule.refuse(owed_V, q_V, x)
+            left, share = left_V.sum(), share_BN[b, v].clone()
+            law_BNV[b, v] = left_V / left if left > 0 else law_BNV[b, v]
+            share_BN[b, v] = 1.0 if share == 1 else left / (left + 1 - share)
+            if q_BNV is not None:
+                q_BNV[b, v] = next_q_V
+    return share_BN, law_BNV
+
+
+@pytest.mark.parametrize("drawn", KINDS)
+def test_shares_turn_by_turn_are_those_node_by_node(drawn: Drawn) -> None:
+    """On 60 rows of different trees, some of their nodes missing."""
+    generator = torch.Generator().manual_seed(1)
+    B, N, V = 60, 14, 5
+    p_BNV, q_BNV = (2 * torch.randn(2, B, N, V, generator=generator).double()).softmax(-1)
+    q_BNV[:10] = p_BNV[:10]
+    parents_BN = torch.arange(N) - torch.randint(1, 5, (B, N), generator=generator)
+    parents_BN = parents_BN.clamp(min=0)
+    parents_BN[:, 0] = -1
+    mask_BN = torch.arange(N) < torch.randint(1, N + 1, (B, 1), generator=generator)
+    tokens_BN = (torch.arange(N) + torch.arange(B)[:, None]) % V  # siblings differ
+    probs_BNV = None if drawn == "chosen" else q_BNV
+    draft = Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn)
+    found, plain = Traversal().shares(draft, p_BNV), plain_shares(draft, p_BNV)
+    exists_BN = draft.mask_BN
+    torch.testing.assert_close(found[0][exists_BN], plain[0][exists_BN], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[1][exists_BN], plain[1][exists_BN], rtol=1e-9, atol=1e-12)
+
+
 def test_the_traversal_is_in_post_order() -> None:
     parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 2, 3]])
     mask_BN = torch.ones(1, 7, dtype=torch.bool)
