@@ -45,7 +45,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError
 
-_NUM_BISECTIONS = 40  # ρ to 1e-12 of K
+_NUM_BISECTIONS = 30  # ρ to 1e-9 of K
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Spectr:
             next_BN = next_BN & (numbers_N > 0)
             p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, node_B]
             num_B = next_BN.sum(1)
+            if p_BNV.device.type == "cpu" and not num_B.any():  # elsewhere a look back costs more
+                break
             rho_B = self.smallest_rho(p_BV, q_BV, num_B)
             p_x_BN, q_x_BN = p_BV.gather(1, draft.tokens_BN), q_BV.gather(1, draft.tokens_BN)
             good_BN = next_BN & (u_BN * rho_B[:, None] * q_x_BN < p_x_BN)
@@ -95,6 +97,9 @@ class Spectr:
         """ρ* of each row from above, in [1, k], for k = ``num`` draws."""
         low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
         high_B = num_B.to(low_B.dtype).clamp(min=1)
+        if p_BV.device.type == "cpu" and (num_B <= 1).all():  # elsewhere a look back costs more
+            return high_B
+        p_BV, q_BV = p_BV.to(low_B.dtype), q_BV.to(low_B.dtype)
         for _ in range(_NUM_BISECTIONS):
             rho_B = (low_B + high_B) / 2
             beta_B = common(p_BV, q_BV, rho_B).sum(1).clamp(max=1)
