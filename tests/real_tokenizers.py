@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from tiny_models import tiny_module
+from tiny_models import VOCAB, tiny_module
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -58,6 +58,12 @@ def words(vocabulary: Sequence[str]) -> PreTrainedTokenizerBase:
     made = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+def worded(seed: int = 0, **settings: object) -> HFModel:
+    """A random model in float64 of the usual size, for methods that need a tokenizer."""
+    module = tiny_module("llama", seed, torch.float64, **settings)
+    return HFModel(module, words([*(f"w{i}" for i in range(VOCAB - 1)), "<unk>"]))
 
 
 def _byte_level(size: int) -> PreTrainedTokenizerBase:

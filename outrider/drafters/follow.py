@@ -86,13 +86,16 @@ class Follower(ModelBacked):
     def start(self, context: Context) -> FollowState:
         tokens_BT = context.tokens_BT.tolist()
         prompts = [row[:n] for row, n in zip(tokens_BT, context.lengths, strict=True)]
-        told = [self.bridge.translate(prompt)[: self.model.limit] for prompt in prompts]
+        told = [self._begin(prompt)[: self.model.limit] for prompt in prompts]
         rows = [
             Row(tokens, len(prompt), prompt[-LOOK_BEHIND:], len(tokens) - 1)
             for tokens, prompt in zip(told, prompts, strict=True)
         ]
         nothing = [0] * len(rows)
-        own = Context.start(told, context.law, nothing, nothing, context.device)
+        sources = context.sources
+        if sources is not None:
+            sources = [tuple(self.bridge.translate(source)) for source in sources]
+        own = Context.start(told, context.law, nothing, nothing, context.device, sources)
         return FollowState(self.model.start(own), rows)
 
     def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
@@ -103,6 +106,12 @@ class Follower(ModelBacked):
         assert isinstance(state, FollowState)
         assert isinstance(other, FollowState)
         state.rows = state.rows + other.rows
+
+    def _begin(self, prompt: Sequence[int]) -> list[int]:
+        """A prompt in the draft's tokens; a decoder's begins as decoders of its kind do."""
+        if self.model.opening is None:
+            return self.bridge.translate(prompt)
+        return [*self.model.opening, *self.bridge.mated(prompt[1:], b"")[0]]
 
     def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
         """Adds the target's committed tokens to the row's text. May tokenise the last

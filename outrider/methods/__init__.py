@@ -8,10 +8,13 @@ from outrider.methods.copying import COPYING
 from outrider.methods.method import Method, Parts, Recipe
 from outrider.methods.ngram import NGRAMS
 from outrider.methods.trees import TREES
+from outrider.methods.vocabularies import VOCABULARIES
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
-METHODS: dict[str, Method] = {method.name: method for method in (*CHAINS, *TREES, *NGRAMS, *COPYING)}
+METHODS: dict[str, Method] = {
+    method.name: method for method in (*CHAINS, *TREES, *NGRAMS, *COPYING, *VOCABULARIES)
+}
 
 
 def find_method(name: str) -> Method:

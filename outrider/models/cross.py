@@ -57,7 +57,7 @@ class CrossCache(SlabCache):
         return padding_mask(self.length_B, self.span, dtype)
 
     def _show(self) -> None:
-        self.span = max(self.lengths)
+        self.span = max(self.lengths, default=0)
         rows, slots = slice(self.num_rows), slice(self.span)
         self.layers = [
             CrossLayer(keys[rows, :, slots], values[rows, :, slots])

@@ -1,16 +1,16 @@
 """What every named method does alike: batches, streams, confidence stops, temperature 0."""
 
 import pytest
-import torch
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from real_tokenizers import worded
+from tiny_models import engine_of, greedy, ragged_prompts, token_ids
 from tiny_ngrams import tiny_file
 
 from outrider import Engine, Sampling
 from outrider.core.errors import IncompatibleError
 from outrider.methods import METHODS
 
-TARGET = tiny("llama", 0, dtype=torch.float64)
-DRAFT = tiny("llama", 3, dtype=torch.float64)
+TARGET = worded(0)
+DRAFT = worded(3)
 PROMPTS = ragged_prompts([5, 1, 9, 3])
 SAMPLING = Sampling(
     temperature=0.9, top_k=40, top_p=0.95, frequency_penalty=0.3, max_new_tokens=18, ignore_eos=True
