@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import options
-from outrider.cli.engines import open_engine
+from outrider.cli.engines import open_engine, require_decoder_only
 from outrider.cli.errors import FAILED, fail
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
@@ -51,6 +51,7 @@ def certify(
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     draft_confidence: options.DraftConfidence = 0.0,
+    draft_length: options.DraftLength = "fixed",
     verifier: Annotated[
         str | None,
         typer.Option(
@@ -143,10 +144,12 @@ def certify(
         method_options=options.parse_method_options(option),
         verifier=rule,
         draft_confidence=draft_confidence,
+        draft_length=draft_length,
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
     )
+    require_decoder_only(engine, "certify")
     num_tokens = engine.target.num_tokens
     rows = _NUMBERS // ((engine.num_speculative_tokens + 1) * num_tokens)
     with Progress(as_json) as progress, torch.inference_mode():

@@ -21,6 +21,7 @@ def open_engine(
     method_options: Mapping[str, object] | None = None,
     verifier: "Verifier | None" = None,
     draft_confidence: float = 0.0,
+    draft_length: str = "fixed",
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
@@ -45,6 +46,7 @@ def open_engine(
         options=method_options,
         verifier=verifier,
         draft_confidence=draft_confidence,
+        draft_length=draft_length,
         max_batch_size=1,
         dtype=None if dtype == "auto" else dtype,
         device=device,
@@ -58,3 +60,12 @@ def plain_engine(engine: "Engine") -> "Engine":
     from outrider.methods import METHODS
 
     return Engine(engine.target, None, METHODS["plain"], max_batch_size=1)
+
+
+def require_decoder_only(engine: "Engine", command: str) -> None:
+    """Fails for an encoder-decoder, whose prompts are sources, where a command knows none."""
+    if engine.target.opening is not None:
+        raise fail(
+            f"outrider {command} takes decoder-only models; {engine.target.name} is an "
+            f"encoder-decoder: see outrider generate --compare"
+        )

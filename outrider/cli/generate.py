@@ -37,6 +37,7 @@ def generate(
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     draft_confidence: options.DraftConfidence = 0.0,
+    draft_length: options.DraftLength = "fixed",
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -98,6 +99,7 @@ def generate(
         num_speculative_tokens,
         method_options=options.parse_method_options(option),
         draft_confidence=draft_confidence,
+        draft_length=draft_length,
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
@@ -137,11 +139,12 @@ def _display(
     if trace:
         errors.print(legend(console), end="", soft_wrap=True)
     if sys.stdout.isatty() and sys.stderr.isatty():
-        dim = Segment(prompt, Style(dim=True) if has_colour(errors) else None)
+        source = "" if engine.target.opening is None else "\n"  # a text of its own follows
+        dim = Segment(prompt + source, Style(dim=True) if has_colour(errors) else None)
         errors.print(Segments([dim]), end="", soft_wrap=True)
     if not trace:
         return _write
-    painter = Painter(engine, ids, has_colour(console))
+    painter = Painter(engine, engine.target.opening or ids, has_colour(console))
     return lambda event: console.print(painter.paint(event), end="", soft_wrap=True)
 
 

@@ -29,6 +29,10 @@ def _complete_devices() -> list[str]:
     return ["auto", "cpu", "cuda", "mps"]
 
 
+def _complete_lengths() -> list[str]:
+    return ["fixed", "heuristic", "confidence:0.4", "survival:0.3"]
+
+
 Target = Annotated[
     str,
     typer.Option(
@@ -108,6 +112,17 @@ DraftConfidence = Annotated[
     typer.Option(
         metavar="P",
         help="Stop drafting after a token the draft gave less than this probability; 0 never.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+DraftLength = Annotated[
+    str,
+    typer.Option(
+        metavar="POLICY",
+        help="fixed; heuristic or heuristic:START, which follows what was accepted, up to "
+        "--num-speculative-tokens (20 if not set); confidence:C, as --draft-confidence; "
+        "survival:THETA, which stops once the drafted tokens are less than 1 - THETA probable.",
+        autocompletion=_complete_lengths,
         rich_help_panel=SPECULATION,
     ),
 ]

@@ -66,18 +66,19 @@ class Stopped(_Around):
     """Any drafter, its drafts cut where a stop says so: trees too, path by path.
 
     Saves work of the target, not of the drafter; one that can stop by itself (``ModelDrafter``)
-    drafts the same and saves its passes as well. Chosen tokens have no q, and are never cut.
+    drafts the same and saves its passes as well. At temperature 0 there is no q, and nothing is
+    cut.
 
     Raises:
-        IncompatibleError: a drafter that searches: what it finds is no draw, and a part of it is
-            not what a shorter search would have found.
+        IncompatibleError: a drafter whose tokens are no draws: chosen ones have no q, and a part of
+            what a search finds is not what a shorter search would have found.
     """
 
     def __init__(self, drafter: Drafter[Any], stop: Stop) -> None:
-        if drafter.drawn == "searched":
+        if drafter.drawn in ("chosen", "searched"):
             raise IncompatibleError(
-                f"{type(drafter).__name__} searches for its drafts, which a stop cannot cut: "
-                f"leave draft_length at 'fixed'"
+                f"{type(drafter).__name__} draws none of its tokens, so there are no probabilities "
+                f"to stop by: leave draft_length at 'fixed', or take 'heuristic'"
             )
         super().__init__(drafter)
         self.stop = stop
@@ -209,8 +210,17 @@ class DraftLength:
         return unsure if self.stop is None else Both(self.stop, unsure)
 
     def around(self, drafter: Drafter[Any]) -> Drafter[Any]:
-        """The drafter with the length that changes, if it does."""
+        """The drafter under this policy. One that stops by itself says so by its ``stop``.
+
+        Raises:
+            IncompatibleError: a stop, and a drafter that draws none of its tokens.
+        """
+        if self.stop is not None and getattr(drafter, "stop", None) is None:
+            drafter = Stopped(drafter, self.stop)
         return drafter if self.start is None else HeuristicLength(drafter, self.start)
+
+
+FIXED = DraftLength()
 
 
 def _token_probs(draft: Draft) -> Tensor:

@@ -12,6 +12,7 @@ from outrider.core.errors import (
     PromptError,
 )
 from outrider.core.protocols import Verifier
+from outrider.drafters.policy import DraftLength
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row, request_numbers
 from outrider.engine.slots import Slots, models_of
@@ -37,6 +38,9 @@ class Engine:
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
+        draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
+            accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
+            once the drafted tokens' joint probability is below 1 - θ.
         max_batch_size: rows that run at the same time; more requests wait for a free one.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a rule of your own in place of the method's.
@@ -58,6 +62,7 @@ class Engine:
         *,
         num_speculative_tokens: int | None = None,
         draft_confidence: float = 0.0,
+        draft_length: str | DraftLength = "fixed",
         max_batch_size: int = 16,
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
@@ -73,10 +78,12 @@ class Engine:
                 f"method {method.name!r} needs a draft model: pass draft=..., or take "
                 f"method='plain'"
             )
-        if draft_confidence and not method.stops_when_unsure:
+        length = DraftLength.parse(draft_length) if isinstance(draft_length, str) else draft_length
+        if length.and_confidence(draft_confidence) and not method.stops_when_unsure:
             raise IncompatibleError(
-                f"draft_confidence={draft_confidence}: method {method.name!r} drafts no chain that "
-                f"could stop when it is unsure; leave it at 0"
+                f"draft_confidence={draft_confidence}, draft_length={str(draft_length)!r}: method "
+                f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
+                f"0 and 'fixed'"
             )
         self.target = target
         self.draft = draft if method.needs_draft else None
@@ -90,8 +97,9 @@ class Engine:
             check_vocabularies(target, self.draft)
         self.recipe = recipe
         self.measure = measure
-        parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens)
+        parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens, length)
         self.drafter = recipe.build(parts)
+        target = self.target = getattr(self.drafter, "target", target)
         models = (target, *models_of(self.drafter))
         self.limit = min(model.limit for model in models)
         self.prompt_limit = min(model.prompt_limit for model in models)

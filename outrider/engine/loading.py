@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from outrider import assets
 from outrider.core.errors import ModelLoadError
 from outrider.core.protocols import Verifier
+from outrider.drafters.policy import DraftLength
 from outrider.engine.generate import Engine, check_speculative_tokens
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
@@ -27,6 +28,7 @@ def load(
     verifier: Verifier | None = None,
     measure: bool = True,
     draft_confidence: float = 0.0,
+    draft_length: str | DraftLength = "fixed",
     max_batch_size: int = 16,
     dtype: str | None = None,
     device: str = "auto",
@@ -45,6 +47,9 @@ def load(
         verifier: a rule of your own in place of the method's.
         measure: work out how far a lossy rule strays, for ``result.stats``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
+        draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
+            accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
+            once the drafted tokens' joint probability is below 1 - θ.
         max_batch_size: rows that run at the same time.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
@@ -56,6 +61,8 @@ def load(
     row = find_method(method)
     row.recipe(options)  # an error in an option should not wait for the models
     check_speculative_tokens(num_speculative_tokens)
+    if isinstance(draft_length, str):
+        draft_length = DraftLength.parse(draft_length)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
 
@@ -75,6 +82,7 @@ def load(
         row,
         num_speculative_tokens=num_speculative_tokens,
         draft_confidence=draft_confidence,
+        draft_length=draft_length,
         max_batch_size=max_batch_size,
         options=options,
         verifier=verifier,

@@ -26,19 +26,15 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 
 def _chain(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.draft_confidence)
+    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(
-        parts.draft_model, parts.target.num_tokens, parts.draft_confidence, keep_logits=True
-    )
+    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop, keep_logits=True)
 
 
 def _coupled_chain(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(
-        parts.draft_model, parts.target.num_tokens, parts.draft_confidence, picker=COUPLED
-    )
+    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop, picker=COUPLED)
 
 
 def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:

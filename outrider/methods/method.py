@@ -6,6 +6,8 @@ from typing import Any
 
 from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
+from outrider.drafters.policy import FIXED, DraftLength
+from outrider.drafters.stop import Stop
 from outrider.models import HFModel
 from outrider.options import Option, options_of, resolve
 from outrider.verifiers import Greedy
@@ -19,12 +21,18 @@ class Parts:
     draft: HFModel | None = None
     draft_confidence: float = 0.0
     num_speculative_tokens: int | None = None
+    draft_length: DraftLength = FIXED
 
     @property
     def draft_model(self) -> HFModel:
         """The draft model of a method that needs one."""
         assert self.draft is not None
         return self.draft
+
+    @property
+    def stop(self) -> Stop | None:
+        """Where drafts stop, of drafters that do so by themselves."""
+        return self.draft_length.and_confidence(self.draft_confidence)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Recipe:
         Raises:
             IncompatibleError: a rule that cannot judge it.
         """
-        drafter = self.drafter(parts)
+        drafter = parts.draft_length.around(self.drafter(parts))
         check_compatible(drafter, self.verifier)
         return drafter
 

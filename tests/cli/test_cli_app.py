@@ -67,7 +67,8 @@ def test_defaults_are_those_of_python() -> None:
         if field.name not in parts:
             assert flags[field.name].default == field.default, field.name
     assert {"stop", "logit_bias"} <= set(flags)
-    for name in ("target", "draft", "method", "num_speculative_tokens", "draft_confidence"):
+    names = ("target", "draft", "method", "num_speculative_tokens", "draft_confidence")
+    for name in (*names, "draft_length"):
         assert flags[name].default == engine[name].default, name
 
 

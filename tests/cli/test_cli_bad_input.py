@@ -38,6 +38,7 @@ def assert_refused(result: Result, *parts: str) -> None:
         (["x", "--top-k", "-1"], ["--top-k -1"]),
         (["x", "--max-new-tokens", "0"], ["--max-new-tokens 0"]),
         (["x", "--draft-confidence", "2"], ["--draft-confidence 2.0", "[0, 1]"]),
+        (["x", "--draft-length", "long"], ["--draft-length long", "survival:THETA"]),
         (["x", "--logit-bias", "5"], ["ID=BIAS"]),
         (["x", "--logit-bias", "99999=1"], ["99999", "0 to "]),
         (["x", "--logprobs", "2"], ["--logprobs needs --json"]),

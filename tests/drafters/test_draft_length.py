@@ -213,9 +213,20 @@ def test_bad_names_are_refused(text: str) -> None:
         DraftLength.parse(text)
 
 
-def test_a_search_cannot_be_cut() -> None:
-    with pytest.raises(IncompatibleError, match="searches for its drafts"):
-        Stopped(ToyDrafter(DRAFT, 1, "searched"), Confidence())
+@pytest.mark.parametrize("drawn", ["chosen", "searched"])
+def test_what_is_not_drawn_cannot_be_cut(drawn: Any) -> None:
+    with pytest.raises(IncompatibleError, match="no probabilities to stop by"):
+        Stopped(ToyDrafter(DRAFT, 1, drawn), Confidence())
+
+
+def test_a_policy_wraps_what_does_not_follow_it_by_itself() -> None:
+    toy, model = ToyDrafter(DRAFT), ModelDrafter(tiny(), VOCAB, Survival())
+    assert DraftLength().around(toy) is toy
+    assert isinstance(DraftLength(Survival()).around(toy), Stopped)
+    assert DraftLength(Survival()).around(model) is model
+    grows = DraftLength(start=3).around(toy)
+    assert isinstance(grows, HeuristicLength)
+    assert (grows.drafter, grows.first) == (toy, 3)
 
 
 @pytest.mark.parametrize("make", [Confidence, Survival])
