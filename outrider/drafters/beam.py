@@ -7,7 +7,8 @@ Joint Decoding with Auxiliary Model for LLM Inference", ICLR 2025 (MTAD).
     score(x_1 … x_i) = Σ_j log q(x_j | context, x_1 … x_{j-1})
     of the beams' B·V continuations, draw 2B without replacement ∝ exp(score); keep the best B
 
-``search="greedy"`` keeps the best B of all instead. The draft is the best path of length γ. It is
+``search="greedy"`` keeps the best B of all instead, ``"copies"`` samples from B copies of the first
+beam on, as the authors' code does, which is for its numbers only. The draft is the best path of length γ. It is
 ``searched``: its q are the draft's laws along it, and it is no draw from them.
 
 Where the authors' code departs: it starts from B copies of one beam, takes for a path's likelihood
@@ -43,7 +44,7 @@ from outrider.drafters.model import ModelBacked, ModelState, fitted
 from outrider.drafters.narrow import NarrowSearch
 from outrider.models import HFModel
 
-Search = Literal["sample", "greedy"]
+Search = Literal["sample", "greedy", "copies"]
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """From scores (B, n) and laws (B, n, V) to the kept continuations' scores and indices, best
 first, each (B, k); an index is beam · V + token, a continuation that does not exist has -inf."""
@@ -78,7 +79,8 @@ class BeamDrafter(ModelBacked):
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
         beams: B, 1 or more.
-        search: ``sample`` (2B draws, the best B of them) or ``greedy`` (the best B).
+        search: ``sample`` (2B draws, the best B of them), ``greedy`` (the best B), or ``copies``
+            (``sample``, begun with B equal beams).
         keep_logits: hand over the model's logits along the draft, for rules that judge by them.
 
     Raises:
@@ -99,7 +101,7 @@ class BeamDrafter(ModelBacked):
         if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
             raise InvalidParameterError(f"beams={beams!r}: must be a whole number, 1 or more")
         if search not in get_args(Search):
-            raise InvalidParameterError(f"search={search!r}: must be 'sample' or 'greedy'")
+            raise InvalidParameterError(f"search={search!r}: must be one of {get_args(Search)}")
         super().__init__(model, num_tokens)
         self.beams = beams
         self.search = search
@@ -137,8 +139,11 @@ class BeamDrafter(ModelBacked):
         picks = self._picks(num_steps, context, rng)
         needed = self.model.limit + num_steps * self.beams  # dead beams keep their slots
         state.cache.limit = max(state.cache.limit, needed)
-        tree = BeamTree.root(context)
-        score_Bn = torch.zeros(context.num_rows, 1, device=context.device, dtype=_wide(context))
+        copies = self.beams if self.search == "copies" else 1
+        tree = BeamTree.root(context, copies)
+        score_Bn = torch.zeros(
+            context.num_rows, copies, device=context.device, dtype=_wide(context)
+        )
         for pick in picks:
             logits_BnV = self._logits(state, context, tree)
             q_BnV = self._laws(logits_BnV, tree.prefix(context))
@@ -151,7 +156,8 @@ class BeamDrafter(ModelBacked):
     def _logits(self, state: ModelState, context: Context, tree: BeamTree) -> Tensor:
         """Logits behind the living beams, (B, n, V)."""
         if not tree.tokens_BM.shape[1]:
-            return fitted(self._catch_up(state, context)[:, None], self.num_tokens)
+            logits_B1V = fitted(self._catch_up(state, context)[:, None], self.num_tokens)
+            return logits_B1V.expand(-1, tree.path_BnK.shape[1], -1)
         tokens_Bn = tree.last_Bn.clamp(max=self.model.num_tokens - 1)
         return fitted(self.model.extend(state.cache, tokens_Bn, tree.nodes), self.num_tokens)
 

@@ -34,10 +34,10 @@ class BeamTree:
     depth_M: Tensor
 
     @classmethod
-    def root(cls, context: Context) -> "BeamTree":
-        """One beam without tokens."""
+    def root(cls, context: Context, num_beams: int = 1) -> "BeamTree":
+        """Beams without tokens."""
         none_B0 = context.tokens_BT[:, :0]
-        return cls(none_B0, none_B0[:, None], none_B0[0])
+        return cls(none_B0, none_B0[:, None].expand(-1, num_beams, -1), none_B0[0])
 
     def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> "BeamTree":
         """One token behind each of these beams; a beam may be named twice, or not at all."""

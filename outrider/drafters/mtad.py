@@ -13,16 +13,17 @@ Legend: B rows, n beams of a step, N nodes of the draft, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch.nn.functional import pad
 
 from outrider.core import Budget, Context, Draft
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.beam import BeamDrafter, Search, Step
+from outrider.drafters.beam import BeamDrafter, Step
 from outrider.models import HFModel
 
+Search = Literal["sample", "greedy"]
 _MOST_NODES = 255  # besides the root; a cache has room for as many behind a full context
 
 
@@ -33,7 +34,7 @@ class MtadDrafter(BeamDrafter):
         model: the draft model; must share the target's vocabulary.
         num_tokens: width of the target's logits; the draft's are cut or padded to it.
         beams: B, 1 or more.
-        search: ``sample`` or ``greedy``, as for ``BeamDrafter``.
+        search: ``sample`` or ``greedy``, as for ``BeamDrafter``; copies would be equal siblings.
         depth: γ, the most steps of a search.
 
     Raises:
@@ -50,6 +51,8 @@ class MtadDrafter(BeamDrafter):
         search: Search = "sample",
         depth: int = DEPTH,
     ) -> None:
+        if search not in get_args(Search):
+            raise InvalidParameterError(f"search={search!r}: must be one of {get_args(Search)}")
         super().__init__(model, num_tokens, beams, search)
         if beams * depth > _MOST_NODES:
             raise InvalidParameterError(

@@ -5,6 +5,7 @@ import difflib
 from outrider.core.errors import UnknownMethodError
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
+from outrider.methods.joint import JOINT
 from outrider.methods.method import Method, Parts, Recipe
 from outrider.methods.ngram import NGRAMS
 from outrider.methods.trees import TREES
@@ -13,7 +14,7 @@ from outrider.methods.vocabularies import VOCABULARIES
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*CHAINS, *TREES, *NGRAMS, *COPYING, *VOCABULARIES)
+    method.name: method for method in (*CHAINS, *TREES, *JOINT, *NGRAMS, *COPYING, *VOCABULARIES)
 }
 
 

@@ -24,10 +24,10 @@ all continuations that step i of the search chose from:
 
     S_i = Q_i / Σ_b Q(beam b before step i)
 
-which the draft hands over (``Draft.step_probs_BN``). S_i >= Q_i, so it accepts less. That code runs
-with ``tau=0.9``, where the paper and its function's default say 0.1. It also starts from B copies
-of one beam, so that its S_1 is q_1(x_1)/B, and mixes up the histories of its beams; neither is
-repeated here.
+which the draft hands over (``Draft.step_probs_BN``). That code runs with ``tau=0.9``, where the
+paper and its function's default say 0.1. It also starts from B copies of one beam, so that its S_1
+is q_1(x_1)/B and B equal paths count B times, without which S_i >= Q_i: the drafter does so with
+``search="copies"``. And it mixes up the histories of its beams, which is not repeated here.
 
 ``laws="raw"`` compares the models' own laws, the softmax of the logits before bias, penalties,
 temperature and truncation; the next token still comes from the warped p. What is accepted may then

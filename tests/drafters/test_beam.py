@@ -3,8 +3,11 @@
 Legend: B rows, N nodes, n beams, V vocabulary.
 """
 
+import math
+import warnings
 from collections.abc import Iterator
 from itertools import permutations
+from typing import get_args
 
 import pytest
 import torch
@@ -13,10 +16,10 @@ from torch import Tensor
 
 from outrider import Sampling
 from outrider.core import Budget, Context, Law, Prefix, Role, check_compatible
-from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core.errors import IncompatibleError, InvalidParameterError, OutriderWarning
 from outrider.drafters import ModelDrafter
 from outrider.drafters import beam as beam_module
-from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Step
+from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Search, Step
 from outrider.drafters.beam_tree import BeamTree
 from outrider.models import HFModel
 from outrider.sampling import Warp
@@ -65,12 +68,13 @@ def plain_search(
     beams: int,
     num_steps: int,
     u_iR: Tensor | None = None,
+    copies: int = 1,
 ) -> Iterator[list[tuple[Path, float]]]:
     """The beams after each step, best first; every path by passes of its own.
 
     With numbers, a step keeps the best of what they draw one by one, by the inverse CDF.
     """
-    living: list[tuple[Path, float]] = [((), 0.0)]
+    living: list[tuple[Path, float]] = [((), 0.0)] * copies
     for i in range(num_steps):
         found = continuations(model, prompt, sampling, living)
         if u_iR is not None:
@@ -158,8 +162,62 @@ def test_beams_that_are_not_reordered_would_show(monkeypatch: pytest.MonkeyPatch
         check_against_plain("llama", SETTINGS["joint greedy"], 4, [6])
 
 
-@pytest.mark.parametrize("search", ["sample", "greedy"])
-def test_contract(search: str) -> None:
+def check_shares(drafter: BeamDrafter, rows: range) -> None:
+    """Each token's path in proportion to all that its step chose from, by passes of its own."""
+    prompts, γ, sampling = ragged_prompts([6, 2]), 4, SETTINGS["warped"]
+    context = start(prompts, sampling)
+    with torch.inference_mode():
+        draft = drafter.propose(drafter.start(context), context, Budget(γ), context.rng)
+        steps = list(drafter.steps(drafter.start(context), context, γ, context.rng))
+    assert draft.step_probs_BN is not None
+    assert draft.step_probs_BN[:, 0].tolist() == [1.0, 1.0]
+    copies = drafter.beams if drafter.search == "copies" else 1
+    for row in rows:
+        before: list[tuple[Path, float]] = [((), 0.0)] * copies
+        path = tuple(draft.tokens_BN[row, 1:].tolist())
+        for i, step in enumerate(steps):
+            found = continuations(drafter.model, prompts[row], sampling, before)
+            total = sum(math.exp(score) for _, score in found)
+            mine = next(math.exp(score) for p, score in found if p == path[: i + 1])
+            assert float(draft.step_probs_BN[row, i + 1]) == pytest.approx(mine / total, rel=1e-6)
+            before = living_beams(step, row)
+
+
+@pytest.mark.parametrize("search", get_args(Search))
+def test_shares_of_the_steps(search: Search) -> None:
+    check_shares(BeamDrafter(tiny(dtype=torch.float64), VOCAB, 3, search), range(2))
+
+
+def test_shares_of_another_step_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: what is there after the step, not before it."""
+    right = beam_module.Step
+
+    def wrong(q: Tensor, z: Tensor, total_B: Tensor, tree: BeamTree, score_Bn: Tensor) -> Step:
+        return right(q, z, score_Bn.logsumexp(1), tree, score_Bn)
+
+    monkeypatch.setattr(beam_module, "Step", wrong)
+    with pytest.raises(AssertionError):
+        check_shares(BeamDrafter(tiny(dtype=torch.float64), VOCAB, 3), range(2))
+
+
+def test_logits_come_along_where_a_rule_reads_them() -> None:
+    """The model's own, before temperature and truncation."""
+    model, prompts = tiny(dtype=torch.float64), ragged_prompts([6, 2])
+    context = start(prompts, SETTINGS["warped"])
+    for keep_logits in (True, False):
+        drafter = BeamDrafter(model, VOCAB, 3, keep_logits=keep_logits)
+        with torch.inference_mode():
+            draft = drafter.propose(drafter.start(context), context, Budget(3), context.rng)
+        assert (draft.logits_BNV is not None) == keep_logits
+        if draft.logits_BNV is not None:
+            for row, prompt in enumerate(prompts):
+                text = [*prompt, *draft.tokens_BN[row, 1:-1].tolist()]
+                own_DV = full_logits(model.module, text)[len(prompt) - 1 :]
+                assert torch.allclose(draft.logits_BNV[row, :3], own_DV, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("search", get_args(Search))
+def test_contract(search: Search) -> None:
     """Well formed, within budget, a row alone as in its batch, through commits, keep and join."""
 
     def law(num_rows: int) -> Law:
@@ -223,19 +281,24 @@ def exact_law(
     return law
 
 
-@pytest.mark.parametrize("beams", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("beams", "search"), [(1, "sample"), (3, "sample"), (8, "sample"), (4, "copies")]
+)
 @pytest.mark.parametrize("setting", ["warped", "two tokens", "all tokens"])
-def test_sampled_search_is_the_plain_search_with_the_same_numbers(setting: str, beams: int) -> None:
+def test_sampled_search_is_the_plain_search_with_the_same_numbers(
+    setting: str, beams: int, search: Search
+) -> None:
     """Draw by draw. (ENUM cannot follow it: which beams lost is not to be seen in a draft.)"""
     model, sampling = tiny("llama", 3, dtype=torch.float64), SETTINGS.get(setting, Sampling())
     prompts, γ = ragged_prompts([6, 1], seed=1), 4
     context = start(prompts, sampling)
-    drafter = BeamDrafter(model, VOCAB, beams)
+    drafter, copies = BeamDrafter(model, VOCAB, beams, search), search == "copies"
     u_BiR = context.rng.uniform(Role.DRAFT, γ * 2 * beams).unflatten(1, (γ, -1))
     with torch.inference_mode():
         steps = list(drafter.steps(drafter.start(context), context, γ, context.rng))
     for row, prompt in enumerate(prompts):
-        plain = plain_search(model, prompt, sampling, beams, γ, u_BiR[row])
+        first = beams if copies else 1
+        plain = plain_search(model, prompt, sampling, beams, γ, u_BiR[row], first)
         for mine, theirs in zip(steps, plain, strict=True):
             found = living_beams(mine, row)
             assert [path for path, _ in found] == [path for path, _ in theirs]
@@ -369,6 +432,46 @@ def test_joint_greedy_decoding_drafts_the_last_token_too() -> None:
     with torch.inference_mode():
         draft = drafter.propose(drafter.start(context), context, budget, context.rng)
     assert draft.num_drafted_B.tolist() == [4, 1, 2]
+
+
+def narrow_context(top_k: int) -> Context:
+    return start([[0, 1], [2]], Sampling(top_k=top_k), 3)
+
+
+def test_a_narrow_search_is_said_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tokens left by top-k for three beams. After that, nobody looks any more."""
+    drafter, context = BeamDrafter(toy(1, 3), 3, 3), narrow_context(2)
+    looks: list[Tensor] = []
+    look = Tensor.__int__
+    monkeypatch.setattr(Tensor, "__int__", lambda x: looks.append(x) or look(x))  # type: ignore[func-returns-value]
+
+    def propose() -> None:
+        with torch.inference_mode():
+            drafter.propose(drafter.start(context), context, Budget(2), context.rng)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        propose()  # the device is not asked in the round itself
+    assert not looks
+    with pytest.warns(OutriderWarning, match="beams=3: a search found only 2, as .* top-k"):
+        propose()
+    assert len(looks) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        propose()
+        propose()
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize(("top_k", "temperature", "beams"), [(0, 1.0, 3), (2, 1.0, 2), (0, 0.0, 3)])
+def test_a_search_as_wide_as_asked_says_nothing(top_k: int, temperature: float, beams: int) -> None:
+    """Nor does one at temperature 0, which has one beam by design."""
+    sampling = Sampling(temperature=temperature, top_k=top_k)
+    drafter, context = BeamDrafter(toy(1, 3), 3, beams), start([[0, 1], [2]], sampling, 3)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            drafter.propose(drafter.start(context), context, Budget(2), context.rng)
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True])

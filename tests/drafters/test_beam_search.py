@@ -6,10 +6,11 @@ from tiny_models import FAMILIES, VOCAB, ragged_prompts, tiny, tiny_module
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider import Sampling
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, PromptError
-from outrider.drafters.beam_tree import BeamTree
 from outrider.drafters import beam_search as module_under_test
 from outrider.drafters.beam_search import EarlyStopping, Hypothesis, beam_search
+from outrider.drafters.beam_tree import BeamTree
 from outrider.models import HFModel, SlabCache
 
 
@@ -93,6 +94,36 @@ def test_with_ends(family: str, length_penalty: float, early_stopping: EarlyStop
             found = check(model, prompt, 4, 14, length_penalty, early_stopping, eos_ids)
             lengths |= {len(h.token_ids) for h in found}
     assert len(lengths) > 3 or length_penalty > 2  # that favours the longest
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_bias_and_penalties_apply_to_log_probabilities(family: str) -> None:
+    """As transformers applies them, not renormalised; each beam by its own path."""
+    model, ids = tiny(family, 5, dtype=torch.float64, std=0.15), ragged_prompts([5, 9])
+    for prompt in ids:
+        bias, penalty = {prompt[0]: 1.5, 3: -0.5, 7: 2.0}, 1.3
+        sampling = Sampling(logit_bias=bias, repetition_penalty=penalty)
+        mine = beam_search(model, prompt, 4, 12, num_return_sequences=4, sampling=sampling)
+        text = torch.tensor([prompt])
+        done = model.module.generate(
+            text,
+            attention_mask=torch.ones_like(text),
+            num_beams=4,
+            max_new_tokens=12,
+            do_sample=False,
+            repetition_penalty=penalty,
+            sequence_bias={(token,): number for token, number in bias.items()},
+            pad_token_id=0,
+            num_return_sequences=4,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        theirs = [tuple(line[len(prompt) :]) for line in done.sequences.tolist()]
+        assert [h.token_ids for h in mine] == theirs
+        scores = done.sequences_scores.tolist()
+        assert [h.score for h in mine] == pytest.approx(scores, rel=1e-5, abs=1e-4)
+        plain = beam_search(model, prompt, 4, 12)
+        assert plain[0].token_ids != mine[0].token_ids
 
 
 @pytest.mark.slow
@@ -186,6 +217,7 @@ def test_bad_arguments_are_named() -> None:
         ((2.0, 5), "num_beams=2.0"),
         ((2, 0), "max_new_tokens=0"),
         ((2, 5, 1.0, "always"), "early_stopping='always'"),
+        ((2, 5, float("inf")), "length_penalty=inf"),
         ((2, 5, 1.0, False, (), 3), "num_return_sequences=3: must be a whole number from 1 to 2"),
     ):
         with pytest.raises(InvalidParameterError, match=message):

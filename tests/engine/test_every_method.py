@@ -25,7 +25,7 @@ def engine(method: str, **settings: object) -> Engine:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_of_a_batch_are_rows_alone(method: str) -> None:
-    sampling = greedy(18) if method == "greedy" else SAMPLING
+    sampling = greedy(18) if method in GREEDY_ONLY else SAMPLING
     together = token_ids(engine(method).generate(PROMPTS, sampling))
     one_by_one = token_ids(engine(method, max_batch_size=1).generate(PROMPTS, sampling))
     assert together == one_by_one
@@ -39,7 +39,7 @@ STOPPED = [m.name for m in METHODS.values() if m.stops_when_unsure]
 @pytest.mark.parametrize("method", [m for m in STOPPED if m not in ("plain", "bild")])
 def test_drafts_that_stop_when_unsure(method: str) -> None:
     """Fewer tokens are drafted; lossless texts at temperature 0 stay what they were."""
-    sampling = greedy(18) if method == "greedy" else SAMPLING
+    sampling = greedy(18) if method in GREEDY_ONLY else SAMPLING
     long = engine(method).generate(PROMPTS, sampling).stats
     short = engine(method, draft_confidence=0.5).generate(PROMPTS, sampling).stats
     assert short.drafted / short.rounds < long.drafted / long.rounds

@@ -4,22 +4,15 @@ import pytest
 import torch
 from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, token_ids
 
-from outrider import Sampling
+from outrider import Engine, Sampling
 from outrider.core.errors import IncompatibleError
-from outrider.drafters.beam import MjgdDrafter
-from outrider.methods import Method, Parts
 from outrider.models import HFModel
-from outrider.verifiers.commit import Commit
 
 PROMPTS = ragged_prompts([5, 1, 9, 3])
 
 
-def mjgd(beams: int) -> Method:
-    def drafter(parts: Parts) -> MjgdDrafter:
-        assert parts.draft is not None
-        return MjgdDrafter(parts.draft, parts.target.num_tokens, beams)
-
-    return Method("mjgd", "", "", "draft model", Commit, drafter, greedy=lambda rule: rule)
+def mjgd(model: HFModel, beams: int, γ: int, **settings: object) -> Engine:
+    return engine_of(model, None, "mjgd", γ, options={"beams": beams}, **settings)
 
 
 def plain_block(model: HFModel, text: list[int], beams: int, num_tokens: int) -> list[int]:
@@ -50,7 +43,7 @@ def test_blocks_are_those_of_the_plain_search(family: str, K: int, beams: int) -
     """Rows of different lengths in a batch of two, of which one leaves and another comes; the last
     block of a text is shorter."""
     model, N = tiny(family, 4, dtype=torch.float64), 10
-    engine = engine_of(model, model, mjgd(beams), K - 1, max_batch_size=2)
+    engine = mjgd(model, beams, K - 1, max_batch_size=2)
     found = token_ids(engine.generate(PROMPTS, [greedy(N - b) for b in range(4)]))
     for b, prompt in enumerate(PROMPTS):
         assert found[b] == plain_mjgd(model, prompt, beams, K, N - b)
@@ -61,7 +54,7 @@ def test_one_block_is_full_beam_search() -> None:
     model, N, beams = tiny("llama", 4, dtype=torch.float64), 8, 6
     plain = [tuple(plain_block(model, prompt, beams, N)) for prompt in PROMPTS]
     for γ in (N - 1, 30):
-        engine = engine_of(model, model, mjgd(beams), γ)
+        engine = mjgd(model, beams, γ)
         results = engine.generate(PROMPTS, greedy(N, logprobs=0))
         assert token_ids(results) == plain
         assert all(result.stats.rounds == 1 for result in results)
@@ -81,7 +74,7 @@ def test_blocks_of_one_token_are_greedy_decoding(
 
     monkeypatch.setattr(slots, "plan", lambda γ, room, device: Budget(0))
     model = tiny("llama", 4, dtype=torch.float64)
-    engine = engine_of(model, model, mjgd(beams), 1)
+    engine = mjgd(model, beams, 1)
     found = engine.generate(PROMPTS, greedy(12))
     assert found.stats.rounds == 4 * 12
     assert token_ids(found) == token_ids(engine_of(model).generate(PROMPTS, greedy(12)))
@@ -89,30 +82,30 @@ def test_blocks_of_one_token_are_greedy_decoding(
 
 def test_one_beam_is_greedy_decoding_at_any_block_length() -> None:
     model = tiny("llama", 4)
-    found = engine_of(model, model, mjgd(1), 5).generate(PROMPTS, greedy(20))
+    found = mjgd(model, 1, 5).generate(PROMPTS, greedy(20))
     assert token_ids(found) == token_ids(engine_of(model).generate(PROMPTS, greedy(20)))
 
 
 def test_a_text_ends_where_its_block_says() -> None:
     """At the first end-of-sequence token, what follows it in the block dropped."""
     model = tiny("llama", 4, dtype=torch.float64)
-    (long,) = token_ids(engine_of(model, model, mjgd(4), 3).generate(PROMPTS[:1], greedy(12)))
+    (long,) = token_ids(mjgd(model, 4, 3).generate(PROMPTS[:1], greedy(12)))
     end = long[5]
     sampling = Sampling(temperature=0, max_new_tokens=12, stop=(end,))
-    (found,) = engine_of(model, model, mjgd(4), 3).generate(PROMPTS[:1], sampling)
+    (found,) = mjgd(model, 4, 3).generate(PROMPTS[:1], sampling)
     assert found.token_ids == long[: long.index(end) + 1]
 
 
 def test_it_is_defined_at_temperature_zero() -> None:
     model = tiny()
     with pytest.raises(IncompatibleError, match="temperature 0 only"):
-        engine_of(model, model, mjgd(2)).generate(PROMPTS, Sampling(temperature=1))
+        mjgd(model, 2, 4).generate(PROMPTS, Sampling(temperature=1))
 
 
 def test_a_text_fills_the_context() -> None:
     """Up to its last token, though a round drafts one token more than its budget."""
     model = tiny("llama", 4, dtype=torch.float64)
     (prompt,) = ragged_prompts([120])
-    (found,) = engine_of(model, model, mjgd(3), 4).generate([prompt], greedy(50))
+    (found,) = mjgd(model, 3, 4).generate([prompt], greedy(50))
     assert found.token_ids == plain_mjgd(model, prompt, 3, 5, model.limit - len(prompt))
     assert len(prompt) + len(found.token_ids) == model.limit

@@ -12,9 +12,27 @@ import torch
 from torch import Tensor
 from toy_trees import TreeDrafter, chain_of, stream
 
-from outrider.core import Draft, Role, Stream, Verdict, draw
+from outrider.core import (
+    Budget,
+    Context,
+    Draft,
+    Law,
+    Prefix,
+    Role,
+    Stream,
+    Verdict,
+    Verifier,
+    draw,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.testing import ToyDrafter, ToyModel, check_verifier, enumerate_round
+from outrider.testing import (
+    SoftmaxLaw,
+    ToyCache,
+    ToyDrafter,
+    ToyModel,
+    check_verifier,
+    enumerate_round,
+)
 from outrider.verifiers.joint import Joint, path_logs
 
 TARGET, GUESS = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
@@ -128,6 +146,101 @@ def test_logs_of_a_tree_are_those_of_its_paths() -> None:
         assert torch.allclose(of_tree_BN[:, [0, 1, 3, 4]], of_chain_BN)
 
 
+@pytest.mark.parametrize(("tau", "accepted"), [(0.0, 4), (0.35, 3), (0.45, 1), (0.75, 1), (0.9, 0)])
+def test_the_step_quantity_takes_the_place_of_q(tau: float, accepted: int) -> None:
+    """P_i / S_i = 0.8, 0.15, 0.4, 0.1, from P_i / Q_i twice as large where S_i = 2 Q_i."""
+    draft, p_BNV = ratios_chain([0.8, 0.3, 0.8, 0.1])
+    shares_BN = 0.25 ** torch.arange(5)[None] * torch.tensor([[1, 1, 2, 2, 1]])
+    draft = replace(draft, step_probs_BN=shares_BN.double())
+    assert num_accepted(Joint(tau, "step"), draft, p_BNV) == accepted
+    other = num_accepted(Joint(tau), draft, p_BNV)
+    assert other == {0.0: 4, 0.35: 3, 0.45: 3, 0.75: 3, 0.9: 0}[tau]
+
+
+def sharper(num_rows: int) -> Law:
+    return Sharper()
+
+
+class Sharper(SoftmaxLaw):
+    """The square of the softmax: a warp."""
+
+    def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        return (2 * logits_BMV).softmax(-1)
+
+
+class WithLogits(ToyDrafter):
+    """Hands over its model's logits, too."""
+
+    def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
+        draft = super().propose(state, context, budget, rng)
+        node_BN = self.model.read_draft(state.past_B, draft)
+        return replace(draft, logits_BNV=self.model.logits(node_BN))
+
+
+def raw_law_by_hand(tau: float) -> Tensor:
+    """As ``law_by_hand``: drafted and emitted by the sharper laws, judged by the raw ones."""
+    return law_by_hand(tau, sharpness=2.0)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9])
+def test_raw_laws_judge_and_warped_laws_write(tau: float) -> None:
+    rule = Joint(tau, laws="raw")
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, law=sharper)
+    assert float((result.completed_S - raw_law_by_hand(tau)).abs().sum()) < 1e-12
+
+
+@dataclass(frozen=True)
+class RawThroughout(Joint):
+    """Wrong: the next token comes from the raw law, too."""
+
+    def reading(self, logits_BNV: Tensor) -> Verifier:
+        return RawNext(self.tau, logits_BNV=logits_BNV)
+
+
+@dataclass(frozen=True, eq=False)
+class RawNext(Joint):
+    logits_BNV: Tensor | None = None
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        assert self.logits_BNV is not None
+        raw = Joint(self.tau, laws="raw").reading(self.logits_BNV)
+        return raw(draft, self.logits_BNV.softmax(-1), rng)
+
+
+@pytest.mark.parametrize("mutant", [Joint(0.1), RawThroughout(0.5)])
+def test_mutants_of_raw_laws_die(mutant: Joint) -> None:
+    """Warped laws as judges, a raw one as the writer."""
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), mutant, 2, law=sharper)
+    assert float((result.completed_S - raw_law_by_hand(mutant.tau)).abs().sum()) > 1e-3
+
+
+def test_raw_laws_from_one_on_it_is_plain_sampling() -> None:
+    rule = Joint(1.0, laws="raw")
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, law=sharper)
+    assert result.total_variation < 1e-12
+
+
+def test_what_the_options_need_must_be_there() -> None:
+    draft, p_BNV = ratios_chain([0.8, 0.3])
+    for rule, message in (
+        (Joint(laws="raw"), "the target's logits are missing"),
+        (Joint(laws="raw").reading(p_BNV.log()), "laws='raw': .* no logits; take one that does"),
+        (Joint(quantity="step"), "quantity='step': .* no search steps"),
+    ):
+        with pytest.raises(IncompatibleError, match=message):
+            rule(draft, p_BNV, stream(1))
+    empty = Draft.root_only(torch.tensor([1]))
+    for rule in (Joint(quantity="step"), Joint(laws="raw").reading(p_BNV[:, :1].log())):
+        assert int(rule(empty, p_BNV[:, :1], stream(1)).num_accepted_B) == 0
+
+
+def test_options_outside_their_domain() -> None:
+    with pytest.raises(InvalidParameterError, match="quantity='last'"):
+        Joint(quantity="last")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="laws='own'"):
+        Joint(laws="own")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("tau", [-0.1, math.inf, math.nan])
 def test_tau_outside_its_range(tau: float) -> None:
     with pytest.raises(InvalidParameterError, match=r"tau=.*must be finite and at least 0"):
@@ -139,15 +252,19 @@ def test_a_tree_is_refused() -> None:
         enumerate_round(TARGET, TreeDrafter(GUESS, [0, 0]), Joint(), 2)
 
 
-def law_by_hand(tau: float, prompt_state: int = 1) -> Tensor:
-    """Law of three tokens after one round of Joint on toys that look one token back, γ = 2."""
-    p_VV, q_VV = TARGET_1.table_EV.softmax(-1), GUESS_1.table_EV.softmax(-1)
+def law_by_hand(tau: float, prompt_state: int = 1, sharpness: float = 1.0) -> Tensor:
+    """Law of three tokens after one round of Joint on toys that look one token back, γ = 2.
+
+    Judged by the softmax; with a sharpness other than 1 drafted and written by other laws.
+    """
+    raw_p_VV, raw_q_VV = TARGET_1.table_EV.softmax(-1), GUESS_1.table_EV.softmax(-1)
+    p_VV, q_VV = ((sharpness * model.table_EV).softmax(-1) for model in (TARGET_1, GUESS_1))
     law_S = torch.zeros(3, 3, 3, dtype=torch.float64)
     for x in range(3):
         for y in range(3):
             drafted = q_VV[prompt_state, x] * q_VV[x, y]
-            first = p_VV[prompt_state, x] / q_VV[prompt_state, x]
-            second = first * p_VV[x, y] / q_VV[x, y]
+            first = raw_p_VV[prompt_state, x] / raw_q_VV[prompt_state, x]
+            second = first * raw_p_VV[x, y] / raw_q_VV[x, y]
             if tau < min(1.0, float(second)):
                 law_S[x, y] += drafted * p_VV[y]
             elif tau < min(1.0, float(first)):

@@ -1,0 +1,115 @@
+"""Joint decoding: methods that search for likely texts, and do not keep the target's law."""
+
+from enum import StrEnum
+
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Search
+from outrider.drafters.beam_search import EarlyStopping
+from outrider.drafters.full_search import FullSearchDrafter
+from outrider.drafters.mtad import MtadDrafter
+from outrider.drafters.mtad import Search as TreeSearch
+from outrider.methods.method import Method, Parts
+from outrider.models import HFModel
+from outrider.models.ends import eos_ids
+from outrider.verifiers import Commit, Greedy, Joint, Mtad
+from outrider.verifiers.joint import Laws
+
+
+class Early(StrEnum):
+    """``early_stopping`` of transformers, as a word."""
+
+    FALSE = "false"
+    TRUE = "true"
+    NEVER = "never"
+
+    @classmethod
+    def parse(cls, value: object) -> "Early":
+        """From text, or from True, False or "never", as transformers takes it."""
+        try:
+            return cls(str(value).lower())
+        except ValueError:
+            raise InvalidParameterError("must be true, false or never") from None
+
+    @property
+    def value_there(self) -> EarlyStopping:
+        """As transformers has it."""
+        return "never" if self is Early.NEVER else self is Early.TRUE
+
+
+def _best_beam(
+    parts: Parts, *, beams: int = 8, search: Search = "sample", laws: Laws = "warped"
+) -> BeamDrafter:
+    keep_logits = laws == "raw"
+    draft = parts.draft_model
+    return BeamDrafter(draft, parts.target.num_tokens, beams, search, keep_logits=keep_logits)
+
+
+def _all_beams(parts: Parts, *, beams: int = 4, search: TreeSearch = "sample") -> MtadDrafter:
+    depth = parts.num_speculative_tokens or MtadDrafter.DEPTH
+    return MtadDrafter(parts.draft_model, parts.target.num_tokens, beams, search, depth)
+
+
+def _blocks(parts: Parts, *, beams: int = 8) -> MjgdDrafter:
+    return MjgdDrafter(_second(parts.target), parts.target.num_tokens, beams)
+
+
+def _whole(
+    parts: Parts,
+    *,
+    num_beams: int = 8,
+    length_penalty: float = 1.0,
+    early_stopping: Early = Early.FALSE,
+) -> FullSearchDrafter:
+    ends = eos_ids(parts.target)
+    stop = early_stopping.value_there
+    return FullSearchDrafter(_second(parts.target), num_beams, length_penalty, stop, ends)
+
+
+def _second(target: HFModel) -> HFModel:
+    """The target once more: its weights, and a clock and a health check of their own."""
+    return type(target)(target.module, target.tokenizer, f"search by {target.name}")
+
+
+_MJSD = "Qin et al. (MJSD), 2024"
+
+JOINT = (
+    Method(
+        "mjsd",
+        "The best path of a beam search by the draft, kept while it is jointly likely.",
+        _MJSD,
+        "draft model",
+        Joint,
+        _best_beam,
+        lambda rule: Greedy() if rule.laws == "warped" else rule,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "mtad",
+        "All beams of such a search, of which the target keeps the longest that is likely.",
+        "Qin et al. (MTAD), ICLR 2025",
+        "draft model",
+        Mtad,
+        _all_beams,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "mjgd",
+        "The target's own beam search, a few tokens at a time; temperature 0 only.",
+        _MJSD,
+        "nothing",
+        Commit,
+        _blocks,
+        lambda rule: rule,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "beam-search",
+        "The target's own beam search, the whole text at once; temperature 0 only.",
+        "beam search, with the conventions of transformers",
+        "nothing",
+        Commit,
+        _whole,
+        lambda rule: rule,
+        stops_when_unsure=False,
+    ),
+)
