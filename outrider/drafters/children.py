@@ -46,6 +46,8 @@ def without_replacement(q_BnV: Tensor, u_Bnk: Tensor) -> tuple[Tensor, Tensor]:
         place_Bn1 = _at(cdf_BnS, torch.minimum(threshold_Bn1 - before_Bn1, below_Bn1))
         tokens.append((block_Bn1 * _S + place_Bn1)[..., 0].clamp(max=V - 1))
         exist.append(total_Bn1[..., 0] > 0)
+        if len(tokens) == u_Bnk.shape[-1]:
+            break
 
         q_BnS = q_BnS.scatter(-1, place_Bn1, 0.0)
         q_BnGS.scatter_(2, block_Bn1S, q_BnS[:, :, None])
