@@ -1,6 +1,6 @@
 """Trees against chains: what a round keeps, what its pass costs, where the rest of it goes.
 
-    python -m benchmarks.trees [--texts 32] [--tokens 128] [--repeats 15] [--out DIR]
+    python -m benchmarks.trees [--texts 24] [--tokens 96] [--repeats 15] [--out DIR]
 
 On the embedded pair. First it counts how often the child of each rank is accepted, for children
 drawn independently and without replacement, and plans the best tree of each kind with as many
@@ -288,8 +288,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
