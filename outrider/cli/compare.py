@@ -100,19 +100,20 @@ def first_parting(engine: "Engine", plain: "Result", speculative: "Result") -> P
         if len(ours) == len(theirs):
             return None
         return Parting(at, _text(engine, ours, at), _text(engine, theirs, at), None, False, dtype)
-    gap, tolerance = _gap(engine, [*plain.prompt_ids, *ours[:at]], ours[at], theirs[at])
+    gap, tolerance = _gap(engine, plain.prompt_ids, ours[:at], ours[at], theirs[at])
     words = _text(engine, ours, at), _text(engine, theirs, at)
     return Parting(at, *words, gap, gap <= tolerance, dtype)
 
 
-def _gap(engine: "Engine", context: list[int], one: int, other: int) -> tuple[float, float]:
-    """Difference of two logits behind a context, and how large a near-tie may be."""
+def _gap(
+    engine: "Engine", prompt: Sequence[int], text: Sequence[int], one: int, other: int
+) -> tuple[float, float]:
+    """Difference of two logits behind a text, and how large a near-tie may be."""
     import torch
 
     target = engine.target
     with torch.inference_mode():
-        ids = torch.tensor([context], device=target.device)
-        logits_V = target.module(input_ids=ids, use_cache=False).logits[0, -1].double()
+        logits_V = target.logits_behind(prompt, text).double()
     first, second = float(logits_V[one]), float(logits_V[other])
     step = torch.finfo(target.dtype).eps * max(abs(first), abs(second))
     return abs(first - second), max(_ROUNDINGS * step, _SLACK)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli import options
-from outrider.cli.engines import EMBEDDED, open_engine
+from outrider.cli.engines import EMBEDDED, open_engine, require_decoder_only
 from outrider.cli.errors import FAILED, fail
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
@@ -147,6 +147,7 @@ def frontier(
         device=device,
         trust_remote_code=trust_remote_code,
     )
+    require_decoder_only(engine, "frontier")
     assert engine.draft is not None
     encoded = _encoded(engine, prompts, max_new_tokens)
     with Progress(quiet=as_json) as progress:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import options
-from outrider.cli.engines import EMBEDDED, open_engine
+from outrider.cli.engines import EMBEDDED, open_engine, require_decoder_only
 from outrider.cli.errors import fail
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
@@ -122,6 +122,7 @@ def tree_plan(
         device=device,
         trust_remote_code=trust_remote_code,
     )
+    require_decoder_only(engine, "tree-plan")
     assert engine.draft is not None
     encoded = [list(engine.encode(prompt)) for prompt in prompts]
     with Progress(as_json) as progress, torch.inference_mode():

@@ -89,6 +89,12 @@ class HFModel:
         """
         return sampling
 
+    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Logits behind a text and its prompt, by one plain pass without any cache, (V,)."""
+        ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
+        logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
+        return logits_1TV[0, -1]
+
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""
         cache = self._cache(context)

@@ -55,7 +55,7 @@ class Seq2SeqModel(HFModel):
         self._encoder: Any = module.get_encoder()
         self._decoder: Any = module.get_decoder()
         self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
-        self.opening = (_start_token(module, name),)
+        self.opening: tuple[int, ...] = (_start_token(module, name),)
         check_demands(module.generation_config, name)
 
     @property
@@ -65,6 +65,14 @@ class Seq2SeqModel(HFModel):
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
         return with_demands(sampling, self.module.generation_config, prompt, room, self.device)
+
+    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        logits_1TV: Tensor = self.module(
+            input_ids=torch.tensor([list(prompt)], device=self.device),
+            decoder_input_ids=torch.tensor([[*self.opening, *text]], device=self.device),
+            use_cache=False,
+        ).logits
+        return logits_1TV[0, -1]
 
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_seq2seq_config(module.config, type(module).__name__, name)
