@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from outrider.train.checkpoint import load_checkpoint, save_checkpoint
 from outrider.train.losses import Objective
@@ -40,6 +41,7 @@ class Settings:
     validate_every: int = 500  # steps
     log_every: int = 20  # steps
     tensorboard: bool = False
+    optimizers: Callable[[nn.Module, float], list[Optimizer]] = build_optimizers
     identity: dict[str, Any] = field(default_factory=dict)  # what a checkpoint must agree on
 
 
@@ -71,7 +73,7 @@ def train(
     console = console or Console(stderr=True)
     schedule = settings.schedule
     steps = schedule.steps if settings.until is None else settings.until
-    optimizers = build_optimizers(model, schedule.learning_rate)
+    optimizers = settings.optimizers(model, schedule.learning_rate)
     first = load_checkpoint(folder, model, optimizers, settings.identity)
     if first:
         console.print(f"{title}: resuming after step {first}", highlight=False)

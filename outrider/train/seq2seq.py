@@ -1,0 +1,94 @@
+"""A small T5 and its objectives: cross-entropy on pairs, and a draft's divergence from a target.
+
+The architecture of T5 v1.1 (Raffel et al., 2020, https://arxiv.org/abs/1910.10683; gated GELU, no
+dropout) with shared embeddings. Places beyond a text's end count in no loss.
+
+Shapes: B rows, S tokens of a source, T of a text (a batch is [B, S+T]), V vocabulary, N places.
+`p` target, `q` draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import T5Config, T5ForConditionalGeneration
+
+from outrider.train.losses import Divergence, Objective, cross_entropy, forward_kl
+from outrider.train.pairs import END, PAD
+
+
+@dataclass(frozen=True)
+class T5Shape:
+    """The numbers that fix a T5; encoder and decoder may differ in depth."""
+
+    vocab_size: int
+    hidden_size: int = 192
+    intermediate_size: int = 384
+    encoder_layers: int = 3
+    decoder_layers: int = 3
+    heads: int = 4
+
+
+def build_t5(shape: T5Shape, seed: int) -> T5ForConditionalGeneration:
+    """A freshly initialised float32 T5."""
+    torch.manual_seed(seed)
+    config_of: Any = T5Config  # which takes more than it declares
+    config = config_of(
+        vocab_size=shape.vocab_size,
+        d_model=shape.hidden_size,
+        d_kv=shape.hidden_size // shape.heads,
+        d_ff=shape.intermediate_size,
+        num_layers=shape.encoder_layers,
+        num_decoder_layers=shape.decoder_layers,
+        num_heads=shape.heads,
+        feed_forward_proj="gated-gelu",
+        dropout_rate=0.0,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        decoder_start_token_id=PAD,
+    )
+    return T5ForConditionalGeneration(config).float()
+
+
+def translation(model: T5ForConditionalGeneration, source_width: int) -> Objective:
+    """Cross-entropy of each text given its source."""
+
+    def objective(tokens_BT: Tensor) -> Tensor:
+        text_BT = tokens_BT[:, source_width:]
+        logits_NV = _logits(model, tokens_BT, source_width)
+        return cross_entropy(logits_NV, text_BT[text_BT != PAD])
+
+    return objective
+
+
+def translation_distillation(
+    draft: T5ForConditionalGeneration,
+    target: T5ForConditionalGeneration,
+    source_width: int,
+    divergence: Divergence = forward_kl,
+) -> Objective:
+    """Divergence of the draft from the frozen target at every place of the texts."""
+    target.requires_grad_(False).eval()
+
+    def objective(tokens_BT: Tensor) -> Tensor:
+        with torch.no_grad():
+            p_logits_NV = _logits(target, tokens_BT, source_width)
+        return divergence(p_logits_NV, _logits(draft, tokens_BT, source_width))
+
+    return objective
+
+
+def _logits(model: Any, tokens_BT: Tensor, source_width: int) -> Tensor:
+    """Logits at the places where a text goes on or ends, (N, V)."""
+    source_BS, text_BT = tokens_BT[:, :source_width], tokens_BT[:, source_width:]
+    inputs_BT = torch.nn.functional.pad(text_BT[:, :-1], (1, 0), value=PAD)
+    logits_BTV: Tensor = model(
+        input_ids=source_BS,
+        attention_mask=(source_BS != PAD).long(),
+        decoder_input_ids=inputs_BT,
+        use_cache=False,
+    ).logits
+    return logits_BTV[text_BT != PAD]

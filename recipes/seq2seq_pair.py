@@ -1,0 +1,147 @@
+"""A small T5 and its draft, on a task made from source code: a signature's bare call.
+
+    python -m recipes.seq2seq_pair --out DIR
+
+    def pad(self, images: list[Image], size=None) -> tuple      →      pad(self, images, size)
+
+Every number of the run is here. Stages whose result exists are skipped and the trainings resume
+from their checkpoints, so the command can be repeated after any interruption. The pairs are those
+of whatever versions of PACKAGES are installed, and in training others recombined from their parts,
+which can only be copied; one text in forty, chosen by hash, is held out, so no held-out text was
+seen in training. Leaves DIR/target/model, DIR/draft/model and DIR/pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
+
+from outrider.train.corpus import collect
+from outrider.train.export import export, load_weights
+from outrider.train.loop import Interrupted, Settings, train
+from outrider.train.losses import Objective
+from outrider.train.models import num_parameters
+from outrider.train.optim import Schedule, build_adamw
+from outrider.train.pairs import PairBatches, Signature, encode_pairs, recombined, signatures
+from outrider.train.seq2seq import T5Shape, build_t5, translation, translation_distillation
+from outrider.train.tokenizer import train_pair_tokenizer
+
+SEED = 30
+VOCAB_SIZE = 512
+NUM_RECOMBINED = 40_000
+SOURCE_WIDTH, TEXT_WIDTH = 32, 20
+MAX_PACKAGE_BYTES = 2_000_000
+PACKAGES = tuple(
+    """python-stdlib click fsspec huggingface_hub matplotlib mypy networkx numpy pip pytest rich
+    scipy setuptools sympy torch transformers typer""".split()
+)
+TARGET = T5Shape(VOCAB_SIZE, 128, 256, encoder_layers=2, decoder_layers=2)
+DRAFT = T5Shape(VOCAB_SIZE, 64, 128, encoder_layers=1, decoder_layers=1)
+BATCH = 48
+TARGET_SCHEDULE = Schedule(learning_rate=3e-3, steps=2400, warmup_steps=50, decay_steps=600)
+DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=1000, warmup_steps=20, decay_steps=300)
+
+
+def build_pairs(folder: Path, console: Console) -> PreTrainedTokenizerFast:
+    """Collect the pairs, train the tokenizer on the training split, write both splits."""
+    if not (folder / "manifest.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = collect(PACKAGES, MAX_PACKAGE_BYTES)
+        documents = [document for source in sources for document in source.documents]
+        found = {signature for document in documents for signature in signatures(document.text)}
+        changed = [s for s in found if s.pair[0] != f"def {s.pair[1]}"]
+        real = sorted(changed, key=lambda signature: signature.pair)
+        seen = [signature for signature in real if not _held_out(signature)]
+        mixed = [s for s in recombined(seen, NUM_RECOMBINED, SEED) if not _held_out(s)]
+        splits = {"train": [*seen, *mixed], "val": [s for s in real if _held_out(s)]}
+        texts = [text for signature in seen for text in signature.pair if len(text) < 200]
+        tokenizer = train_pair_tokenizer(texts, VOCAB_SIZE)
+        tokenizer.save_pretrained(folder / "tokenizer")
+        rows = {
+            split: encode_pairs([s.pair for s in part], tokenizer, SOURCE_WIDTH, TEXT_WIDTH)
+            for split, part in splits.items()
+        }
+        for split, array in rows.items():
+            np.save(folder / f"{split}.npy", array)
+        manifest = {
+            "pairs": {split: len(array) for split, array in rows.items()},
+            "sources": [[s.name, s.version, s.licence] for s in sources],
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        console.print(json.dumps(manifest["pairs"]))
+    return PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
+
+
+def _held_out(signature: Signature) -> bool:
+    return int(hashlib.sha256(signature.pair[1].encode()).hexdigest()[:8], 16) % 40 == 0
+
+
+def train_stage(
+    title: str,
+    model: T5ForConditionalGeneration,
+    objective: Objective,
+    schedule: Schedule,
+    out: Path,
+) -> None:
+    """Train to the schedule's end, or go on from the checkpoint."""
+    rows = {split: np.load(out / "pairs" / f"{split}.npy") for split in ("train", "val")}
+    settings = Settings(
+        schedule,
+        checkpoint_every=100,
+        validate_every=400,
+        log_every=50,
+        optimizers=build_adamw,
+        identity={"learning rate": schedule.learning_rate, "seed": SEED},
+    )
+    held_out = torch.from_numpy(rows["val"].astype(np.int64))
+    train(
+        title,
+        model,
+        objective,
+        PairBatches(rows["train"], BATCH, SEED),
+        settings,
+        out / title,
+        held_out,
+    )
+
+
+def train_pair(out: Path, tokenizer: PreTrainedTokenizerFast, console: Console) -> None:
+    """Cross-entropy for the target, forward KL to the target for the draft."""
+    target, draft = build_t5(TARGET, SEED), build_t5(DRAFT, SEED + 1)
+    train_stage("target", target, translation(target, SOURCE_WIDTH), TARGET_SCHEDULE, out)
+    load_weights(target, out / "target")
+    objective = translation_distillation(draft, target, SOURCE_WIDTH)
+    train_stage("draft", draft, objective, DRAFT_SCHEDULE, out)
+    load_weights(draft, out / "draft")
+    for title, model, schedule in (
+        ("target", target, TARGET_SCHEDULE),
+        ("draft", draft, DRAFT_SCHEDULE),
+    ):
+        card = (
+            f"# {title}\n\nT5, {num_parameters(model):,} parameters; {schedule.steps} steps of "
+            f"{BATCH} pairs (`python -m recipes.seq2seq_pair`).\n"
+        )
+        export(model, tokenizer, out / title / "model", card)
+    console.print(f"the models are in {out}/target/model and {out}/draft/model", highlight=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small T5 and its draft.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of pairs and checkpoints")
+    out, console = parser.parse_args().out, Console(stderr=True)
+    try:
+        train_pair(out, build_pairs(out / "pairs", console), console)
+    except Interrupted as stop:
+        console.print(f"stopped after step {stop}; run the same command again to go on")
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
