@@ -1,6 +1,6 @@
 """Joint decoding on the embedded pair: tokens per round, perplexity under the target, speed.
 
-    python -m benchmarks.joint [--quick] [--seeds 3] [--repeats 3] [--out DIR]
+    python -m benchmarks.joint [--quick] [--seeds 2] [--repeats 2] [--out DIR]
 
 Every contender continues the same prompts by the same number of tokens, whatever they are.
 *Accepted per round* counts drafted tokens that were emitted; for MJGD and beam search the numbers
@@ -272,8 +272,8 @@ def _quality(name: str, row: dict[str, Any]) -> str:
 def main() -> None:
     """Parses the options, measures, writes the report and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--timed", type=int, default=2, help="prompts that speed is measured on")
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--note", default="", help="a sentence for the page, on the machine")
