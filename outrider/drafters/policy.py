@@ -85,14 +85,7 @@ class Stopped(_Around):
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = self.drafter.propose(state, context, budget, rng)
-        if draft.probs_BNV is None or draft.num_nodes == 1:
-            return draft
-        q_BN = _token_probs(draft)
-        survival_BN = torch.where(draft.ancestors_BNN, q_BN[:, None], 1.0).prod(2)
-        stops_BN = ~self.stop.goes_on(q_BN, survival_BN)
-        stops_BN[:, 0] = False  # the root is no drafted token
-        above_BNN = draft.ancestors_BNN.tril(-1)
-        return replace(draft, mask_BN=draft.mask_BN & ~(above_BNN & stops_BN[:, None]).any(2))
+        return draft if draft.probs_BNV is None else cut(draft, self.stop)
 
 
 @dataclass
@@ -221,6 +214,16 @@ class DraftLength:
 
 
 FIXED = DraftLength()
+
+
+def cut(draft: Draft, stop: Stop) -> Draft:
+    """A draft with probabilities, without the nodes behind those that stop it."""
+    q_BN = _token_probs(draft)
+    survival_BN = torch.where(draft.ancestors_BNN, q_BN[:, None], 1.0).prod(2)
+    stops_BN = ~stop.goes_on(q_BN, survival_BN)
+    stops_BN[:, 0] = False  # the root is no drafted token
+    above_BNN = draft.ancestors_BNN.tril(-1)
+    return replace(draft, mask_BN=draft.mask_BN & ~(above_BNN & stops_BN[:, None]).any(2))
 
 
 def _token_probs(draft: Draft) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Context, Draft, Round, Scores, Stream, Verdict
+from outrider.core import Context, Draft, Scores, Stream, Verdict
 from outrider.drafters.model import fitted
 from outrider.models import HFModel, SlabCache
 
@@ -128,9 +128,8 @@ class StageLaws:
         self._γ = γ
         self._q_BNV = torch.zeros(0)
 
-    def add(self, turn: Round, before_B: Tensor) -> None:
+    def add(self, p_BNV: Tensor, verdict: Verdict, before_B: Tensor) -> None:
         """The laws that a round's tokens came from, the first of them at place ``before``."""
-        p_BNV, verdict = turn.p_BNV, turn.verdict
         B, _, V = p_BNV.shape
         if not len(self._q_BNV):
             self._q_BNV = p_BNV.new_zeros(B, self._γ + 1, V)

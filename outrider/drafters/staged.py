@@ -25,7 +25,7 @@ Legend: B rows, N nodes (γ + 1).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -45,7 +45,9 @@ from outrider.core import (
     run_round,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters.policy import cut
 from outrider.drafters.stage import StageContext, StageLaws, StageTarget
+from outrider.drafters.stop import Stop
 from outrider.models import HFModel, SlabCache
 
 INNER_TOKENS = 4
@@ -102,6 +104,7 @@ class StagedDrafter:
         rule: the rule of inner rounds, such as ``Rejection``; lossless.
         greedy_rule: the same for batches whose rows are all at temperature 0, such as ``Greedy``.
         inner_tokens: most tokens that the cheaper drafter drafts per round.
+        stop: where a row stops before its budget; saves work of the target only.
 
     Raises:
         IncompatibleError: a rule that cannot judge the cheaper drafts, or is not lossless.
@@ -118,6 +121,8 @@ class StagedDrafter:
         rule: Verifier,
         greedy_rule: Verifier,
         inner_tokens: int = INNER_TOKENS,
+        *,
+        stop: Stop | None = None,
     ) -> None:
         if inner_tokens < 1:
             raise InvalidParameterError(f"inner_tokens={inner_tokens!r}: must be 1 or more")
@@ -133,6 +138,7 @@ class StagedDrafter:
         self.rule = rule
         self.greedy_rule = greedy_rule
         self.inner_tokens = inner_tokens
+        self.stop = stop
         self._target = StageTarget(model, num_tokens)
 
     @property
@@ -156,9 +162,12 @@ class StagedDrafter:
         mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
         if budget.tokens_B is not None:
             mask_BN = place_BN < (context.length_B + budget.tokens_B)[:, None]
-        if greedy:
+        if greedy and self.stop is None:
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
-        return Draft.chain(tokens_BN, mask_BN, laws.q_BNV, "iid")
+        draft = Draft.chain(tokens_BN, mask_BN, laws.q_BNV, "iid")
+        if self.stop is not None:
+            draft = cut(draft, self.stop)
+        return replace(draft, probs_BNV=None, drawn="chosen") if greedy else draft
 
     def commit(self, state: StagedState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
         """Nothing yet: the next draft compares its text with what was committed."""
@@ -200,7 +209,9 @@ class StagedDrafter:
             inner = self._budget(left, context.device)
             turn = run_round(text, self._target, state.cache, self.inner, state.inner, rule, inner)
             if not context.law.greedy:
-                laws.add(turn, before_B)
+                laws.add(turn.p_BNV, turn.verdict, before_B)
+            elif self.stop is not None:
+                laws.add(turn.p_BNV.softmax(-1), turn.verdict, before_B)
             emitted = (turn.verdict.num_accepted_B + 1).tolist()
             text.advance(emitted)
             state.settle()

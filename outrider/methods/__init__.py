@@ -8,13 +8,23 @@ from outrider.methods.copying import COPYING
 from outrider.methods.joint import JOINT
 from outrider.methods.method import Method, Parts, Recipe
 from outrider.methods.ngram import NGRAMS
+from outrider.methods.self_draft import SELF_DRAFTS
 from outrider.methods.trees import TREES
 from outrider.methods.vocabularies import VOCABULARIES
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
 METHODS: dict[str, Method] = {
-    method.name: method for method in (*CHAINS, *TREES, *JOINT, *NGRAMS, *COPYING, *VOCABULARIES)
+    method.name: method
+    for method in (
+        *CHAINS,
+        *TREES,
+        *JOINT,
+        *NGRAMS,
+        *COPYING,
+        *VOCABULARIES,
+        *SELF_DRAFTS,
+    )
 }
 
 

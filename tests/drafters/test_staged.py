@@ -10,10 +10,10 @@ import torch
 from tiny_models import UniformDrafter, greedy, ragged_prompts, tiny
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Round, Stream, Verifier, run_round
+from outrider import Sampling
+from outrider.core import Budget, Context, Draft, Stream, Verdict, Verifier, run_round
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.policy import Stopped
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.stage import StageLaws
 from outrider.drafters.staged import StagedDrafter
@@ -153,13 +153,21 @@ def test_the_cheaper_drafts_law_in_place_of_the_draft_models_would_show(
 ) -> None:
     """MUT."""
     add = StageLaws.add
+    laws: list[Tensor] = []
 
-    def wrong(self: StageLaws, turn: Round, before_B: Tensor) -> None:
-        q_BNV = turn.p_BNV if turn.draft.probs_BNV is None else turn.draft.probs_BNV
-        add(self, Round(**{**vars(turn), "p_BNV": q_BNV}), before_B)
+    class Noting(ToyDrafter):
+        def propose(self, *arguments: Any) -> Draft:
+            draft = super().propose(*arguments)
+            assert draft.probs_BNV is not None
+            laws[:] = [draft.probs_BNV]
+            return draft
+
+    def wrong(self: StageLaws, p_BNV: Tensor, verdict: Verdict, before_B: Tensor) -> None:
+        add(self, laws[0], verdict, before_B)
 
     monkeypatch.setattr(StageLaws, "add", wrong)
-    assert enumerate_round(TARGET, staged(toy()), Rejection(), 2).total_variation > 1e-3
+    cheap = Noting(ToyModel.random(2, seed=2))
+    assert enumerate_round(TARGET, staged(cheap), Rejection(), 2).total_variation > 1e-3
 
 
 # -------------------------------------------------------------------------------------- contract
@@ -182,7 +190,32 @@ def test_contract_of_two_stages_and_of_a_stage_that_stops() -> None:
     """The same; without counting the draws a second time."""
     two = staged(staged(PromptLookup(), mini(3, 6)), mini(1, 6))
     check_drafter(two, 6, num_samples=0)
-    check_drafter(Stopped(staged(PromptLookup(), mini(1, 6)), Survival(0.6)), 6, num_samples=0)
+    drafter = staged(PromptLookup(), mini(1, 6))
+    drafter.stop = Survival(0.6)
+    check_drafter(drafter, 6, num_samples=0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_stops_where_the_draft_model_alone_would(temperature: float) -> None:
+    """At temperature 0 by the model's own probabilities, as ``ModelDrafter``."""
+    model, stop, B = mini(1, 6), Survival(0.7), 24
+    law = Warp([Sampling(temperature=temperature)] * B, 6)
+    prompts = [[3, i // 6, i % 6] for i in range(B)]
+    context = Context.start(prompts, law, [0] * B, range(B))
+    drafter = StagedDrafter(model, 6, PromptLookup(), Rejection(), Greedy(), stop=stop)
+    draft = drafter.propose(drafter.start(context), context, Budget(5), context.rng)
+    plain = ModelDrafter(model, 6, stop)
+    alone = plain.propose(plain.start(context), context, Budget(5), context.rng)
+    assert len(set(draft.num_drafted_B.tolist())) > 1
+    if temperature == 0:
+        assert draft.num_drafted_B.tolist() == alone.num_drafted_B.tolist()
+        assert draft.probs_BNV is None
+    else:
+        assert draft.probs_BNV is not None
+        q_BD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+        going_BD = stop.goes_on(q_BD, q_BD.cumprod(1)).long().cumprod(1)
+        assert draft.num_drafted_B.tolist() == (going_BD.sum(1) + 1).clamp(max=5).tolist()
 
 
 @torch.inference_mode()
