@@ -112,6 +112,20 @@ def test_candidates_are_what_the_target_would_make_of_the_text(target: str, draf
         assert found
 
 
+def test_candidates_stand_behind_the_text() -> None:
+    """The rest of a word is no word: what is committed is tokenised along."""
+    drafter = SlemDrafter(model("wordpiece"), model("byte"))
+    known = drafter.bridge.target
+    split = (known.encode(word) for word in ("foxs", "dogs", "backs", "thee", "jumpse"))
+    tokens = next(t for t in split if len(t) > 1 and not any(map(known.is_special, t)))
+    rest = known.bytes_of(tokens[1:]).decode()
+    row = row_of(drafter, "the " + known.bytes_of(tokens[:1]).decode().strip())
+    row.drafted = drafter.bridge.draft.encode(rest)
+    assert drafter._candidates(row) == tokens[1:]
+    row.tail = []
+    assert drafter._candidates(row) != tokens[1:]
+
+
 def test_candidates_end_with_the_text() -> None:
     """At the draft's end-of-text token, which becomes the target's; not at other tokens of its
     own, nor inside a character."""

@@ -1,0 +1,187 @@
+"""What another vocabulary costs a draft: tokens per pass of the target, for `tli` and `slem`.
+
+    python -m benchmarks.vocabularies [--max-new-tokens 64] [--out DIR]
+
+There is no second model with a vocabulary of its own here, so the embedded draft is given others:
+its own ids shuffled (the same strings, a check: nothing may change), and its byte-level vocabulary
+cut to the first 3,000 and 1,000 tokens (fewer merges, the same weights for the tokens that are
+left). The draft was not trained on texts cut up like that, as a model with such a vocabulary would
+have been, so what is lost here is more than the method loses. In float32, so that the counts are
+the same everywhere; nothing is timed. transformers runs the same pairs by ``assistant_tokenizer``
+at temperature 0, by exact match of texts; its intersection (version 5.23, above temperature 0)
+stops with an AttributeError where all of the draft's tokens are the target's, too, as here. Where
+both models have as many tokens it refuses ``assistant_tokenizer`` and takes the ids for equal, so
+shuffled ids cannot be run there. Writes JSON and a Markdown table.
+
+Legend: V the draft's vocabulary.
+"""
+
+import argparse
+import copy
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.vs_transformers import PROMPTS
+from outrider import Engine, Sampling, assets
+from outrider.methods import METHODS
+from outrider.models import HFModel, load_model
+
+SIZES = (3000, 1000)
+NUM_SPECULATIVE_TOKENS = 5
+COMMAND = "python -m benchmarks.vocabularies"
+METHODS_OF = {"own": ("speculative", "sample-match", "tli", "slem")}
+
+
+def with_tokens(draft: HFModel, kept: list[int], name: str) -> HFModel:
+    """The draft with these of its tokens, in this order; merges that lead elsewhere are gone."""
+    tokenizer: Any = draft.tokenizer
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    number = {old: new for new, old in enumerate(kept)}
+    vocab = {form: number[old] for form, old in data["model"]["vocab"].items() if old in number}
+    merges = [pair for pair in data["model"]["merges"] if {*pair, "".join(pair)} <= {*vocab}]
+    data["model"] |= {"vocab": vocab, "merges": merges}
+    for added in data["added_tokens"]:
+        added["id"] = number[added["id"]]
+    end = tokenizer.eos_token
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(data)), bos_token=end, eos_token=end
+    )
+    module: Any = copy.deepcopy(draft.module)
+    ends = (module.get_input_embeddings, module.get_output_embeddings)
+    rows = [end().weight.detach()[torch.tensor(kept)] for end in ends]
+    module.resize_token_embeddings(len(kept))
+    with torch.no_grad():
+        for end, rows_VH in zip(ends, rows, strict=True):
+            end().weight.copy_(rows_VH)
+    return HFModel(module, words, name)
+
+
+def drafts(draft: HFModel, sizes: tuple[int, ...] = SIZES) -> dict[str, HFModel]:
+    """The vocabularies that are compared, each with the draft's own weights."""
+    order = torch.randperm(draft.num_tokens, generator=torch.Generator().manual_seed(0))
+    found = {"own": draft, "shuffled": with_tokens(draft, order.tolist(), "shuffled")}
+    for size in sizes:
+        found[f"first {size}"] = with_tokens(draft, list(range(size)), f"first {size}")
+    return found
+
+
+def ours(target: HFModel, draft: HFModel, method: str, sampling: Sampling) -> dict[str, float]:
+    """One method on all prompts."""
+    engine = Engine(target, draft, METHODS[method], num_speculative_tokens=NUM_SPECULATIVE_TOKENS)
+    stats = engine.generate(PROMPTS, sampling).stats
+    return {"length": stats.acceptance_length, "rate": stats.acceptance_rate, "alpha": stats.alpha}
+
+
+def theirs(target: HFModel, draft: HFModel, num: int) -> dict[str, float]:
+    """transformers on the same prompts, greedy: tokens per pass of the target, prefill included."""
+    assistant: Any = copy.deepcopy(draft.module)
+    config = assistant.generation_config
+    config.num_assistant_tokens_schedule = "constant"
+    config.assistant_confidence_threshold = 0.0
+    passes = emitted = 0
+
+    def count(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+
+    hook = target.module.register_forward_pre_hook(count)
+    for prompt in PROMPTS:
+        config.num_assistant_tokens = NUM_SPECULATIVE_TOKENS
+        tokenizer: Any = target.tokenizer
+        inputs = tokenizer(prompt, return_tensors="pt")
+        module: Any = target.module
+        done = module.generate(
+            **inputs,
+            assistant_model=assistant,
+            tokenizer=target.tokenizer,
+            assistant_tokenizer=draft.tokenizer,
+            do_sample=False,
+            max_new_tokens=num,
+            min_new_tokens=num,
+        )
+        emitted += done.shape[1] - inputs["input_ids"].shape[1]
+    hook.remove()
+    return {"length": emitted / passes}
+
+
+def measure(
+    target: HFModel, draft: HFModel, temperature: float, num: int, sizes: tuple[int, ...] = SIZES
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Method by vocabulary, at one temperature."""
+    sampling = Sampling(temperature=temperature, max_new_tokens=num, ignore_eos=True)
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for name, each in drafts(draft, sizes).items():
+        for method in METHODS_OF.get(name, ("tli", "slem")):
+            rows.setdefault(method, {})[name] = ours(target, each, method, sampling)
+        if each.num_tokens != target.num_tokens and temperature == 0:
+            rows.setdefault("transformers", {})[name] = theirs(target, each, num)
+    return rows
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The page."""
+    about = report["about"]
+    lines = [
+        "# Drafts with another vocabulary",
+        "",
+        f"{about['date']}, embedded pair, float32, γ = {NUM_SPECULATIVE_TOKENS}, "
+        f"{about['prompts']} prompts × {about['max_new_tokens']} tokens, torch {about['torch']}, "
+        f"transformers {about['transformers']}. Tokens per pass of the target; in brackets α.",
+        "",
+        f"Command: `{about['command']}`",
+    ]
+    for temperature, rows in report["temperatures"].items():
+        names = list(rows["tli"])
+        lines += ["", f"Temperature {temperature}:", ""]
+        lines += ["| draft's vocabulary | " + " | ".join(names) + " |"]
+        lines += ["|---|" + "---:|" * len(names)]
+        for method, cells in rows.items():
+            shown = (_cell(cells.get(name)) for name in names)
+            lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(found: dict[str, float] | None) -> str:
+    if found is None:
+        return ""
+    return f"{found['length']:.2f}" + (f" ({found['alpha']:.2f})" if "alpha" in found else "")
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    target = load_model(assets.target_path(), dtype="float32", device="cpu", role="target")
+    draft = load_model(assets.draft_path(), dtype="float32", device="cpu", role="draft")
+    report = {
+        "about": {
+            "date": date.today().isoformat(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "prompts": len(PROMPTS),
+            "max_new_tokens": options.max_new_tokens,
+            "command": f"{COMMAND} --max-new-tokens {options.max_new_tokens}",
+        },
+        "temperatures": {
+            str(temperature): measure(target, draft, temperature, options.max_new_tokens)
+            for temperature in (0.0, 0.8)
+        },
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "vocabularies.json").write_text(json.dumps(report, indent=2) + "\n")
+    page = markdown(report)
+    (options.out / "vocabularies.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The benchmark of vocabularies compares like with like, and its page says what it measured."""
+
+import json
+
+import torch
+from tiny_models import byte_tokenizer, full_logits, tiny_module
+
+from benchmarks.vocabularies import drafts, markdown, measure
+from outrider.models import HFModel
+
+TARGET, DRAFT = (
+    HFModel(
+        tiny_module(seed=seed, vocab_size=275, tie_word_embeddings=seed == 1),
+        byte_tokenizer(num_tokens=275),
+    )
+    for seed in (0, 1)
+)
+
+
+def test_the_same_model_under_other_ids() -> None:
+    """The same strings get the same logits; a cut vocabulary keeps the first tokens."""
+    found = drafts(DRAFT, (270,))
+    text = "def f(x):"
+    tokens, others = (found[name].tokenizer(text)["input_ids"] for name in ("own", "shuffled"))  # type: ignore[misc]
+    assert tokens != others
+    mine = full_logits(DRAFT.module, tokens)[-1]
+    theirs = full_logits(found["shuffled"].module, others)[-1]
+    torch.testing.assert_close(mine.sort().values, theirs.sort().values)
+    cut = found["first 270"]
+    assert cut.num_tokens == len(cut.tokenizer) == 270  # type: ignore[arg-type]
+    assert cut.tokenizer.decode(cut.tokenizer(text)["input_ids"]) == text  # type: ignore[union-attr, misc]
+
+
+def test_what_is_measured_is_reported() -> None:
+    with torch.no_grad():
+        rows = measure(TARGET, DRAFT, 0.0, 3, (270,))
+    assert rows["tli"]["own"] == rows["tli"]["shuffled"] == rows["speculative"]["own"]
+    assert set(rows) == {"speculative", "sample-match", "tli", "slem", "transformers"}
+    about = dict.fromkeys(
+        ("date", "torch", "transformers", "prompts", "max_new_tokens", "command"), "x"
+    )
+    report = {"about": about, "temperatures": {"0.0": rows}}
+    page = markdown(report)
+    assert all(f"| {method} |" in page for method in rows)
+    assert json.loads(json.dumps(report)) == report
