@@ -45,8 +45,8 @@ PACKAGES = tuple(
 TARGET = T5Shape(VOCAB_SIZE, 128, 256, encoder_layers=2, decoder_layers=2)
 DRAFT = T5Shape(VOCAB_SIZE, 64, 128, encoder_layers=1, decoder_layers=1)
 BATCH = 48
-TARGET_SCHEDULE = Schedule(learning_rate=3e-3, steps=2400, warmup_steps=50, decay_steps=600)
-DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=1000, warmup_steps=20, decay_steps=300)
+TARGET_SCHEDULE = Schedule(learning_rate=3e-3, steps=1500, warmup_steps=50, decay_steps=400)
+DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=600, warmup_steps=20, decay_steps=200)
 
 
 def build_pairs(folder: Path, console: Console) -> PreTrainedTokenizerFast:

@@ -63,7 +63,7 @@ DEMANDS: dict[str, dict[str, Any]] = {
     "new tokens": {"min_new_tokens": 7, "eos_token_id": list(range(40))},
     "penalties": {"repetition_penalty": 1.5, "encoder_repetition_penalty": 2.0},
     "decay": {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": list(range(8))},
-    "bias": {"sequence_bias": [[[30], -3.0], [[12, 13], 5.0]]},
+    "bias": {"sequence_bias": [[[76], -3.0], [[71, 71], -5.0]]},
 }
 
 

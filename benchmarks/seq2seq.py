@@ -1,0 +1,206 @@
+"""Encoder-decoders: plain, speculative and mentored decoding of a small T5 on a task of its own.
+
+    python -m recipes.seq2seq_pair --out DIR        trains the pair, in minutes
+    python -m benchmarks.seq2seq --pair DIR         measures it
+
+The task is to write a function's bare call from its signature; its held-out texts were never seen
+in training. At temperature 0 a text is right when it equals the reference (exact match); at
+temperature 1 that is the share of samples that do. α is the mean of Σ min(p, q) over verified
+places, KL what a lossy rule really cost per token. Quality is measured over all held-out pairs and
+several seeds in batches of 16; speed on a few of them, one at a time, in repeats whose order
+rotates. Writes JSON and a Markdown table.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.vs_transformers import hardware
+from outrider import Engine, Sampling, load
+from outrider.models import HFModel, load_model
+from outrider.train.models import num_parameters
+from recipes.seq2seq_pair import SOURCE_WIDTH, TEXT_WIDTH
+
+BUDGETS = (0.05, 0.2, 0.5, 1.0)
+GAMMA = 4
+Case = tuple[str, str, Mapping[str, object], float]  # label, method, options, temperature
+
+
+def cases() -> list[Case]:
+    """What is measured; plain first at each temperature."""
+    found: list[Case] = []
+    for temperature in (0.0, 1.0):
+        found += [(name, name, {}, temperature) for name in ("plain", "speculative")]
+        found.append(("prompt-lookup, from the source", "prompt-lookup", {}, temperature))
+        if temperature:
+            found += [(f"mentored, D={D:g}", "mentored", {"budget": D}, 1.0) for D in BUDGETS]
+    return found
+
+
+def held_out(pair: Path, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """Sources and references of the validation split."""
+    rows = np.load(pair / "pairs" / "val.npy").astype(np.int64)
+    sources, texts = rows[:, :SOURCE_WIDTH], rows[:, SOURCE_WIDTH:]
+    decoded = [tokenizer.batch_decode(part, skip_special_tokens=True) for part in (sources, texts)]
+    return list(zip(*decoded, strict=True))
+
+
+def engines(target: HFModel, draft: HFModel, **settings: Any) -> dict[tuple[str, float], Engine]:
+    """One engine per case."""
+    return {
+        (label, temperature): load(target, draft, method, GAMMA, options=options, **settings)
+        for label, method, options, temperature in cases()
+    }
+
+
+def quality(
+    engine: Engine, pairs: list[tuple[str, str]], temperature: float, seeds: int
+) -> dict[str, Any]:
+    """Exact match over all pairs, and the statistics of the texts."""
+    matches, stats = [], []
+    for seed in range(seeds if temperature else 1):
+        sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=TEXT_WIDTH)
+        results = engine.generate([source for source, _ in pairs], sampling)
+        right = sum(r.text == text for r, (_, text) in zip(results, pairs, strict=True))
+        matches.append(right / len(pairs))
+        stats.append(results.stats)
+    return {
+        "exact_match": statistics.fmean(matches),
+        "exact_match_per_seed": matches,
+        "alpha": statistics.fmean(s.alpha for s in stats),
+        "acceptance_rate": statistics.fmean(s.acceptance_rate for s in stats),
+        "acceptance_length": statistics.fmean(s.acceptance_length for s in stats),
+        "kl_per_token": statistics.fmean(s.kl_per_token for s in stats),
+    }
+
+
+def speeds(
+    built: Mapping[tuple[str, float], Engine], pairs: list[tuple[str, str]], repeats: int
+) -> dict[tuple[str, float], list[float]]:
+    """Tokens per second of each repeat, one text at a time."""
+    found: dict[tuple[str, float], list[float]] = {key: [] for key in built}
+    for repeat in range(-1, repeats):  # one to warm up
+        keys = list(built)
+        shift = repeat % len(keys)
+        for key in keys[shift:] + keys[:shift]:
+            sampling = Sampling(temperature=key[1], max_new_tokens=TEXT_WIDTH)
+            some = pairs[:2] if repeat < 0 else pairs
+            results = built[key].generate([source for source, _ in some], sampling)
+            if repeat >= 0:
+                found[key].append(results.stats.tokens_per_second)
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    about = report["about"]
+    lines = [
+        "# Encoder-decoders: a small T5 that writes calls from signatures",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, float32, torch "
+        f"{about['torch']}, transformers {about['transformers']}. {about['note']}",
+        "",
+        f"Target {about['target']}, draft {about['draft']}; γ = {GAMMA}. {about['pairs']} held-out "
+        f"pairs, {about['seeds']} seeds at temperature 1; speed from {about['timed']} pairs one at "
+        f"a time, median of {about['repeats']} interleaved repeats (lowest to highest).",
+        "",
+        f"Command: `{about['command']}`, after `python -m recipes.seq2seq_pair --out DIR`.",
+        "",
+        "| | T | exact match | α | acceptance rate | acceptance length | KL per token | tokens/s "
+        "| to plain |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        plain = row["label"] == "plain"
+        shown = ["" if plain else f"{row[k]:.3f}" for k in ("alpha", "acceptance_rate")]
+        if row["label"].startswith("prompt"):
+            shown[0] = ""
+        kl = f"{row['kl_per_token']:.4f}" if "D=" in row["label"] else "0" if not plain else ""
+        low, high = min(row["speeds"]), max(row["speeds"])
+        lines.append(
+            f"| {row['label']} | {row['temperature']:g} | {row['exact_match']:.3f} | {shown[0]} "
+            f"| {shown[1]} | {row['acceptance_length']:.2f} | {kl} "
+            f"| {row['speed']:.0f} ({low:.0f}-{high:.0f}) | {row['to_plain']:.2f}× |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pair", type=Path, required=True, help="what the recipe wrote")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--timed", type=int, default=24, help="pairs that are timed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--note", default="", help="what else is to be said of the machine")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    target, draft = (
+        load_model(options.pair / role / "model", dtype="float32", device="cpu", role=role)
+        for role in ("target", "draft")
+    )
+    pairs = held_out(options.pair, target.tokenizer)
+    batched = engines(target, draft, max_batch_size=16)
+    measured = {
+        key: quality(engine, pairs, key[1], options.seeds) for key, engine in batched.items()
+    }
+    found = speeds(
+        engines(target, draft, max_batch_size=1), pairs[: options.timed], options.repeats
+    )
+    median = {key: statistics.median(values) for key, values in found.items()}
+    rows = [
+        {
+            "label": label,
+            "temperature": temperature,
+            **measured[label, temperature],
+            "speed": median[label, temperature],
+            "speeds": found[label, temperature],
+            "to_plain": median[label, temperature] / median["plain", temperature],
+        }
+        for label, temperature in batched
+    ]
+    report = {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "transformers": __import__("transformers").__version__,
+            "target": _about(target),
+            "draft": _about(draft),
+            "pairs": len(pairs),
+            "seeds": options.seeds,
+            "timed": min(options.timed, len(pairs)),
+            "repeats": options.repeats,
+            "note": options.note,
+            "command": "python -m benchmarks.seq2seq --pair DIR",
+        },
+        "rows": rows,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "seq2seq.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "seq2seq.md").write_text(page)
+    print(page)
+
+
+def _about(model: HFModel) -> str:
+    config = model.module.config
+    return (
+        f"T5 of {num_parameters(model.module):,} parameters ({config.num_layers}+"
+        f"{config.num_decoder_layers} layers, width {config.d_model})"
+    )
+
+
+if __name__ == "__main__":
+    main()
