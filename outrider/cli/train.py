@@ -43,6 +43,15 @@ def train(
             rich_help_panel=_DATA,
         ),
     ] = None,
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Train an encoder-decoder (a T5) on this file of pairs: a JSON object with source "
+            "and text per line. Needs no --kv-heads and no --context; --layers counts for encoder "
+            "and decoder alike.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     max_package_mb: Annotated[
         float,
         typer.Option(help="Take at most this many megabytes of a package.", rich_help_panel=_DATA),
@@ -137,7 +146,8 @@ def train(
         bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
     ] = True,
 ) -> None:
-    """Train a language model on source code or text, or a draft model that imitates it.
+    """Train a language model on source code or text, an encoder-decoder on pairs of texts, or a
+    draft model that imitates either.
 
     Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
 
@@ -162,9 +172,17 @@ def train(
     for name, value in counts.items():
         if value < 1:
             _fail(f"{name} is {value}; it must be 1 or more")
-    if not package and not text:
-        _fail("nothing to train on; name a --package (such as python-stdlib) or a --text file")
-    if length > context:
+    if not package and not text and not pairs:
+        _fail(
+            "nothing to train on; name a --package (such as python-stdlib), a --text file, or a "
+            "file of --pairs"
+        )
+    if pairs is not None and (package or text or init_from or tokenizer or compile_):
+        _fail(
+            "--pairs goes without --package, --text, --init-from, --tokenizer and --compile; leave "
+            "them out"
+        )
+    if pairs is None and length > context:
         _fail(f"--length {length} is more than --context {context}; lower it or raise the context")
     for name, folder in (
         ("--teacher", teacher),
@@ -178,8 +196,30 @@ def train(
     from outrider.train.models import Architecture
     from outrider.train.optim import Schedule
     from outrider.train.run import Corpus, Start, run
+    from outrider.train.run_pairs import PairRun, run_pairs
+    from outrider.train.seq2seq import T5Shape
 
     try:
+        schedule = Schedule(
+            learning_rate,
+            steps,
+            min(warmup, steps // 4),
+            steps // 4 if decay is None else decay,
+        )
+        if pairs is not None:
+            shape = T5Shape(vocab_size, hidden, ffn, layers, layers, heads)
+            run_pairs(
+                out,
+                PairRun(pairs, shape, teacher, length),
+                schedule,
+                batch_size=batch,
+                seed=seed,
+                fresh=not resume,
+                dtype=dtype.value,
+                checkpoint_every=checkpoint_every,
+                tensorboard=tensorboard,
+            )
+            return
         run(
             out,
             Corpus(tuple(package or ()), tuple(text or ()), int(max_package_mb * 1e6)),
@@ -189,12 +229,7 @@ def train(
                 teacher=teacher,
                 weights=init_from,
             ),
-            Schedule(
-                learning_rate,
-                steps,
-                min(warmup, steps // 4),
-                steps // 4 if decay is None else decay,
-            ),
+            schedule,
             batch_size=batch,
             length=length,
             seed=seed,

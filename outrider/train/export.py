@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from outrider.train.checkpoint import CHECKPOINT
 
 
-def load_weights(model: LlamaForCausalLM, folder: Path) -> int:
+def load_weights(model: PreTrainedModel, folder: Path) -> int:
     """Load the weights of `folder`'s checkpoint into `model`; returns the step they are from."""
     path = folder / CHECKPOINT
     if not path.exists():
@@ -22,9 +22,9 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> int:
 
 
 def export(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
 ) -> None:
-    """Write `folder` so that AutoModelForCausalLM and AutoTokenizer load it.
+    """Write `folder` so that its AutoModel class and AutoTokenizer load it.
 
     The model is left in bfloat16.
     """

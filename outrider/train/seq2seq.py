@@ -31,6 +31,13 @@ class T5Shape:
     decoder_layers: int = 3
     heads: int = 4
 
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise ValueError(
+                f"hidden size {self.hidden_size} is not a multiple of {self.heads} heads; choose "
+                "another number of heads"
+            )
+
 
 def build_t5(shape: T5Shape, seed: int) -> T5ForConditionalGeneration:
     """A freshly initialised float32 T5."""
