@@ -231,7 +231,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"{about['date']}, {about['hardware']}, {about['threads']} threads, {about['dtype']}, "
         f"torch {about['torch']}, embedded pair. {about['prompts']} prompts, {about['tokens']} new "
         f"tokens each, {about['seeds']} seeds, γ {GAMMA}; speeds: batch 1, {about['timed']} "
-        f"prompts, {about['repeats']} interleaved repeats. {about['note']}",
+        f"prompts, {about['repeats']} interleaved repeats. {about['note']}".rstrip(),
         "",
         f"Command: `{about['command']}`",
         "",
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--timed", type=int, default=2, help="prompts that speed is measured on")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--note", default="", help="a sentence for the page, on the machine")
     parser.add_argument("--quick", action="store_true", help="few prompts, one seed, one repeat")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
