@@ -153,9 +153,12 @@ class NgramDrafter:
 
 def _tails(context: Context, num: int) -> list[list[int]]:
     """The last so many tokens of each row, fewer where it has fewer, on the host."""
-    place_BK = context.length_B[:, None] + torch.arange(-num, 0, device=context.device)
-    rows = context.tokens_BT.gather(1, place_BK.clamp_(min=0)).tolist()
-    return [row[max(0, num - n) :] for row, n in zip(rows, context.lengths, strict=True)]
+    lengths = context.lengths
+    if min(lengths) == max(lengths):  # as one row alone is: a slice does
+        return context.tokens_BT[:, max(0, lengths[0] - num) : lengths[0]].tolist()
+    places = [[max(n - k, 0) for k in range(num, 0, -1)] for n in lengths]
+    rows = context.tokens_BT.gather(1, torch.tensor(places, device=context.device)).tolist()
+    return [row[max(0, num - n) :] for row, n in zip(rows, lengths, strict=True)]
 
 
 def _within(tokens_BN: Tensor, *limits: Tensor | None) -> Tensor:

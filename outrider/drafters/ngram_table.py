@@ -86,8 +86,9 @@ class NgramTable:
         self.unigram_V = arrays["unigram"]
         self._tokens = [arrays[f"tokens.{k}"] for k in range(2, self.order + 1)]
         self._shares = [arrays[f"shares.{k}"] for k in range(2, self.order + 1)]
-        self._token = [_numbers(tokens) for tokens in self._tokens]
         self._first = [_numbers(arrays[f"first.{k}"]) for k in range(1, self.order)]
+        searched = [_numbers(tokens) for tokens in self._tokens[:-1]]  # contexts are no longer
+        self._longer = tuple(zip(self._first, searched, strict=False))
         self._best = [_numbers(arrays[f"best.{k}"]) for k in range(1, self.order)]
         self._best_alone = int(self.unigram_V.argmax())
 
@@ -127,11 +128,12 @@ class NgramTable:
         if self.order == 1 or token >= self.about.num_tokens:
             return []
         after = [token]
-        for level in range(min(len(nodes), self.order - 2)):
-            node = self._child(level, nodes[level], token)
-            if node < 0:  # then no longer gram with the same ending is there either
-                break
-            after.append(node)
+        for node, (first, tokens) in zip(nodes, self._longer, strict=False):
+            end = first[node + 1]
+            child = bisect_left(tokens, token, first[node], end)
+            if child == end or tokens[child] != token:
+                break  # then no longer gram with the same ending is there either
+            after.append(child)
         return after
 
     def best(self, nodes: Sequence[int]) -> int:
@@ -142,9 +144,9 @@ class NgramTable:
         """q(token | context)."""
         q = float(self.unigram_V[token])
         for level, node in enumerate(nodes):
-            child = self._child(level, node, token)
-            share = float(self._shares[level][child]) if child >= 0 else 0.0
-            q = share + (1 - float(self._children(level, node)[1].sum())) * q
+            tokens_C, shares_C = self._children(level, node)
+            share = float(shares_C[tokens_C == token].sum())  # of one token, or of none
+            q = share + (1 - float(shares_C.sum())) * q
         return q
 
     def law(self, nodes: Sequence[int], dtype: type[np.floating[Any]] = np.float64) -> Array:
@@ -164,12 +166,6 @@ class NgramTable:
         first = self._first[level]
         here = slice(first[node], first[node + 1])
         return self._tokens[level][here], self._shares[level][here].astype(np.float64)
-
-    def _child(self, level: int, node: int, token: int) -> int:
-        first, tokens = self._first[level], self._token[level]
-        end = first[node + 1]
-        child = bisect_left(tokens, token, first[node], end)
-        return child if child < end and tokens[child] == token else -1
 
 
 def _numbers(array: Any) -> memoryview:

@@ -1,0 +1,340 @@
+"""An n-gram file of 40 million tokens: its size, how fast it loads and drafts, what it drafts.
+
+    python -m benchmarks.ngram [--tokens 40000000] [--order 4] [--work DIR] [--out DIR]
+
+The corpus is the Python source installed here (standard library and packages), every file once, in
+the order of its hash; one file in a hundred, the same as in the embedded models' own corpus, is
+held out. It is counted in the embedded pair's tokens, with all grams and without those seen once,
+and in those of a large vocabulary, a byte-level BPE trained on a part of it. Tokens and tables stay
+in ``--work``, so a second run starts with the measurements.
+
+Opening is reading the file with its checksum, as it lies in the page cache and after the cache was
+told to drop it. Drafting is ``propose`` for one row and for 16, γ = 5, contexts from held-out text;
+times are medians over repeats, per drafted token, with quartiles.
+
+α is measured on texts that the target wrote behind held-out beginnings: at temperature 0 how often
+the table's argmax is the target's, at temperature 1 the mean of Σ min(p, q), and of p(argmax q),
+which is what a draft of argmaxes is accepted with.
+
+Legend: B rows, T tokens, V vocabulary.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import statistics
+import sysconfig
+import time
+from collections.abc import Iterator, Sequence
+from datetime import date
+from itertools import islice, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import outrider
+from benchmarks.vs_transformers import hardware
+from outrider import Sampling
+from outrider.assets import target_path
+from outrider.core import Budget, Context
+from outrider.drafters.ngram import NgramDrafter, vocabulary_digest
+from outrider.drafters.ngram_table import NgramTable
+from outrider.models import HFModel, load_tokenizer
+from outrider.sampling import Warp
+from outrider.train.ngram import build_ngram
+from outrider.train.ngram_documents import encoded
+from outrider.train.tokenizer import train_tokenizer
+
+LEVIATHAN = {1: "0.03 to 0.13", 2: "0.05 to 0.23"}  # Table 3: 11B and larger targets
+BARS = {"file, MB": 400.0, "opening, s": 1.0, "argmax, µs per token": 20.0}
+GAMMA = 5
+EMBEDDED = 6144  # entries of the embedded pair's vocabulary
+_MAX_FILE_BYTES = 1_000_000
+_TOKENIZER_FILES = 3000
+_HELD_OUT_FILES = 100
+_NEW_TOKENS = 128
+
+
+def corpus(held_out: bool) -> Iterator[str]:
+    """The texts of one split."""
+    paths = sysconfig.get_paths()
+    files: dict[str, Path] = {}
+    for root in {paths["stdlib"], paths["purelib"], paths["platlib"]}:
+        for path in Path(root).rglob("*.py"):
+            if path.is_file() and 0 < path.stat().st_size <= _MAX_FILE_BYTES:
+                files[hashlib.sha256(path.read_bytes()).hexdigest()] = path
+    for digest, path in sorted(files.items()):
+        if (int(digest[:8], 16) % 100 == 0) == held_out:
+            yield path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
+
+
+def tokenizer_of(work: Path, vocab_size: int) -> Any:
+    """The embedded pair's, or one of that many entries, trained on a part of the corpus."""
+    if vocab_size == EMBEDDED:
+        return load_tokenizer(target_path())
+    folder = work / f"tokenizer-{vocab_size}"
+    if not folder.exists():
+        part = islice(corpus(held_out=False), _TOKENIZER_FILES)
+        train_tokenizer(part, vocab_size).save_pretrained(folder)
+    return load_tokenizer(folder)
+
+
+def tokens(work: Path, wanted: int, vocab_size: int) -> np.ndarray:
+    """The corpus in tokens, all documents in one row; fewer if there are no more."""
+    file = work / f"tokens-{wanted}-{vocab_size}.bin"
+    if not file.exists():
+        written = 0
+        unfinished = file.with_suffix(".part")
+        with open(unfinished, "wb") as stream:
+            for ids in encoded(tokenizer_of(work, vocab_size), corpus(held_out=False)):
+                stream.write(np.array(ids, dtype=np.uint32).tobytes())
+                written += len(ids)
+                if written >= wanted:
+                    break
+        unfinished.rename(file)
+    return np.memmap(file, dtype=np.uint32, mode="r")[:wanted]
+
+
+def build(
+    work: Path, wanted: int, vocab_size: int, order: int, min_count: int
+) -> tuple[Path, dict[str, Any]]:
+    """The table, and what building it took."""
+    file = work / f"ngram-{wanted}-{vocab_size}-{order}-{min_count}.safetensors"
+    figures = file.with_suffix(".json")
+    if not figures.exists():
+        ids, tokenizer = tokens(work, wanted, vocab_size), tokenizer_of(work, vocab_size)
+        ends = [0, *(np.flatnonzero(ids == tokenizer.eos_token_id) + 1).tolist(), len(ids)]
+        documents = (ids[a:b] for a, b in pairwise(ends) if a < b)
+        began = time.perf_counter()
+        digest = vocabulary_digest(tokenizer.get_vocab())
+        told = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)
+        told |= {
+            "seconds": time.perf_counter() - began,
+            "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "vocabulary": vocab_size,
+            "order": order,
+            "min_count": min_count,
+        }
+        figures.write_text(json.dumps(told))
+    return file, json.loads(figures.read_text())
+
+
+def opening(file: Path, repeats: int = 5) -> dict[str, float]:
+    """Seconds to open it, from the page cache and not."""
+    seconds: dict[str, list[float]] = {"warm": [], "cold": []}
+    for _ in range(repeats):
+        for kind, found in seconds.items():
+            if kind == "cold":
+                with open(file, "rb") as stream:
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            NgramTable.open(file)
+            found.append(time.perf_counter() - began)
+    return {kind: statistics.median(found) for kind, found in seconds.items()}
+
+
+@torch.inference_mode()
+def drafting(table: NgramTable, ids: Sequence[int], B: int, how: Any, repeats: int) -> list[float]:
+    """Microseconds per drafted token: lower quartile, median, upper quartile."""
+    V = table.about.num_tokens
+    drafter = NgramDrafter(table, V, how)
+    laws = Warp([Sampling()] * B, V)
+    generator = np.random.default_rng(0)
+    found = []
+    for repeat in range(-5, repeats):
+        starts = generator.integers(0, len(ids) - 256, B)
+        prompts = [list(ids[start : start + 256]) for start in starts]
+        context = Context.start(prompts, laws, [0] * B, range(B))
+        state = drafter.start(context)
+        rng = context.rng
+        began = time.perf_counter()
+        drafter.propose(state, context, Budget(GAMMA), rng)
+        if repeat >= 0:
+            found.append(1e6 * (time.perf_counter() - began) / (B * GAMMA))
+    return statistics.quantiles(found, n=4)
+
+
+def written(target: HFModel, temperature: float, num_texts: int) -> list[tuple[list[int], int]]:
+    """Token ids that the target wrote behind held-out beginnings, and where it began to."""
+    prompts = [text[:400] for text in islice((t for t in corpus(True) if len(t) > 800), num_texts)]
+    engine = outrider.Engine(target, None, outrider.METHODS["plain"], max_batch_size=8)
+    sampling = Sampling(temperature=temperature, max_new_tokens=_NEW_TOKENS)
+    results = engine.generate(prompts, sampling)
+    return [([*r.prompt_ids, *r.token_ids], len(r.prompt_ids)) for r in results]
+
+
+@torch.inference_mode()
+def acceptance(
+    target: HFModel, table: NgramTable, texts: list[tuple[list[int], int]]
+) -> dict[str, float]:
+    """Means over the written tokens: agreement of argmaxes, Σ min(p, q), p(argmax q)."""
+    agree, overlap, sure = [], [], []
+    for ids, first in texts:
+        p_TV = target.module(input_ids=torch.tensor([ids])).logits[0].float().softmax(-1)
+        for t in range(first, len(ids)):
+            nodes = table.nodes(ids[:t])
+            p_V: Tensor = p_TV[t - 1]
+            best = table.best(nodes)
+            q_V = torch.from_numpy(table.law(nodes)).float()
+            agree.append(float(best == int(p_V.argmax())))
+            overlap.append(float(torch.minimum(p_V, q_V).sum()))
+            sure.append(float(p_V[best]))
+    columns = {"agree": agree, "overlap": overlap, "sure": sure}
+    return {name: statistics.fmean(values) for name, values in columns.items()}
+
+
+def alphas(files: Sequence[Path], order: int, num_texts: int) -> list[list[dict[str, Any]]]:
+    """One row per table and order."""
+    target = outrider.load("embedded", method="plain").target
+    texts = {T: written(target, T, num_texts) for T in (0.0, 1.0)}
+    found = []
+    for file in files:
+        rows = []
+        for n in range(1, order + 1):
+            table = NgramTable.open(file, n)
+            at = {T: acceptance(target, table, texts[T]) for T in texts}
+            rows.append(
+                {
+                    "order": n,
+                    "T=0": at[0.0]["agree"],
+                    "T=1 sample": at[1.0]["overlap"],
+                    "T=1 argmax": at[1.0]["sure"],
+                    "leviathan": LEVIATHAN.get(n, ""),
+                }
+            )
+        found.append(rows)
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    about, tables = report["about"], report["tables"]
+    lines = [
+        f"# {about['order']}-gram drafts from {about['tokens'] / 1e6:.0f} million tokens",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch {about['torch']}"
+        f"{about['note']}. Corpus: the Python source installed here.",
+        "",
+        f"Command: `{about['command']}`",
+        "",
+        "| vocabulary | grams seen | tokens, millions | grams by order, millions | file, MB | "
+        "building, s | memory at most, GB | opening, s: cached, not |",
+        "|---:|---|---:|---|---:|---:|---:|---|",
+    ]
+    for row in tables:
+        grams = ", ".join(f"{count / 1e6:.2f}" for count in row["grams"])
+        warm, cold = row["opening"]["warm"], row["opening"]["cold"]
+        lines.append(
+            f"| {row['vocabulary']:,} | {_seen(row)} | {row['tokens'] / 1e6:.1f} | {grams} | "
+            f"{row['bytes'] / 1e6:.0f} | {row['seconds']:.0f} | {row['peak_gb']:.1f} | "
+            f"{warm:.2f}, {cold:.2f} |"
+        )
+    lines += [
+        "",
+        f"| vocabulary | drafting, γ = {GAMMA} | rows | µs per drafted token, median (quartiles) |",
+        "|---:|---|---:|---:|",
+    ]
+    for row in report["drafting"]:
+        low, middle, high = row["microseconds"]
+        lines.append(
+            f"| {row['vocabulary']:,} | {row['draw']} | {row['rows']} | {middle:.1f} "
+            f"({low:.1f} to {high:.1f}) |"
+        )
+    lines += [
+        "",
+        f"α on {about['texts']} texts, up to {_NEW_TOKENS} tokens each, of the embedded target:",
+        "",
+        "| order | grams seen | T=0 | T=1, sampled | T=1, argmax | Leviathan et al., Table 3 |",
+        "|---:|---|---:|---:|---:|---|",
+    ]
+    lines += [
+        f"| {row['order']} | {_seen(table)} | {row['T=0']:.3f} | {row['T=1 sample']:.3f} | "
+        f"{row['T=1 argmax']:.3f} | {row['leviathan']} |"
+        for table in tables
+        for row in table.get("alpha", ())
+    ]
+    lines += ["", "| bar | measured | at most | met |", "|---|---:|---:|---|"]
+    for name, value in bars(report).items():
+        met = "yes" if value <= BARS[name] else "no"
+        lines.append(f"| {name} | {value:.2f} | {BARS[name]:g} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def bars(report: dict[str, Any]) -> dict[str, float]:
+    """The worst that was measured against each bar, of all tables; drafting one row."""
+    tables = report["tables"]
+    argmax = [row for row in report["drafting"] if row["draw"] == "argmax" and row["rows"] == 1]
+    values = (
+        max(table["bytes"] / 1e6 for table in tables),
+        max(table["opening"]["cold"] for table in tables),
+        max(row["microseconds"][1] for row in argmax),
+    )
+    return dict(zip(BARS, values, strict=True))
+
+
+def _seen(table: dict[str, Any]) -> str:
+    return "all" if table["min_count"] == 1 else f"{table['min_count']} times or more"
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=40_000_000)
+    parser.add_argument("--order", type=int, default=4)
+    parser.add_argument("--large-vocabulary", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--note", default="", help="said behind the hardware")
+    parser.add_argument("--work", type=Path, default=Path("runs/ngram"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    options.work.mkdir(parents=True, exist_ok=True)
+    sizes = ((EMBEDDED, 1), (EMBEDDED, 2), (options.large_vocabulary, 1))
+    built = [build(options.work, options.tokens, V, options.order, least) for V, least in sizes]
+    ours = [file for file, told in built if told["vocabulary"] == EMBEDDED]
+    drafted = []
+    for file, told in built:
+        told["opening"] = opening(file)
+        if told["min_count"] > 1:
+            continue
+        tokenizer = tokenizer_of(options.work, told["vocabulary"])
+        texts = encoded(tokenizer, islice(corpus(held_out=True), _HELD_OUT_FILES))
+        ids = [token for text in texts for token in text]
+        for how, B in product(("argmax", "sample"), (1, 16)):
+            microseconds = drafting(NgramTable.open(file), ids, B, how, options.repeats)
+            about = {"vocabulary": told["vocabulary"], "draw": how, "rows": B}
+            drafted.append(about | {"microseconds": microseconds})
+    for (_, told), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
+        told["alpha"] = rows
+    report = {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "order": options.order,
+            "tokens": options.tokens,
+            "texts": options.texts,
+            "note": f", {options.note}" if options.note else "",
+            "command": f"python -m benchmarks.ngram --tokens {options.tokens} "
+            f"--order {options.order}",
+        },
+        "tables": [told for _, told in built],
+        "drafting": drafted,
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "ngram.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "ngram.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
