@@ -115,3 +115,14 @@ def test_every_method_writes_what_plain_writes(method: str) -> None:
     except (InvalidParameterError, UnsupportedModelError) as error:
         pytest.skip(f"needs an option, or no such models: {error}")
     assert token_ids(engine.generate(sources, sampling)) == token_ids(plain)
+
+
+@pytest.mark.parametrize("method", ["prompt-lookup", "suffix"])
+def test_lookups_copy_from_the_source(method: str) -> None:
+    """A text that is made to repeat its source is drafted from there once it has begun."""
+    target = tiny_seq2seq("bart")
+    sources = [list(range(10, 34)), list(range(40, 61))]
+    samplings = [greedy(len(s), forced=dict(enumerate(s))) for s in sources]
+    results = engine_of(target, None, method).generate(sources, samplings)
+    assert token_ids(results) == [tuple(source) for source in sources]
+    assert results.stats.acceptance_length > 3
