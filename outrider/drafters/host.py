@@ -8,7 +8,7 @@ Legend: B rows, N nodes (node 0 is the root), K tokens unread.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
@@ -28,8 +28,6 @@ class Reader(Protocol):
     def close(self) -> None:
         """The row has left the batch, as a finished text does; all of it has been read."""
 
-
-MAX_DEPTH = 64
 
 R = TypeVar("R", bound=Reader)
 
@@ -111,59 +109,46 @@ def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -
     return Draft(tokens_BN, parents_BN, mask_BN, None, "chosen", is_chain=True)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Tree:
     """Tokens on the host, in topological order; the root is not among them.
 
     Attributes:
         tokens: of each node.
         parents: of each node, the parent's number in the draft: 0 is the root, 1 the first here.
-        depths: of each node, edges from the root.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
+    tokens: list[int]
+    parents: Sequence[int]
 
     @classmethod
     def chain(cls, tokens: list[int]) -> "Tree":
         """One path."""
-        return cls(tokens, list(range(len(tokens))), list(range(1, len(tokens) + 1)))
+        return cls(tokens, range(len(tokens)))
 
-    def add(self, token: int, parent: int) -> int:
-        """Hangs a token on a node; the number of the new one."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(1 + self.depth(parent))
-        return len(self.tokens)
-
-    def depth(self, node: int) -> int:
-        """Edges between a node and the root."""
-        return self.depths[node - 1] if node else 0
+    @property
+    def depths(self) -> list[int]:
+        """Of all nodes of the draft, edges from the root, which comes first."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return depths
 
 
 def trees(state: HostState[R], found: Sequence[Tree], budget: Budget) -> Draft:
     """Chosen trees, one per row; the rows' own budgets cut them at their depth."""
-    device = state.context.device
     N = 1 + max(len(tree.tokens) for tree in found)
-
-    def nodes(root: Sequence[int], lists: Sequence[list[int]], filler: int) -> Tensor:
-        rows = zip(root, lists, strict=True)
-        lines = [[first, *rest, *[filler] * (N - 1 - len(rest))] for first, rest in rows]
-        return torch.from_numpy(np.array(lines)).to(device)
-
-    B = len(found)
-    depth_BN = nodes([0] * B, [tree.depths for tree in found], MAX_DEPTH + 1)
-    deepest_B1 = torch.full_like(depth_BN[:, :1], MAX_DEPTH)
+    nodes: tuple[list[list[int]], list[list[int]], list[list[int]]] = ([], [], [])
+    for root, tree in zip(state.last, found, strict=True):
+        absent = N - 1 - len(tree.tokens)
+        nodes[0].append([root, *tree.tokens, *[0] * absent])
+        nodes[1].append([-1, *tree.parents, *[0] * absent])
+        nodes[2].append(tree.depths + [-1] * absent)
+    tokens_BN, parents_BN, depth_BN = torch.from_numpy(np.array(nodes)).to(state.context.device)
+    mask_BN = depth_BN >= 0
     if budget.tokens_B is not None:
-        deepest_B1 = budget.tokens_B[:, None]
-    return Draft(
-        nodes(state.last, [tree.tokens for tree in found], 0),
-        nodes([-1] * B, [tree.parents for tree in found], 0),
-        depth_BN <= deepest_B1,
-        None,
-        "chosen",
-    )
+        mask_BN = mask_BN & (depth_BN <= budget.tokens_B[:, None])
+    return Draft(tokens_BN, parents_BN, mask_BN, None, "chosen")
 
 
 @lru_cache(maxsize=256)

@@ -73,9 +73,9 @@ def _chain(index: SuffixIndex, state: int, left: int, min_prob: float) -> tuple[
     """The likeliest path."""
     tokens: list[int] = []
     D, score = 1.0, 0.0
-    while left > 0 and (best := likeliest(index, state, 1)):
-        P, state = best[0]
-        D *= P
+    while left > 0 and (child := index.only_child(state) or _most_frequent(index, state)):
+        D *= min(index.count[child] / index.num_followed(state), 1.0)
+        state = child
         token = index.token(state)
         if min_prob > D or token == SEPARATOR:
             break
@@ -96,31 +96,45 @@ def _tree(
     index: SuffixIndex, state: int, left: int, most: int, min_prob: float
 ) -> tuple[float, Tree]:
     """The likeliest nodes, best first."""
-    tree, score, node, D = Tree(), 0.0, 0, 1.0
+    tokens: list[int] = []
+    parents: list[int] = []
+    score, D, node, depth = 0.0, 1.0, 0, 0
     order = count()
-    waiting: list[tuple[float, int, int, int]] = []
+    waiting: list[tuple[float, int, int, int, int]] = []
     while left > 0:
-        if tree.depth(node) < most:
-            for P, child in likeliest(index, state, TREE_WIDTH):
+        if depth < most:
+            for P, child in _likeliest(index, state, TREE_WIDTH):
                 if min_prob <= D * P and index.token(child) != SEPARATOR:
-                    heappush(waiting, (-D * P, next(order), child, node))
+                    heappush(waiting, (-D * P, next(order), child, node, depth + 1))
         if not waiting:
             break
-        minus_D, _, state, parent = heappop(waiting)
+        minus_D, _, state, parent, depth = heappop(waiting)
         D = -minus_D
         score += D
         left -= 1
-        node = tree.add(index.token(state), parent)
-    return score, tree
+        tokens.append(index.token(state))
+        parents.append(parent)
+        node = len(tokens)
+    return score, Tree(tokens, parents)
 
 
-def likeliest(index: SuffixIndex, state: int, num: int) -> list[tuple[float, int]]:
+def _most_frequent(index: SuffixIndex, state: int) -> int:
+    """The state behind a state with the most places, of equals the latest; 0 if there is none."""
+    best, most, latest = 0, 0, 0
+    for child in islice(index.children(state), MAX_CHILDREN):
+        places, end = index.count[child], index.end[child]
+        if places > most or (places == most and end > latest):
+            best, most, latest = child, places, end
+    return best
+
+
+def _likeliest(index: SuffixIndex, state: int, num: int) -> list[tuple[float, int]]:
     """The states behind a state with the largest P, and P; of equals, the latest."""
+    followed = index.num_followed(state)
     children = [
         (index.count[child], index.end[child], child)
         for child in islice(index.children(state), MAX_CHILDREN)
     ]
-    followed = index.num_followed(state)
     best = nlargest(num, children) if len(children) > 1 else children
     return [(min(places / followed, 1.0), child) for places, _, child in best]
 

@@ -72,6 +72,10 @@ class SuffixIndex:
             yield self._target[edge]
             edge = self._sibling[edge]
 
+    def only_child(self, state: int) -> int:
+        """The state behind a state that was always followed by the same token; else 0."""
+        return 0 if self._more[state] else self._next[state]
+
     def token(self, state: int) -> int:
         """The last token of a state's strings."""
         return self.text[self.end[state] - 1]

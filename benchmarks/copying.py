@@ -1,0 +1,329 @@
+"""What copying drafts cost and gain: prompt lookup and suffix decoding.
+
+    python -m benchmarks.copying [--repeats 5] [--texts 6] [--tokens 64] [--out DIR]
+
+Cost: drafts for a text of the corpus, as the engine asks for them, at 8,000 tokens of context: each
+round commits what the draft got right and one token more, and the time of ``propose`` is taken, the
+reading of the new tokens and the index included; nothing else runs. Also the bytes per token that
+the indices hold.
+
+Gain: tokens per second of the embedded pair, batch 1, prefill included, by kind of text
+(``benchmarks.copy_prompts``). In ``edit`` and ``repeat`` the text is the copy, made the target's by
+``Sampling.forced``; in ``code`` and ``free`` it is the target's own. Each repeat runs every method
+on every prompt, in an order that rotates; the ratio is to plain decoding in the same repeat, the
+median with the smallest and the largest. ``suffix, asked before`` keeps a corpus, and since every
+repeat asks the same it has all the answers; the others keep none. Writes JSON and a Markdown table.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import outrider
+from benchmarks.copy_prompts import KINDS, Kind, documents, prompts
+from benchmarks.vs_transformers import hardware
+from outrider import Engine, Sampling, Stats
+from outrider.core import Budget, Context
+from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.suffix import SuffixDecoding
+from outrider.models import HFModel
+from outrider.sampling import Warp
+
+CONTEXT = 8000
+CORPUS = 50_000
+ROWS = (1, 16)
+SHIFT = 53
+METHODS: dict[str, tuple[str, int, dict[str, object]]] = {
+    "plain": ("plain", 1, {}),
+    "speculative, γ 5": ("speculative", 5, {}),
+    "prompt lookup": ("prompt-lookup", 10, {}),
+    "suffix": ("suffix", 16, {"corpus_tokens": 0}),
+    "suffix, tree": ("suffix", 16, {"corpus_tokens": 0, "shape": "tree"}),
+    "suffix, asked before": ("suffix", 16, {}),
+}
+BARS = {"microseconds": 50.0, "bytes": 100.0, "gain": 1.8}
+
+
+# ------------------------------------------------------------------------------------------ cost
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter that knows some earlier texts, and how many tokens it is asked for."""
+
+    name: str
+    drafter: PromptLookup | SuffixDecoding
+    num_tokens: int
+
+
+def contenders(earlier: list[int]) -> Iterator[Contender]:
+    """Those whose cost is measured."""
+    yield Contender("prompt lookup", PromptLookup(), 10)
+    yield Contender("suffix", SuffixDecoding(), 16)
+    for shape in ("chain", "tree"):
+        drafter = SuffixDecoding(shape)
+        for begin in range(0, len(earlier), 1000):
+            drafter.corpus.add(earlier[begin : begin + 1000])
+        tokens = drafter.corpus.num_tokens
+        yield Contender(f"suffix, {shape}, {tokens:,} tokens of corpus", drafter, 16)
+
+
+@torch.inference_mode()
+def cost(contender: Contender, text: list[int], context_length: int, rows: int) -> dict[str, Any]:
+    """Microseconds per draft and row along the text, bytes per token of the requests' indices.
+
+    Each row begins a little later in the text than the one before.
+    """
+    texts = [text[SHIFT * row :] for row in range(rows)]
+    law = Warp([Sampling(temperature=0)] * rows, max(text) + 1)
+    prompts = [each[:context_length] for each in texts]
+    context = Context.start(prompts, law, [0] * rows, range(rows))
+    drafter, budget = contender.drafter, Budget(contender.num_tokens)
+    began = time.perf_counter()
+    state: Any = drafter.start(context)
+    started = time.perf_counter() - began
+    times, drafted, accepted = [], 0, 0
+    while max(context.lengths) + SHIFT * rows + contender.num_tokens < len(text):
+        rng = context.rng
+        began = time.perf_counter()
+        draft = drafter.propose(state, context, budget, rng)
+        times.append(1e6 * (time.perf_counter() - began) / rows)
+        new = [
+            each[place : place + 1 + _agreeing(tokens, parents, mask, each, place)]
+            for tokens, parents, mask, each, place in zip(
+                draft.tokens_BN.tolist(),
+                draft.parents_BN.tolist(),
+                draft.mask_BN.tolist(),
+                texts,
+                context.lengths,
+                strict=True,
+            )
+        ]
+        lengths = [len(each) for each in new]
+        drafted += int(draft.num_drafted_B.sum())
+        accepted += sum(lengths) - rows
+        padded = [[*each, *[0] * (max(lengths) - len(each))] for each in new]
+        context.append(torch.tensor(padded), torch.tensor(lengths))
+        context.advance(lengths)
+    ordered = statistics.quantiles(times, n=20)
+    held = sum(getattr(reader, "index", reader).num_bytes for reader in state.readers)
+    return {
+        "rows": rows,
+        "rounds": len(times),
+        "drafted": drafted / len(times) / rows,
+        "accepted": accepted / len(times) / rows,
+        "median": statistics.median(times),
+        "5th": ordered[0],
+        "lower_quartile": ordered[4],
+        "upper_quartile": ordered[14],
+        "95th": ordered[18],
+        "bytes": held / sum(state.read),
+        "start_per_token": 1e6 * started / context_length / rows,
+    }
+
+
+def _agreeing(
+    tokens: list[int], parents: list[int], mask: list[bool], text: list[int], place: int
+) -> int:
+    """Tokens of a draft that the text has, too."""
+    node, depth = 0, 0
+    for child in range(1, len(tokens)):
+        if mask[child] and parents[child] == node and tokens[child] == text[place + depth]:
+            node, depth = child, depth + 1
+    return depth
+
+
+# ------------------------------------------------------------------------------------------ gain
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt, and how it is to be continued."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+def tasks(kind: Kind, target: HFModel, num: int, tokens: int, temperature: float) -> list[Task]:
+    """The prompts of a kind; where there is a reference, it is what will be written."""
+    assert target.tokenizer is not None
+    made = []
+    for prompt in prompts(kind, num):
+        ids = tuple(target.tokenizer(prompt.text)["input_ids"])[-512:]
+        forced = dict(enumerate(target.tokenizer(prompt.reference)["input_ids"][:tokens]))
+        length = len(forced) or tokens
+        sampling = Sampling(
+            temperature=temperature, max_new_tokens=length, ignore_eos=True, forced=forced
+        )
+        made.append(Task(ids, sampling))
+    return made
+
+
+def gain(engines: dict[str, Engine], work: list[Task], repeats: int) -> dict[str, dict[str, Any]]:
+    """Tokens per second of each method, and its ratio to plain, repeat by repeat."""
+    speeds: dict[str, list[float]] = {name: [] for name in engines}
+    stats: dict[str, list[Stats]] = {name: [] for name in engines}
+    for repeat in range(-1, repeats):  # one to warm up, with the first prompt alone
+        names = list(engines)
+        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
+            began = time.perf_counter()
+            done = [
+                engines[name].generate([task.prompt], task.sampling).stats
+                for task in (work if repeat >= 0 else work[:1])
+            ]
+            seconds = time.perf_counter() - began
+            if repeat >= 0:
+                stats[name] += done
+                speeds[name].append(sum(each.emitted for each in done) / seconds)
+    rows = {}
+    for name, found in speeds.items():
+        ratios = [mine / plain for mine, plain in zip(found, speeds["plain"], strict=True)]
+        total = Stats.total(stats[name])
+        rows[name] = {
+            "tokens_per_second": statistics.median(found),
+            "ratio": statistics.median(ratios),
+            "smallest_ratio": min(ratios),
+            "largest_ratio": max(ratios),
+            "acceptance_length": total.acceptance_length,
+            "acceptance_rate": total.acceptance_rate,
+            "other_share": total.other_seconds / total.seconds,
+        }
+    return rows
+
+
+# ---------------------------------------------------------------------------------------- report
+
+
+def bars(report: dict[str, Any]) -> list[tuple[str, float, bool]]:
+    """What is promised, the worst that was measured, and whether it is kept."""
+    largest = max(row["bytes"] for row in report["cost"])
+    found = [("an index takes at most 100 bytes per token", largest, largest <= BARS["bytes"])]
+    for rows in sorted({row["rows"] for row in report["cost"]}):
+        slowest = max(row["median"] for row in report["cost"] if row["rows"] == rows)
+        text = f"every draft takes at most 50 µs per row, rows: {rows}"
+        found.append((text, slowest, slowest <= BARS["microseconds"]))
+    for kind in ("edit", "repeat"):
+        ratio = report["gain"][kind]["prompt lookup"]["ratio"]
+        found.append((f"prompt lookup, {kind}: 1.8× plain", ratio, ratio >= BARS["gain"]))
+    return found
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    about, kinds = report["about"], list(report["gain"])
+    lines = [
+        "# Copying drafts",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+        f"{about['torch']}; embedded pair, {about['dtype']}, eager, batch 1, temperature "
+        f"{about['temperature']:g}, {about['texts']} prompts per kind, at most {about['tokens']} "
+        f"tokens each, {about['repeats']} interleaved repeats.{about['note']}",
+        "",
+        f"Command: `{about['command']}`",
+        "",
+        f"## Cost of a draft at {about['context']:,} tokens of context",
+        "",
+        "| | rows | µs per row, median | 5 % | quartiles | 95 % | tokens drafted | accepted | "
+        "bytes per token | µs per token of prompt |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in report["cost"]:
+        lines.append(
+            f"| {row['name']} | {row['rows']} | {row['median']:.0f} | {row['5th']:.0f} | "
+            f"{row['lower_quartile']:.0f}-"
+            f"{row['upper_quartile']:.0f} | {row['95th']:.0f} | {row['drafted']:.1f} | "
+            f"{row['accepted']:.1f} | {row['bytes']:.0f} | {row['start_per_token']:.1f} |"
+        )
+    lines += [
+        "",
+        "## Gain over plain decoding, by kind of text",
+        "",
+        "Tokens per second, as multiples of plain decoding in the same repeat (smallest to "
+        "largest); tokens per target pass.",
+        "",
+        "| | " + " | ".join(kinds) + " |",
+        "|---|" + "---:|" * len(kinds),
+    ]
+    for name in report["gain"][kinds[0]]:
+        cells = []
+        for kind in kinds:
+            row = report["gain"][kind][name]
+            cells.append(
+                f"{row['tokens_per_second']:.0f}/s"
+                if name == "plain"
+                else f"{row['ratio']:.2f}× ({row['smallest_ratio']:.2f}-"
+                f"{row['largest_ratio']:.2f}), {row['acceptance_length']:.1f}"
+            )
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "| bar | worst | met |", "|---|---:|---|"]
+    for text, worst, met in bars(report):
+        lines.append(f"| {text} | {worst:.2f} | {'yes' if met else 'no'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    plain = outrider.load(method="plain")
+    target = plain.target
+    assert target.tokenizer is not None
+    ids = [token for each in documents() for token in target.tokenizer(each.text)["input_ids"]]
+    text, earlier = ids[: CONTEXT + 2500], ids[CONTEXT + 2500 :][:CORPUS]
+    report: dict[str, Any] = {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "dtype": str(target.module.dtype).removeprefix("torch."),
+            "temperature": options.temperature,
+            "texts": options.texts,
+            "tokens": options.tokens,
+            "repeats": options.repeats,
+            "context": CONTEXT,
+            "note": f" {options.note}" if options.note else "",
+            "command": f"python -m benchmarks.copying --repeats {options.repeats} "
+            f"--texts {options.texts} --tokens {options.tokens}"
+            + (f" --temperature {options.temperature:g}" if options.temperature else ""),
+        },
+        "cost": [
+            {"name": each.name} | cost(each, text, CONTEXT, rows)
+            for rows in ROWS
+            for each in contenders(earlier)
+        ],
+        "gain": {},
+    }
+    draft = outrider.load(target, "embedded", method="speculative").draft
+    engines = {
+        name: outrider.load(target, draft, method, gamma, options=settings)
+        for name, (method, gamma, settings) in METHODS.items()
+    }
+    for kind in KINDS:
+        work = tasks(kind, target, options.texts, options.tokens, options.temperature)
+        report["gain"][kind] = gain(engines, work, options.repeats)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "copying.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "copying.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
