@@ -85,10 +85,12 @@ class Follower(ModelBacked):
 
     def start(self, context: Context) -> FollowState:
         tokens_BT = context.tokens_BT.tolist()
-        prompts = [row[:n] for row, n in zip(tokens_BT, context.lengths, strict=True)]
-        told = [self._begin(prompt)[: self.model.limit] for prompt in prompts]
+        rows_and_lengths = zip(tokens_BT, context.lengths, strict=True)
+        prompts = [tuple(row[:length]) for row, length in rows_and_lengths]
+        begun = {prompt: self._begin(prompt)[: self.model.limit] for prompt in {*prompts}}
+        told = [list(begun[prompt]) for prompt in prompts]
         rows = [
-            Row(tokens, len(prompt), prompt[-LOOK_BEHIND:], len(tokens) - 1)
+            Row(tokens, len(prompt), list(prompt[-LOOK_BEHIND:]), len(tokens) - 1)
             for tokens, prompt in zip(told, prompts, strict=True)
         ]
         nothing = [0] * len(rows)

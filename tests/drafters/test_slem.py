@@ -27,7 +27,9 @@ SAMPLING = Sampling(
 
 
 def toy(seed: int, *names: str, std: float = 0.25) -> HFModel:
-    module = tiny_module("llama", seed, torch.float64, std, vocab_size=len(names))
+    module = tiny_module(
+        "llama", seed, torch.float64, std, vocab_size=len(names), num_hidden_layers=1
+    )
     return HFModel(module, words(names))
 
 

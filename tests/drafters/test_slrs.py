@@ -41,7 +41,9 @@ def toy(seed: int, *pieces: str) -> HFModel:
     pairs = [(piece[:1], piece[1:]) for piece in pieces if len(piece) > 1 and piece[1:] in ids]
     made = Tokenizer(models.BPE(ids, pairs))
     made.decoder = decoders.Fuse()
-    module = tiny_module("llama", seed, torch.float64, 0.25, vocab_size=len(pieces))
+    module = tiny_module(
+        "llama", seed, torch.float64, 0.25, vocab_size=len(pieces), num_hidden_layers=1
+    )
     return HFModel(module, PreTrainedTokenizerFast(tokenizer_object=made))
 
 

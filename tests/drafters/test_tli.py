@@ -33,7 +33,9 @@ SAMPLING = Sampling(
 
 def toy(seed: int, *names: str, std: float = 0.25) -> HFModel:
     """A real transformer so small that its rounds can be enumerated, with a word per token."""
-    module = tiny_module("llama", seed, torch.float64, std, vocab_size=len(names))
+    module = tiny_module(
+        "llama", seed, torch.float64, std, vocab_size=len(names), num_hidden_layers=1
+    )
     return HFModel(module, words(names))
 
 
@@ -157,11 +159,9 @@ def test_greedy_text_is_plain_greedy_text(target: str, draft: str) -> None:
     assert results.stats.drafted > 10
 
 
-@pytest.mark.parametrize(("target", "draft"), [("byte", "unigram"), ("wordpiece", "fallback")])
-def test_rows_of_a_batch_are_rows_alone(target: str, draft: str) -> None:
-    both, alone = (
-        engine_of(model(target), model(draft, 1), TLI, max_batch_size=size) for size in (2, 1)
-    )
+def test_rows_of_a_batch_are_rows_alone() -> None:
+    models = model("wordpiece"), model("fallback", 1)
+    both, alone = (engine_of(*models, TLI, max_batch_size=size) for size in (2, 1))
     expected = alone.generate(PROMPTS, SAMPLING)
     assert token_ids(both.generate(PROMPTS, SAMPLING)) == token_ids(expected)
 
@@ -255,19 +255,18 @@ def _check_first_law(
         torch.testing.assert_close(probs_BNV[b, 0], z_V.softmax(-1))
 
 
-@pytest.mark.parametrize("sampling", [SAMPLING, greedy(20)], ids=["sampled", "greedy"])
-def test_a_draft_that_runs_out_of_context(sampling: Sampling) -> None:
+def test_a_draft_that_runs_out_of_context() -> None:
     """The draft needs more tokens for the text than it has places: the row goes on without drafts,
     and the one beside it does not notice."""
     target, draft = model("byte"), model("unigram", 1, max_position_embeddings=36)
     prompts = ["The quick brown fox jumps over the", "x"]
     both, alone = (engine_of(target, draft, TLI, max_batch_size=size) for size in (2, 1))
     assert both.limit == 36
-    results = both.generate(prompts, sampling)
-    assert token_ids(results) == token_ids(alone.generate(prompts, sampling))
+    results = both.generate(prompts, greedy(20))
     assert results[0].stats.drafted < 0.8 * results[1].stats.drafted
-    if sampling.temperature == 0:
-        assert token_ids(results) == token_ids(engine_of(target).generate(prompts, sampling))
+    assert token_ids(results) == token_ids(engine_of(target).generate(prompts, greedy(20)))
+    sampled = (engine.generate(prompts, SAMPLING) for engine in (both, alone))
+    assert token_ids(next(sampled)) == token_ids(next(sampled))
 
 
 def test_what_cannot_be() -> None:
