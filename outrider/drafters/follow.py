@@ -96,7 +96,8 @@ class Follower(ModelBacked):
         nothing = [0] * len(rows)
         sources = context.sources
         if sources is not None:
-            sources = [tuple(self.bridge.translate(source)) for source in sources]
+            longest = self.model.limit
+            sources = [tuple(self.bridge.translate(source)[:longest]) for source in sources]
         own = Context.start(told, context.law, nothing, nothing, context.device, sources)
         return FollowState(self.model.start(own), rows)
 
