@@ -6,8 +6,9 @@ import re
 import pytest
 from tiny_models import engine_of, greedy, ragged_prompts, tiny
 
+from benchmarks.copy_cost import contenders, cost
 from benchmarks.copy_prompts import KINDS, _begun, _renamed, prompts
-from benchmarks.copying import Task, bars, contenders, cost, gain, markdown
+from benchmarks.copying import Task, bars, gain, markdown
 
 TEXT = [(7 * n + n // 9) % 23 for n in range(700)]
 

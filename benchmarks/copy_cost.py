@@ -1,0 +1,110 @@
+"""What a draft by copying costs: along a text of the corpus, as the engine asks for it.
+
+Each round commits what the draft got right and one token more, and the time of ``propose`` is
+taken, the reading of the new tokens and the index included; no model runs.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider import Sampling
+from outrider.core import Budget, Context
+from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.suffix import SuffixDecoding
+from outrider.sampling import Warp
+
+CONTEXT = 8000
+CORPUS = 50_000
+ROWS = (1, 16)
+SHIFT = 53
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A drafter that knows some earlier texts, and how many tokens it is asked for."""
+
+    name: str
+    drafter: PromptLookup | SuffixDecoding
+    num_tokens: int
+
+
+def contenders(earlier: list[int]) -> Iterator[Contender]:
+    """Those whose cost is measured."""
+    yield Contender("prompt lookup", PromptLookup(), 10)
+    yield Contender("suffix", SuffixDecoding(), 16)
+    for shape in ("chain", "tree"):
+        drafter = SuffixDecoding(shape)
+        for begin in range(0, len(earlier), 1000):
+            drafter.corpus.add(earlier[begin : begin + 1000])
+        tokens = drafter.corpus.num_tokens
+        yield Contender(f"suffix, {shape}, {tokens:,} tokens of corpus", drafter, 16)
+
+
+@torch.inference_mode()
+def cost(contender: Contender, text: list[int], context_length: int, rows: int) -> dict[str, Any]:
+    """Microseconds per draft and row along the text, bytes per token of the requests' indices.
+
+    Each row begins a little later in the text than the one before.
+    """
+    texts = [text[SHIFT * row :] for row in range(rows)]
+    law = Warp([Sampling(temperature=0)] * rows, max(text) + 1)
+    prompts = [each[:context_length] for each in texts]
+    context = Context.start(prompts, law, [0] * rows, range(rows))
+    drafter, budget = contender.drafter, Budget(contender.num_tokens)
+    began = time.perf_counter()
+    state: Any = drafter.start(context)
+    started = time.perf_counter() - began
+    times, drafted, accepted = [], 0, 0
+    while max(context.lengths) + SHIFT * rows + contender.num_tokens < len(text):
+        rng = context.rng
+        began = time.perf_counter()
+        draft = drafter.propose(state, context, budget, rng)
+        times.append(1e6 * (time.perf_counter() - began) / rows)
+        new = [
+            each[place : place + 1 + _agreeing(tokens, parents, mask, each, place)]
+            for tokens, parents, mask, each, place in zip(
+                draft.tokens_BN.tolist(),
+                draft.parents_BN.tolist(),
+                draft.mask_BN.tolist(),
+                texts,
+                context.lengths,
+                strict=True,
+            )
+        ]
+        lengths = [len(each) for each in new]
+        drafted += int(draft.num_drafted_B.sum())
+        accepted += sum(lengths) - rows
+        padded = [[*each, *[0] * (max(lengths) - len(each))] for each in new]
+        context.append(torch.tensor(padded), torch.tensor(lengths))
+        context.advance(lengths)
+    ordered = statistics.quantiles(times, n=20)
+    held = sum(getattr(reader, "index", reader).num_bytes for reader in state.readers)
+    return {
+        "rows": rows,
+        "rounds": len(times),
+        "drafted": drafted / len(times) / rows,
+        "accepted": accepted / len(times) / rows,
+        "median": statistics.median(times),
+        "5th": ordered[0],
+        "lower_quartile": ordered[4],
+        "upper_quartile": ordered[14],
+        "95th": ordered[18],
+        "bytes": held / sum(state.read),
+        "start_per_token": 1e6 * started / context_length / rows,
+    }
+
+
+def _agreeing(
+    tokens: list[int], parents: list[int], mask: list[bool], text: list[int], place: int
+) -> int:
+    """Tokens of a draft that the text has, too."""
+    node, depth = 0, 0
+    for child in range(1, len(tokens)):
+        if mask[child] and parents[child] == node and tokens[child] == text[place + depth]:
+            node, depth = child, depth + 1
+    return depth
