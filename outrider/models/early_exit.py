@@ -158,6 +158,7 @@ class EarlyExit(HFModel):
         k: the exit layer: how many layers draft, from 1 to L-1.
 
     Attributes:
+        k: the exit layer.
         first: the draft model.
 
     Raises:
@@ -179,6 +180,7 @@ class EarlyExit(HFModel):
                 if self.num_layers > 1
                 else f"layer={k!r}: {target.name} has one layer, which cannot be split"
             )
+        self.k = k
         self._layers = SplitLayers(self.module, self._decoder_layers(), k)
         self._caches: WeakSet[SharedCache] = WeakSet()
         self.first = FirstLayers(target, self._layers)

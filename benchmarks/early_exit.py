@@ -1,0 +1,196 @@
+"""What early exit saves: the target's pass over a draft of its own first layers, whole and not.
+
+    python -m benchmarks.early_exit [--repeats 30] [--out DIR]
+
+The target of the embedded pair drafts with half of its layers. Each repeat drafts γ tokens, passes
+the remaining layers over them and their root as the method does, and then passes the whole model
+over the same draft, as a target would that shares nothing. Contexts have 256 tokens of source code.
+All times are medians; ratios are medians of the repeats' own, whose passes follow each other, so
+other load on the machine touches them less than the times.
+
+The draft takes γ + 1 passes of the first layers, the last of them without the head: so the first
+layers of the last drafted token, which a separate draft model would never see, are paid there. What
+is saved is what the whole pass computes and the draft has already computed: (γ + 1) k of the
+(γ + 1) L layer-tokens of a pass. Where a pass over γ + 1 tokens costs hardly more than one over a
+single token, that is worth one pass of k layers; where time goes with tokens, γ + 1 of them.
+
+How much of such a draft is accepted is another question: this target was not trained to exit early.
+Acceptance is measured by decoding, for completeness.
+
+Writes JSON and a Markdown table. Legend: B rows.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.vs_transformers import hardware
+from outrider import Engine, Sampling, assets
+from outrider.core import Budget, Context
+from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.methods import METHODS
+from outrider.models import HFModel, load_model
+from outrider.models.early_exit import EarlyExit
+from outrider.sampling import Warp
+
+CONTEXT = 256
+
+
+@torch.inference_mode()
+def measure(
+    target: EarlyExit, prompts: list[list[int]], gamma: int, repeats: int
+) -> dict[str, Any]:
+    """Times of one size, in seconds."""
+    B = len(prompts)
+    drafter = EarlyExitDrafter(target)
+    law = Warp([Sampling()] * B, target.num_tokens, target.device)
+    context = Context.start(prompts, law, [0] * B, range(B), target.device)
+    cache, state = target.start(context), drafter.start(context)
+    seconds: dict[str, list[float]] = {"draft": [], "remaining": [], "whole": []}
+    for repeat in range(-3, repeats):  # three to warm up
+        rng = context.rng.at(torch.full_like(context.length_B, repeat + 3))
+        began = time.perf_counter()
+        draft = drafter.propose(state, context, Budget(gamma), rng)
+        drafted = time.perf_counter()
+        target.score(cache, draft)  # what was kept of the draft serves this one pass
+        remaining = time.perf_counter()
+        target.score(cache, draft)
+        whole = time.perf_counter()
+        passes = {
+            "draft": drafted - began,
+            "remaining": remaining - drafted,
+            "whole": whole - remaining,
+        }
+        if repeat >= 0:
+            for name, value in passes.items():
+                seconds[name].append(value)
+    k = target.k
+    return {
+        "B": B,
+        "gamma": gamma,
+        "layers": target.num_layers,
+        "exit": k,
+        "seconds": {name: _summary(times) for name, times in seconds.items()},
+        "ratio": statistics.median(
+            r / w for r, w in zip(seconds["remaining"], seconds["whole"], strict=True)
+        ),
+        "layer_ratio": 1 - k / target.num_layers,
+    }
+
+
+def _summary(times: list[float]) -> dict[str, float]:
+    quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    return {"median": quartiles[1], "lower_quartile": quartiles[0], "upper_quartile": quartiles[2]}
+
+
+def acceptance(target: HFModel, prompts: list[list[int]], temperature: float) -> dict[str, float]:
+    """What decoding accepts at γ = 5."""
+    engine = Engine(target, None, METHODS["early-exit"])
+    sampling = Sampling(temperature=temperature, max_new_tokens=48, ignore_eos=True)
+    stats = engine.generate(prompts, sampling).stats
+    return {
+        "temperature": temperature,
+        "alpha": stats.alpha or 0.0,
+        "acceptance_length": stats.acceptance_length,
+    }
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    about = report["about"]
+    lines = [
+        "# Early exit: the target's pass",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, {about['dtype']}, "
+        f"torch {about['torch']}; medians of {about['repeats']} repeats, contexts of {CONTEXT} "
+        f"tokens. The embedded target, exit at half of its layers. {about['note']}".rstrip(),
+        "",
+        f"Command: `{about['command']}`",
+        "",
+        "| B | γ | layers | whole pass, ms | remaining layers, ms | ratio | draft, ms |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for size in report["sizes"]:
+        ms = {name: 1e3 * values["median"] for name, values in size["seconds"].items()}
+        lines.append(
+            f"| {size['B']} | {size['gamma']} | {size['exit']} + "
+            f"{size['layers'] - size['exit']} | {ms['whole']:.2f} | {ms['remaining']:.2f} | "
+            f"{size['ratio']:.2f}× | {ms['draft']:.2f} |"
+        )
+    share = report["sizes"][0]["layer_ratio"]
+    lines += [
+        "",
+        f"The remaining layers are {share:.2f} of all; embedding, masks, norm and head belong to "
+        f"both passes. A draft is γ + 1 passes of the first layers over one token, whose keys, "
+        f"values and hidden states the target's pass finds.",
+        "",
+        "| temperature | α | acceptance length, γ = 5 |",
+        "|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {found['temperature']:g} | {found['alpha']:.2f} | {found['acceptance_length']:.2f} |"
+        for found in report["acceptance"]
+    ]
+    lines += ["", "The target was not trained to exit early, so few of its early words are kept."]
+    return "\n".join(lines) + "\n"
+
+
+def code_prompts(target: HFModel, num: int) -> list[list[int]]:
+    """Pieces of this project's own source, in tokens."""
+    assert target.tokenizer is not None
+    paths = sorted(Path(__file__).parent.parent.glob("outrider/core/*.py"))
+    ids = target.tokenizer("".join(path.read_text() for path in paths))["input_ids"]
+    step = (len(ids) - CONTEXT) // max(num, 1)
+    return [ids[i * step : i * step + CONTEXT] for i in range(num)]
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--gammas", type=int, nargs="+", default=[1, 3, 5, 8])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--dtype", default=None)
+    parser.add_argument("--note", default="", help="said in the report, such as other load")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    whole = load_model(assets.target_path(), dtype=options.dtype, role="target")
+    target = EarlyExit(whole, whole.num_layers // 2)
+    sizes = [
+        measure(target, code_prompts(whole, B), gamma, options.repeats)
+        for B in options.batches
+        for gamma in options.gammas
+    ]
+    report = {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "dtype": str(whole.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "repeats": options.repeats,
+            "command": f"python -m benchmarks.early_exit --repeats {options.repeats} "
+            f"--threads {options.threads} --gammas {' '.join(map(str, options.gammas))} "
+            f"--batches {' '.join(map(str, options.batches))}",
+            "note": options.note,
+        },
+        "sizes": sizes,
+        "acceptance": [acceptance(whole, code_prompts(whole, 4), t) for t in (0.0, 1.0)],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "early_exit.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "early_exit.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
