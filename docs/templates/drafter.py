@@ -38,7 +38,8 @@ class UnigramState:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Rows leave a running batch, and those that stay may move: keep these, in this order."""
-        self.counts_BV = self.counts_BV[torch.tensor(rows, device=self.counts_BV.device)]
+        kept_B = torch.tensor(rows, dtype=torch.int64, device=self.counts_BV.device)
+        self.counts_BV = self.counts_BV[kept_B]  # a batch ends with no rows at all
 
 
 class Unigram:

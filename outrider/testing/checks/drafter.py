@@ -90,6 +90,8 @@ def check_drafter(
     joined = propose(context, state)
     _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
 
+    state.keep([])  # a batch ends so, and nothing may go wrong
+
     if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
         many = ScriptedContext.repeat(prompts[-1], num_samples, law, key_B)
