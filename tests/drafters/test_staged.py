@@ -108,8 +108,8 @@ def test_what_is_drafted_and_recorded_is_the_draft_models_own_law(name: str) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [*((name, Rejection()) for name in CHEAP), ("draws", Block())],
-    ids=[*CHEAP, "judged by block"],
+    [*((name, Rejection()) for name in CHEAP if name != "draws"), ("draws", Block())],
+    ids=[*(name for name in CHEAP if name != "draws"), "judged by block"],
 )
 def test_a_round_has_exactly_the_targets_law(name: str, rule: Verifier) -> None:
     """ENUM of everything: no more is lost or gained than with the draft model alone."""
@@ -119,6 +119,7 @@ def test_a_round_has_exactly_the_targets_law(name: str, rule: Verifier) -> None:
     assert done.acceptance_length == pytest.approx(alone.acceptance_length, abs=1e-12)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_many_rounds_have_the_targets_law() -> None:
     """CHI2: text is taken back and written anew. A correct drafter fails with probability 1e-4
