@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.vs_transformers import hardware
@@ -109,8 +110,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"{about['torch']}, transformers {about['transformers']}. {about['note']}",
         "",
         f"Target {about['target']}, draft {about['draft']}; γ = {GAMMA}. {about['pairs']} held-out "
-        f"pairs, {about['seeds']} seeds at temperature 1; speed from {about['timed']} pairs one at "
-        f"a time, median of {about['repeats']} interleaved repeats (lowest to highest).",
+        f"pairs, seeds at temperature 1: {about['seeds']}; speed from {about['timed']} pairs, one "
+        f"at a time, median of {about['repeats']} interleaved repeats (lowest to highest).",
         "",
         f"Command: `{about['command']}`, after `python -m recipes.seq2seq_pair --out DIR`.",
         "",
@@ -175,7 +176,7 @@ def main() -> None:
             "hardware": hardware(),
             "threads": options.threads,
             "torch": torch.__version__,
-            "transformers": __import__("transformers").__version__,
+            "transformers": transformers.__version__,
             "target": _about(target),
             "draft": _about(draft),
             "pairs": len(pairs),
@@ -183,7 +184,8 @@ def main() -> None:
             "timed": min(options.timed, len(pairs)),
             "repeats": options.repeats,
             "note": options.note,
-            "command": "python -m benchmarks.seq2seq --pair DIR",
+            "command": f"python -m benchmarks.seq2seq --pair DIR --repeats {options.repeats} "
+            f"--seeds {options.seeds} --timed {options.timed}",
         },
         "rows": rows,
     }
