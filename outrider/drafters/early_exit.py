@@ -50,6 +50,9 @@ class EarlyExitState(ModelState):
 class EarlyExitDrafter(ModelDrafter):
     """Samples a chain from the target's first layers.
 
+    Shares the cache of a batch that the target has begun. Where another target is running it is an
+    ordinary draft model, with a cache of its own.
+
     Args:
         target: the target of the rounds, too.
         stop: where a row stops before its budget.
@@ -59,20 +62,21 @@ class EarlyExitDrafter(ModelDrafter):
         super().__init__(target.first, target.num_tokens, stop)
         self.target = target
 
-    def start(self, context: Context) -> EarlyExitState:
-        """Raises IncompatibleError where the rounds have another target."""
-        return EarlyExitState(self.target.cache_of(context))
+    def start(self, context: Context) -> ModelState:
+        cache = self.target.cache_of(context)
+        return super().start(context) if cache is None else EarlyExitState(cache)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        assert isinstance(state, EarlyExitState)
         draft = super().propose(state, context, budget, rng)
-        if draft.num_nodes > 1:
+        if isinstance(state, EarlyExitState) and draft.num_nodes > 1:
             self.target.first.read(state.cache, draft.tokens_BN[:, -1:])
             state.shared.tokens_BN = draft.tokens_BN
         return draft
 
     def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """The target has committed its cache."""
+        if not isinstance(state, EarlyExitState):  # else the target has committed its cache
+            super().commit(state, draft, verdict, scores)
 
     def join(self, state: ModelState, other: ModelState) -> None:
-        """The target joins its caches."""
+        if not isinstance(state, EarlyExitState):  # else the target joins its caches
+            super().join(state, other)

@@ -27,11 +27,7 @@ from torch import Tensor, nn
 
 from outrider.core.context import Context
 from outrider.core.draft import Draft
-from outrider.core.errors import (
-    IncompatibleError,
-    InvalidParameterError,
-    UnsupportedModelError,
-)
+from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.hf import MARGIN, HFModel
@@ -128,7 +124,8 @@ class SharedCache(SlabCache):
 
 
 class FirstLayers(HFModel):
-    """The first layers with norm and head of the model: the draft, in the target's cache."""
+    """The first layers with norm and head of the model: the draft, in the target's cache or, as any
+    draft model, in one of its own."""
 
     def __init__(self, target: HFModel, layers: SplitLayers) -> None:
         name = f"the first {len(layers.first)} layers of {target.name}"
@@ -141,10 +138,10 @@ class FirstLayers(HFModel):
             self.extend(cache, token_B1)
 
     def _forward(self, cache: SlabCache, *arguments: Any) -> Tensor:
-        assert isinstance(cache, SharedCache)
         with self._layers.only_first() as seen:
             logits_BNV = super()._forward(cache, *arguments)
-        cache.hidden += seen
+        if isinstance(cache, SharedCache):
+            cache.hidden += seen
         return logits_BNV
 
 
@@ -187,19 +184,9 @@ class EarlyExit(HFModel):
         self._prove()
         self.first = FirstLayers(target, self._layers)  # with clock and sums at zero
 
-    def cache_of(self, context: Context) -> SharedCache:
-        """The cache of a batch that this model has started.
-
-        Raises:
-            IncompatibleError: it has not: another target is running.
-        """
-        for cache in self._caches:
-            if cache.context is context:
-                return cache
-        raise IncompatibleError(
-            f"early exit drafts in the cache of {self.name}, which has not begun this text: run it "
-            f"with the target that the drafter names"
-        )
+    def cache_of(self, context: Context) -> SharedCache | None:
+        """The cache of a batch that this model has started; None if it has not."""
+        return next((cache for cache in self._caches if cache.context is context), None)
 
     def score(self, cache: SlabCache, draft: Draft) -> Scores:
         assert isinstance(cache, SharedCache)

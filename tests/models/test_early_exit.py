@@ -22,12 +22,9 @@ from tiny_models import (
 
 from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Scores, Verdict, run_round
-from outrider.core.errors import (
-    IncompatibleError,
-    InvalidParameterError,
-    UnsupportedModelError,
-)
+from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.drafters.early_exit import EarlyExitDrafter, EarlyExitState
+from outrider.drafters.model import ModelState
 from outrider.methods.self_draft import SELF_DRAFTS, ExitLayer
 from outrider.models import HFModel
 from outrider.models.early_exit import EarlyExit, SharedCache
@@ -136,7 +133,7 @@ def test_a_round_has_exactly_the_targets_law() -> None:
 class WithTarget(EarlyExitDrafter):
     """What a round does for this drafter: the target starts, keeps and joins its cache."""
 
-    def start(self, context: Context) -> EarlyExitState:
+    def start(self, context: Context) -> ModelState:
         cache = self.target.start(context)
         state = super().start(context)
         state.keep = cache.keep  # type: ignore[method-assign]
@@ -156,6 +153,7 @@ def test_contract() -> None:
     """False alarms: see ``check_drafter``, below 1e-6."""
     target = EarlyExit(tiny("llama", 1, dtype=torch.float64, vocab_size=6, std=0.25), 1)
     check_drafter(WithTarget(target), 6)
+    check_drafter(EarlyExitDrafter(target), 6, num_samples=0)
 
 
 @torch.inference_mode()
@@ -173,6 +171,26 @@ def test_other_drafts_take_a_whole_pass() -> None:
     for row, prompt in enumerate(prompts):
         whole_NV = full_logits(target.module, [*prompt, *tokens_BN[row, 1:].tolist()])[-3:]
         torch.testing.assert_close(scores.logits_BNV[row], whole_NV)
+
+
+@torch.inference_mode()
+def test_for_another_target_it_is_an_ordinary_draft_model() -> None:
+    """The same text as with the cache shared, over rounds that draft nothing, too."""
+    module = module_of("llama")
+    texts = []
+    for shared in (True, False):
+        early = EarlyExit(HFModel(module), 2)
+        target = early if shared else HFModel(module)
+        drafter = EarlyExitDrafter(early)
+        law = Warp([Sampling(temperature=0.8)] * 2, VOCAB)
+        context = Context.start(ragged_prompts([4, 7]), law, [0, 0], [0, 1])
+        cache, state = target.start(context), drafter.start(context)
+        assert isinstance(state, EarlyExitState) == isinstance(cache, SharedCache) == shared
+        for γ in (3, 0, 4, 2, 3):
+            turn = run_round(context, target, cache, drafter, state, Rejection(), Budget(γ))
+            context.advance((turn.verdict.num_accepted_B + 1).tolist())
+        texts.append([context.tokens_BT[b, :n].tolist() for b, n in enumerate(context.lengths)])
+    assert texts[0] == texts[1]
 
 
 @torch.inference_mode()
@@ -234,13 +252,3 @@ def test_layers_that_are_in_no_list_are_refused() -> None:
     module.config.num_hidden_layers = 3
     with pytest.raises(UnsupportedModelError, match="in no list of 3"):
         EarlyExit(HFModel(module), 1)
-
-
-def test_another_target_is_refused() -> None:
-    target = EarlyExit(HFModel(module_of("llama")), 2)
-    context = Context.start([[1, 2]], Warp([greedy(9)], VOCAB), [0], [0])
-    with torch.inference_mode():
-        other = HFModel(target.module).start(context)
-    assert not isinstance(other, SharedCache)
-    with pytest.raises(IncompatibleError, match="has not begun this text"):
-        EarlyExitDrafter(target).start(context)
