@@ -5,6 +5,7 @@ import difflib
 from outrider.core.errors import UnknownMethodError
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
+from outrider.methods.hybrid import HYBRIDS
 from outrider.methods.joint import JOINT
 from outrider.methods.method import Method, Parts, Recipe
 from outrider.methods.ngram import NGRAMS
@@ -24,6 +25,7 @@ METHODS: dict[str, Method] = {
         *COPYING,
         *VOCABULARIES,
         *SELF_DRAFTS,
+        *HYBRIDS,
     )
 }
 

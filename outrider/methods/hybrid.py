@@ -1,0 +1,108 @@
+"""Methods that draft from several sources: copies where there are any, else a model."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider.core import Drafter
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.bandit import Bandit
+from outrider.drafters.hybrid import Hybrid, Order
+from outrider.drafters.merge import BEST, Merged
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.pick import INDEPENDENT
+from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.sources import Source
+from outrider.drafters.suffix import SuffixDecoding
+from outrider.methods.method import Method, Parts
+from outrider.models import HFModel
+from outrider.verifiers import Rejection
+
+Mode = Literal["order", "bandit", "tree"]
+Learn = Literal["request", "all"]
+_NAMES = ("lookup", "suffix", "model")
+
+
+@dataclass(frozen=True)
+class SourceNames:
+    """Which sources, in which order."""
+
+    names: tuple[str, ...] = ("suffix", "model")
+
+    def __str__(self) -> str:
+        return ",".join(self.names)
+
+    @classmethod
+    def parse(cls, text: str) -> "SourceNames":
+        """Some of ``lookup``, ``suffix`` and ``model``, with commas between.
+
+        Raises:
+            InvalidParameterError: another name, or one twice.
+        """
+        names = tuple(text.split(","))
+        if not set(names) <= set(_NAMES) or len(set(names)) < len(names):
+            raise InvalidParameterError(
+                f"must be some of {', '.join(_NAMES)} in an order, each once, with commas between"
+            )
+        return cls(names)
+
+
+_SOURCES = SourceNames()
+
+
+def _hybrid(
+    parts: Parts,
+    *,
+    mode: Mode = "order",
+    sources: SourceNames = _SOURCES,
+    prompt_lookup_max: int = 3,
+    prompt_lookup_min: int = 1,
+    min_prob: float = 0.1,
+    suffix_least: int = 3,
+    model_tokens: int = 5,
+    cost_ratio: float = 0.0,
+    judge_cost: float = 0.03,
+    discount: float = 0.9,
+    learn: Learn = "request",
+) -> Drafter[Any]:
+    """By default suffix, then model: an automaton knows every match that a lookup would, and how
+    far to trust it. A cost ratio of 0 is that of the models' numbers of parameters; the cost of
+    judging is what a pass of the target takes longer by one more token. The suffixes' corpus of
+    earlier outputs is left out: it would make a text depend on the requests before it."""
+    for name, value in (("cost_ratio", cost_ratio), ("judge_cost", judge_cost)):
+        if not 0 <= value < float("inf"):
+            raise InvalidParameterError(f"{name}={value!r}: must be a finite number from 0 up")
+    draft, num_tokens = parts.draft_model, parts.target.num_tokens
+    cost = cost_ratio or num_parameters(draft) / num_parameters(parts.target)
+    picker = BEST if mode == "tree" else INDEPENDENT
+    model = ModelDrafter(draft, num_tokens, parts.stop, picker=picker)
+    known = {
+        "lookup": Source(PromptLookup(prompt_lookup_max, prompt_lookup_min), PromptLookup.depth),
+        "suffix": Source(SuffixDecoding(min_prob=min_prob, corpus_tokens=0), SuffixDecoding.depth),
+        "model": Source(model, model_tokens, cost),
+    }
+    asked = [known[name] for name in sources.names]
+    if mode == "tree":
+        return Merged(asked)
+    if mode == "order":
+        least = [suffix_least if name == "suffix" else 1 for name in sources.names]
+        return Hybrid(asked, Order(least), num_tokens)
+    classify = None if learn == "request" else lambda context, row: context.law.greedy
+    costs = [each.cost + judge_cost for each in asked]
+    return Hybrid(asked, Bandit(costs, discount, classify), num_tokens)
+
+
+def num_parameters(model: HFModel) -> int:
+    """Of all its weights, tied ones once."""
+    return sum(parameter.numel() for parameter in model.module.parameters())
+
+
+HYBRIDS = (
+    Method(
+        "hybrid",
+        "Copies where the text repeats itself, a draft model elsewhere: by order, bandit or tree.",
+        "after Saxena, 2023, and Oliaro et al. (SuffixDecoding), NeurIPS 2025",
+        "draft model",
+        Rejection,
+        _hybrid,
+    ),
+)
