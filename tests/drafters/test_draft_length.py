@@ -32,11 +32,15 @@ def acceptance_length(rule: Verifier, width: int) -> float:
     return enumerate_round(TARGET, ToyDrafter(DRAFT, width), rule, width + 1).acceptance_length
 
 
-@pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize(
-    ("rule", "width"),
-    [(Rejection(), 1), (Block(), 1), (Rejection(), 2)],
-    ids=["rejection", "block", "tree"],
+    ("stop", "rule", "width"),
+    [
+        (STOPS[0], Rejection(), 1),
+        (STOPS[1], Rejection(), 1),
+        (STOPS[1], Block(), 1),
+        (STOPS[0], Rejection(), 2),
+        (STOPS[2], Rejection(), 2),
+    ],
 )
 def test_a_round_that_stops_has_exactly_the_targets_law(
     stop: Stop, rule: Verifier, width: int
