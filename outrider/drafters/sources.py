@@ -126,8 +126,8 @@ class SourcesState:
                 self.inner[s].rewind(self.root_B + judged[s][0], lengths)
         if self.choice is None or self.context.lengths == self.roots:  # never committed
             return
+        each = [outcomes.get(s) for s in range(len(self.inner))]
         for row, memory in enumerate(self.memory):
-            each = [outcomes.get(s) for s in range(len(self.inner))]
             self.choice.learn(memory, [(n[0][row], n[1][row]) if n else (0, 0) for n in each])
 
     def keep(self, rows: Sequence[int]) -> None:
