@@ -7,7 +7,7 @@ from transformers import LogitsProcessorList, TopKLogitsWarper
 
 from outrider import Engine, Sampling
 from outrider.core import row_keys
-from outrider.engine.generate import _request_numbers
+from outrider.engine.request import request_numbers
 from outrider.engine.slots import Slots, _compacted
 from outrider.models import HFModel
 
@@ -91,10 +91,10 @@ def test_equal_prompts_differ_and_the_first_equals_the_prompt_alone(target: HFMo
 
 def test_many_equal_prompts_all_have_random_numbers_of_their_own() -> None:
     prompts = [(1, 2)] * 1000 + [(1, 2, 0), (3,)]
-    numbers = _request_numbers(prompts)
+    numbers = request_numbers(prompts)
     keys = row_keys([0] * len(numbers), numbers, "cpu")
     assert len(set(keys.tolist())) == len(prompts)
-    assert _request_numbers([(3,)]) == numbers[-1:]
+    assert request_numbers([(3,)]) == numbers[-1:]
 
 
 def test_a_finished_rows_slot_is_refilled(
