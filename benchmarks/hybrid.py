@@ -1,6 +1,6 @@
 """How to fuse sources of drafts: copies and a draft model, alone and together, by kind of text.
 
-    python -m benchmarks.hybrid [--repeats 3] [--texts 4] [--tokens 64] [--out DIR]
+    python -m benchmarks.hybrid [--repeats 3] [--texts 3] [--tokens 64] [--out DIR]
 
 The embedded pair, batch 1, prefill included, at temperature 0 and 1. The parts are the draft model
 (a chain), prompt lookup and suffix decoding. The fusions are a fixed order (suffix, then model, or
@@ -111,7 +111,7 @@ def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--texts", type=int, default=4)
+    parser.add_argument("--texts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="added to the page, such as what else ran")
