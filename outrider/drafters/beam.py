@@ -8,8 +8,8 @@ Joint Decoding with Auxiliary Model for LLM Inference", ICLR 2025 (MTAD).
     of the beams' B·V continuations, draw 2B without replacement ∝ exp(score); keep the best B
 
 ``search="greedy"`` keeps the best B of all instead, ``"copies"`` samples from B copies of the first
-beam on, as the authors' code does, which is for its numbers only. The draft is the best path of length γ. It is
-``searched``: its q are the draft's laws along it, and it is no draw from them.
+beam on, as the authors' code does, which is for its numbers only. The draft is the best path of
+length γ. It is ``searched``: its q are the draft's laws along it, and it is no draw from them.
 
 Where the authors' code departs: it starts from B copies of one beam, takes for a path's likelihood
 the last step's sampling probability, and does not re-order the laws with the beams, so that most of
