@@ -10,8 +10,8 @@ def test_sources_are_methods_with_their_options() -> None:
 
 
 def test_the_corpus_is_as_large_as_was_asked() -> None:
-    sizes = [sum(map(len, library(megabytes))) for megabytes in (0.1, 0.3)]
-    assert 0 < sizes[0] <= 1e5 < sizes[1] <= 3e5
+    sizes = [sum(map(len, library(megabytes))) for megabytes in (0.1, 0.5)]
+    assert 0 < sizes[0] <= 1e5 < sizes[1] <= 5e5
 
 
 def test_the_page() -> None:

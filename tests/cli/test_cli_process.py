@@ -18,6 +18,10 @@ def command(pair: tuple[Path, Path], *arguments: object) -> list[str]:
     return [sys.executable, "-c", program, "generate", PROMPT, *map(str, (*models, *arguments))]
 
 
+# A job in the background starts with the interrupt ignored.
+HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **changes}
 
@@ -41,7 +45,7 @@ def test_nothing_but_text_and_summary_even_on_an_ascii_terminal(pair: tuple[Path
 def test_ctrl_c_keeps_the_text_so_far(pair: tuple[Path, Path], as_json: bool) -> None:
     """The signal comes once some rounds of text have been written."""
     slow = (
-        "import outrider.cli.follow as f, outrider.engine as e, os, signal\n"
+        "import outrider.cli.follow as f, outrider.engine as e, os\n"
         "run = e.Engine.run\n"
         "def interrupted(self, prompt, sampling):\n"
         "    for number, pair in enumerate(run(self, prompt, sampling)):\n"
@@ -51,7 +55,7 @@ def test_ctrl_c_keeps_the_text_so_far(pair: tuple[Path, Path], as_json: bool) ->
         "from outrider.cli import main; main()"
     )
     arguments = command(pair, "--max-new-tokens", 200, *["--json"] * as_json)
-    arguments[2] = slow
+    arguments[2] = HEED + slow
     done = subprocess.run(arguments, capture_output=True, env=environment())
     assert done.returncode == 130
     assert b"Traceback" not in done.stderr
@@ -68,8 +72,8 @@ def test_ctrl_c_keeps_the_text_so_far(pair: tuple[Path, Path], as_json: bool) ->
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
 def test_ctrl_c_before_the_first_token_is_one_line(pair: tuple[Path, Path]) -> None:
     arguments = command(pair)
-    arguments[2] = (
-        "import os, signal, outrider.cli.generate as g\n"
+    arguments[2] = HEED + (
+        "import os, outrider.cli.generate as g\n"
         "def wait(*a, **k): os.kill(os.getpid(), signal.SIGINT)\n"
         "g.open_engine = wait\n"
         "from outrider.cli import main; main()"
