@@ -8,6 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from outrider.core import Budget
+from outrider.core.errors import InvalidParameterError
+
+NUM_SPECULATIVE_TOKENS = 5
+MAX_SPECULATIVE_TOKENS = 64
 
 
 def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device) -> Budget:
@@ -23,3 +27,15 @@ def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device)
     if min(tokens) == most:
         return Budget(most)
     return Budget(most, torch.tensor(tokens, device=device))
+
+
+def check_speculative_tokens(number: int | None) -> None:
+    """Raises InvalidParameterError unless the number is None or a γ that can be."""
+    if number is not None:
+        check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
+
+
+def check_range(name: str, value: int, most: int) -> None:
+    """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")

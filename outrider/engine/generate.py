@@ -13,6 +13,7 @@ from outrider.core.errors import (
 )
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
+from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row, request_numbers
 from outrider.engine.slots import Slots, models_of
@@ -21,9 +22,6 @@ from outrider.methods import Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
 from outrider.sampling import Sampling
-
-NUM_SPECULATIVE_TOKENS = 5
-MAX_SPECULATIVE_TOKENS = 64
 
 Prompt = str | Sequence[int]
 
@@ -294,15 +292,3 @@ class Engine:
 
     def _verifier(self, greedy: bool) -> Verifier:
         return self.recipe.greedy_verifier if greedy else self.recipe.verifier
-
-
-def check_speculative_tokens(number: int | None) -> None:
-    """Raises InvalidParameterError unless the number is None or a γ that can be."""
-    if number is not None:
-        check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
-
-
-def check_range(name: str, value: int, most: int) -> None:
-    """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")

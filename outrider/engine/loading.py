@@ -11,7 +11,8 @@ from outrider import assets
 from outrider.core.errors import ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
-from outrider.engine.generate import Engine, check_speculative_tokens
+from outrider.engine.budget import check_speculative_tokens
+from outrider.engine.generate import Engine
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 
