@@ -185,12 +185,13 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, bool]]:
         return f"{more} keeps at least what {less} does", both, length(more) >= length(less)
 
     tree, independent = "planned tree, without replacement", "planned tree, i.i.d."
-    chain = max((n for n in rows if n.startswith(f"chain of {NODES}")), key=length)
     k_ary_trees = [name for name in rows if name.endswith("-ary tree")]
     short = NODES // SEQUENCES
     found = [
         compare(tree, independent),
-        compare(independent, chain),
+        compare(independent, f"chain of {NODES}"),
+        compare(independent, f"chain of {NODES}, block"),
+        compare("planned tree, traversal", f"chain of {NODES}, block"),
         compare(f"K-SEQ, {SEQUENCES} chains of {short}", f"chain of {short}"),
         compare(tree, max(k_ary_trees, key=length)),
     ]
