@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,7 @@ def pass_times(target: HFModel, repeats: int) -> dict[str, float]:
         cache = target.start(context)
         runs: dict[str, Callable[[], object]] = {}
         for name, topology in (("tree", k_ary(3, NODES - 1)), ("chain", Topology.chain(5))):
-            draft = _draft(context, topology)
-            runs[name] = lambda draft=draft: target.score(cache, draft)  # type: ignore[misc]
+            runs[name] = partial(target.score, cache, _draft(context, topology))
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for repeat in range(-3, repeats):  # three to warm up
             for name, run in runs.items():

@@ -10,6 +10,7 @@ Two small reads of the device per round: the tokens drafted, and those committed
 Legend: B rows, K columns fed or drafted tokens, T context, U the draft's vocabulary.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ class FollowState(ModelState):
         self.rows = [self.rows[row] for row in rows]
 
 
-class Follower(ModelBacked):
+class Follower(ModelBacked, ABC):
     """What drafters with a vocabulary of their own share.
 
     Attributes:
@@ -116,10 +117,10 @@ class Follower(ModelBacked):
             return self.bridge.translate(prompt)
         return [*self.model.opening, *self.bridge.mated(prompt[1:], b"")[0]]
 
+    @abstractmethod
     def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
         """Adds the target's committed tokens to the row's text. May tokenise the last
         ``LOOK_BEHIND`` tokens anew; ``drafted`` is what the draft model wrote there itself."""
-        raise NotImplementedError
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Feeds the text that the cache lacks; the draft's own logits behind it, (B, U)."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import VOCAB, engine_of, full_logits, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Engine, Sampling
 from outrider.core.errors import InvalidParameterError, OutriderError
@@ -136,10 +136,9 @@ def test_more_than_can_be_drafted_is_refused() -> None:
         METHODS["traversal"].recipe({"children": "many"})
 
 
-def test_widths_above_the_vocabulary_draft_what_there_is() -> None:
-    """Siblings without replacement end where the law has no more tokens."""
+def test_a_tree_wider_than_the_support_drafts_what_there_is() -> None:
+    """Siblings without replacement end where the law has no more tokens: three, of twelve."""
     sampling = Sampling(temperature=1, top_k=3, max_new_tokens=9, ignore_eos=True)
     engine = engine_of(TARGET, DRAFT, "sequoia", 4, options={"topology": "12,2"})
     stats = engine.generate(PROMPTS, sampling).stats
-    assert stats.drafted <= stats.rounds * (3 + 6)
-    assert max(VOCAB, 12) == VOCAB
+    assert stats.rounds < stats.drafted <= stats.rounds * (3 + 6)
