@@ -90,17 +90,17 @@ def beam_search(
         sampling: whose logit bias, penalties and processors apply; nothing else of it does.
         prompt_length: tokens of ``prompt_ids`` that presence and frequency penalties do not count;
             None for all of them.
-        source_ids: what an encoder-decoder's encoder reads; the prompt is then the decoder's.
+        source_ids: what an encoder-decoder's encoder reads; the prompt is then the decoder's, and
+            begins with the model's ``opening``.
 
     Raises:
         InvalidParameterError: a number out of range, or more tokens than the context has room for.
-        PromptError: an empty prompt, token ids out of range.
+        PromptError: an empty prompt, token ids out of range; a source that is missing, too long,
+            or given to a model without an encoder.
         NonFiniteLogitsError: the model produced NaN or infinite logits.
     """
-    if not prompt_ids or not all(0 <= token < model.num_tokens for token in prompt_ids):
-        raise PromptError(
-            f"the prompt needs one token id or more, each from 0 to {model.num_tokens - 1}"
-        )
+    _check_tokens("the prompt", prompt_ids, model)
+    _check_source(source_ids, model)
     check_search(num_beams, length_penalty, early_stopping)
     _require_whole("num_return_sequences", num_return_sequences, num_beams)
     _require_whole("max_new_tokens", max_new_tokens, model.limit - len(prompt_ids))
@@ -220,6 +220,31 @@ class _Beams:
         if sums is not None and not bool(sums.isfinite().all()):
             raise self._model.non_finite(max(self._cache.lengths))
         return logits_BnV
+
+
+def _check_tokens(what: str, ids: Sequence[int], model: HFModel) -> None:
+    if not ids or not all(0 <= token < model.num_tokens for token in ids):
+        raise PromptError(
+            f"{what} needs one token id or more, each from 0 to {model.num_tokens - 1}"
+        )
+
+
+def _check_source(source_ids: Sequence[int] | None, model: HFModel) -> None:
+    if model.opening is None:
+        if source_ids is not None:
+            raise PromptError(f"{model.name} has no encoder: leave out source_ids")
+        return
+    if source_ids is None:
+        raise PromptError(
+            f"{model.name} is an encoder-decoder: give what its encoder reads as source_ids, and "
+            f"as the prompt {list(model.opening)}, which begins its texts"
+        )
+    _check_tokens("source_ids", source_ids, model)
+    if len(source_ids) > model.prompt_limit:
+        raise PromptError(
+            f"source_ids has {len(source_ids)} tokens, the encoder reads {model.prompt_limit}: "
+            f"shorten it by {len(source_ids) - model.prompt_limit}"
+        )
 
 
 def _require_whole(name: str, value: int, most: int) -> None:
