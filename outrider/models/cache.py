@@ -2,7 +2,9 @@
 
 A slab is one layer's keys (or values) of all rows, ``(rows, heads, slots, width)``. The tokens of
 a row fill its slots from 0 on; a pass writes its nodes behind them, and what is not committed is
-overwritten by the next pass. Slabs grow by doubling, up to the model's context.
+overwritten by the next pass. Slabs grow by doubling, up to the model's context. How they store
+numbers is in ``slabs.py``: what is written here are planes, tensors (rows, heads, slots, ·) of
+which a slab has one, or a second with scales.
 
 Legend: B rows, N columns of a pass, S slots, D depth, H heads, C width of a head.
 """
@@ -18,7 +20,9 @@ from transformers.cache_utils import Cache
 from outrider.core.context import Context
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import OutOfMemoryError
+from outrider.models.slabs import Layout, SlabPlan
 
+PLAIN = SlabPlan()
 _FIRST_SLOTS = 64
 
 
@@ -29,22 +33,31 @@ class SlabCache(Cache):
         context: the batch it belongs to.
         num_layers: attention layers of the model.
         limit: most slots per row, the model's context.
+        plan: how slabs store numbers, and how much they may.
 
     Attributes:
+        keys: by layer, the numbers as they are stored, (B, H, S, C); None before the first pass.
+        values: the same.
         length_B: committed slots per row, on the device.
         lengths: an upper bound of the same on the host, exact when a pass begins.
     """
 
     is_compileable = False
 
-    def __init__(self, context: Context, num_layers: int, limit: int) -> None:
+    def __init__(
+        self, context: Context, num_layers: int, limit: int, plan: SlabPlan = PLAIN
+    ) -> None:
         super().__init__(layers=[])
         self.context = context
         self.limit = limit
         self.lengths = [0] * context.num_rows
         self.length_B = torch.zeros_like(context.length_B)
+        self.plan = plan
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
+        self._sides = [_side(self.keys, plan), _side(self.values, plan)]
+        if plan.allowance is not None:
+            plan.allowance.caches.add(self)
         self.span = 0
         self._start: int | None = 0
         self._slots_BN = torch.zeros(0)
@@ -81,9 +94,18 @@ class SlabCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Called by the model's attention: stores (B, H, N, C) and returns the filled span."""
         return (
-            self._write(self.keys, layer_idx, key_states),
-            self._write(self.values, layer_idx, value_states),
+            self._store(self._sides[0], layer_idx, key_states),
+            self._store(self._sides[1], layer_idx, value_states),
         )
+
+    def reserve(self, num_rows: int, num_slots: int, layout: Layout) -> None:
+        """Allocates ahead: passes up to that size neither grow slabs nor copy them. Rounds slots
+        up as growing does, keeps what is there."""
+        for layer, (heads, *widths) in enumerate(layout.shapes):
+            for side, width in zip(self._sides, widths, strict=True):
+                none = torch.empty(0, heads, 0, width, dtype=layout.dtype, device=layout.device)
+                for slabs, like in zip(side, self.plan.storage.encode(none), strict=True):
+                    slabs[layer] = self._grown(slabs[layer], like, num_rows, num_slots)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths)
@@ -128,7 +150,7 @@ class SlabCache(Cache):
         """Appends the rows of another cache."""
         first, total = self.num_rows, self.num_rows + other.num_rows
         used = max(other.lengths)
-        for slabs, others in ((self.keys, other.keys), (self.values, other.values)):
+        for slabs, others in zip(self._planes(), other._planes(), strict=True):
             for layer, theirs in enumerate(others):
                 if theirs is None or used == 0:
                     continue
@@ -142,10 +164,23 @@ class SlabCache(Cache):
 
     def num_bytes(self) -> int:
         """Memory held by all slabs."""
-        return sum(slab.numel() * slab.element_size() for slab in self._slabs())
+        return self.own_bytes()
+
+    def own_bytes(self) -> int:
+        """The same without the slabs of caches inside this one."""
+        return sum(slab.nbytes for slab in self._slabs())
+
+    def _planes(self) -> list[list[Tensor | None]]:
+        return [slabs for side in self._sides for slabs in side]
 
     def _slabs(self) -> list[Tensor]:
-        return [slab for slab in (*self.keys, *self.values) if slab is not None]
+        return [slab for slabs in self._planes() for slab in slabs if slab is not None]
+
+    def _store(self, side: list[list[Tensor | None]], layer: int, new_BHNC: Tensor) -> Tensor:
+        storage = self.plan.storage
+        parts = zip(side, storage.encode(new_BHNC), strict=True)
+        filled = [self._write(slabs, layer, part_BHNC) for slabs, part_BHNC in parts]
+        return storage.decode(filled, new_BHNC.dtype)
 
     def _write(self, slabs: list[Tensor | None], layer: int, new_BHNC: Tensor) -> Tensor:
         B, _, N, _ = new_BHNC.shape
@@ -165,7 +200,7 @@ class SlabCache(Cache):
             return slab
         rows = max(rows, old_rows)
         if slots > old_slots:
-            slots = min(max(_FIRST_SLOTS, 1 << math.ceil(math.log2(slots))), self.limit)
+            slots = min(rounded(slots), self.limit)
         grown = self._allocate((rows, like.shape[1], max(slots, old_slots), like.shape[3]), like)
         if slab is not None:
             grown[:old_rows, :, :old_slots].copy_(slab)
@@ -174,7 +209,7 @@ class SlabCache(Cache):
     def _allocate(self, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
         bytes_per_slab = math.prod(shape) * like.element_size()
         wanted = bytes_per_slab * 2 * len(self.keys)
-        held, free = self.num_bytes(), _free_bytes(like.device)
+        held, free = self.own_bytes(), self._free_bytes(like.device)
         if max(bytes_per_slab, wanted - held) > free:
             self._refuse(shape, wanted, held + free)
         try:
@@ -183,16 +218,34 @@ class SlabCache(Cache):
             self._refuse(shape, wanted, held + free)
             raise
 
+    def _free_bytes(self, device: torch.device) -> int:
+        free, allowance = _free_bytes(device), self.plan.allowance
+        return free if allowance is None else min(free, allowance.num_bytes - allowance.held())
+
     def _refuse(self, shape: tuple[int, int, int, int], wanted: int, at_hand: int) -> None:
         rows, _, slots, _ = shape
+        bounded = self.plan.allowance is not None
         raise OutOfMemoryError(
-            f"key-value slabs of {rows} rows x {slots} tokens need {_size(wanted)}; "
-            f"{_size(at_hand)} are at hand, which fit {rows * at_hand // wanted} rows of that "
+            f"key-value slabs of {rows} rows x {slots} tokens need {size(wanted)}; "
+            f"{size(at_hand)} are at hand, which fit {rows * at_hand // wanted} rows of that "
             f"length: lower max_batch_size, max_new_tokens or the prompt's length"
+            + (", or raise max_memory" if bounded else "")
         ) from None
 
 
-def _size(num_bytes: int) -> str:
+def _side(numbers: list[Tensor | None], plan: SlabPlan) -> list[list[Tensor | None]]:
+    """The planes of keys or of values, each by layer; the numbers are the first."""
+    none: list[Tensor | None] = [None] * len(numbers)
+    return [numbers, *(list(none) for _ in range(1, plan.storage.planes))]
+
+
+def rounded(slots: int) -> int:
+    """The slots of a slab that has to have so many: the next power of two."""
+    return max(_FIRST_SLOTS, 1 << math.ceil(math.log2(slots)))
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes, to read."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 

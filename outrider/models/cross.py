@@ -2,7 +2,8 @@
 
 A row's source is encoded once. Each layer's keys and values of it (cross-attention) are written by
 the decoder's first pass, stay as they are, and are padded to the longest source; only the decoder's
-self-attention is rolled back, and that part is the ordinary slab cache.
+self-attention is rolled back, and that part is the ordinary slab cache. A source's slabs store what
+the model computed, whatever the others do: they are read as they are, in every pass.
 
 Legend: B rows, S slots of the source, H heads, C width of a head, W hidden width.
 """
@@ -15,8 +16,9 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from outrider.core.context import Context
-from outrider.models.cache import SlabCache
+from outrider.models.cache import PLAIN, SlabCache
 from outrider.models.masks import padding_mask
+from outrider.models.slabs import SlabPlan
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ class CrossCache(SlabCache):
 
     layers: list[CrossLayer]  # type: ignore[assignment]
 
-    def __init__(self, context: Context, num_layers: int, lengths: Sequence[int]) -> None:
-        super().__init__(context, num_layers, max(lengths))
+    def __init__(
+        self, context: Context, num_layers: int, lengths: Sequence[int], plan: SlabPlan = PLAIN
+    ) -> None:
+        super().__init__(context, num_layers, max(lengths), SlabPlan("auto", plan.allowance))
         self.begin(max(lengths))
         self._sources = list(lengths)
 
@@ -74,26 +78,37 @@ class Seq2SeqCache(SlabCache):
         num_layers: layers of the decoder.
         limit: most slots per row for the decoder's own tokens.
         dtype: of masks.
+        plan: how the decoder's own slabs store numbers, and how much all of them may.
 
     Attributes:
         cross: the sources' keys and values.
-        both: what the model is given.
         states_BSW: the encoder's output until the first pass has read it; afterwards of no width,
             since only its shape is looked at.
         mask_B11S: which slots of its source a row may look at.
     """
 
     def __init__(
-        self, context: Context, num_layers: int, limit: int, states_BSW: Tensor, dtype: torch.dtype
+        self,
+        context: Context,
+        num_layers: int,
+        limit: int,
+        states_BSW: Tensor,
+        dtype: torch.dtype,
+        plan: SlabPlan = PLAIN,
     ) -> None:
-        super().__init__(context, num_layers, limit)
+        super().__init__(context, num_layers, limit, plan)
         assert context.sources is not None
-        self.cross = CrossCache(context, num_layers, [len(source) for source in context.sources])
-        self.both = EncoderDecoderCache(self, self.cross)
+        lengths = [len(source) for source in context.sources]
+        self.cross = CrossCache(context, num_layers, lengths, plan)
         self.states_BSW = states_BSW
         self._dtype = dtype
-        length_B = torch.tensor([len(s) for s in context.sources], device=states_BSW.device)
+        length_B = torch.tensor(lengths, device=states_BSW.device)
         self.mask_B11S = padding_mask(length_B, states_BSW.shape[1], dtype)
+
+    @property
+    def both(self) -> EncoderDecoderCache:
+        """What the model is given; made anew, for it would keep this cache alive from inside."""
+        return EncoderDecoderCache(self, self.cross)
 
     def settle(self) -> None:
         """Forgets the encoder's output, once a pass has turned it into keys and values."""

@@ -29,8 +29,9 @@ from outrider.core.context import Context
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.core.protocols import Scores
-from outrider.models.cache import SlabCache
+from outrider.models.cache import PLAIN, SlabCache
 from outrider.models.hf import MARGIN, HFModel
+from outrider.models.slabs import SlabPlan
 
 
 class SplitLayers:
@@ -103,8 +104,10 @@ class SharedCache(SlabCache):
         tokens_BN: the tokens of that draft, once it is complete.
     """
 
-    def __init__(self, context: Context, num_layers: int, limit: int) -> None:
-        super().__init__(context, num_layers, limit)
+    def __init__(
+        self, context: Context, num_layers: int, limit: int, plan: SlabPlan = PLAIN
+    ) -> None:
+        super().__init__(context, num_layers, limit, plan)
         self.hidden: list[Tensor] = []
         self.tokens_BN: Tensor | None = None
 
@@ -130,6 +133,7 @@ class FirstLayers(HFModel):
     def __init__(self, target: HFModel, layers: SplitLayers) -> None:
         name = f"the first {len(layers.first)} layers of {target.name}"
         super().__init__(target.module, target.tokenizer, name)
+        self.num_layers = len(layers.first)
         self._layers = layers
 
     def read(self, cache: SlabCache, token_B1: Tensor) -> None:
@@ -199,7 +203,7 @@ class EarlyExit(HFModel):
             return super().score(cache, draft)
 
     def _cache(self, context: Context) -> SharedCache:
-        cache = SharedCache(context, self.num_layers, self.limit + MARGIN)
+        cache = SharedCache(context, self.num_layers, self.limit + MARGIN, self.plan)
         self._caches.add(cache)
         return cache
 

@@ -7,6 +7,7 @@ That is all it takes for ragged batches and token trees.
 Legend: B rows, N nodes or columns of a pass, S slots, V vocabulary, H hidden width.
 """
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.masks import Nodes, chain_mask, tree_mask
+from outrider.models.slabs import SlabPlan
 from outrider.sampling import Sampling
 
 _PREFILL_COLUMNS = 512
@@ -43,6 +45,7 @@ class HFModel:
         num_tokens: width of the logits.
         limit: longest context in tokens.
         watch: time spent in forward passes.
+        plan: how its caches store keys and values, and how much they may.
         opening: the tokens every text begins with, where the prompt is a source that an encoder
             reads; None where the text begins with the prompt.
 
@@ -70,6 +73,7 @@ class HFModel:
         self.device: torch.device = module.device
         self.dtype: torch.dtype = module.dtype
         self.watch = Stopwatch(self.device)
+        self.plan = SlabPlan()
         self._windows = _windows(config)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
@@ -78,6 +82,13 @@ class HFModel:
     def prompt_limit(self) -> int:
         """Longest prompt in tokens."""
         return self.limit - 1
+
+    def storing(self, plan: SlabPlan) -> "HFModel":
+        """The same module, with caches of another plan, and a clock and a health check of its
+        own."""
+        twin = copy.copy(self)
+        twin.plan, twin.watch, twin._sums = plan, Stopwatch(self.device), []
+        return twin
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
         """What a request asks for, and what the model demands of every text besides (here nothing).
@@ -183,7 +194,7 @@ class HFModel:
 
     def _cache(self, context: Context) -> SlabCache:
         """An empty cache for a batch."""
-        return SlabCache(context, self.num_layers, self.limit + MARGIN)
+        return SlabCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 
     def _forward(
         self,

@@ -90,7 +90,8 @@ class Seq2SeqModel(HFModel):
             states_BSW: Tensor = self._encoder(
                 input_ids=ids_BS.to(self.device), attention_mask=seen_BS.to(self.device)
             ).last_hidden_state
-        cache = Seq2SeqCache(context, self.num_layers, self.limit + MARGIN, states_BSW, self.dtype)
+        limit = self.limit + MARGIN
+        cache = Seq2SeqCache(context, self.num_layers, limit, states_BSW, self.dtype, self.plan)
         self.extend(cache, context.tokens_BT[:, :1], num_logits=1)
         cache.settle()
         return cache
