@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from transformers import T5ForConditionalGeneration
 
 from outrider.models import Seq2SeqModel
 from outrider.train.loop import Settings, train
@@ -102,6 +103,22 @@ def test_a_draft_equal_to_its_target_has_nothing_to_learn() -> None:
     same = translation_distillation(build_t5(TINY, 0), target, S)(batch)
     assert abs(same.item()) < 1e-6
     assert translation_distillation(other, target, S)(batch).item() > 1e-3
+
+
+def test_an_initialisation_that_learns_to_copy() -> None:
+    """T5's own, but for wide biases of distances and a residual that a token's embedding leads."""
+    made = build_t5(TINY, 0)
+    torch.manual_seed(0)
+    own = dict(T5ForConditionalGeneration(made.config).named_parameters())
+    sums = {"encoder": 1 * 2, "decoder": 2 * 3}
+    for name, parameter in made.named_parameters():
+        if name.endswith("relative_attention_bias.weight"):
+            assert 1.2 < parameter.std() < 2.8, "64 normal draws of standard deviation 2"
+        elif name.endswith((".o.weight", ".wo.weight")):
+            factor = sums[name.split(".")[0]] ** -0.5
+            assert torch.allclose(parameter, factor * own[name])
+        else:
+            assert torch.equal(parameter, own[name])
 
 
 def test_tables_are_no_matrices() -> None:
