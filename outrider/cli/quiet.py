@@ -1,6 +1,7 @@
 """Silences what libraries print on their own: progress bars, advice, warnings. Our own
 warnings become notes."""
 
+import logging
 import os
 import warnings
 
@@ -20,13 +21,15 @@ def silence() -> None:
         ("HF_HUB_VERBOSITY", "error"),
     ):
         os.environ.setdefault(name, value)
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", category=UserWarning, module=r"outrider\.")
     warnings.showwarning = _note
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
 
 
 def _note(message: Warning | str, *_: object, **__: object) -> None:
