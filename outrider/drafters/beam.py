@@ -108,6 +108,9 @@ class BeamDrafter(ModelBacked):
         self.keep_logits = keep_logits
         self._narrow = NarrowSearch(beams)
 
+    def max_nodes(self, num_tokens: int) -> int:
+        return (num_tokens + 1) * self.beams + 2
+
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         if budget.max_tokens < 1:

@@ -64,6 +64,9 @@ class DynamicTreeDrafter(ModelBacked):
         self.width = min(width, num_tokens)
         self.depth = depth
 
+    def max_nodes(self, num_tokens: int) -> int:
+        return max(self.num_nodes, self.width * self.depth) + 1
+
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         depth = min(self.depth, budget.max_tokens)

@@ -94,6 +94,11 @@ class ModelBacked:
         """The models it runs, for their clocks, their health and their limits."""
         return (self.model,)
 
+    def max_nodes(self, num_tokens: int) -> int:
+        """Most slots behind the text that a draft of so many levels takes, in the target and here;
+        one more, since a row may lack a token that another has."""
+        return num_tokens + 2
+
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
 

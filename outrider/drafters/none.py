@@ -27,6 +27,10 @@ class NoDraft:
 
     drawn: Drawn = "chosen"
 
+    def max_nodes(self, num_tokens: int) -> int:
+        """Most slots that a draft takes behind the text."""
+        return 1
+
     def start(self, context: Context) -> NoState:
         return NoState()
 

@@ -45,6 +45,7 @@ from outrider.core import (
     run_round,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters.follow import Follower
 from outrider.drafters.policy import cut
 from outrider.drafters.stage import StageContext, StageLaws, StageTarget
 from outrider.drafters.stop import Stop
@@ -107,7 +108,8 @@ class StagedDrafter:
         stop: where a row stops before its budget; saves work of the target only.
 
     Raises:
-        IncompatibleError: a rule that cannot judge the cheaper drafts, or is not lossless.
+        IncompatibleError: a rule that cannot judge the cheaper drafts, or is not lossless; a
+            cheaper drafter with a vocabulary of its own, which cannot forget text.
         InvalidParameterError: a number of tokens below 1.
     """
 
@@ -126,6 +128,12 @@ class StagedDrafter:
     ) -> None:
         if inner_tokens < 1:
             raise InvalidParameterError(f"inner_tokens={inner_tokens!r}: must be 1 or more")
+        if isinstance(inner, Follower):
+            raise IncompatibleError(
+                f"{type(inner).__name__} follows the text in tokens of its own and cannot take "
+                f"back what a stage drafts and the target refuses: give the stage a draft of the "
+                f"same vocabulary, such as PromptLookup, or take it without a stage"
+            )
         check_compatible(inner, rule)
         check_compatible(inner, greedy_rule)
         if not (rule.lossless and rule.needs == "law" and greedy_rule.lossless):
@@ -145,6 +153,10 @@ class StagedDrafter:
     def models(self) -> tuple[HFModel, ...]:
         """The models it runs, for their clocks, their health and their limits."""
         return (self.model, *getattr(self.inner, "models", ()))
+
+    def max_nodes(self, num_tokens: int) -> int:
+        """Rows that are done go on with the others, at most as many rounds as these draft."""
+        return 2 * num_tokens + self.inner_tokens + 2
 
     def start(self, context: Context) -> StagedState:
         text = StageContext.of(context)

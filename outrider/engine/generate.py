@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import overload
 
 from outrider.core.errors import (
@@ -13,6 +15,7 @@ from outrider.core.errors import (
 )
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
+from outrider.engine.admission import STRETCH, Memory, parse_bytes
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.request import Event, Request, Result, Results, Row, request_numbers
@@ -21,6 +24,7 @@ from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
+from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
 from outrider.sampling import Sampling
 
 Prompt = str | Sequence[int]
@@ -40,6 +44,11 @@ class Engine:
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
             once the drafted tokens' joint probability is below 1 - θ.
         max_batch_size: rows that run at the same time; more requests wait for a free one.
+        max_memory: most bytes of key-value slabs, target's and draft's together; a number, or a
+            text such as ``512MiB`` or ``2GB``. Requests wait until theirs fit.
+        kv_dtype: how slabs store numbers: ``auto`` (as the models do), ``bfloat16`` or ``int8``
+            (a scale per token and head); see ``models/slabs.py`` for the error. In the target's
+            slabs it changes the law that is sampled; in the draft's it does not.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a rule of your own in place of the method's.
         measure: work out how far a lossy rule strays, for ``result.stats``; costs a few passes
@@ -62,12 +71,16 @@ class Engine:
         draft_confidence: float = 0.0,
         draft_length: str | DraftLength = "fixed",
         max_batch_size: int = 16,
+        max_memory: int | str | None = None,
+        kv_dtype: KvDtype = "auto",
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
         measure: bool = True,
     ) -> None:
         check_speculative_tokens(num_speculative_tokens)
         check_range("max_batch_size", max_batch_size, 65536)
+        check_kv_dtype(kv_dtype)
+        allowance = None if max_memory is None else Allowance(parse_bytes(max_memory))
         recipe = method.recipe(options)
         if verifier is not None:
             recipe = Recipe(verifier, verifier, recipe.drafter)
@@ -83,8 +96,10 @@ class Engine:
                 f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
                 f"0 and 'fixed'"
             )
-        self.target = target
         self.draft = draft if method.needs_draft else None
+        self.target = target = target.storing(kv_dtype, allowance)
+        if self.draft is not None:
+            self.draft = self.draft.storing(kv_dtype, allowance)
         self.method = method
         self.max_batch_size = max_batch_size
         if self.draft is target:  # one model in two roles needs two clocks and two health checks
@@ -97,14 +112,28 @@ class Engine:
         self.measure = measure
         parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens, length)
         self.drafter = recipe.build(parts)
-        target = self.target = getattr(self.drafter, "target", target)
+        plan, target = target.plan, getattr(self.drafter, "target", target)
         models = (target, *models_of(self.drafter))
+        for model in models:
+            if model not in (self.draft, self.target):  # made of the target by the drafter
+                model.plan = plan
+        self.target = target
         self.limit = min(model.limit for model in models)
         self.prompt_limit = min(model.prompt_limit for model in models)
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
         self.eos_ids = eos_ids(target)
+        self._memory = None
+        if allowance is not None:
+            self._memory = Memory(
+                allowance.num_bytes,
+                target,
+                self.drafter,
+                models[1:],
+                num_speculative_tokens,
+                STRETCH if method.any_vocabulary else 1,
+            )
 
     @property
     def verifier(self) -> Verifier:
@@ -140,7 +169,8 @@ class Engine:
         Raises:
             PromptError: an empty prompt, one longer than the context, token ids out of range.
             NonFiniteLogitsError: a model produced NaN or infinite logits.
-            OutOfMemoryError: the key-value slabs do not fit.
+            OutOfMemoryError: the key-value slabs do not fit: those of one request alone, before any
+                runs, or all of them, where ``max_memory`` is not set.
         """
         single = isinstance(prompts, str)
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts  # type: ignore[assignment]
@@ -220,7 +250,7 @@ class Engine:
             self._check_sampling(each)
         encoded = [self.encode(prompt) for prompt in prompts]
         numbers = request_numbers(encoded)
-        return [
+        requests = [
             Request(
                 prompt,
                 ids,
@@ -232,6 +262,10 @@ class Engine:
                 prompts, encoded, samplings, numbers, strict=True
             )
         ]
+        if self._memory is not None:
+            for request in requests:
+                self._memory.check(request)
+        return requests
 
     def _room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""
@@ -272,17 +306,24 @@ class Engine:
             self._verifier,
             self.num_speculative_tokens,
             self.measure,
+            self._memory,
         )
-        order = sorted(group, key=lambda i: -len(requests[i].prompt_ids))
-        waiting = [(index, self._row(requests[index])) for index in reversed(order)]
-        index_of = {id(row): index for index, row in waiting}
-        while waiting or slots.rows:
-            free = self.max_batch_size - len(slots.rows)
-            if waiting and free:
-                slots.admit([waiting.pop()[1] for _ in range(min(free, len(waiting)))])
-            for row, event in slots.step():
-                yield index_of[id(row)], row, event
-            slots.leave()
+        waiting = deque(sorted(group, key=lambda i: -len(requests[i].prompt_ids)))
+        index_of: dict[int, int] = {}
+        try:
+            while waiting or slots.rows:
+                free = self.max_batch_size - len(slots.rows)
+                if waiting and free:
+                    count = slots.room_for([requests[i] for i in islice(waiting, free + 1)], free)
+                    rows = [self._row(requests[i]) for i in islice(waiting, count)]
+                    index_of |= {id(row): waiting.popleft() for row in rows}
+                    slots.admit(rows)
+                for row, event in slots.step():
+                    yield index_of[id(row)], row, event
+                for row in slots.leave():
+                    del index_of[id(row)]
+        finally:
+            slots.close()
 
     def _row(self, request: Request) -> Row:
         tokenizer = self.target.tokenizer

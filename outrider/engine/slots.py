@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Context, Drafter, Round, Verifier, run_round
+from outrider.engine.admission import Booking, Memory
 from outrider.engine.budget import plan
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.realised import per_place, realised
-from outrider.engine.request import Event, Row
+from outrider.engine.request import Event, Request, Row
 from outrider.engine.stats import Counts, depth, overlap, refused
 from outrider.models import HFModel
 from outrider.sampling import Warp
@@ -33,6 +34,7 @@ class Slots:
         choose: the verification rule, given whether all rows are greedy.
         num_speculative_tokens: γ.
         measure: whether to work out how far a lossy rule strays.
+        memory: the bound of the engine's slabs; None sets none.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Slots:
         choose: Callable[[bool], Verifier],
         num_speculative_tokens: int,
         measure: bool = True,
+        memory: Memory | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -49,15 +52,34 @@ class Slots:
         self._choose = choose
         self._gamma = num_speculative_tokens
         self._measure = measure
+        self._booking = None if memory is None else Booking(memory)
         self.rows: list[Row] = []
         self._context: Context | None = None
         self._cache: Any = None
         self._state: Any = None
 
+    def room_for(self, waiting: Sequence[Request], most: int) -> int:
+        """How many of the waiting requests may be admitted now, in their order.
+
+        Args:
+            waiting: at least one; more than may be admitted, where there are.
+            most: of them.
+
+        Raises:
+            OutOfMemoryError: none fits, and no row is running that could make room.
+        """
+        if self._booking is None:
+            return min(len(waiting), most)
+        return self._booking.fitting(len(self.rows), waiting, most)
+
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
         """Prefills new rows together and lets them join the running ones."""
+        if not rows:
+            return
         began = self._clock()
+        if self._booking is not None:
+            self._booking.admit(len(self.rows), [row.request for row in rows])
         context = Context.start(
             [row.request.first_ids for row in rows],
             self._warp(rows),
@@ -106,13 +128,20 @@ class Slots:
             self._keep(_compacted([not row.finished for row in self.rows]))
         return finished
 
+    def close(self) -> None:
+        """Drops all rows, finished or not, and what they hold."""
+        self.rows = []
+        self._context = self._cache = self._state = None
+        if self._booking is not None:
+            self._booking.clear()
+
     def _keep(self, rows: list[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
         assert self._context is not None
         with torch.inference_mode():
             if not rows:
                 self._state.keep([])  # a drafter may learn from texts that have ended
-                self._context = self._cache = self._state = None
+                self.close()
                 return
             self._cache.keep(rows)
             self._state.keep(rows)

@@ -23,7 +23,7 @@ from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.masks import Nodes, chain_mask, tree_mask
-from outrider.models.slabs import SlabPlan
+from outrider.models.slabs import Allowance, KvDtype, SlabPlan
 from outrider.sampling import Sampling
 
 _PREFILL_COLUMNS = 512
@@ -83,9 +83,18 @@ class HFModel:
         """Longest prompt in tokens."""
         return self.limit - 1
 
-    def storing(self, plan: SlabPlan) -> "HFModel":
-        """The same module, with caches of another plan, and a clock and a health check of its
-        own."""
+    def storing(self, kv_dtype: KvDtype, allowance: Allowance | None = None) -> "HFModel":
+        """The same module with other caches; a clock and a health check of its own.
+
+        Args:
+            kv_dtype: how they store numbers; ``auto`` as they do now.
+            allowance: what they may take, with others that share it.
+        """
+        if kv_dtype == "auto":
+            kv_dtype = self.plan.kv_dtype
+        plan = SlabPlan(kv_dtype, allowance)
+        if plan == self.plan:
+            return self
         twin = copy.copy(self)
         twin.plan, twin.watch, twin._sums = plan, Stopwatch(self.device), []
         return twin

@@ -1,0 +1,216 @@
+"""Which requests may begin: those whose slabs fit below ``max_memory``. The others wait.
+
+The slabs of a batch are a rectangle per model: R rows, the most there were at once since the batch
+began, and S slots, the longest text when it is done with the nodes of a draft behind it, rounded up
+as slabs grow. They are given back when the last row has left. So what a batch books is
+
+    Σ models' slabs of R × S                 what they grow to
+    + their largest single tensor            a slab that grows is copied, one at a time
+    + Σ models' slabs of the newcomers       made by themselves, then copied into the batch's
+
+and a request is admitted if that fits beside what other batches of the engine (streams that have
+not ended) have booked. A first batch leaves room for the next newcomer, where there is one.
+
+Texts are booked at full length, prompt and ``max_new_tokens``. In the tokens of a draft with a
+vocabulary of its own a text may be longer; it is booked at ``STRETCH`` times its length. Where a
+booking was too low all the same, an :class:`Allowance` holds the bound: a slab beyond it raises.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from outrider.core import Drafter
+from outrider.core.errors import InvalidParameterError, OutOfMemoryError
+from outrider.engine.request import Request
+from outrider.models import HFModel
+from outrider.models.cache import rounded, size
+from outrider.models.early_exit import EarlyExit
+from outrider.models.footprint import Footprint
+from outrider.models.hf import MARGIN
+
+STRETCH = 4
+_UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_bytes(max_memory: int | str) -> int:
+    """A number of bytes, or a text such as ``512MiB``, ``2GB`` or ``1.5G`` (GiB).
+
+    Raises:
+        InvalidParameterError: anything else, or less than a byte.
+    """
+    if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
+        return max_memory
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B?)\s*", str(max_memory).upper())
+    if isinstance(max_memory, str) and found is not None:
+        number, unit, kind = found.groups()
+        step = 1000 if unit and kind == "B" else 1024
+        num_bytes = int(float(number) * step ** (_UNITS[unit] if unit else 0))
+        if num_bytes > 0:
+            return num_bytes
+    raise InvalidParameterError(
+        f"max_memory={max_memory!r}: must be a number of bytes, such as 512MiB or 2GB"
+    )
+
+
+@dataclass(frozen=True)
+class Need:
+    """Tokens of a row, or the most of several.
+
+    Attributes:
+        first: of the text when it begins.
+        text: when it is done.
+        source: of the source, where there is one.
+    """
+
+    first: int = 0
+    text: int = 0
+    source: int = 0
+
+
+class Memory:
+    """What an engine's slabs may take, and what its running batches have booked of it.
+
+    Args:
+        max_memory: bytes.
+        target: the target.
+        drafter: the drafter; its ``max_nodes(γ)``, if it has that, says how many slots behind the
+            text a draft of γ levels takes, in the target and in its own models.
+        models: those that the drafter runs.
+        num_speculative_tokens: γ.
+        stretch: how much longer a text may be in the draft models' tokens.
+    """
+
+    def __init__(
+        self,
+        max_memory: int,
+        target: HFModel,
+        drafter: Drafter[Any],
+        models: Sequence[HFModel],
+        num_speculative_tokens: int,
+        stretch: int = 1,
+    ) -> None:
+        self.max_memory = max_memory
+        self.bookings: WeakKeyDictionary[Booking, int] = WeakKeyDictionary()
+        own = [m for m in models if not (isinstance(target, EarlyExit) and m is target.first)]
+        self._models = [(model, Footprint.of(model)) for model in (target, *own)]
+        self._stretches = [1, *[stretch] * len(own)]
+        self._limit = min(model.limit for model, _ in self._models)
+        max_nodes = getattr(drafter, "max_nodes", None)
+        self._nodes = MARGIN if max_nodes is None else max_nodes(num_speculative_tokens)
+
+    def need(self, request: Request) -> Need:
+        """A request's tokens."""
+        first = len(request.first_ids)
+        text = min(first + request.sampling.max_new_tokens, self._limit)
+        source = 0 if request.opening is None else len(request.prompt_ids)
+        return Need(first, text, source)
+
+    def check(self, request: Request) -> None:
+        """Raises OutOfMemoryError for a request that does not fit alone."""
+        need = self.need(request)
+        wanted = self.final(1, need)
+        if wanted > self.max_memory:
+            raise OutOfMemoryError(
+                f"a prompt of {len(request.prompt_ids)} tokens with up to "
+                f"{need.text - need.first} new ones needs {_exactly(wanted)} of key-value slabs, "
+                f"and max_memory is {_exactly(self.max_memory)}: raise it, lower max_new_tokens, "
+                f"shorten the prompt, or store slabs with kv_dtype='int8'"
+            )
+
+    def final(self, rows: int, need: Need) -> int:
+        """Bytes of a batch when its texts are done, the copy of one tensor included."""
+        shapes = self._shapes(need.text, need.source, self._nodes)
+        copies = [footprint.plane * rows * slots for footprint, slots, _ in shapes]
+        return _bytes(rows, shapes) + max(copies)
+
+    def first(self, rows: int, need: Need) -> int:
+        """Bytes of newcomers before they join."""
+        return _bytes(rows, self._shapes(need.first, need.source, 0))
+
+    def _shapes(self, text: int, source: int, nodes: int) -> list[tuple[Footprint, int, int]]:
+        """Slots of text and source that each model's slabs have."""
+        shapes = []
+        for (model, footprint), stretch in zip(self._models, self._stretches, strict=True):
+            most = model.limit + max(MARGIN, self._nodes)
+            slots = min(rounded(min(stretch * text, model.limit) + nodes), most)
+            shapes.append((footprint, slots, min(stretch * source, model.limit)))
+        return shapes
+
+
+class Booking:
+    """What one batch has booked.
+
+    Args:
+        memory: of whom.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._rows = 0
+        self._need = Need()
+
+    def fitting(self, running: int, waiting: Sequence[Request], most: int) -> int:
+        """How many of the waiting requests may be admitted now, in their order.
+
+        Raises:
+            OutOfMemoryError: none, and nothing is running that could make room.
+        """
+        needs = [self._memory.need(request) for request in waiting]
+        others = sum(n for booking, n in self._memory.bookings.items() if booking is not self)
+        left = self._memory.max_memory - others
+        count = 0
+        while count < min(most, len(needs)) and self._fits(running, needs, count + 1, left):
+            count += 1
+        if count == 0 and not running:
+            raise OutOfMemoryError(
+                f"{_exactly(others)} of max_memory, {_exactly(self._memory.max_memory)}, are "
+                f"booked by texts of this engine that have not ended: let these streams end, or "
+                f"close them"
+            )
+        return count
+
+    def admit(self, running: int, requests: Sequence[Request]) -> None:
+        """Books for rows that begin now."""
+        needs = [self._memory.need(request) for request in requests]
+        self._memory.bookings[self] = self._bytes(running, needs)
+        self._rows, self._need = self._with(running, needs)
+
+    def clear(self) -> None:
+        """Gives back everything: the last row has left."""
+        self._memory.bookings.pop(self, None)
+        self._rows, self._need = 0, Need()
+
+    def _fits(self, running: int, needs: Sequence[Need], count: int, left: int) -> bool:
+        wanted = self._bytes(running, needs[:count])
+        if not running and 1 < count < len(needs):
+            wanted += self._memory.first(1, needs[count])
+        return wanted <= left
+
+    def _bytes(self, running: int, newcomers: Sequence[Need]) -> int:
+        final = self._memory.final(*self._with(running, newcomers))
+        if not running:
+            return final
+        return final + self._memory.first(len(newcomers), _most(newcomers))
+
+    def _with(self, running: int, newcomers: Sequence[Need]) -> tuple[int, Need]:
+        """Rows and longest text of the batch's slabs, once these have joined."""
+        return max(self._rows, running + len(newcomers)), _most([self._need, *newcomers])
+
+
+def _exactly(num_bytes: int) -> str:
+    return f"{num_bytes:,} bytes ({size(num_bytes)})"
+
+
+def _bytes(rows: int, shapes: Sequence[tuple[Footprint, int, int]]) -> int:
+    return sum(footprint.bytes(rows, slots, source) for footprint, slots, source in shapes)
+
+
+def _most(needs: Sequence[Need]) -> Need:
+    return Need(
+        max(need.first for need in needs),
+        max(need.text for need in needs),
+        max(need.source for need in needs),
+    )

@@ -1,0 +1,41 @@
+"""What a model's slabs take, learned from a pass over one token: exact for any family of models."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from outrider.core.context import Context
+from outrider.models.cross import Seq2SeqCache
+from outrider.models.hf import HFModel
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a model's slabs.
+
+    Attributes:
+        slot: per row and token of the text.
+        source: per row and token of the source, where an encoder reads one.
+        plane: of ``slot``, those of the largest single tensor.
+    """
+
+    slot: int
+    source: int
+    plane: int
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: HFModel) -> "Footprint":
+        """That of a model, with the plan that it has now."""
+        law: Any = None  # nothing is sampled
+        sources = None if model.opening is None else [[0]]
+        context = Context.start([[0, 0]], law, [0], [0], model.device, sources)
+        cache = model.start(context)
+        planes = [slab[0, :, 0].nbytes for slab in cache._slabs()]
+        cross = cache.cross._slabs() if isinstance(cache, Seq2SeqCache) else []
+        return cls(sum(planes), sum(slab[0, :, 0].nbytes for slab in cross), max(planes))
+
+    def bytes(self, rows: int, slots: int, source: int = 0) -> int:
+        """Of slabs with so many rows, slots of the text and slots of the source."""
+        return rows * (self.slot * slots + self.source * source)
