@@ -41,5 +41,9 @@ class OutOfMemoryError(OutriderError, MemoryError):
     """The key-value slabs do not fit into the memory at hand."""
 
 
+class KernelError(OutriderError, RuntimeError):
+    """The project's own kernels cannot be compiled or loaded here."""
+
+
 class OutriderWarning(UserWarning):
     """Something that was asked for could not be had in full; the command line prints a note."""

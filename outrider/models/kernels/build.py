@@ -1,0 +1,90 @@
+"""Compiles ``kernels.cpp`` once per machine and version of torch, and loads it.
+
+The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
+``~/.cache``, each with ``outrider`` below it) under a name that says what it was made from.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch.utils import cpp_extension
+
+from outrider.core.errors import KernelError
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+_INSTRUCTIONS = {
+    "AVX2": ["-mavx2", "-mfma", "-mf16c"],
+    "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"],
+}
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be made again."""
+    if folder := os.environ.get("OUTRIDER_CACHE"):
+        return Path(folder).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+
+
+def load_kernels() -> bool:
+    """Makes ``torch.ops.outrider`` available; compiles it first where it has to be.
+
+    Returns:
+        Whether it was compiled just now.
+
+    Raises:
+        KernelError: no C++ compiler, or one that fails.
+    """
+    if hasattr(torch.ops.outrider, "linear"):
+        return False
+    flags = _flags()
+    text = SOURCE.read_text()
+    made_from = "\0".join([text, torch.__version__, sys.version, platform.machine(), *flags])
+    name = hashlib.sha256(made_from.encode()).hexdigest()[:16]
+    library = cache_folder() / "kernels" / f"{name}.so"
+    missing = not library.exists()
+    if missing:
+        _compile(library, flags)
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
+    return missing
+
+
+def _flags() -> list[str]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in _INSTRUCTIONS:
+        capability = "DEFAULT"
+    define = [] if capability == "DEFAULT" else [f"-DCPU_CAPABILITY_{capability}"]
+    return [
+        *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
+        *(f"-DCPU_CAPABILITY={capability}", "-DAT_PARALLEL_OPENMP=1", *define),
+        *_INSTRUCTIONS.get(capability, []),
+    ]
+
+
+def _compile(library: Path, flags: list[str]) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise KernelError("no C++ compiler here: install g++ or clang++, or name one in CXX")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    scratch = library.with_suffix(f".{os.getpid()}")
+    includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+    folders = cpp_extension.library_paths()
+    links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
+    command = [compiler, *flags, *includes, str(SOURCE), "-o", str(scratch), *links]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise KernelError(f"cannot run the C++ compiler {compiler}: {error}") from error
+    if done.returncode:
+        wrong = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
+        raise KernelError(f"{compiler} cannot compile {SOURCE.name}: {wrong[0].strip()}")
+    scratch.replace(library)

@@ -1,0 +1,110 @@
+"""Lets a loaded ``transformers`` model compute with the kernels, all its other code unmodified.
+
+Linear layers change their class, not their parameters; attention is one more implementation in the
+registry that ``transformers`` has for that. Passes over more than ``NARROW`` tokens, such as
+prefills, go to the libraries that are made for them, unless their bits must not depend on their
+width.
+
+Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from outrider.models.kernels.build import load_kernels
+
+NARROW = 32
+"""Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
+
+_ANY = 2**62
+_NAMES = {NARROW: "outrider", _ANY: "outrider_exact"}
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer for few tokens. Its weight may be bfloat16 where its inputs are float32.
+
+    Attributes:
+        widest: most tokens the kernel takes.
+    """
+
+    widest: int = NARROW
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.outrider.linear(x, self.weight, self.bias, self.widest)
+        return y
+
+
+def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False) -> None:
+    """Gives a module the kernels for its linear layers and, where it has ``sdpa``, for attention.
+
+    Args:
+        module: the model, on a CPU; changed in place.
+        exact: use them for passes of any width, so that a token's bits do not depend on it.
+        compact: keep float32 weights that bfloat16 holds without loss in bfloat16: the same
+            results, half the bytes to read.
+
+    Raises:
+        KernelError: they cannot be compiled here.
+    """
+    if not hasattr(torch.ops.outrider, "linear"):
+        load_kernels()
+        torch.library.register_fake("outrider::linear", _fake_linear)
+        torch.library.register_fake("outrider::attend", _fake_attend)
+    widest = _ANY if exact else NARROW
+    for layer in module.modules():
+        if type(layer) in (nn.Linear, NarrowLinear):
+            layer.__class__ = NarrowLinear
+            layer.widest = widest
+            if compact:
+                layer.weight = _compacted(layer.weight)
+    config: Any = getattr(module, "config", None)
+    if config is not None and config._attn_implementation in ("sdpa", *_NAMES.values()):
+        module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
+
+
+def _compacted(weight: Any) -> Any:
+    narrow = weight.detach().bfloat16()
+    if weight.dtype != torch.float32 or not torch.equal(narrow.float(), weight):
+        return weight
+    return nn.Parameter(narrow, requires_grad=False)
+
+
+def _attention(widest: int) -> Any:
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        B, _, N, C = query.shape
+        special = any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
+        if attention_mask is None or special or attention_mask.shape[1] != 1 or B * N > widest:
+            result: tuple[Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, **kwargs
+            )
+            return result
+        scale = C**-0.5 if scaling is None else float(scaling)
+        return torch.ops.outrider.attend(query, key, value, attention_mask, scale), None
+
+    return attend
+
+
+for _widest, _name in _NAMES.items():
+    AttentionInterface.register(_name, _attention(_widest))
+
+
+def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, widest: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    B, H, N, _ = q.shape
+    return q.new_empty((B, N, H, v.shape[3]))
