@@ -123,6 +123,9 @@ class TreeDrafter(ModelBacked):
         self._levels = [Level.of(topology, d, model.device) for d in range(topology.depth)]
         self._parents_N = torch.tensor(topology.parents, device=model.device)
 
+    def max_nodes(self, num_tokens: int) -> int:
+        return len(self.topology.parents) + 1
+
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         levels = self._levels[: budget.max_tokens]
