@@ -1,0 +1,1 @@
+"""Peers of Outrider, each a process of its own in an environment of its own."""

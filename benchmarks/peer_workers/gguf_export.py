@@ -1,0 +1,144 @@
+"""A folder of the Llama architecture as a GGUF file, for llama.cpp.
+
+Follows llama.cpp's own converter (``conversion/llama.py``), which knows only tokenizers that it can
+recognise by a hash. Rows of the query and key projections are interleaved, for llama.cpp rotates
+neighbouring pairs where transformers rotates halves. Prompts go to peers as ids, so of the
+tokenizer only the vocabulary and its merges are carried over, under the rules of GPT-2.
+
+Needs ``gguf``, ``numpy`` and ``safetensors``, not torch.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+_KINDS = {
+    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+}
+
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def export(folder: Path, path: Path, kind: str = "f32") -> None:
+    """Writes the model in ``folder`` to ``path``.
+
+    Args:
+        folder: ``config.json``, ``tokenizer.json`` and float32 safetensors.
+        path: the GGUF file.
+        kind: of the matrices, ``f32``, ``f16`` or ``bf16``; vectors stay float32.
+
+    Raises:
+        ValueError: another architecture, or scaled rotary embeddings.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    if config["architectures"] != ["LlamaForCausalLM"]:
+        raise ValueError(f"{config['architectures']}: only LlamaForCausalLM is exported to GGUF")
+    if config["rope_parameters"]["rope_type"] != "default":
+        raise ValueError(f"{config['rope_parameters']}: scaled rotary embeddings are not exported")
+    writer = gguf.GGUFWriter(path, "llama")
+    _describe(writer, config, folder.name, kind)
+    _vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()), config)
+    for name, array in _tensors(folder, config):  # their shapes first, then their contents
+        type_ = _type_of(array, kind)
+        data = quantize(array, type_)
+        writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, array in _tensors(folder, config):
+        writer.write_tensor_data(quantize(array, _type_of(array, kind)))
+    writer.close()
+
+
+def _describe(writer: gguf.GGUFWriter, config: dict[str, Any], name: str, kind: str) -> None:
+    head_dim = config["head_dim"]
+    writer.add_name(name)
+    writer.add_file_type(_KINDS[kind][1])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+
+
+def _vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    names = {place: token for token, place in tokenizer["model"]["vocab"].items()} | special
+    size = config["vocab_size"]
+    types = [
+        gguf.TokenType.CONTROL
+        if place in special
+        else gguf.TokenType.NORMAL
+        if place in names
+        else gguf.TokenType.UNUSED
+        for place in range(size)
+    ]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([names.get(place, f"[PAD{place}]") for place in range(size)])
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    if config.get("bos_token_id") is not None:
+        writer.add_bos_token_id(config["bos_token_id"])
+    if config.get("eos_token_id") is not None:
+        writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(False)
+
+
+def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Names and arrays as llama.cpp has them, read one at a time."""
+    heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="numpy") as tensors:
+            for name in sorted(tensors.keys()):
+                array = tensors.get_tensor(name)
+                if (layer := _LAYER.fullmatch(name)) is None:
+                    yield _WHOLE[name], array
+                    continue
+                number, part, kind = layer.groups()
+                if part in ("self_attn.q_proj", "self_attn.k_proj"):
+                    array = interleave(array, heads[part[len("self_attn.")]])
+                yield f"blk.{number}.{_IN_LAYER[part]}.{kind}", array
+
+
+def interleave(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows of every head from (first half, second half) to (pair, pair, …)."""
+    halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
+
+
+def _type_of(array: NDArray[np.float32], kind: str) -> gguf.GGMLQuantizationType:
+    return _KINDS[kind][0] if array.ndim > 1 else gguf.GGMLQuantizationType.F32

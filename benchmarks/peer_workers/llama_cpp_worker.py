@@ -1,0 +1,166 @@
+"""llama.cpp: its own server with a draft model, asked over HTTP with token ids.
+
+The server is used because it holds llama.cpp's speculative decoding; llama-cpp-python can draft
+from the prompt only. Rows: ``plain`` and ``speculative``, with `` f16`` or `` bf16`` behind it for
+other weights than float32. The cache of keys and values is as wide as the weights. Every prompt is
+computed anew: the server's prompt cache is off.
+"""
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_workers.gguf_export import export
+from benchmarks.peer_workers.protocol import Answer, Job, Ready, export_path, serve, watch
+
+START_SECONDS = 120
+
+
+def find_server() -> str:
+    """``OUTRIDER_LLAMA_SERVER``, one beside this interpreter, or one on the path.
+
+    Raises:
+        FileNotFoundError: none of these.
+    """
+    beside = Path(sys.executable).parent / "llama-server"
+    found = os.environ.get("OUTRIDER_LLAMA_SERVER") or (
+        str(beside) if beside.exists() else shutil.which("llama-server")
+    )
+    if not found:
+        raise FileNotFoundError("no llama-server beside the interpreter or on the path")
+    return found
+
+
+class Server:
+    """One ``llama-server`` process and a connection to it."""
+
+    def __init__(self, command: list[str]) -> None:
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+        self._wait(time.monotonic() + START_SECONDS)
+
+    def ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One completion."""
+        text = json.dumps(body)
+        self.connection.request("POST", "/completion", text, {"Content-Type": "application/json"})
+        response = self.connection.getresponse()
+        answer: dict[str, Any] = json.loads(response.read())
+        if response.status != 200:
+            raise RuntimeError(f"llama-server answered {response.status}: {answer}")
+        return answer
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.connection.close()
+        self.process.terminate()
+        self.process.wait()
+
+    def _wait(self, deadline: float) -> None:
+        while True:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"llama-server ended with {self.process.returncode}")
+            try:
+                self.connection.request("GET", "/health")
+                response = self.connection.getresponse()
+                response.read()
+                if response.status == 200:
+                    return
+            except OSError:
+                self.connection.close()
+            if time.monotonic() > deadline:
+                self.close()
+                raise TimeoutError(f"llama-server was not ready after {START_SECONDS} s")
+            time.sleep(0.05)
+
+
+class LlamaCpp:
+    """A server for every row; their weights are mapped from one file."""
+
+    def __init__(self) -> None:
+        self.server = find_server()
+        self.servers: dict[str, Server] = {}
+
+    def prepare(self, row: str, job: Job) -> Ready:
+        method, _, kind = row.partition(" ")
+        kind = kind or "f32"
+        with watch() as exported:
+            target = self._gguf(job, job.target, kind)
+            draft = self._gguf(job, job.draft, kind) if method == "speculative" else None
+        command = [self.server, *options(job, target, draft, kind)]
+        with watch() as spent:
+            self.servers[row] = Server(command)
+        return Ready(
+            precision={"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[kind],
+            threads=job.threads,
+            version=self._version(),
+            seconds=spent.seconds,
+            export_seconds=exported.seconds,
+        )
+
+    def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
+        body = {
+            "prompt": prompt,
+            "n_predict": num_tokens,
+            "temperature": 0.0,
+            "samplers": ["temperature"],
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        with watch() as spent:
+            answer = self.servers[row].ask(body)
+        timings = answer["timings"]
+        return Answer(
+            answer["tokens"], spent.seconds, timings.get("draft_n"), timings.get("draft_n_accepted")
+        )
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+        self.servers.clear()
+
+    def _gguf(self, job: Job, model: str, kind: str) -> Path:
+        path = export_path(job, model, f"{kind}.gguf")
+        if not path.exists():
+            unfinished = path.with_suffix(".part")
+            export(Path(model), unfinished, kind)
+            unfinished.rename(path)
+        return path
+
+    def _version(self) -> str:
+        done = subprocess.run([self.server, "--version"], capture_output=True, text=True)
+        lines = (done.stderr + done.stdout).splitlines()
+        return next((line for line in lines if "version" in line), "llama.cpp")
+
+
+def options(job: Job, target: Path, draft: Path | None, kind: str) -> list[str]:
+    """The server's command line, without its address."""
+    threads = str(job.threads)
+    found = ["-m", str(target), "-c", str(job.max_length), "-np", "1", "-t", threads]
+    found += ["-tb", threads, "-ctk", kind, "-ctv", kind, "--no-warmup", "--cache-ram", "0"]
+    if draft is not None:
+        found += ["-md", str(draft), "--spec-type", "draft-simple", "-td", threads]
+        found += ["-tbd", threads, "-ctkd", kind, "-ctvd", kind]
+        found += ["--spec-draft-n-max", str(job.num_speculative_tokens), "--spec-draft-n-min", "0"]
+        found += ["--spec-draft-p-min", "0"]
+    return found
+
+
+if __name__ == "__main__":
+    serve(LlamaCpp())

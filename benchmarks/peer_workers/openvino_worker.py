@@ -1,0 +1,111 @@
+"""OpenVINO GenAI: its pipeline plain, with a draft model, and with prompt lookup.
+
+The pair is exported by ``optimum-cli export openvino`` in float32. Weights, arithmetic and the
+cache of keys and values are float32 (a CPU's default for the last is 8 bit), dynamic quantisation
+and the cache of prefixes are off, so every prompt is computed anew.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+
+from benchmarks.peer_workers.protocol import Answer, Job, Ready, export_path, serve, watch
+
+CACHE_GIGABYTES = 1
+PROMPT_LOOKUP_NGRAM = 2  # transformers' default
+
+
+class OpenVINO:
+    """A pipeline for every row."""
+
+    def __init__(self) -> None:
+        self.pipelines: dict[str, Any] = {}
+        self.gamma = 0
+
+    def prepare(self, row: str, job: Job) -> Ready:
+        self.gamma = job.num_speculative_tokens
+        with watch() as exported:
+            target = exported_model(job, job.target)
+            draft = exported_model(job, job.draft) if row == "speculative" else None
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": job.threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+            "PERFORMANCE_HINT": "LATENCY",
+        }
+        more: dict[str, Any] = {"scheduler_config": scheduler()}
+        if draft is not None:
+            more["draft_model"] = genai.draft_model(str(draft), "CPU", **properties)
+        elif row == "prompt-lookup":
+            more["prompt_lookup"] = True
+        with watch() as spent:
+            self.pipelines[row] = genai.LLMPipeline(str(target), "CPU", **properties, **more)
+        return Ready(
+            precision="float32",
+            threads=job.threads,
+            version=f"openvino-genai {genai.__version__}",
+            seconds=spent.seconds,
+            export_seconds=exported.seconds,
+        )
+
+    def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = num_tokens
+        config.ignore_eos = True
+        config.do_sample = False
+        config.apply_chat_template = False
+        if row != "plain":
+            config.num_assistant_tokens = self.gamma
+        if row == "prompt-lookup":
+            config.max_ngram_size = PROMPT_LOOKUP_NGRAM
+        ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
+        with watch() as spent:
+            result = self.pipelines[row].generate(ids, config)
+        drafted, accepted = counts(result)
+        return Answer(list(result.tokens[0]), spent.seconds, drafted, accepted)
+
+    def close(self) -> None:
+        self.pipelines.clear()
+
+
+def scheduler() -> Any:
+    """A cache for one request, without memory of earlier ones."""
+    config = genai.SchedulerConfig()
+    config.cache_size = CACHE_GIGABYTES
+    config.max_num_seqs = 1
+    config.enable_prefix_caching = False
+    return config
+
+
+def counts(result: Any) -> tuple[int | None, int | None]:
+    """Drafted and accepted tokens, where the pipeline counts them."""
+    metrics = getattr(result, "extended_perf_metrics", None)
+    if not hasattr(metrics, "get_num_accepted_tokens"):
+        return None, None
+    return metrics.get_num_draft_tokens(), metrics.get_num_accepted_tokens()
+
+
+def exported_model(job: Job, model: str) -> Path:
+    """The folder with the model's IR and tokenizer, made if it is not there."""
+    path = export_path(job, model, "openvino")
+    if not path.exists():
+        unfinished = path.with_suffix(".part")
+        command = [str(Path(sys.executable).parent / "optimum-cli"), "export", "openvino"]
+        command += ["--model", model, "--task", "text-generation-with-past"]
+        command += ["--weight-format", "fp32", str(unfinished)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            last = next(reversed(done.stderr.strip().splitlines()), "")
+            raise RuntimeError(f"optimum-cli ended with {done.returncode}: {last}")
+        unfinished.rename(path)
+    return path
+
+
+if __name__ == "__main__":
+    serve(OpenVINO())

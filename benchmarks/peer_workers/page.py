@@ -1,0 +1,80 @@
+"""The report as a page of Markdown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.peer_workers.compare import ours, ratio
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """All pairs, each with its table, its bars and what was absent."""
+    lines = ["# Outrider against its peers", ""]
+    for name, part in report["pairs"].items():
+        lines += _pair(name, part)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
+    about, rows = part["about"], part["rows"]
+    measured = {key: row for key, row in rows.items() if "median" in row}
+    best = ours(rows)
+    lines = [
+        f"## The {name} pair",
+        "",
+        f"{about['date']}, {about['hardware']}, batch 1, temperature 0, "
+        f"γ = {about['num_speculative_tokens']}, target of {about['parameters'] / 1e6:,.1f}M "
+        f"parameters. {about['prompts']} prompts of at most {about['prompt_tokens']} tokens, "
+        f"{about['max_new_tokens']} new tokens each; median of {about['repeats']} interleaved "
+        f"repeats, whole calls, prefill included."
+        + (" One peer in memory at a time." if about["one_at_a_time"] else ""),
+        "",
+        f"Command: `{about['command']}`",
+        "",
+        f"| peer | way | precision | threads | tokens/s | spread | acceptance length | same text | "
+        f"`{best}` is |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [_row(key, row, ratio(rows, best, key)) for key, row in measured.items()]
+    lines += ["", "| bar | at least | measured | |", "|---|---:|---:|---|"]
+    lines += [_bar(bar) for bar in part["bars"]]
+    lines += ["", "| | version | export (s) | load (s) | warm-up (s) |", "|---|---|---:|---:|---:|"]
+    for key, row in measured.items():
+        lines.append(
+            f"| {key} | {row['version']} | {row['export_seconds']:.1f} | {row['seconds']:.1f} | "
+            f"{row['warmup_seconds']:.1f} |"
+        )
+    absent = [f"- {key}: {row['error']}" for key, row in rows.items() if "median" not in row]
+    if absent:
+        lines += ["", "Not measured:", "", *absent]
+    apart = [
+        f"- {key} parts from plain Outrider at "
+        f"{', '.join(str(place) for place in sorted(row['first_differences']))}"
+        for key, row in measured.items()
+        if row.get("first_differences")
+    ]
+    if apart:
+        lines += ["", "Positions of the first differing token, of 0 and up:", "", *apart]
+    return [*lines, ""]
+
+
+def _row(key: str, row: Mapping[str, Any], times: float | None) -> str:
+    peer, _, way = key.partition(":")
+    length = row["acceptance_length"]
+    return (
+        f"| {peer} | {way} | {row['precision']} | {row['threads']} | {row['median']:.1f} | "
+        f"{row['slowest']:.1f}–{row['fastest']:.1f} | "
+        f"{'' if length is None else format(length, '.2f')} | "
+        f"{_agreement(row)} | {'' if times is None else f'{times:.2f}×'} |"
+    )
+
+
+def _agreement(row: Mapping[str, Any]) -> str:
+    if "texts" not in row:
+        return ""
+    return f"{row['equal_texts']} of {row['texts']}"
+
+
+def _bar(bar: Mapping[str, Any]) -> str:
+    said = {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
+    value = "" if bar["ratio"] is None else f"{bar['ratio']:.2f}×"
+    return f"| {bar['ours']} / {bar['theirs']} | {bar['least']:.2f}× | {value} | {said} |"

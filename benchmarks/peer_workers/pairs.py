@@ -1,0 +1,76 @@
+"""The pairs that peers are compared on, as folders of float32 safetensors that all of them read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from outrider import assets
+from outrider.models import HFModel, load_model
+from outrider.testing.inflate import Shape, inflate
+
+ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target and a draft in folders.
+
+    Attributes:
+        name: ``embedded`` or ``1B-cost``.
+        target: folder.
+        draft: folder.
+        parameters: of the target.
+    """
+
+    name: str
+    target: Path
+    draft: Path
+    parameters: int
+
+
+def embedded(exports: Path) -> Pair:
+    """The pair that comes with the package, widened to float32, which changes no value."""
+    folder = exports / "embedded"
+    target = _saved(folder / "target", _load(assets.target_path()))
+    draft = _saved(folder / "draft", _load(assets.draft_path()))
+    return Pair("embedded", target, draft, _parameters(target))
+
+
+def one_billion(exports: Path) -> Pair:
+    """The embedded target at the cost of a billion parameters, the same function; same draft."""
+    small = embedded(exports)
+    folder = exports / "1B-cost" / "target"
+    if not folder.exists():
+        base = _load(assets.target_path())
+        _saved(folder, HFModel(inflate(base.module, ONE_BILLION), base.tokenizer))
+    return Pair("1B-cost", folder, small.draft, _parameters(folder))
+
+
+PAIRS = {"embedded": embedded, "1B-cost": one_billion}
+
+
+def _load(folder: Path) -> HFModel:
+    return load_model(folder, dtype="float32", device="cpu")
+
+
+def _saved(folder: Path, model: HFModel) -> Path:
+    if not folder.exists():
+        unfinished = folder.with_suffix(".part")
+        model.module.save_pretrained(unfinished)
+        tokenizer: Any = model.tokenizer
+        tokenizer.save_pretrained(unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def _parameters(folder: Path) -> int:
+    """Counted from the headers of the files."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            for name in sorted(tensors.keys()):
+                total += torch.Size(tensors.get_slice(name).get_shape()).numel()
+    return total

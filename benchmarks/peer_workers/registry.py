@@ -1,0 +1,121 @@
+"""Which peers there are, what each can run, and where its interpreter is.
+
+A peer's environment is ``DIR/<name>`` unless the command line names another interpreter. Outrider
+and transformers share the interpreter of the benchmark.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peer_workers.client import Client
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A peer.
+
+    Attributes:
+        name: as the table and the command line have it.
+        module: the worker.
+        rows: what it can run, plain first.
+        judged: the row that Outrider's speculation is held against.
+        own_environment: whether it needs an interpreter of its own.
+    """
+
+    name: str
+    module: str
+    rows: tuple[str, ...]
+    judged: str
+    own_environment: bool = True
+
+
+_WORKERS = "benchmarks.peer_workers"
+PEERS: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "outrider",
+            f"{_WORKERS}.outrider_worker",
+            (
+                "plain",
+                "speculative",
+                "prompt-lookup",
+                "plain compiled",
+                "speculative compiled",
+                "prompt-lookup compiled",
+            ),
+            "speculative compiled",
+            own_environment=False,
+        ),
+        Entry(
+            "transformers",
+            f"{_WORKERS}.transformers_worker",
+            ("plain", "assisted", "prompt-lookup", "plain compiled", "assisted compiled"),
+            "assisted",
+            own_environment=False,
+        ),
+        Entry(
+            "llama.cpp",
+            f"{_WORKERS}.llama_cpp_worker",
+            ("plain", "speculative", "plain f16", "speculative f16"),
+            "speculative",
+        ),
+        Entry(
+            "openvino",
+            f"{_WORKERS}.openvino_worker",
+            ("plain", "speculative", "prompt-lookup"),
+            "speculative",
+        ),
+        Entry("vllm", f"{_WORKERS}.vllm_worker", ("plain", "speculative"), "speculative"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Environments:
+    """Where interpreters are.
+
+    Attributes:
+        folder: of environments named like their peers.
+        named: interpreters by peer, which win.
+    """
+
+    folder: Path
+    named: Mapping[str, str]
+
+    def command(self, entry: Entry) -> list[str]:
+        """What starts the worker.
+
+        Raises:
+            FileNotFoundError: no interpreter.
+        """
+        if not entry.own_environment:
+            return [sys.executable, "-m", entry.module]
+        python = Path(self.named.get(entry.name, self.folder / entry.name / "bin" / "python"))
+        if not python.exists():
+            raise FileNotFoundError(f"no interpreter at {python}")
+        return [str(python), "-m", entry.module]
+
+    def start(self, entry: Entry, log: Path) -> Client:
+        """A worker of that peer; FileNotFoundError as :meth:`command`."""
+        return Client(self.command(entry), log)
+
+
+def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """``peer:row`` texts; ``peer`` alone means all its rows.
+
+    Raises:
+        ValueError: no such peer or row.
+    """
+    found: list[tuple[str, str]] = []
+    for text in texts:
+        name, _, row = text.partition(":")
+        if name not in PEERS:
+            raise ValueError(f"{name!r}: the peers are {', '.join(PEERS)}")
+        rows = PEERS[name].rows
+        if row and row not in rows:
+            raise ValueError(f"{row!r}: {name} has {', '.join(rows)}")
+        found += [(name, one) for one in ([row] if row else rows)]
+    return found

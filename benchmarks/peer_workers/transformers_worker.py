@@ -1,0 +1,97 @@
+"""transformers: ``generate`` plain, assisted and with prompt lookup, eager and compiled.
+
+Assisted generation is set to the γ of everybody else: a constant number of assistant tokens, no
+confidence below which it stops. Compiled rows are what transformers offers on a CPU: a static cache
+and its own compiled step where it decodes one token at a time; where it assists, which it refuses
+to do with a static cache, ``torch.compile`` of both models with dynamic shapes.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, CompileConfig
+
+from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
+
+
+class Transformers:
+    """The pair in memory, a compiled copy of it sharing its weights."""
+
+    def __init__(self) -> None:
+        self.models: dict[tuple[str, bool], Any] = {}
+        self.job: Job
+        self.passes = 0
+
+    def prepare(self, row: str, job: Job) -> Ready:
+        transformers.logging.set_verbosity_error()
+        torch.set_num_threads(job.threads)
+        self.job = job
+        with watch() as spent:
+            self._pair(row)
+        return Ready(
+            precision="float32",
+            threads=torch.get_num_threads(),
+            version=f"transformers {transformers.__version__}, torch {torch.__version__}",
+            seconds=spent.seconds,
+        )
+
+    def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
+        target, draft = self._pair(row)
+        method, _, compiled = row.partition(" ")
+        extra: dict[str, Any] = {}
+        if method == "assisted":
+            config = draft.generation_config  # generate() writes what it adapted back into it
+            config.num_assistant_tokens = self.job.num_speculative_tokens
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0
+            extra["assistant_model"] = draft
+        elif method == "prompt-lookup":
+            extra["prompt_lookup_num_tokens"] = self.job.num_speculative_tokens
+        elif compiled:
+            step = CompileConfig(fullgraph=False, dynamic=False)
+            step._compile_all_devices = True  # a CPU too
+            extra |= {"cache_implementation": "static", "compile_config": step}
+            extra["max_cache_len"] = self.job.max_length
+        input_ids = torch.tensor([prompt])
+        self.passes = 0
+        with watch() as spent, torch.inference_mode():
+            output = target.generate(
+                input_ids,
+                attention_mask=torch.ones_like(input_ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                do_sample=False,
+                **extra,
+            )
+        tokens = output[0, len(prompt) :].tolist()
+        accepted = None if method == "plain" else len(tokens) - self.passes
+        return Answer(tokens, spent.seconds, accepted=accepted)
+
+    def close(self) -> None:
+        self.models.clear()
+
+    def _pair(self, row: str) -> tuple[Any, Any]:
+        method, _, compiled = row.partition(" ")
+        own = bool(compiled) and method != "plain"  # plain compiles its own step
+        draft = self._model(self.job.draft, own) if method == "assisted" else None
+        return self._model(self.job.target, own), draft
+
+    def _model(self, folder: str, compiled: bool) -> Any:
+        if (folder, compiled) not in self.models:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            if compiled:
+                model.forward = torch.compile(model.forward, dynamic=True)
+            if folder == self.job.target:
+                model.register_forward_pre_hook(self._count)
+            self.models[folder, compiled] = model
+        return self.models[folder, compiled]
+
+    def _count(self, *_: Any) -> None:
+        self.passes += 1
+
+
+if __name__ == "__main__":
+    serve(Transformers())

@@ -1,0 +1,249 @@
+"""Outrider against other engines: the same pair, weights and precision, one run, interleaved.
+
+    python -m benchmarks.peers --pair embedded
+    python -m benchmarks.peers --pair 1B-cost
+
+Every peer is a process of its own, in an environment of its own where it needs one (docs/peers.md),
+and gets the same prompts as token ids, the same number of new tokens, γ and threads, at batch 1 and
+temperature 0. Each repeat runs every row once, in an order that rotates with the repeat. Peers that
+are not installed are named with the reason. Writes its part of ``benchmarks/results/peers.json``
+and the whole of ``peers.md``.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import date
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks import copy_prompts
+from benchmarks.peer_workers.client import Client, PeerError
+from benchmarks.peer_workers.compare import Series, reference, summary, verdicts
+from benchmarks.peer_workers.page import markdown
+from benchmarks.peer_workers.pairs import PAIRS
+from benchmarks.peer_workers.protocol import Job
+from benchmarks.peer_workers.registry import PEERS, Environments, parse_rows
+from benchmarks.vs_transformers import PROMPTS, hardware
+from outrider.models.load import load_tokenizer
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of a pair is measured where the command line does not say.
+
+    Attributes:
+        rows: as ``parse_rows`` reads them.
+        prompts: their number.
+        prompt_tokens: what longer ones are cut to.
+        max_new_tokens: per prompt.
+        repeats: passes over all prompts.
+        one_at_a_time: only one peer in memory, loaded again in every repeat.
+    """
+
+    rows: tuple[str, ...]
+    prompts: int
+    prompt_tokens: int
+    max_new_tokens: int
+    repeats: int
+    one_at_a_time: bool
+
+
+PLANS = {
+    "embedded": Plan(tuple(PEERS), 9, 48, 64, 5, one_at_a_time=False),
+    "1B-cost": Plan(
+        (
+            "outrider:plain compiled",
+            "outrider:speculative compiled",
+            "transformers:assisted",
+            "llama.cpp:speculative",
+            "openvino:speculative",
+            "vllm:speculative",
+        ),
+        2,
+        16,
+        40,
+        3,
+        one_at_a_time=True,
+    ),
+}
+
+
+class Run:
+    """The workers of a run and what they answered."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[str, str]],
+        environments: Environments,
+        job: Job,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+    ) -> None:
+        self.rows = list(rows)
+        self.environments, self.job = environments, job
+        self.prompts, self.num_tokens = prompts, num_tokens
+        self.series = {key: Series(":".join(key)) for key in self.rows}
+
+    def all_in_memory(self, repeats: int) -> None:
+        """Every worker stays, and rows take turns."""
+        with ExitStack() as stack:
+            clients = {peer: self._start(peer, stack) for peer in dict(self.rows)}
+            for key in self.rows:
+                self._prepare(key, clients[key[0]])
+            for repeat in range(repeats):
+                for key in rotated(self.rows, repeat):
+                    self._measure(key, clients[key[0]])
+
+    def one_at_a_time(self, repeats: int) -> None:
+        """Workers take turns, and within each turn its rows."""
+        for repeat in range(repeats):
+            for peer in rotated(list(dict(self.rows)), repeat):
+                with ExitStack() as stack:
+                    client = self._start(peer, stack)
+                    own = rotated([key for key in self.rows if key[0] == peer], repeat)
+                    for key in own:
+                        self._prepare(key, client)
+                    for key in own:
+                        self._measure(key, client)
+
+    def _start(self, peer: str, stack: ExitStack) -> Client | None:
+        log = Path(self.job.exports) / f"{peer}.log"
+        try:
+            return stack.enter_context(self.environments.start(PEERS[peer], log))
+        except FileNotFoundError as error:
+            for key in self.rows:
+                if key[0] == peer:
+                    self.series[key].error = f"not installed: {error}"
+            return None
+
+    def _prepare(self, key: tuple[str, str], client: Client | None) -> None:
+        """Loads the row and warms it up with the shortest and the longest prompt."""
+        series = self.series[key]
+        if client is None or series.error:
+            return
+        try:
+            ready = client.prepare(key[1], self.job)
+            began = time.perf_counter()
+            for prompt in (min(self.prompts, key=len), max(self.prompts, key=len)):
+                client.generate(key[1], prompt, self.num_tokens)
+            if series.ready is None:  # of the first time, when nothing is in a cache yet
+                series.ready, series.warmup_seconds = ready, time.perf_counter() - began
+        except PeerError as error:
+            series.error = str(error)
+        say(f"{series.name}: {series.error or 'ready'}")
+
+    def _measure(self, key: tuple[str, str], client: Client | None) -> None:
+        series = self.series[key]
+        if client is None or series.error:
+            return
+        try:
+            series.passes.append(
+                [client.generate(key[1], prompt, self.num_tokens) for prompt in self.prompts]
+            )
+            say(f"{series.name}: {series.speeds[-1]:.1f} tokens/s")
+        except PeerError as error:
+            series.error = str(error)
+
+
+def rotated(items: list[Item], by: int) -> list[Item]:
+    """The items, beginning ``by`` later."""
+    by %= max(len(items), 1)
+    return items[by:] + items[:by]
+
+
+def say(text: str) -> None:
+    """Progress, which does not belong to the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def texts(num: int) -> list[str]:
+    """Short beginnings of code, files and docstrings, in turn."""
+    kinds = [list(PROMPTS[:num])]
+    kinds += [[one.text for one in copy_prompts.prompts(kind, num)] for kind in ("code", "free")]
+    return list(chain.from_iterable(zip(*kinds, strict=False)))[:num]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--pair", choices=sorted(PAIRS), default="embedded")
+    options.add_argument("--rows", nargs="+", help="peer or peer:row; as the pair's plan has them")
+    options.add_argument("--prompts", type=int)
+    options.add_argument("--prompt-tokens", type=int, help="longer prompts are cut")
+    options.add_argument("--max-new-tokens", type=int)
+    options.add_argument("--repeats", type=int)
+    options.add_argument("--gamma", type=int, default=5)
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--one-at-a-time", action=argparse.BooleanOptionalAction, default=None)
+    options.add_argument("--peers", type=Path, default=Path("runs/peers"), help="environments")
+    options.add_argument("--python-for", nargs="+", default=[], metavar="PEER=PATH")
+    options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return options
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the table."""
+    options = parser().parse_args()
+    for name, value in vars(PLANS[options.pair]).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    named = dict(text.split("=", 1) for text in options.python_for)
+    exports = (options.peers / "exports").resolve()
+    pair = PAIRS[options.pair](exports)
+    tokenizer: Any = load_tokenizer(pair.target)
+    prompts = [tokenizer.encode(text)[: options.prompt_tokens] for text in texts(options.prompts)]
+    job = Job(
+        target=str(pair.target),
+        draft=str(pair.draft),
+        num_speculative_tokens=options.gamma,
+        threads=options.threads,
+        max_length=128 * -(-(max(map(len, prompts)) + options.max_new_tokens + 16) // 128),
+        exports=str(exports),
+    )
+    environments = Environments(options.peers, named)
+    run = Run(parse_rows(options.rows), environments, job, prompts, options.max_new_tokens)
+    measure = run.one_at_a_time if options.one_at_a_time else run.all_in_memory
+    measure(options.repeats)
+
+    series = {one.name: one for one in run.series.values()}
+    model = reference(series)
+    rows = {name: summary(one, model) for name, one in series.items()}
+    about = {
+        "date": date.today().isoformat(),
+        "hardware": hardware(),
+        "parameters": pair.parameters,
+        "num_speculative_tokens": options.gamma,
+        "threads": options.threads,
+        "prompts": len(prompts),
+        "prompt_tokens": options.prompt_tokens,
+        "max_new_tokens": options.max_new_tokens,
+        "repeats": options.repeats,
+        "one_at_a_time": options.one_at_a_time,
+        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
+    }
+    report = {"about": about, "rows": rows, "bars": verdicts(pair.name, rows)}
+    print(written(options.out, pair.name, report))
+
+
+def written(out: Path, pair: str, report: dict[str, Any]) -> str:
+    """Puts the pair's report beside those of other pairs; returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "peers.json"
+    whole = json.loads(file.read_text()) if file.exists() else {"pairs": {}}
+    whole["pairs"][pair] = report
+    file.write_text(json.dumps(whole, indent=1) + "\n")
+    page = markdown(whole)
+    (out / "peers.md").write_text(page)
+    return page
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The comparison with peers: what is counted, judged and said, with peers that are made up."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import tiny_module
+
+from benchmarks import peers
+from benchmarks.peer_workers.client import Client, PeerError
+from benchmarks.peer_workers.compare import (
+    BARS,
+    OURS,
+    Series,
+    acceptance_length,
+    first_difference,
+    reference,
+    summary,
+    verdicts,
+)
+from benchmarks.peer_workers.page import markdown
+from benchmarks.peer_workers.protocol import Answer, Job, Ready
+from benchmarks.peer_workers.registry import PEERS, Environments, parse_rows
+
+JOB = Job("target", "draft", 5, 2, 128, "exports")
+READY = Ready("float32", 2, "fake 1.0", seconds=1.5, export_seconds=0.5)
+
+FAKE = """
+from benchmarks.peer_workers.protocol import Answer, Ready, serve
+
+class Fake:
+    def prepare(self, row, job):
+        if row == "broken":
+            raise ValueError("no such row\\nand more")
+        print("what libraries print is no answer")
+        return Ready("float32", job.threads, "fake 1.0", 0.0)
+
+    def generate(self, row, prompt, num_tokens):
+        if row == "dead":
+            raise SystemExit(3)
+        return Answer([prompt[0] + n for n in range(num_tokens)], 0.5, drafted=4, accepted=2)
+
+    def close(self):
+        pass
+
+serve(Fake())
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Client:
+    (tmp_path / "fake.py").write_text(FAKE)
+    command = [sys.executable, "-c", f"exec(open({str(tmp_path / 'fake.py')!r}).read())"]
+    return Client(command, tmp_path / "fake.log")
+
+
+def series(name: str, texts: list[list[int]], seconds: list[float]) -> Series:
+    """One repeat for every number of seconds, spent on each text."""
+    passes = [[Answer(text, spent, accepted=1) for text in texts] for spent in seconds]
+    return Series(name, READY, 2.0, passes)
+
+
+def test_a_worker_answers_fails_and_lives_on(fake: Client) -> None:
+    with fake:
+        assert fake.prepare("plain", JOB).threads == 2
+        with pytest.raises(PeerError, match=r"^ValueError: no such row$"):
+            fake.prepare("broken", JOB)
+        assert fake.generate("plain", [7], 3) == Answer([7, 8, 9], 0.5, 4, 2)
+        with pytest.raises(PeerError, match="ended with 3"):
+            fake.generate("dead", [7], 3)
+    assert fake.process.returncode == 3
+
+
+def test_a_run_takes_turns_and_names_what_is_missing(
+    fake: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environments = Environments(tmp_path, {})
+    monkeypatch.setattr(Environments, "start", start_only(fake))
+    job = Job("target", "draft", 5, 2, 128, str(tmp_path))
+    rows = parse_rows(["transformers:plain", "transformers:assisted", "openvino:plain"])
+    run = peers.Run(rows, environments, job, [[1], [2, 3]], 4)
+    run.all_in_memory(repeats=3)
+    plain, _, absent = run.series.values()
+    assert plain.texts == [[1, 2, 3, 4], [2, 3, 4, 5]]
+    assert [len(one.passes) for one in run.series.values()] == [3, 3, 0]
+    assert "not installed" in absent.error
+
+
+def start_only(client: Client) -> Any:
+    """``Environments.start`` for which transformers alone is there, and is that client."""
+
+    def start(self: Environments, entry: Any, log: Path) -> Client:
+        if entry.name != "transformers":
+            raise FileNotFoundError("no interpreter")
+        return client
+
+    return start
+
+
+def test_a_peer_without_an_interpreter_is_refused_before_it_is_started(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="openvino"):
+        Environments(tmp_path, {}).command(PEERS["openvino"])
+    named = Environments(tmp_path, {"openvino": sys.executable}).command(PEERS["openvino"])
+    assert named[0] == sys.executable
+
+
+def test_rows_are_asked_for_by_peer_or_one_by_one() -> None:
+    assert parse_rows(["openvino:speculative"]) == [("openvino", "speculative")]
+    assert [row for _, row in parse_rows(["vllm"])] == list(PEERS["vllm"].rows)
+    for wrong in ("nobody", "vllm:nothing"):
+        with pytest.raises(ValueError, match="no"):
+            parse_rows([wrong])
+    for plan in peers.PLANS.values():
+        assert parse_rows(plan.rows)
+
+
+def test_every_bar_is_about_rows_that_exist() -> None:
+    for bar in BARS:
+        assert bar.pair in peers.PLANS
+        asked = parse_rows(peers.PLANS[bar.pair].rows)
+        assert parse_rows([bar.ours])[0] in asked
+        assert parse_rows([bar.theirs])[0] in asked
+
+
+def test_lengths_and_differences() -> None:
+    assert acceptance_length([Answer([1] * 8, 1.0, accepted=6)]) == 4
+    assert acceptance_length([Answer([1] * 8, 1.0, accepted=0)]) == 1
+    assert acceptance_length([Answer([1], 1.0, accepted=0), Answer([1], 1.0)]) is None
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 9, 3], [1, 2, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+
+
+def test_speed_is_of_all_prompts_and_spread_of_repeats() -> None:
+    plain = series("outrider:plain", [[1, 2], [3, 4]], [1.0, 0.5, 2.0])
+    other = series("openvino:plain", [[1, 2], [3, 5]], [1.0])
+    assert reference({"outrider:plain": plain, "openvino:plain": other}) is plain
+    row = summary(other, plain)
+    assert row["equal_texts"] == 1
+    assert row["first_differences"] == [1]
+    row = summary(plain, plain)
+    assert (row["slowest"], row["median"], row["fastest"]) == (1, 2, 4)
+    assert row["equal_texts"] == row["texts"] == 2
+    assert row["equal_to_itself"]
+
+
+def test_bars_are_judged_on_their_own_pair_only() -> None:
+    rows = {OURS: {"median": 8.0}, "transformers:assisted": {"median": 2.0}}
+    judged = {bar["theirs"]: bar for bar in verdicts("embedded", rows)}
+    assert judged["transformers:assisted"]["ratio"] == 4
+    assert judged["transformers:assisted"]["met"] is True
+    assert judged["openvino:speculative"]["met"] is None
+    rows["transformers:assisted"]["median"] = 2.1
+    assert verdicts("embedded", rows)[0]["met"] is False
+
+
+def test_the_page_says_everything_and_a_second_pair_joins_the_first(tmp_path: Path) -> None:
+    plain = series("outrider:plain", [[1, 2], [3, 4]], [1.0, 0.5])
+    fast = series("outrider:speculative", [[1, 2], [3, 5]], [0.25, 0.25])
+    missing = Series("vllm:plain", error="not installed: no interpreter")
+    rows = {one.name: summary(one, plain) for one in (plain, fast, missing)}
+    about = dict.fromkeys(("date", "hardware", "prompts", "repeats", "command"), "x")
+    about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}
+    about |= {"max_new_tokens": 64, "one_at_a_time": False}
+    for pair in ("embedded", "1B-cost"):
+        report = {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
+        page = peers.written(tmp_path, pair, report)
+    assert "| outrider | speculative | float32 | 2 | 8.0 | 8.0–8.0 |" in page
+    assert "1 of 2" in page
+    assert "- vllm:plain: not installed: no interpreter" in page
+    assert "outrider:speculative parts from plain Outrider at 1" in page
+    assert page.count("not measured |") == len(BARS)
+    assert markdown(json.loads((tmp_path / "peers.json").read_text())) == page
+
+
+def test_prompts_are_of_every_kind() -> None:
+    found = peers.texts(6)
+    assert len(set(found)) == 6
+    assert found[0] == peers.PROMPTS[0]
+
+
+def test_gguf_has_the_models_numbers_and_rotates_in_pairs(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    from benchmarks.peer_workers.gguf_export import export
+
+    module = tiny_module(seed=1)
+    module.save_pretrained(tmp_path)
+    tokenizer = {"added_tokens": [{"id": 0, "content": "<end>"}]}
+    tokenizer["model"] = {"vocab": {"a": 1, "b": 2, "ab": 3}, "merges": [["a", "b"]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    export(tmp_path, tmp_path / "tiny.gguf")
+    read = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    config = module.config
+    assert read.get_field("llama.block_count").contents() == config.num_hidden_layers
+    assert read.get_field("llama.rope.freq_base").contents() == 10000.0
+    assert len(read.get_field("tokenizer.ggml.tokens").contents()) == config.vocab_size
+    tensors = {tensor.name: tensor.data for tensor in read.tensors}
+    assert len(tensors) == len(module.state_dict())
+    query = module.model.layers[0].self_attn.q_proj.weight.detach().numpy()
+    half = config.head_dim // 2
+    assert (tensors["blk.0.attn_q.weight"][:4] == query[[0, half, 1, half + 1]]).all()
