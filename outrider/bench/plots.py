@@ -5,7 +5,8 @@ another by colour only.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,17 @@ def require_matplotlib() -> None:
 
 def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draws ``frontier.svg`` and ``frontier.png`` from the document of ``outrider frontier``."""
+    with canvas(_SIZE) as figure:
+        _draw(document, figure)
+        paths = [folder / "frontier.svg", folder / "frontier.png"]
+        for path in paths:
+            save(figure, path, "outrider frontier")
+    return paths
+
+
+@contextmanager
+def canvas(size: tuple[float, float]) -> Iterator["Figure"]:
+    """An empty figure in our style, to be saved while it lasts."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -79,13 +91,17 @@ def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
         "svg.fonttype": "none",
     }
     with mpl.rc_context(style):
-        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
-        _draw(document, figure)
-        paths = [folder / "frontier.svg", folder / "frontier.png"]
-        figure.savefig(paths[0], metadata={"Date": None, "Creator": "outrider frontier"})
-        figure.savefig(paths[1], dpi=_DPI, metadata={"Software": "outrider frontier"})
-    return paths
+        yield figure
+
+
+def save(figure: "Figure", file: Path, creator: str) -> None:
+    """Writes a figure as what its file's name ends in, ``.png`` or else SVG; no date in it."""
+    if file.suffix == ".png":
+        figure.savefig(file, dpi=_DPI, metadata={"Software": creator})
+    else:
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": creator})
 
 
 def _draw(document: Mapping[str, Any], figure: "Figure") -> None:

@@ -13,6 +13,7 @@ from outrider.cli.generate import generate
 from outrider.cli.group import Group, add_command, paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
+from outrider.cli.profile import profile
 from outrider.cli.train import train
 from outrider.cli.tree_plan import tree_plan
 
@@ -63,6 +64,7 @@ add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
+add_command(app, profile, "profile")
 add_command(app, train, "train")
 app.add_typer(ngram)
 

@@ -1,0 +1,159 @@
+"""``outrider profile``: where the time of a round goes, and what it could be on this machine."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outrider.cli import options
+from outrider.cli.engines import EMBEDDED, open_engine
+from outrider.cli.errors import fail
+from outrider.cli.progress import Progress
+from outrider.cli.prompt import read_prompt
+from outrider.cli.quiet import silence
+
+PROMPT = "import argparse\n\n\ndef read_lines(path):\n    "
+_MEASUREMENT = "Measurement"
+_PICTURES = (".svg", ".png")
+
+
+def profile(
+    prompt: options.PromptArgument = None,
+    file: options.PromptFile = None,
+    target: options.Target = EMBEDDED,
+    draft: options.Draft = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    trust_remote_code: options.TrustRemoteCode = False,
+    method: options.MethodName = "speculative",
+    option: options.MethodOptions = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
+    draft_confidence: options.DraftConfidence = 0.0,
+    draft_length: options.DraftLength = "fixed",
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = 0,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Rounds to time and to record in each repeat. A full context ends them early.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 48,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Times that the method, plain decoding and the method recorded take turns.",
+            rich_help_panel=_MEASUREMENT,
+        ),
+    ] = 3,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the rounds recorded last as a Chrome trace, for ui.perfetto.dev or "
+            "chrome://tracing.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw pass times against tokens per pass, the β curve, to this .svg or .png.",
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show where the time of a round goes, and what it could be on this machine.
+
+    Records a few rounds (draft, target, verify, cache, Python), measures how fast memory is read,
+    and sets each model's passes against the time that reading its weights takes at least. Times
+    passes over 1 to 32 tokens, and holds the speed-up over plain decoding against the formula's.
+    Half a minute on the embedded pair:
+
+      outrider profile --trace trace.json --plot beta.svg
+
+    A pair of your own, on a prompt of yours:
+
+      outrider profile -f prompt.txt --target big/ --draft small/ --temperature 0
+
+    One text at a time; it goes on past its end, to the last round. Let nothing else run meanwhile.
+    """
+    text = PROMPT if prompt is None and file is None else read_prompt(prompt, file)
+    _check_files(trace, plot)
+    silence()
+    from outrider.bench import plots
+    from outrider.bench import profile as bench
+    from outrider.bench.frontier import about
+    from outrider.sampling import Sampling
+
+    if plot is not None:
+        plots.require_matplotlib()
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    engine = open_engine(
+        target,
+        draft,
+        method,
+        num_speculative_tokens,
+        method_options=options.parse_method_options(option),
+        draft_confidence=draft_confidence,
+        draft_length=draft_length,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+    )
+    with Progress(as_json) as progress:
+        found = bench.profile(
+            engine, text, sampling, rounds=rounds, repeats=repeats, progress=progress.show
+        )
+    where = about(
+        target=target,
+        draft=None if engine.draft is None else draft or EMBEDDED,
+        method=method,
+        dtype=str(engine.target.dtype).removeprefix("torch."),
+        device=str(engine.target.device),
+    )
+    document = {"about": where, **found.document}
+    try:
+        if trace is not None:
+            bench.write_trace(found.spans, found.names, trace)
+        if plot is not None:
+            bench.draw(document, plot)
+    except OSError as error:
+        raise fail(f"cannot write '{error.filename}': {error.strerror or error}") from error
+    if as_json:
+        typer.echo(json.dumps(document, ensure_ascii=False))
+    else:
+        from outrider.cli.profile_table import show
+
+        show(document)
+    for written in (trace, plot):
+        if written is not None:
+            typer.echo(f"wrote {written}", err=True)
+
+
+def _check_files(trace: Path | None, plot: Path | None) -> None:
+    """Fails before any work where a file could not be written after it."""
+    if plot is not None and plot.suffix not in _PICTURES:
+        raise fail(f"--plot {plot}: must end in {' or '.join(_PICTURES)}")
+    if trace is not None and plot is not None and trace.absolute() == plot.absolute():
+        raise fail(f"--trace and --plot: both write {trace}; give each a file of its own")
+    for flag, path in (("--trace", trace), ("--plot", plot)):
+        if path is None:
+            continue
+        if path.is_dir():
+            raise fail(f"{flag} {path}: is a folder; give the name of a file")
+        if not path.absolute().parent.is_dir():
+            raise fail(f"{flag} {path}: there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise fail(f"{flag} {path}: no permission to write there")
