@@ -47,6 +47,8 @@ def certify(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    quantize_draft: options.QuantizeDraft = None,
+    quantize_target: options.QuantizeTarget = None,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -148,6 +150,8 @@ def certify(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
     )
     require_decoder_only(engine, "certify")
     num_tokens = engine.target.num_tokens

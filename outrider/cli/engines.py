@@ -25,6 +25,8 @@ def open_engine(
     dtype: str = "auto",
     device: str = "auto",
     trust_remote_code: bool = False,
+    quantize_draft: str | None = None,
+    quantize_target: str | None = None,
 ) -> "Engine":
     """Loads the models and builds the engine; what can be checked before loading, is."""
     from outrider.engine import load
@@ -51,6 +53,8 @@ def open_engine(
         dtype=None if dtype == "auto" else dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
     )
 
 

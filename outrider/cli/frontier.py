@@ -41,6 +41,8 @@ def frontier(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    quantize_draft: options.QuantizeDraft = None,
+    quantize_target: options.QuantizeTarget = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
@@ -146,6 +148,8 @@ def frontier(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
     )
     require_decoder_only(engine, "frontier")
     assert engine.draft is not None

@@ -33,6 +33,8 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    quantize_draft: options.QuantizeDraft = None,
+    quantize_target: options.QuantizeTarget = None,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -103,6 +105,8 @@ def generate(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
     )
     plain = plain_engine(engine) if compare else None
     if plain is not None:

@@ -29,6 +29,10 @@ def _complete_devices() -> list[str]:
     return ["auto", "cpu", "cuda", "mps"]
 
 
+def _complete_kinds() -> list[str]:
+    return ["int8", "int4"]
+
+
 def _complete_lengths() -> list[str]:
     return ["fixed", "heuristic", "confidence:0.4", "survival:0.3"]
 
@@ -75,6 +79,25 @@ TrustRemoteCode = Annotated[
     typer.Option(
         "--trust-remote-code",
         help="Run the Python code that comes with a model. Only for authors you trust.",
+        rich_help_panel=MODELS,
+    ),
+]
+QuantizeDraft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="int8 or int4 weights for the draft, through torchao: less to read per step, and "
+        "what was lossless stays so.",
+        autocompletion=_complete_kinds,
+        rich_help_panel=MODELS,
+    ),
+]
+QuantizeTarget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="The same for the target, whose text it changes.",
+        autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),
 ]

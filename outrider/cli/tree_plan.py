@@ -42,6 +42,8 @@ def tree_plan(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    quantize_draft: options.QuantizeDraft = None,
+    quantize_target: options.QuantizeTarget = None,
     temperature: options.Temperature = 1.0,
     top_k: options.TopK = 0,
     top_p: options.TopP = 1.0,
@@ -121,6 +123,8 @@ def tree_plan(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
     )
     require_decoder_only(engine, "tree-plan")
     assert engine.draft is not None

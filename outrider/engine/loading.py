@@ -8,13 +8,14 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from outrider import assets
-from outrider.core.errors import ModelLoadError
+from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
 from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
+from outrider.models.quantize import check_kind
 
 EMBEDDED = "embedded"
 
@@ -34,6 +35,8 @@ def load(
     dtype: str | None = None,
     device: str = "auto",
     trust_remote_code: bool = False,
+    quantize_draft: str | None = None,
+    quantize_target: str | None = None,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
 
@@ -55,6 +58,8 @@ def load(
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.
+        quantize_draft: ``int8`` or ``int4`` weights through torchao. Lossless methods stay so.
+        quantize_target: the same for the target, which makes it another target.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -62,10 +67,19 @@ def load(
     row = find_method(method)
     row.recipe(options)  # an error in an option should not wait for the models
     check_speculative_tokens(num_speculative_tokens)
+    kinds = {"target": quantize_target, "draft": quantize_draft}
+    for role, kind in kinds.items():
+        if kind is not None:
+            check_kind(kind, f"quantize_{role}")
     if isinstance(draft_length, str):
         draft_length = DraftLength.parse(draft_length)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
+    if quantize_draft is not None and (draft is None or not row.needs_draft):
+        raise InvalidParameterError(
+            f"quantize_draft={quantize_draft!r}: method {method!r} has no draft model here; leave "
+            f"it out"
+        )
 
     def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
         if isinstance(source, str) and source == EMBEDDED:
@@ -74,7 +88,12 @@ def load(
             except FileNotFoundError as error:
                 raise ModelLoadError(str(error)) from error
         return load_model(
-            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code, role=role
+            source,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            role=role,
+            quantized=kinds[role],
         )
 
     return Engine(

@@ -4,6 +4,7 @@ Sections: load, dtype and device, the vocabulary that a draft and a target must 
 """
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from outrider.core.errors import (
     VocabularyMismatchError,
 )
 from outrider.models.hf import HFModel, check_config
+from outrider.models.quantize import check_kind, quantize
 from outrider.models.seq2seq import Seq2SeqModel, check_seq2seq_config
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -49,6 +51,7 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     role: str = "model",
+    quantized: str | None = None,
 ) -> HFModel:
     """A model ready to score: an :class:`HFModel`, or a ``Seq2SeqModel`` for an encoder-decoder.
 
@@ -60,16 +63,28 @@ def load_model(
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps`` or ``auto``.
         trust_remote_code: run the Python code that comes with a model.
         role: what messages call it (``target``, ``draft``).
+        quantized: ``int8`` or ``int4`` weights, see ``models/quantize.py``; a model in memory is
+            copied first.
 
     Raises:
         ModelLoadError: unknown path or id, no tokenizer, no safetensors weights.
         UnsupportedModelError: a model that cannot be rolled back.
-        InvalidParameterError: an unknown dtype or device.
+            Or one that cannot be quantized.
+        InvalidParameterError: an unknown dtype, device or kind of quantization.
+        MissingTorchaoError: ``quantized`` without torchao.
     """
+    if quantized is not None:
+        check_kind(quantized)
     if isinstance(source, HFModel):
-        return source
+        if quantized is None:
+            return source
+        module = quantize(copy.deepcopy(source.module), quantized, source.name)
+        return type(source)(module, source.tokenizer, source.name)
     if isinstance(source, PreTrainedModel):
-        return (Seq2SeqModel if source.config.is_encoder_decoder else HFModel)(source, name=role)
+        adapter = Seq2SeqModel if source.config.is_encoder_decoder else HFModel
+        if quantized is not None:
+            source = quantize(copy.deepcopy(source), quantized, role)
+        return adapter(source, name=role)
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     _check_folder(str(source), role)
@@ -105,7 +120,10 @@ def load_model(
         )
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role=role)
     adapter = Seq2SeqModel if two_stacks else HFModel
-    return adapter(module.to(place), tokenizer, f"{role} {source}")
+    module = module.to(place)
+    if quantized is not None:
+        module = quantize(module, quantized, f"{role} {source}")
+    return adapter(module, tokenizer, f"{role} {source}")
 
 
 def resolve_device(device: str) -> torch.device:

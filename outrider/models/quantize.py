@@ -82,10 +82,10 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     return module
 
 
-def check_kind(kind: str) -> None:
-    """Raises InvalidParameterError for a kind there is not."""
+def check_kind(kind: str, parameter: str = "quantized") -> None:
+    """Raises InvalidParameterError, which names the parameter, for a kind there is not."""
     if kind not in KINDS:
-        raise InvalidParameterError(f"quantize={kind!r}: must be one of {', '.join(KINDS)}")
+        raise InvalidParameterError(f"{parameter}={kind!r}: must be one of {', '.join(KINDS)}")
 
 
 class PackedLinear(nn.Module):
@@ -170,7 +170,9 @@ def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
     """The linear layers that can be quantised, by their paths: most of the model, or an error."""
     kind = type(module).__name__
     if getattr(module.config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(f"{name} ({kind}) is quantised already: leave --quantize out")
+        raise UnsupportedModelError(
+            f"{name} ({kind}) is quantized already: load it without quantization"
+        )
     layers = {
         path: layer
         for path, layer in module.named_modules()
