@@ -185,7 +185,7 @@ def main() -> None:
             "repeats": options.repeats,
             "note": options.note,
             "command": f"python -m benchmarks.seq2seq --pair DIR --repeats {options.repeats} "
-            f"--seeds {options.seeds} --timed {options.timed}",
+            f"--seeds {options.seeds} --timed {options.timed} --threads {options.threads}",
         },
         "rows": rows,
     }
