@@ -1,13 +1,14 @@
 """Engines from options, with errors that name options."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outrider.cli.errors import fail, say
 
 if TYPE_CHECKING:
     from outrider.core import Verifier
     from outrider.engine import Engine
+    from outrider.models.slabs import KvDtype
 
 EMBEDDED = "embedded"
 
@@ -27,6 +28,8 @@ def open_engine(
     trust_remote_code: bool = False,
     quantize_draft: str | None = None,
     quantize_target: str | None = None,
+    kv_dtype: str = "auto",
+    max_memory: str | None = None,
 ) -> "Engine":
     """Loads the models and builds the engine; what can be checked before loading, is."""
     from outrider.engine import load
@@ -55,6 +58,8 @@ def open_engine(
         trust_remote_code=trust_remote_code,
         quantize_draft=quantize_draft,
         quantize_target=quantize_target,
+        kv_dtype=cast("KvDtype", kv_dtype),
+        max_memory=max_memory,
     )
 
 

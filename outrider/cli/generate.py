@@ -35,6 +35,8 @@ def generate(
     trust_remote_code: options.TrustRemoteCode = False,
     quantize_draft: options.QuantizeDraft = None,
     quantize_target: options.QuantizeTarget = None,
+    kv_dtype: options.KvDtypeName = "auto",
+    max_memory: options.MaxMemory = None,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -107,6 +109,8 @@ def generate(
         trust_remote_code=trust_remote_code,
         quantize_draft=quantize_draft,
         quantize_target=quantize_target,
+        kv_dtype=kv_dtype,
+        max_memory=max_memory,
     )
     plain = plain_engine(engine) if compare else None
     if plain is not None:

@@ -25,6 +25,10 @@ def _complete_dtypes() -> list[str]:
     return ["auto", "bfloat16", "float16", "float32", "float64"]
 
 
+def _complete_kv_dtypes() -> list[str]:
+    return ["auto", "bfloat16", "int8"]
+
+
 def _complete_devices() -> list[str]:
     return ["auto", "cpu", "cuda", "mps"]
 
@@ -71,6 +75,26 @@ Device = Annotated[
         metavar="DEVICE",
         help="cpu, cuda, cuda:N, mps, or auto.",
         autocompletion=_complete_devices,
+        rich_help_panel=MODELS,
+    ),
+]
+KvDtypeName = Annotated[
+    str,
+    typer.Option(
+        "--kv-dtype",
+        metavar="DTYPE",
+        help="How keys and values are stored: auto (as the models compute), bfloat16 or int8. The "
+        "text is then that of the target with such slabs.",
+        autocompletion=_complete_kv_dtypes,
+        rich_help_panel=MODELS,
+    ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most memory for keys and values, target's and draft's together, such as 512MiB or "
+        "2GB. Default: what the machine has.",
         rich_help_panel=MODELS,
     ),
 ]

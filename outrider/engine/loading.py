@@ -11,11 +11,13 @@ from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
+from outrider.engine.admission import parse_bytes
 from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 from outrider.models.quantize import check_kind
+from outrider.models.slabs import KvDtype, check_kv_dtype
 
 EMBEDDED = "embedded"
 
@@ -32,6 +34,8 @@ def load(
     draft_confidence: float = 0.0,
     draft_length: str | DraftLength = "fixed",
     max_batch_size: int = 16,
+    max_memory: int | str | None = None,
+    kv_dtype: KvDtype = "auto",
     dtype: str | None = None,
     device: str = "auto",
     trust_remote_code: bool = False,
@@ -55,6 +59,10 @@ def load(
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
             once the drafted tokens' joint probability is below 1 - θ.
         max_batch_size: rows that run at the same time.
+        max_memory: most bytes of key-value slabs, target's and draft's together, such as
+            ``512MiB``; requests wait until theirs fit.
+        kv_dtype: how slabs store numbers: ``auto``, ``bfloat16`` or ``int8``. Of the target's, a
+            lower precision changes the law that is sampled; of the draft's it does not.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.
@@ -71,6 +79,9 @@ def load(
     for role, kind in kinds.items():
         if kind is not None:
             check_kind(kind, f"quantize_{role}")
+    check_kv_dtype(kv_dtype)
+    if max_memory is not None:
+        max_memory = parse_bytes(max_memory)
     if isinstance(draft_length, str):
         draft_length = DraftLength.parse(draft_length)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
@@ -104,6 +115,8 @@ def load(
         draft_confidence=draft_confidence,
         draft_length=draft_length,
         max_batch_size=max_batch_size,
+        max_memory=max_memory,
+        kv_dtype=kv_dtype,
         options=options,
         verifier=verifier,
         measure=measure,

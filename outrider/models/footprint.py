@@ -31,7 +31,7 @@ class Footprint:
         law: Any = None  # nothing is sampled
         sources = None if model.opening is None else [[0]]
         context = Context.start([[0, 0]], law, [0], [0], model.device, sources)
-        cache = model.start(context)
+        cache = model.storing("auto").start(context)  # with nothing to hold it to
         planes = [slab[0, :, 0].nbytes for slab in cache._slabs()]
         cross = cache.cross._slabs() if isinstance(cache, Seq2SeqCache) else []
         return cls(sum(planes), sum(slab[0, :, 0].nbytes for slab in cross), max(planes))
