@@ -5,10 +5,9 @@ Legend: B rows, V vocabulary, G blocks, S tokens of a block.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 _S = 256
-_LARGE = 4 * _S
+_LARGE = 32 * _S  # below that, one long running sum takes less time than many short steps
 
 
 def draw(weights_BV: Tensor, u_B: Tensor) -> Tensor:
@@ -22,15 +21,18 @@ def draw(weights_BV: Tensor, u_B: Tensor) -> Tensor:
     V = weights_BV.shape[1]
     if V < _LARGE:
         return _within(weights_BV, u_B)
-    padded_BV = pad(weights_BV, (0, -V % _S)) if V % _S else weights_BV
-    weights_BGS = padded_BV.reshape(padded_BV.shape[0], -1, _S)
-    cdf_BG = weights_BGS.sum(-1).cumsum(-1, dtype=_wide(weights_BV))
+    whole = V - V % _S
+    sums_BG = weights_BV[:, :whole].unflatten(1, (-1, _S)).sum(-1)
+    if whole < V:
+        sums_BG = torch.cat([sums_BG, weights_BV[:, whole:].sum(-1, keepdim=True)], 1)
+    cdf_BG = sums_BG.cumsum(-1, dtype=_wide(weights_BV))
     threshold_B1 = u_B.to(cdf_BG.dtype)[:, None] * cdf_BG[:, -1:]
     block_B1 = torch.searchsorted(cdf_BG, threshold_B1, right=True).clamp_(max=cdf_BG.shape[1] - 1)
     above_B1 = cdf_BG.gather(1, block_B1)
     below_B1 = torch.where(block_B1 > 0, cdf_BG.gather(1, (block_B1 - 1).clamp(min=0)), 0.0)
     u_BS = (threshold_B1 - below_B1) / (above_B1 - below_B1)
-    hit_BS = weights_BGS.gather(1, block_B1[..., None].expand(-1, 1, _S))[:, 0]
+    token_BS = block_B1 * _S + torch.arange(_S, device=block_B1.device)
+    hit_BS = weights_BV.gather(1, token_BS.clamp(max=V - 1)).masked_fill_(token_BS >= V, 0.0)
     index_B = _within(hit_BS, u_BS[:, 0].clamp(max=1 - torch.finfo(u_BS.dtype).eps))
     return (block_B1[:, 0] * _S + index_B).clamp_(max=V - 1)
 

@@ -102,6 +102,7 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
     """Each row judges the children of its own node, in the order of their numbers, and descends
     where one is accepted: as many steps as the longest way needs, whatever the number of nodes."""
     B, N = draft.tokens_BN.shape
+    looks = p_BNV.device.type == "cpu"  # elsewhere a look back costs more than it can save
     u_BN = torch.nn.functional.pad(rng.uniform(Role.ACCEPT, max(N - 1, 1)), (1, 0))
     number_N = torch.arange(N, device=p_BNV.device)
     parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)
@@ -110,22 +111,25 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
     q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
     for _ in range(draft.most_judged):
         is_next_BN = (parents_BN == node_B[:, None]) & (number_N > last_B[:, None])
-        reached_B = is_next_BN.any(1)
-        if p_BNV.device.type == "cpu" and not reached_B.any():  # elsewhere a look back costs more
+        reached_B, child_B = is_next_BN.max(1)
+        if looks and not reached_B.any():
             break
-        child_B = torch.where(is_next_BN, number_N, N - 1).amin(1)
         x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]
         u_B = u_BN.gather(1, child_B[:, None])[:, 0]
         accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_B)
-        left_BV, left_q_BV = rule.refuse(p_BV, q_BV, x_B)
-        left_BV = _normalise(_or_target(left_BV, p_BV))
         refused_B = reached_B & ~accepted_B
+        if not looks or refused_B.any():
+            left_BV, left_q_BV = rule.refuse(p_BV, q_BV, x_B)
+            left_BV = _normalise(_or_target(left_BV, p_BV))
+            p_BV = torch.where(refused_B[:, None], left_BV, p_BV)
+            if q_BV is not None and left_q_BV is not None:
+                q_BV = torch.where(refused_B[:, None], left_q_BV, q_BV)
+        if not looks or accepted_B.any():
+            p_BV = torch.where(accepted_B[:, None], at_node(p_BNV, child_B), p_BV)
+            if q_BV is not None and draft.probs_BNV is not None:
+                q_BV = torch.where(accepted_B[:, None], at_node(draft.probs_BNV, child_B), q_BV)
         node_B = torch.where(accepted_B, child_B, node_B)
         last_B = torch.where(reached_B, child_B, last_B)
-        p_BV = _select(accepted_B, at_node(p_BNV, child_B), refused_B, left_BV, p_BV)
-        if q_BV is not None and left_q_BV is not None and draft.probs_BNV is not None:
-            law_BV = at_node(draft.probs_BNV, child_B)
-            q_BV = _select(accepted_B, law_BV, refused_B, left_q_BV, q_BV)
     num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
     return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
@@ -155,7 +159,3 @@ def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:
 
 def _normalise(weights_BV: Tensor) -> Tensor:
     return weights_BV / weights_BV.sum(-1, keepdim=True)
-
-
-def _select(first_B: Tensor, a: Tensor, second_B: Tensor, b: Tensor, otherwise: Tensor) -> Tensor:
-    return torch.where(first_B[:, None], a, torch.where(second_B[:, None], b, otherwise))

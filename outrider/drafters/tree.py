@@ -191,5 +191,5 @@ def _by_node(laws: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:
     B, _, V = laws[0].shape
     probs_BNV = laws[0].new_zeros(B, num_nodes, V)
     for q_BnV, level in zip(laws, levels, strict=True):
-        probs_BNV[:, level.inner_n] = q_BnV
+        probs_BNV.index_copy_(1, level.inner_n, q_BnV)
     return probs_BNV

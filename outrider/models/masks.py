@@ -42,6 +42,15 @@ class Nodes:
         """Nodes that earlier passes wrote."""
         return self.ancestors_BNM.shape[2] - self.ancestors_BNM.shape[1]
 
+    def doubled(self) -> "Nodes":
+        """A single column, and one more like it that nobody else sees."""
+        twice_B2M = self.ancestors_BNM.expand(-1, 2, -1)
+        own_B21 = torch.zeros_like(twice_B2M[:, :, :1])
+        own_B21[:, 1] = True
+        return Nodes(
+            torch.cat([twice_B2M, own_B21], 2), torch.cat([self.depth_BM, self.depth_BM[:, -1:]], 1)
+        )
+
 
 def tree_mask(
     nodes: Nodes,
@@ -51,7 +60,11 @@ def tree_mask(
     window: int | None = None,
 ) -> Tensor:
     """Committed slots, and of the nodes behind them the ancestors and the node itself."""
-    N, M = nodes.ancestors_BNM.shape[1:]
+    B, N, M = nodes.ancestors_BNM.shape
+    if window is None and length_B.device.type == "cpu" and (length_B == span - M).all():
+        mask_BNS = torch.zeros(B, N, span, dtype=dtype)  # the nodes are the last slots of each row
+        mask_BNS[..., span - M :].masked_fill_(~nodes.ancestors_BNM, torch.finfo(dtype).min)
+        return mask_BNS[:, None]
     slots_S = torch.arange(span, device=length_B.device)
     node_BS = slots_S - length_B[:, None]
     index_BNS = node_BS.clamp(0, M - 1)[:, None].expand(-1, N, -1)

@@ -65,10 +65,11 @@ def test_every_token_of_a_law_comes_once(dtype: torch.dtype) -> None:
         assert sorted(tokens[exists].tolist()) == list(range(V))
 
 
-def test_after_a_sure_token_the_others_have_their_own_shares() -> None:
+@pytest.mark.parametrize("V", [1000, 9000])
+def test_after_a_sure_token_the_others_have_their_own_shares(V: int) -> None:
     """What is left of a law beside a token of probability 1 - 1e-14 is drawn from rightly; by
     subtraction it would be rounding errors."""
-    q_BnV = laws(400, 1, 1000, 2) * 1e-14
+    q_BnV = laws(400, 1, V, 2) * 1e-14
     q_BnV[..., 300] = 1.0
     u_Bnk = numbers(402, 1, 3)[2:]
     token_Bnk, exists_Bnk = without_replacement(q_BnV, u_Bnk)
