@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from outrider.cli.errors import fail, say
+from outrider.cli.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.core import Verifier
     from outrider.engine import Engine
+    from outrider.models.compiled import Compile
     from outrider.models.slabs import KvDtype
 
 EMBEDDED = "embedded"
@@ -30,6 +32,8 @@ def open_engine(
     quantize_target: str | None = None,
     kv_dtype: str = "auto",
     max_memory: str | None = None,
+    compile: str = "off",
+    exact: bool = False,
 ) -> "Engine":
     """Loads the models and builds the engine; what can be checked before loading, is."""
     from outrider.engine import load
@@ -43,24 +47,28 @@ def open_engine(
         )
     if not needs_draft and draft is not None:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
-    return load(
-        target,
-        draft,
-        method,
-        num_speculative_tokens,
-        options=method_options,
-        verifier=verifier,
-        draft_confidence=draft_confidence,
-        draft_length=draft_length,
-        max_batch_size=1,
-        dtype=None if dtype == "auto" else dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-        kv_dtype=cast("KvDtype", kv_dtype),
-        max_memory=max_memory,
-    )
+    with Progress(quiet=compile == "off") as progress:
+        return load(
+            target,
+            draft,
+            method,
+            num_speculative_tokens,
+            options=method_options,
+            verifier=verifier,
+            draft_confidence=draft_confidence,
+            draft_length=draft_length,
+            max_batch_size=1,
+            dtype=None if dtype == "auto" else dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            quantize_draft=quantize_draft,
+            quantize_target=quantize_target,
+            kv_dtype=cast("KvDtype", kv_dtype),
+            max_memory=max_memory,
+            compile=cast("Compile", compile),
+            exact=exact,
+            report=progress.show,
+        )
 
 
 def plain_engine(engine: "Engine") -> "Engine":

@@ -16,7 +16,7 @@ DEBUG = "OUTRIDER_DEBUG"
 _FLAGS = re.compile(  # how Python errors name parameters that are flags here
     r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
-    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
+    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|compile|exact|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )
 
 

@@ -36,6 +36,8 @@ def generate(
     quantize_draft: options.QuantizeDraft = None,
     quantize_target: options.QuantizeTarget = None,
     kv_dtype: options.KvDtypeName = "auto",
+    compile: options.CompileLevel = "off",
+    exact: options.Exact = False,
     max_memory: options.MaxMemory = None,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
@@ -110,6 +112,8 @@ def generate(
         quantize_draft=quantize_draft,
         quantize_target=quantize_target,
         kv_dtype=kv_dtype,
+        compile=compile,
+        exact=exact,
         max_memory=max_memory,
     )
     plain = plain_engine(engine) if compare else None

@@ -29,6 +29,10 @@ def _complete_kv_dtypes() -> list[str]:
     return ["auto", "bfloat16", "int8"]
 
 
+def _complete_compile() -> list[str]:
+    return ["off", "auto", "max"]
+
+
 def _complete_devices() -> list[str]:
     return ["auto", "cpu", "cuda", "mps"]
 
@@ -86,6 +90,26 @@ KvDtypeName = Annotated[
         help="How keys and values are stored: auto (as the models compute), bfloat16 or int8. The "
         "text is then that of the target with such slabs.",
         autocompletion=_complete_kv_dtypes,
+        rich_help_panel=MODELS,
+    ),
+]
+CompileLevel = Annotated[
+    str,
+    typer.Option(
+        "--compile",
+        metavar="LEVEL",
+        help="off; auto (kernels for few tokens, each model one compiled graph: half a minute the "
+        "first time, then kept); max (longer to compile, less overhead).",
+        autocompletion=_complete_compile,
+        rich_help_panel=MODELS,
+    ),
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact",
+        help="The same bits for a token whatever else is in the pass: greedy text is plain "
+        "decoding's, token for token, in any precision. On a CPU.",
         rich_help_panel=MODELS,
     ),
 ]

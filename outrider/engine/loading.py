@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -14,9 +14,12 @@ from outrider.drafters.policy import DraftLength
 from outrider.engine.admission import parse_bytes
 from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
+from outrider.engine.slots import models_of
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
+from outrider.models.compiled import Compile, check_compile
 from outrider.models.quantize import check_kind
+from outrider.models.runtime import prepare, warm_up
 from outrider.models.slabs import KvDtype, check_kv_dtype
 
 EMBEDDED = "embedded"
@@ -41,6 +44,9 @@ def load(
     trust_remote_code: bool = False,
     quantize_draft: str | None = None,
     quantize_target: str | None = None,
+    compile: Compile = "off",
+    exact: bool = False,
+    report: Callable[[str], None] | None = None,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
 
@@ -68,6 +74,12 @@ def load(
         trust_remote_code: run the Python code that comes with a model.
         quantize_draft: ``int8`` or ``int4`` weights through torchao. Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
+        compile: ``off``; ``auto``, our kernels for few tokens (CPU) and one graph per model, made
+            now, in half a minute the first time; ``max``, which takes longer for less overhead.
+            What does not compile runs eagerly, after a warning.
+        exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
+            coupled texts are plain decoding's in any precision, token for token. On a CPU only.
+        report: is told what takes time.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -79,6 +91,7 @@ def load(
     for role, kind in kinds.items():
         if kind is not None:
             check_kind(kind, f"quantize_{role}")
+    check_compile(compile)
     check_kv_dtype(kv_dtype)
     if max_memory is not None:
         max_memory = parse_bytes(max_memory)
@@ -98,7 +111,7 @@ def load(
                 source = assets.target_path() if role == "target" else assets.draft_path()
             except FileNotFoundError as error:
                 raise ModelLoadError(str(error)) from error
-        return load_model(
+        loaded = load_model(
             source,
             dtype=dtype,
             device=device,
@@ -106,8 +119,10 @@ def load(
             role=role,
             quantized=kinds[role],
         )
+        prepare(loaded, compile, exact=exact, own=isinstance(source, str | Path))
+        return loaded
 
-    return Engine(
+    engine = Engine(
         model(target, "target"),
         model(draft, "draft") if draft is not None and row.needs_draft else None,
         row,
@@ -121,3 +136,8 @@ def load(
         verifier=verifier,
         measure=measure,
     )
+    for each in (engine.target, *models_of(engine.drafter)):
+        if each.compiled is not None and report is not None:
+            report(f"compiling {each.name} (kept for the next time)")
+        warm_up(each)
+    return engine

@@ -72,6 +72,11 @@ class SlabCache(Cache):
         """Whether all rows have the same length, so that a pass is one contiguous write."""
         return self._start is not None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether slabs hold numbers just as the model computes them."""
+        return self.plan.kv_dtype == "auto"
+
     def begin(self, num_columns: int, first: int = 0) -> None:
         """Says that the next pass writes ``num_columns`` nodes behind the committed slots, from
         the ``first``-th slot there on."""
@@ -106,6 +111,17 @@ class SlabCache(Cache):
                 none = torch.empty(0, heads, 0, width, dtype=layout.dtype, device=layout.device)
                 for slabs, like in zip(side, self.plan.storage.encode(none), strict=True):
                     slabs[layer] = self._grown(slabs[layer], like, num_rows, num_slots)
+
+    def make_room(self) -> bool:
+        """Grows the slabs to what the pass that has begun will write; False where there are layers
+        without slabs yet, which the pass itself allocates."""
+        for side in self._sides:
+            for slabs in side:
+                for layer, slab in enumerate(slabs):
+                    if slab is None:
+                        return False
+                    slabs[layer] = self._grown(slab, slab, self.num_rows, self.span)
+        return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths)

@@ -22,6 +22,7 @@ from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import NonFiniteLogitsError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
+from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.masks import Nodes, chain_mask, tree_mask
 from outrider.models.slabs import Allowance, KvDtype, SlabPlan
 from outrider.sampling import Sampling
@@ -46,6 +47,8 @@ class HFModel:
         limit: longest context in tokens.
         watch: time spent in forward passes.
         plan: how its caches store keys and values, and how much they may.
+        compiled: its compiled pass, if it has one (``runtime.py``).
+        exact: whether bits may not depend on a pass's width, so that all rounds run the same code.
         opening: the tokens every text begins with, where the prompt is a source that an encoder
             reads; None where the text begins with the prompt.
 
@@ -55,6 +58,8 @@ class HFModel:
     """
 
     opening: tuple[int, ...] | None = None
+    compiled: CompiledPass | None = None
+    exact: bool = False
 
     def __init__(
         self,
@@ -77,6 +82,11 @@ class HFModel:
         self._windows = _windows(config)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of layers, by what they see; each has a mask."""
+        return tuple(self._windows)
 
     @property
     def prompt_limit(self) -> int:
@@ -168,19 +178,29 @@ class HFModel:
             Logits (B, N, V), in the model's dtype.
         """
         N = tokens_BN.shape[1]
-        cache.begin(N, nodes.first if nodes is not None else 0)
+        graph = self._graph(cache, N) if num_logits == 0 else None
+        if graph is not None and N == 1:  # a size of one would need a graph of its own
+            tokens_BN = tokens_BN.repeat(1, 2)
+            nodes = None if nodes is None else nodes.doubled()
+        first = nodes.first if nodes is not None else 0
+        cache.begin(tokens_BN.shape[1], first)
+        slots_BN = self._columns(cache, tokens_BN.shape[1]) + first
         if nodes is not None:
-            positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, nodes.first :]
+            positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, first:]
         else:
-            columns_N = torch.arange(N, device=tokens_BN.device)
-            positions_BN = cache.length_B[:, None] + columns_N
+            positions_BN = slots_BN
         masks = {
             kind: self._mask(cache, positions_BN, nodes, window)
             for kind, window in self._windows.items()
         }
         positions_BN = positions_BN.clamp(max=self.limit - 1)
         with self.watch:
-            logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
+            logits_BNV = None
+            if graph is not None and cache.make_room():
+                logits_BNV = graph(cache, tokens_BN, positions_BN, slots_BN, list(masks.values()))
+            if logits_BNV is None:
+                logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
+        logits_BNV = logits_BNV[:, :N]
         self._sums.append(logits_BNV.sum((1, 2), dtype=torch.float32))
         return logits_BNV
 
@@ -204,6 +224,15 @@ class HFModel:
     def _cache(self, context: Context) -> SlabCache:
         """An empty cache for a batch."""
         return SlabCache(context, self.num_layers, self.limit + MARGIN, self.plan)
+
+    def _graph(self, cache: SlabCache, num_columns: int) -> CompiledPass | None:
+        """The compiled pass, where there is one for such a pass."""
+        few = self.exact or cache.num_rows * num_columns <= MOST_TOKENS
+        return self.compiled if few and cache.is_plain else None
+
+    def _columns(self, cache: SlabCache, number: int) -> Tensor:
+        """The slots right behind the committed ones, (B, N)."""
+        return cache.length_B[:, None] + torch.arange(number, device=cache.length_B.device)
 
     def _forward(
         self,

@@ -169,7 +169,8 @@ class Int4Linear(PackedLinear):
 def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
     """The linear layers that can be quantised, by their paths: most of the model, or an error."""
     kind = type(module).__name__
-    if getattr(module.config, "quantization_config", None) is not None:
+    done = any(isinstance(each, PackedLinear) for each in module.modules())
+    if done or getattr(module.config, "quantization_config", None) is not None:
         raise UnsupportedModelError(
             f"{name} ({kind}) is quantized already: load it without quantization"
         )

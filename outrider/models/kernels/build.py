@@ -43,14 +43,13 @@ def load_kernels() -> bool:
     """
     if hasattr(torch.ops.outrider, "linear"):
         return False
-    flags = _flags()
     text = SOURCE.read_text()
-    made_from = "\0".join([text, torch.__version__, sys.version, platform.machine(), *flags])
+    made_from = "\0".join([text, torch.__version__, sys.version, platform.machine(), *_flags()])
     name = hashlib.sha256(made_from.encode()).hexdigest()[:16]
     library = cache_folder() / "kernels" / f"{name}.so"
     missing = not library.exists()
     if missing:
-        _compile(library, flags)
+        compile_kernels(library)
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
@@ -70,8 +69,18 @@ def _flags() -> list[str]:
     ]
 
 
-def _compile(library: Path, flags: list[str]) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+def find_compiler() -> str | None:
+    """``CXX``, else ``g++``, else ``clang++``."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def compile_kernels(library: Path) -> None:
+    """Compiles the kernels to a library that appears when it is whole.
+
+    Raises:
+        KernelError: no C++ compiler, or one that fails.
+    """
+    compiler = find_compiler()
     if compiler is None:
         raise KernelError("no C++ compiler here: install g++ or clang++, or name one in CXX")
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +88,7 @@ def _compile(library: Path, flags: list[str]) -> None:
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
-    command = [compiler, *flags, *includes, str(SOURCE), "-o", str(scratch), *links]
+    command = [compiler, *_flags(), *includes, str(SOURCE), "-o", str(scratch), *links]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -21,6 +21,7 @@ NARROW = 32
 """Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
 
 _ANY = 2**62
+_SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not know
 _NAMES = {NARROW: "outrider", _ANY: "outrider_exact"}
 
 
@@ -58,6 +59,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     for layer in module.modules():
         if type(layer) in (nn.Linear, NarrowLinear):
             layer.__class__ = NarrowLinear
+            assert isinstance(layer, NarrowLinear)
             layer.widest = widest
             if compact:
                 layer.weight = _compacted(layer.weight)
@@ -85,8 +87,11 @@ def _attention(widest: int) -> Any:
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         B, _, N, C = query.shape
-        special = any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias"))
-        if attention_mask is None or special or attention_mask.shape[1] != 1 or B * N > widest:
+        special = any(kwargs.get(name) is not None for name in _SPECIAL)
+        masked = attention_mask is not None and attention_mask.shape[1] == 1
+        # inside a graph a bound on sizes would make two graphs of it
+        wide = not torch.compiler.is_compiling() and widest < B * N
+        if special or wide or not masked:
             result: tuple[Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, **kwargs
             )

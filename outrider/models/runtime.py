@@ -1,0 +1,147 @@
+"""How a model is run: as ``transformers`` does, with our kernels, compiled, exactly.
+
+    off     the module as it is
+    auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph
+    max     the same with the graph's own calls compiled away too: longer to make
+
+``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
+draft, a tree or a batch, so that greedy and coupled texts are plain decoding's, token for token,
+in any precision. Our kernels add in an order that does not depend on the width of a pass; that
+nothing else in a model does either is put to the test when it is loaded.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core.context import Context
+from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
+from outrider.models.compiled import CompiledPass, check_compile
+from outrider.models.hf import HFModel
+from outrider.models.kernels import use_kernels
+from outrider.models.masks import Nodes
+
+_PROBE = 12  # tokens that an exact model is tried on
+
+
+def prepare(
+    model: HFModel, compile: str = "off", *, exact: bool = False, own: bool = False
+) -> None:
+    """Sets up how a model runs; its graphs are made by :func:`warm_up`, or when first needed.
+
+    Args:
+        model: the model; its module is changed in place.
+        compile: ``off``, ``auto`` or ``max``.
+        exact: whether bits must not depend on the width of a pass.
+        own: whether nobody else uses the module, so that its weights may be stored more tightly.
+
+    Raises:
+        InvalidParameterError: another value of ``compile``.
+        UnsupportedModelError: ``exact`` is not to be had: not on a CPU, or not with this model.
+        KernelError: ``exact`` without a C++ compiler. Without ``exact`` that is a warning.
+    """
+    check_compile(compile)
+    if exact and model.device.type != "cpu":
+        raise UnsupportedModelError(
+            f"exact=True needs our kernels, which run on the CPU; {model.name} is on "
+            f"{model.device}: load it with device='cpu'"
+        )
+    if compile == "off" and not exact:
+        return
+    if model.device.type == "cpu":
+        try:
+            use_kernels(model.module, exact=exact, compact=own)
+        except KernelError as error:
+            if exact:
+                raise
+            _warn(f"{model.name} runs eagerly: {error}")
+            return
+    if compile != "off":
+        _compile(model, thorough=compile == "max")
+    model.exact = exact
+    if exact:
+        check_exact(model)
+
+
+def warm_up(model: HFModel, rows: int = 1) -> None:
+    """Makes the graph for one row, or for several, if the model is compiled and has none yet."""
+    if model.compiled is None:
+        return
+    with torch.inference_mode():
+        context = _context(model, [0, 0, 0], rows)
+        cache = model.start(context)
+        model.extend(cache, context.tokens_BT[:, :2])
+        model.drain_sums()
+
+
+@torch.inference_mode()
+def check_exact(model: HFModel) -> None:
+    """Raises UnsupportedModelError unless a model's bits are the same in passes of any width."""
+    tokens = [7 * step % model.num_tokens for step in range(1, _PROBE + 1)]
+    half = _PROBE // 2
+    alone_NV = _logits(model, tokens, [1] * half)
+    others = (
+        _logits(model, tokens, [half]),
+        _logits(model, tokens, [3, 1, 2]),
+        _logits(model, tokens, [2] * 3, rows=3),
+    )
+    same = all(torch.equal(alone_NV, other) for other in others)
+    if not same or not torch.equal(alone_NV[-1], _leaf_logits(model, tokens)):
+        raise UnsupportedModelError(
+            f"exact=True: {model.name} ({type(model.module).__name__}) has layers beside linear "
+            f"ones and attention whose bits depend on how many tokens a pass has: load it without "
+            f"exact"
+        )
+
+
+def _compile(model: HFModel, thorough: bool) -> None:
+    if model.opening is not None:
+        _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
+        return
+    model.compiled = CompiledPass(model.module, model.kinds, model.name, thorough)
+
+
+def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
+    """Logits of the last row behind each of the last tokens, (N, V), in passes of these widths."""
+    done = len(tokens) - sum(widths)
+    context = _context(model, tokens, rows)
+    cache = model.start(_context(model, tokens[: done + 1], rows))
+    logits = []
+    for width in widths:
+        cache.lengths = [done] * rows
+        cache.length_B = torch.full_like(cache.length_B, done)
+        logits.append(model.extend(cache, context.tokens_BT[:, done : done + width])[-1])
+        done += width
+    model.drain_sums()
+    return torch.cat(logits)
+
+
+def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
+    """Logits behind the last token, (V,), as the leaf of a tree with a stranger before each node
+    of its path."""
+    half = len(tokens) // 2
+    cache = model.start(_context(model, tokens[: half + 1]))
+    path = tokens[half:]
+    nodes_N = torch.arange(2 * len(path), device=model.device)
+    sees_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N % 2 == 1)
+    sees_NN |= nodes_N == nodes_N[:, None]
+    strangers = [(token + 1) % model.num_tokens for token in path]
+    pairs = [token for pair in zip(strangers, path, strict=True) for token in pair]
+    tokens_1N = torch.tensor([pairs], device=model.device)
+    logits_1NV = model.extend(cache, tokens_1N, Nodes(sees_NN[None], nodes_N[None] // 2))
+    model.drain_sums()
+    return logits_1NV[0, -1]
+
+
+def _context(model: HFModel, tokens: list[int], rows: int = 1) -> Context:
+    law: Any = None
+    sources = None if model.opening is None else [tuple(tokens)] * rows
+    none = [0] * rows
+    return Context.start([tokens] * rows, law, none, none, model.device, sources)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, OutriderWarning, stacklevel=3)

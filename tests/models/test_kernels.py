@@ -1,0 +1,139 @@
+"""The kernels say what torch says, and say it with the same bits in passes of any width."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.core.errors import KernelError
+from outrider.models.kernels import NARROW, build, use_kernels
+from outrider.models.kernels.build import load_kernels
+
+pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+
+
+def linear(inputs: int, outputs: int, bias: bool = True, seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    layer = nn.Linear(inputs, outputs, bias)
+    use_kernels(layer, exact=True)
+    return layer
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 17), (70, 1), (256, 65), (3, 40)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_equals_torch(inputs: int, outputs: int, bias: bool) -> None:
+    """Within 1e-5 of the largest, for widths with every tail, odd sizes among them."""
+    layer = linear(inputs, outputs, bias)
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 12, 13, 40):
+        x = torch.randn(tokens, inputs)
+        wanted = nn.functional.linear(x.double(), layer.weight.double(), None).float()
+        wanted = wanted + layer.bias if bias else wanted
+        assert float((layer(x) - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@torch.inference_mode()
+def test_bits_of_a_linear_layer_do_not_depend_on_the_width() -> None:
+    layer = linear(131, 70)
+    x = torch.randn(50, 131)
+    alone = torch.cat([layer(row[None]) for row in x])
+    for width in (2, 5, 6, 7, 33, 50):
+        assert torch.equal(torch.cat([layer(part) for part in x.split(width)]), alone)
+
+
+@torch.inference_mode()
+def test_compact_weights_change_no_bit_and_are_only_taken_where_they_lose_nothing() -> None:
+    exact, lossy = linear(64, 32), linear(64, 32)
+    exact.weight.copy_(exact.weight.bfloat16())
+    x = torch.randn(5, 64)
+    before = exact(x)
+    use_kernels(exact, exact=True, compact=True)
+    use_kernels(lossy, exact=True, compact=True)
+    assert exact.weight.dtype == torch.bfloat16
+    assert lossy.weight.dtype == torch.float32
+    assert torch.equal(exact(x), before)
+    wide = torch.randn(NARROW + 1, 64)
+    use_kernels(exact)  # wider passes go to torch, which takes no mixture of types by itself
+    assert (
+        float(
+            (exact(wide) - nn.functional.linear(wide, exact.weight.float(), exact.bias)).abs().max()
+        )
+        <= 1e-5
+    )
+
+
+@torch.inference_mode()
+def test_bfloat16_inputs_come_back_as_such() -> None:
+    layer = linear(64, 32).bfloat16()
+    x = torch.randn(3, 64).bfloat16()
+    wanted = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float())
+    assert layer(x).dtype == torch.bfloat16
+    assert torch.equal(layer(x), wanted.bfloat16()) or float(
+        (layer(x).float() - wanted).abs().max()
+    ) <= 2**-7 * float(wanted.abs().max())
+
+
+def attention(width: int = 20) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and a mask of random holes; every query sees its first slot."""
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, 4, 7, width), torch.randn(2, 2, 19, width), torch.randn(2, 2, 19, 9)
+    mask = torch.zeros(2, 1, 7, 19).masked_fill(torch.rand(2, 1, 7, 19) < 0.5, torch.finfo().min)
+    mask[..., 0] = 0.25  # a bias that is not a hole
+    return q, k, v, mask
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [8, 20])
+def test_attention_equals_torch(width: int) -> None:
+    """Grouped heads, values of another width, biases; within 1e-6."""
+    load_kernels()
+    q, k, v, mask = attention(width)
+    ours = torch.ops.outrider.attend(q, k, v, mask, 0.3).transpose(1, 2)
+    double = (x.double() for x in (q, k, v))
+    theirs = scaled_dot_product_attention(*double, mask.double(), scale=0.3, enable_gqa=True)
+    assert float((ours - theirs).abs().max()) <= 1e-6
+
+
+@torch.inference_mode()
+def test_bits_of_attention_do_not_depend_on_what_is_hidden() -> None:
+    """The same slots, with strangers between them and behind them, and one query at a time."""
+    load_kernels()
+    q, k, v, _ = attention()
+    alone = torch.ops.outrider.attend(q, k, v, torch.zeros(2, 1, 7, 19), 0.3)
+    spread = [torch.full((*x.shape[:2], 60, x.shape[3]), 7.0) for x in (k, v)]
+    places = torch.arange(19) * 3 + 2
+    mask = torch.full((2, 1, 7, 60), torch.finfo().min)
+    mask[..., places] = 0
+    for wide, narrow in zip(spread, (k, v), strict=True):
+        wide[:, :, places] = narrow
+    assert torch.equal(torch.ops.outrider.attend(q, *spread, mask, 0.3), alone)
+    each = [
+        torch.ops.outrider.attend(q[:, :, n : n + 1], *spread, mask[:, :, :1], 0.3)
+        for n in range(7)
+    ]
+    assert torch.equal(torch.cat(each, 1), alone)
+
+
+def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match=r"no C\+\+ compiler.*CXX"):
+        build.compile_kernels(tmp_path / "kernels.so")
+
+
+def test_says_what_the_compiler_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing behind that a later run would take for a library."""
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(KernelError, match="no such header"):
+        build.compile_kernels(tmp_path / "kernels.so")
+    monkeypatch.setenv("CXX", os.fspath(tmp_path / "absent"))
+    with pytest.raises(KernelError, match="cannot run"):
+        build.compile_kernels(tmp_path / "kernels.so")
+    assert not list(tmp_path.glob("*.so"))
