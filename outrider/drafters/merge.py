@@ -8,7 +8,9 @@ of asking everybody in every round, the model too, and of a wider pass of the ta
 Siblings from different sources are no draws from one law, so all of them count as chosen, the
 model's as well: it drafts its most likely tokens (``BEST``), at every temperature.
 
-Reads the device twice per round: for what the text judged, and for how many nodes are left.
+Reads the device up to four times per round, beside what its sources read: for what the text
+judged, and where two or more have something, for the depth of the tree, for how many nodes are
+left, and for whether they are a chain.
 
 Proposes: chosen trees; a chain where all rows' sources agree.
 

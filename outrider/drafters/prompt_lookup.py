@@ -44,15 +44,30 @@ class LookupText:
 
     def __init__(self, sizes: Sequence[int], latest: bool, tail: int) -> None:
         self.text = array("i")
+        self.latest = latest
         self.tail = tail
         self.indices = {n: NgramIndex(self.text, n, latest) for n in sizes}
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Reads the next tokens."""
-        begin = max(len(self.text) - self.tail + 1, 1)
+        first = len(self.text) - self.tail + 1
         self.text.extend(tokens)
+        stop = len(self.text) - self.tail + 1
         for n, index in self.indices.items():
-            index.put(range(max(begin, n), len(self.text) - self.tail + 1))
+            index.put(range(first if first > n else n, stop))
+
+    def forget(self, num: int) -> None:
+        """Takes the last so many tokens back; anew from the text where an index cannot."""
+        last, kept = len(self.text) - self.tail, len(self.text) - num
+        lost = {n: max(last - max(kept - self.tail, n - 1), 0) for n in self.indices}
+        if all(lost[n] <= index.num_forgettable for n, index in self.indices.items()):
+            del self.text[kept:]
+            for n, index in self.indices.items():
+                index.forget(lost[n])
+        else:
+            text, self.text = self.text[:kept], array("i")
+            self.indices = {n: NgramIndex(self.text, n, self.latest) for n in self.indices}
+            self.extend(text)
 
     def close(self) -> None:
         """Nothing outlives the row."""

@@ -15,7 +15,7 @@ leaves out nodes with a smaller D. As a chain, only the likeliest token follows 
 
 The paper tries all suffixes of a tree of bounded depth and takes the best score; here each text
 offers its longest match, of any length. Of a state that had more than ``MAX_CHILDREN`` different
-continuations, the newest and the first are considered.
+continuations (``suffix_index``), the newest and the first are considered.
 
 The corpus is shared by all requests of a drafter, so what is drafted for one depends on which
 others ended before it. With the rule ``Coupled``, which the method takes, that does not change a
@@ -28,8 +28,7 @@ Legend: B rows, N nodes, D drafted tokens (N-1).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush, nlargest
-from itertools import count, islice
+from heapq import heappop, heappush
 from typing import Literal, get_args
 
 from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
@@ -39,10 +38,10 @@ from outrider.drafters.suffix_corpus import Corpus, Cursor
 from outrider.drafters.suffix_index import SEPARATOR, SuffixIndex
 
 Shape = Literal["chain", "tree"]
-MAX_CHILDREN = 256
 TREE_WIDTH = 4
 TREE_NODES = 16
 MAX_NODES = 1024
+NOTHING = Tree([], ())
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,10 @@ class Expand:
     factor: float
     min_prob: float
 
+    def bound(self, matched: int, most: int) -> float:
+        """The largest score that there may be behind a match: one per node, and one per depth."""
+        return min(self.factor * matched, most)
+
     def __call__(
         self, index: SuffixIndex, state: int, matched: int, most: int
     ) -> tuple[float, Tree]:
@@ -71,24 +74,28 @@ class Expand:
 
 def _chain(index: SuffixIndex, state: int, left: int, min_prob: float) -> tuple[float, Tree]:
     """The likeliest path."""
+    count, end, text = index.count, index.end, index.text
     tokens: list[int] = []
     D, score = 1.0, 0.0
-    while left > 0 and (child := index.only_child(state) or _most_frequent(index, state)):
-        D *= min(index.count[child] / index.num_followed(state), 1.0)
-        state = child
-        token = index.token(state)
+    while left > 0 and (child := index.likeliest_child(state)):
+        followed = index.num_followed(state)
+        places, place = count[child], end[child]
+        if places < followed:
+            D *= places / followed
+        token = text[place - 1]
         if min_prob > D or token == SEPARATOR:
             break
         tokens.append(token)
         score += D
         left -= 1
-        if index.count[state] == 1:  # from here on there is one path, and it stands in the text
-            run = index.text[index.end[state] : index.end[state] + left]
+        if places == 1:  # from here on there is one path, and it stands in the text
+            run = text[place : place + left]
             if SEPARATOR in run:
                 run = run[: run.index(SEPARATOR)]
             tokens.extend(run)
             score += D * len(run)
             break
+        state = child
     return score, Tree.chain(tokens)
 
 
@@ -98,45 +105,27 @@ def _tree(
     """The likeliest nodes, best first."""
     tokens: list[int] = []
     parents: list[int] = []
-    score, D, node, depth = 0.0, 1.0, 0, 0
-    order = count()
+    count, end, text = index.count, index.end, index.text
+    score, D, node, depth, num = 0.0, 1.0, 0, 0, 0
     waiting: list[tuple[float, int, int, int, int]] = []
     while left > 0:
         if depth < most:
-            for P, child in _likeliest(index, state, TREE_WIDTH):
-                if min_prob <= D * P and index.token(child) != SEPARATOR:
-                    heappush(waiting, (-D * P, next(order), child, node, depth + 1))
+            followed = index.num_followed(state)
+            for child in index.likeliest_children(state, TREE_WIDTH):
+                share = D * min(count[child] / followed, 1.0)
+                if min_prob <= share and text[end[child] - 1] != SEPARATOR:
+                    heappush(waiting, (-share, num, child, node, depth + 1))
+                    num += 1
         if not waiting:
             break
         minus_D, _, state, parent, depth = heappop(waiting)
         D = -minus_D
         score += D
         left -= 1
-        tokens.append(index.token(state))
+        tokens.append(text[end[state] - 1])
         parents.append(parent)
         node = len(tokens)
     return score, Tree(tokens, parents)
-
-
-def _most_frequent(index: SuffixIndex, state: int) -> int:
-    """The state behind a state with the most places, of equals the latest; 0 if there is none."""
-    best, most, latest = 0, 0, 0
-    for child in islice(index.children(state), MAX_CHILDREN):
-        places, end = index.count[child], index.end[child]
-        if places > most or (places == most and end > latest):
-            best, most, latest = child, places, end
-    return best
-
-
-def _likeliest(index: SuffixIndex, state: int, num: int) -> list[tuple[float, int]]:
-    """The states behind a state with the largest P, and P; of equals, the latest."""
-    followed = index.num_followed(state)
-    children = [
-        (index.count[child], index.end[child], child)
-        for child in islice(index.children(state), MAX_CHILDREN)
-    ]
-    best = nlargest(num, children) if len(children) > 1 else children
-    return [(min(places / followed, 1.0), child) for places, _, child in best]
 
 
 class SuffixText:
@@ -159,18 +148,37 @@ class SuffixText:
         for cursor in self._cursors:
             cursor.extend(tokens)
 
+    def forget(self, num: int) -> None:
+        """Takes the last so many tokens back."""
+        self._cursors = []  # new ones will find their places
+        if num <= self.index.num_forgettable:
+            self.index.forget(num)
+            return
+        kept = self.index.text[: len(self.index.text) - num]
+        self.index = SuffixIndex()
+        self.index.extend(kept)
+
     def close(self) -> None:
         """Hands the output to the corpus."""
         self._corpus.add(self.index.text[self._begin :])
 
     def continuation(self, expand: Expand, most: int) -> Tree:
-        """The draft with the best score."""
+        """The draft with the best score, of equals the first. A longer match is asked first, and
+        none that could not win any more."""
         self._cursors = self._corpus.cursors(self._cursors, self.index.text)
         state = max(self.index.link[self.index.last], 0)
-        offers = [expand(self.index, state, self.index.length[state], most)]
-        for cursor in self._cursors:
-            offers.append(expand(cursor.index, cursor.settled(), cursor.matched, most))
-        return max(offers, key=lambda offer: offer[0])[1]
+        if not self._cursors:
+            return expand(self.index, state, self.index.length[state], most)[1]
+        matches = [(self.index.length[state], 0, self.index, state)]
+        for i, cursor in enumerate(self._cursors, 1):
+            matches.append((cursor.matched, -i, cursor.index, cursor.settled()))
+        best, tree = (0.0, 0), NOTHING
+        for matched, place, index, state in sorted(matches, reverse=True):
+            if (expand.bound(matched, most), place) > best:
+                score, offer = expand(index, state, matched, most)
+                if (score, place) > best:
+                    best, tree = (score, place), offer
+        return tree
 
 
 class SuffixDecoding:

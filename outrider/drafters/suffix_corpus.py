@@ -27,12 +27,12 @@ class Cursor:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Reads the next tokens of the running text; amortised O(1) each."""
-        index = self.index
+        step, link, length = self.index.step, self.index.link, self.index.length
         for token in tokens:
             state = self.settled()
-            while not (target := index.step(state, token)) and state:
-                state = index.link[state]
-                self.matched = index.length[state]
+            while not (target := step(state, token)) and state:
+                state = link[state]
+                self.matched = length[state]
             self.matched = self.matched + 1 if target else 0
             self._state = target
 

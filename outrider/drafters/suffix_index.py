@@ -11,17 +11,27 @@ a text is so repetitive that there are more than ``MAX_LINKS``, the shortest are
 
 States and transitions are rows of arrays of 32-bit integers. Most states have one transition,
 which is kept with the state (``next``); the others are chained (``more``, ``sibling``) and found
-through a hash table. The token of a transition needs no room: it is the one before any place of its
-target.
+through a hash table.
+
+Tokens can be taken back, the last one first: of each of the last ``MAX_FORGOTTEN`` is known what it
+overwrote. What it added stands at the ends of the arrays, and transitions leave the table in the
+opposite order of their coming, so that no other is lost behind them.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from sys import getsizeof
 
 MAX_LINKS = 64
+MAX_CHILDREN = 256
+MAX_FORGOTTEN = 64
 SEPARATOR = -1
 _FIRST_SIZE = 64
+
+_Overwritten = tuple[int, int, int, list[int]]
+"""Of a token, what there was before it: the state of the whole text and the number of transitions;
+the state that it split, or 0; and the latest places of the text's suffixes, from the longest on."""
 
 
 class SuffixIndex:
@@ -46,14 +56,26 @@ class SuffixIndex:
         self._next = array("i", [0])
         self._more = array("i", [0])
         self._source = array("i", [0])  # transition 0 is none
+        self._token = array("i", [0])
         self._target = array("i", [0])
         self._sibling = array("i", [0])
         self._slots = array("i", [0]) * _FIRST_SIZE
+        self._log: deque[_Overwritten] = deque(maxlen=MAX_FORGOTTEN)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Appends tokens."""
         for token in tokens:
             self._append(token)
+
+    @property
+    def num_forgettable(self) -> int:
+        """Tokens that can be taken back."""
+        return len(self._log)
+
+    def forget(self, num: int) -> None:
+        """Takes the last so many tokens back, ``num_forgettable`` at most."""
+        for _ in range(num):
+            self._take_back(*self._log.pop())
 
     def step(self, state: int, token: int) -> int:
         """The state of the string with one more token; 0 if the text has no such string."""
@@ -67,14 +89,42 @@ class SuffixIndex:
         but for the very first."""
         if self._next[state]:
             yield self._next[state]
-        edge = self._more[state]
-        while edge:
+        for edge in self._edges(state):
             yield self._target[edge]
-            edge = self._sibling[edge]
 
-    def only_child(self, state: int) -> int:
-        """The state behind a state that was always followed by the same token; else 0."""
-        return 0 if self._more[state] else self._next[state]
+    def likeliest_child(self, state: int) -> int:
+        """The state behind a state with the most places, of equals the latest; 0 if there is none.
+        Of more than ``MAX_CHILDREN`` the newest are considered, and the first."""
+        best, edge = self._next[state], self._more[state]
+        if not edge:
+            return best
+        count, end, targets, siblings = self.count, self.end, self._target, self._sibling
+        most, majority = count[best], self.num_followed(state) // 2
+        for _ in range(MAX_CHILDREN - 1):
+            if most > majority:
+                break
+            child = targets[edge]
+            places = count[child]
+            if places > most or (places == most and end[child] > end[best]):
+                best, most = child, places
+            edge = siblings[edge]
+            if not edge:
+                break
+        return best
+
+    def likeliest_children(self, state: int, num: int) -> list[int]:
+        """The same for so many states, the likeliest first."""
+        first, edge = self._next[state], self._more[state]
+        if not edge:
+            return [first] if first else []
+        count, end, targets, siblings = self.count, self.end, self._target, self._sibling
+        found = [(count[first], end[first], first)]
+        while edge and len(found) < MAX_CHILDREN:
+            child = targets[edge]
+            found.append((count[child], end[child], child))
+            edge = siblings[edge]
+        found.sort(reverse=True)
+        return [child for _, _, child in found[:num]]
 
     def token(self, state: int) -> int:
         """The last token of a state's strings."""
@@ -90,41 +140,92 @@ class SuffixIndex:
         return sum(getsizeof(value) for value in vars(self).values() if isinstance(value, array))
 
     def _append(self, token: int) -> None:
-        self.text.append(token)
-        end = len(self.text)
-        new = self._state(end, 0, end, 1)
-        state = self.last
-        while state >= 0 and not (target := self.step(state, token)):
-            self._connect(state, token, new)
-            state = self.link[state]
+        text, link, end, first = self.text, self.link, self.end, self._next
+        text.append(token)
+        place, before, num_edges = len(text), self.last, len(self._source)
+        new = self._state(place, 0, place, 1)
+        state, split, ends = before, 0, []
+        while state >= 0:
+            target = first[state]
+            if not target:
+                first[state] = new
+            elif text[end[target] - 1] == token:
+                break
+            else:
+                slot = self._slot(state, token)
+                if edge := self._slots[slot]:
+                    target = self._target[edge]
+                    break
+                self._connect(state, token, new, slot)
+            state = link[state]
         if state >= 0:
             if self.length[target] != self.length[state] + 1:
+                split = target
                 target = self._split(state, token, target)
-            self.link[new] = target
-            self._count(target, end)
+            link[new] = target
+            ends = self._count(target, place)
         self.last = new
+        self._log.append((before, num_edges, split, ends))
+
+    def _take_back(self, before: int, num_edges: int, split: int, ends: Sequence[int]) -> None:
+        """Undoes the last ``_append``."""
+        token, new = self.text[-1], self.last
+        state = self.link[new]
+        for end in ends:
+            self.end[state] = end
+            self.count[state] -= 1
+            state = self.link[state]
+        state = before
+        while state >= 0 and self.step(state, token) == new:
+            if self._next[state] == new:
+                self._next[state] = 0
+            state = self.link[state]
+        if split:
+            clone = new + 1
+            self._redirect(state, token, clone, split)
+            self.link[split] = self.link[clone]
+        for edge in range(len(self._source) - 1, num_edges - 1, -1):
+            state = self._source[edge]
+            self._slots[self._slot(state, self._token[edge])] = 0
+            self._more[state] = self._sibling[edge]
+        for column in (self._source, self._token, self._target, self._sibling):
+            del column[num_edges:]
+        for column in (self.length, self.link, self.end, self.count, self._next, self._more):
+            del column[new:]
+        del self.text[-1]
+        self.last = before
 
     def _split(self, state: int, token: int, target: int) -> int:
         """Gives the shorter strings of a target, which have a new place, a state of their own."""
         length, link = self.length[state] + 1, self.link[target]
         clone = self._state(length, link, self.end[target], self.count[target])
-        for child in reversed(list(self.children(target))):
-            self._connect(clone, self.token(child), child)
+        self._next[clone] = self._next[target]
+        for edge in reversed(list(self._edges(target))):
+            x = self._token[edge]
+            self._connect(clone, x, self._target[edge], self._slot(clone, x))
         self.link[target] = clone
-        while state >= 0 and self.step(state, token) == target:
-            self._redirect(state, token, clone)
-            state = self.link[state]
+        self._redirect(state, token, target, clone)
         return clone
 
-    def _count(self, state: int, end: int) -> None:
-        """Adds a place to a state and to all shorter suffixes."""
-        link, ends, count = self.link, self.end, self.count
-        for _ in range(MAX_LINKS):
-            if state <= 0:
-                return
-            ends[state] = end
+    def _redirect(self, state: int, token: int, target: int, other: int) -> None:
+        """Leads a state and its suffixes to another target, as far as they led to this one."""
+        while state >= 0 and self.step(state, token) == target:
+            if self._next[state] == target:
+                self._next[state] = other
+            else:
+                self._target[self._slots[self._slot(state, token)]] = other
+            state = self.link[state]
+
+    def _count(self, state: int, place: int) -> list[int]:
+        """Adds a place to a state and to all shorter suffixes; their latest places before."""
+        link, end, count = self.link, self.end, self.count
+        ends: list[int] = []
+        while state > 0 and len(ends) < MAX_LINKS:
+            ends.append(end[state])
+            end[state] = place
             count[state] += 1
             state = link[state]
+        return ends
 
     def _state(self, length: int, link: int, end: int, count: int) -> int:
         self.length.append(length)
@@ -135,39 +236,36 @@ class SuffixIndex:
         self._more.append(0)
         return len(self.length) - 1
 
-    def _connect(self, state: int, token: int, target: int) -> None:
-        if not self._next[state]:
-            self._next[state] = target
-            return
+    def _edges(self, state: int) -> Iterator[int]:
+        """The transitions of a state but the first, newest first."""
+        edge = self._more[state]
+        while edge:
+            yield edge
+            edge = self._sibling[edge]
+
+    def _connect(self, state: int, token: int, target: int, slot: int) -> None:
+        """Adds a transition to those behind the first; ``slot`` is where the table has it."""
+        edge = len(self._source)
         self._source.append(state)
+        self._token.append(token)
         self._target.append(target)
         self._sibling.append(self._more[state])
-        self._more[state] = len(self._source) - 1
-        if 3 * len(self._source) > 2 * len(self._slots):
+        self._more[state] = edge
+        if 3 * edge + 3 > 2 * len(self._slots):
             self._grow()
         else:
-            self._slots[self._slot(state, token)] = self._more[state]
-
-    def _redirect(self, state: int, token: int, target: int) -> None:
-        if self.token(self._next[state]) == token:
-            self._next[state] = target
-        else:
-            self._target[self._slots[self._slot(state, token)]] = target
+            self._slots[slot] = edge
 
     def _slot(self, state: int, token: int) -> int:
         """Where that transition is in the table, or would be."""
-        slots, source, target = self._slots, self._source, self._target
-        end, text = self.end, self.text
+        slots, source, tokens = self._slots, self._source, self._token
         mask = len(slots) - 1
         slot = hash((state, token)) & mask
-        while (edge := slots[slot]) and not (
-            source[edge] == state and text[end[target[edge]] - 1] == token
-        ):
+        while (edge := slots[slot]) and (source[edge] != state or tokens[edge] != token):
             slot = (slot + 1) & mask
         return slot
 
     def _grow(self) -> None:
         self._slots = array("i", [0]) * (2 * len(self._slots))
         for edge in range(1, len(self._source)):
-            token = self.token(self._target[edge])
-            self._slots[self._slot(self._source[edge], token)] = edge
+            self._slots[self._slot(self._source[edge], self._token[edge])] = edge

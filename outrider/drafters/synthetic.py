@@ -58,6 +58,10 @@ class Rehearsed:
             self._known = []
             self._memory[self._name] = self._text
 
+    def forget(self, num: int) -> None:
+        """Takes the last so many tokens back."""
+        del self._text[len(self._text) - num :]
+
     def close(self) -> None:
         """Nothing: what is remembered grows with the text."""
 

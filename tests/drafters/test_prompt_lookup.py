@@ -56,6 +56,26 @@ def test_drafts_are_those_of_an_exhaustive_search(match: Match, tail: int) -> No
 
 
 @pytest.mark.parametrize("match", ["latest", "first"])
+@pytest.mark.parametrize("tail", [1, 4])
+def test_tokens_taken_back_leave_no_trace(match: Match, tail: int) -> None:
+    """Property: pieces are read and taken back in any order, also more than is remembered and past
+    growths of the tables; drafts are those of an exhaustive search over what is left."""
+    random = Random(1)
+    for num_tokens in (2, 40):
+        reader = LookupText(range(3, 0, -1), match == "latest", tail)
+        text: list[int] = []
+        for turn in range(250):
+            piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 9))]
+            reader.extend(piece)
+            text += piece
+            num = random.randint(0, min(len(text), 90 if turn % 50 == 49 else 8))
+            reader.forget(num)
+            text = text[: len(text) - num]
+            expected = brute_force(text, 3, 1, match, tail, 5)
+            assert list(reader.continuation(5)) == expected
+
+
+@pytest.mark.parametrize("match", ["latest", "first"])
 def test_contract(match: Match) -> None:
     prompts = [REPETITIVE, (1,), (2, 2, 2, 2), (0, 1, 2, 3, 0)]
     check_drafter(PromptLookup(match=match), 4, prompts=prompts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from real_tokenizers import words
 from tiny_models import UniformDrafter, greedy, ragged_prompts, tiny
 from torch import Tensor
 
@@ -15,9 +16,12 @@ from outrider.core import Budget, Context, Draft, Stream, Verdict, Verifier, run
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.prompt_lookup import PromptLookup
+from outrider.drafters.slem import SlemDrafter
 from outrider.drafters.stage import StageLaws
 from outrider.drafters.staged import StagedDrafter
 from outrider.drafters.stop import Survival
+from outrider.drafters.suffix import SuffixDecoding
+from outrider.drafters.tli import TliDrafter
 from outrider.models import HFModel
 from outrider.sampling import Warp
 from outrider.testing import (
@@ -260,7 +264,55 @@ def test_passes_are_saved_and_none_is_made_twice() -> None:
     assert passes == [4, 5, 5]  # root and three drafted tokens, then also x_γ of the last round
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [PromptLookup, SuffixDecoding])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lookup_that_is_rolled_back_drafts_as_one_started_anew(
+    kind: type[Any], temperature: float
+) -> None:
+    """Parity, in every inner round of rounds that keep all, some or nothing; rows leave between."""
+    compared: list[int] = []
+
+    class Twin(kind):  # type: ignore[misc]
+        def propose(self, state: Any, *arguments: Any) -> Draft:
+            draft = super().propose(state, *arguments)
+            anew = super().propose(super().start(arguments[0]), *arguments)
+            assert draft.tokens_BN.tolist() == anew.tokens_BN.tolist()
+            assert draft.mask_BN.tolist() == anew.mask_BN.tolist()
+            compared.append(draft.num_nodes)
+            return draft
+
+    drafter = staged(Twin(), mini(1, 6))
+    target, sampling = mini(4, 6), Sampling(temperature=temperature)
+    prompts = ragged_prompts([5, 2, 9], 6)
+    context = Context.start(prompts, Warp([sampling] * 3, 6), [0] * 3, range(3))
+    cache, state = target.start(context), drafter.start(context)
+    rule = Rejection() if temperature else Greedy()
+    inner, kept = state.inner, set[tuple[bool, bool]]()
+    for turn, γ in enumerate((4, 0, 3, 5, 1, 6, 2, 4, 4, 4, 7, 3)):
+        turned = run_round(context, target, cache, drafter, state, rule, Budget(γ))
+        accepted = turned.verdict.num_accepted_B.tolist()
+        kept |= {(n > 0, n == γ) for n in accepted}
+        context.advance([n + 1 for n in accepted])
+        if turn == 7:
+            for each in (cache, state, context):
+                each.keep([2, 0])
+            context.law = Warp([sampling] * 2, 6)
+    assert state.inner is inner
+    assert len(compared) > 12
+    assert max(compared) > 2
+    assert {(False, False), (True, True)} <= kept or not temperature
+
+
 # ------------------------------------------------------------------------------------- bad input
+
+
+@torch.inference_mode()
+def test_drafts_with_another_vocabulary_cannot_take_text_back_and_are_refused() -> None:
+    model = HFModel(mini(1, 3).module, words(("a", "b", "<unk>")))
+    for inner in (TliDrafter(model, model), SlemDrafter(model, model)):
+        with pytest.raises(IncompatibleError, match="tokens of its own"):
+            staged(inner, mini(1, 3))
 
 
 def test_rules_that_would_change_the_draft_models_law_are_refused() -> None:

@@ -12,9 +12,9 @@ from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.host import Tree
-from outrider.drafters.suffix import Expand, Shape, SuffixDecoding
+from outrider.drafters.suffix import Expand, Shape, SuffixDecoding, SuffixText
 from outrider.drafters.suffix_corpus import Corpus, Cursor
-from outrider.drafters.suffix_index import SEPARATOR, SuffixIndex
+from outrider.drafters.suffix_index import MAX_CHILDREN, SEPARATOR, SuffixIndex
 from outrider.testing import SoftmaxLaw, ToyModel, check_drafter, enumerate_round, greedy_law
 from outrider.verifiers import Block, Greedy, Rejection
 
@@ -117,6 +117,57 @@ def test_a_monotonous_text_costs_no_more_per_token() -> None:
     assert index.count[state_of(index, [7])] < 3000
 
 
+@pytest.mark.parametrize("num_tokens", [2, 5, 60])
+def test_tokens_taken_back_leave_no_trace(num_tokens: int) -> None:
+    """Property: pieces are read and taken back in any order, also past growths of the table; then
+    states and transitions are those of an automaton that read the text once."""
+    random = Random(num_tokens)
+    index, text = SuffixIndex(), []
+    for _ in range(300):
+        piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 9))]
+        index.extend(piece)
+        num = random.randint(0, min(12, len(text) + len(piece), index.num_forgettable))
+        index.forget(num)
+        text = [*text, *piece][: len(text) + len(piece) - num]
+        once = SuffixIndex()
+        once.extend(text)
+        held, anew = ({k: v for k, v in vars(i).items() if k != "_log"} for i in (index, once))
+        assert len(held.pop("_slots")) >= len(anew.pop("_slots"))
+        assert held == anew
+    for state in range(len(index.length)):
+        found = [index.step(state, token) for token in range(num_tokens)]
+        assert found == [once.step(state, token) for token in range(num_tokens)]
+
+
+def test_a_reader_takes_back_any_number_of_tokens() -> None:
+    """More than the automaton remembers of them as well; it drafts as one that never read them."""
+    random, corpus = Random(5), Corpus(2000)
+    corpus.add([random.randrange(4) for _ in range(300)])
+    expand = Expand("chain", 2.0, 0.1)
+    for num in (1, 20, 64, 65, 200):
+        kept = [random.randrange(4) for _ in range(150)]
+        reader, anew = SuffixText(corpus, 0), SuffixText(corpus, 0)
+        reader.extend(kept + [random.randrange(4) for _ in range(num)])
+        reader.continuation(expand, 8)
+        reader.forget(num)
+        anew.extend(kept)
+        assert reader.continuation(expand, 8) == anew.continuation(expand, 8)
+        for each in (reader, anew):
+            each.extend(kept[:30])
+        assert reader.continuation(expand, 8) == anew.continuation(expand, 8)
+
+
+def test_the_likeliest_child_is_the_first_of_the_likeliest_children() -> None:
+    """Also of states with more children than are considered."""
+    random = Random(2)
+    text = [x for _ in range(900) for x in (0, random.choice([random.randrange(400), 7]))]
+    index = SuffixIndex()
+    index.extend(text)
+    assert len(list(index.children(state_of(index, [0])))) > MAX_CHILDREN
+    for state in range(len(index.length)):
+        assert [index.likeliest_child(state)] == (index.likeliest_children(state, 1) or [0])
+
+
 def test_memory_of_the_automaton() -> None:
     """Bytes per token, of texts with and without repetition."""
     random = Random(1)
@@ -201,6 +252,25 @@ def test_the_corpus_wins_where_it_expects_more() -> None:
     assert draft.tokens_BN[0].tolist()[:3] == [2, 3, 4]
     assert draft.num_drafted_B.tolist()[0] == 2  # nothing is drafted across the end of a text
     assert draft.tokens_BN[1].tolist()[1] in (9, 3)
+
+
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_offers_that_are_not_looked_at_could_not_have_won(shape: Shape) -> None:
+    """Parity with the plain version: all texts' offers, and the first of the best."""
+    random, expand = Random(4), Expand(shape, 1.5, 0.1)
+    for text in texts(120):
+        corpus = Corpus(120)
+        for _ in range(6):
+            corpus.add([random.randrange(3) for _ in range(25)])
+        reader = SuffixText(corpus, 0)
+        reader.extend(text)
+        index, most = reader.index, random.randint(1, 8)
+        state = max(index.link[index.last], 0)
+        offers = [expand(index, state, index.length[state], most)]
+        for cursor in corpus.cursors([], text):
+            offers.append(expand(cursor.index, cursor.settled(), cursor.matched, most))
+        best = max(offers, key=lambda offer: offer[0])
+        assert paths(reader.continuation(expand, most)) == paths(best[1])
 
 
 def test_memory_of_the_corpus_is_bounded_and_the_newest_stays() -> None:
