@@ -5,27 +5,26 @@ import torch
 import outrider
 from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
 from outrider import Engine, Sampling
-from outrider.models import HFModel, load_model
+from outrider.models import HFModel
 
 
 class Outrider:
-    """Engines over one target and one draft in memory."""
+    """Engines over two pairs in memory at most: as it is, and compiled, which changes it."""
 
     def __init__(self) -> None:
-        self.models: dict[str, HFModel] = {}
+        self.pairs: dict[bool, tuple[HFModel, HFModel]] = {}
         self.engines: dict[str, Engine] = {}
 
     def prepare(self, row: str, job: Job) -> Ready:
         torch.set_num_threads(job.threads)
         method, _, compiled = row.partition(" ")
         with watch() as spent:
-            target = self._model(job.target)
+            target, draft = self._pair(job, bool(compiled))
             self.engines[row] = outrider.load(
                 target,
-                self._model(job.draft) if method == "speculative" else None,
+                draft if method == "speculative" else None,
                 method,
                 job.num_speculative_tokens,
-                **({"compile": "max"} if compiled else {}),
             )
         return Ready(
             precision=str(target.dtype).removeprefix("torch."),
@@ -44,10 +43,20 @@ class Outrider:
     def close(self) -> None:
         self.engines.clear()
 
-    def _model(self, folder: str) -> HFModel:
-        if folder not in self.models:
-            self.models[folder] = load_model(folder, dtype="float32", device="cpu")
-        return self.models[folder]
+    def _pair(self, job: Job, compiled: bool) -> tuple[HFModel, HFModel]:
+        """Target and draft; engines that are made of them later run them as they are."""
+        if compiled not in self.pairs:
+            engine = outrider.load(
+                job.target,
+                job.draft,
+                num_speculative_tokens=job.num_speculative_tokens,
+                dtype="float32",
+                device="cpu",
+                compile="max" if compiled else "off",
+            )
+            assert engine.draft is not None
+            self.pairs[compiled] = engine.target, engine.draft
+        return self.pairs[compiled]
 
 
 if __name__ == "__main__":
