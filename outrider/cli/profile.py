@@ -27,6 +27,12 @@ def profile(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
+    quantize_draft: options.QuantizeDraft = None,
+    quantize_target: options.QuantizeTarget = None,
+    kv_dtype: options.KvDtypeName = "auto",
+    compile: options.CompileLevel = "off",
+    exact: options.Exact = False,
+    max_memory: options.MaxMemory = None,
     method: options.MethodName = "speculative",
     option: options.MethodOptions = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
@@ -111,6 +117,12 @@ def profile(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
+        kv_dtype=kv_dtype,
+        compile=compile,
+        exact=exact,
+        max_memory=max_memory,
     )
     with Progress(as_json) as progress:
         found = bench.profile(
@@ -122,6 +134,11 @@ def profile(
         method=method,
         dtype=str(engine.target.dtype).removeprefix("torch."),
         device=str(engine.target.device),
+        quantize_draft=quantize_draft,
+        quantize_target=quantize_target,
+        kv_dtype=kv_dtype,
+        compile=compile,
+        exact=exact,
     )
     document = {"about": where, **found.document}
     try:

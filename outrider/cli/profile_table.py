@@ -1,7 +1,7 @@
 """The document of ``outrider profile`` as tables in 80 columns."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console
@@ -10,9 +10,9 @@ from rich.table import Table
 _MIB = 2**20
 
 
-def show(document: Mapping[str, Any]) -> None:
-    """Prints it."""
-    console = Console(highlight=False, width=min(80, Console().width))
+def show(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
+    """Prints it; to standard output unless a file is given."""
+    console = Console(highlight=False, width=min(80, Console().width), file=file)
 
     def say(text: str = "") -> None:
         console.print(text, markup=False, soft_wrap=False)
@@ -35,11 +35,17 @@ def show(document: Mapping[str, Any]) -> None:
 def _heading(document: Mapping[str, Any]) -> str:
     about, run = document["about"], document["run"]
     draft = "" if about["draft"] is None else f", draft {about['draft']}"
+    how = {"off": "eager"}.get(about["compile"], f"compile {about['compile']}")
+    weights = [
+        f", {role} in {about[f'quantize_{role}']}"
+        for role in ("target", "draft")
+        if about[f"quantize_{role}"]
+    ]
     return (
         f"{run['method']} (γ {run['num_speculative_tokens']}), temperature {run['temperature']:g}, "
         f"target {about['target']}{draft}\n"
-        f"{about['hardware']}, {about['threads']} threads, {about['dtype']}, "
-        f"torch {about['versions']['torch']}\n"
+        f"{about['hardware']}, {about['threads']} threads, {about['dtype']}, {how}"
+        f"{''.join(weights)}, torch {about['versions']['torch']}\n"
         f"{run['rounds']} rounds, {run['tokens']} tokens behind a prompt of "
         f"{run['prompt_tokens']}; {run['acceptance_length']:.2f} tokens per round, "
         f"α {run['alpha']:.2f}"
@@ -107,9 +113,9 @@ def _beta(models: Mapping[str, Any]) -> Table:
     widths = list(dict.fromkeys(n for model in models.values() for n in model["beta"]))
     table = _table("tokens", *widths)
     for track, model in models.items():
-        seconds, beta = model["pass_seconds"], model["beta"]
-        table.add_row(f"{track} ms", *(_short_ms(seconds.get(n)) for n in widths))
-        table.add_row("  β", *(f"{beta[n]:.2f}" if n in beta else "" for n in widths))
+        ms = {n: 1e3 * seconds for n, seconds in model["pass_seconds"].items()}
+        table.add_row(f"{track} ms", *(_short(ms.get(n)) for n in widths))
+        table.add_row("  β", *(_short(model["beta"].get(n)) for n in widths))
     return table
 
 
@@ -149,12 +155,11 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f}"
 
 
-def _short_ms(seconds: float | None) -> str:
-    """At most four characters, below ten seconds."""
-    if seconds is None:
+def _short(number: float | None) -> str:
+    """Three digits or more, at most four characters below ten thousand."""
+    if number is None:
         return ""
-    ms = 1e3 * seconds
-    return f"{ms:.{2 if ms < 9.995 else 1 if ms < 99.95 else 0}f}"
+    return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"
 
 
 def _gb(bytes_per_second: float) -> str:

@@ -73,7 +73,6 @@ class ModelPasses:
             floors[where] = {**least.as_dict(), "pass": seconds[where], "reached": reached}
         return {
             "architecture": type(self.model.module).__name__,
-            "parameters": sum(weight.numel() for weight in self.model.module.parameters()),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "pass_seconds": {str(n): s for n, s in self.times.items()},
             "beta": {str(n): s / self.times[1] for n, s in self.times.items()},
