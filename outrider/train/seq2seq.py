@@ -3,11 +3,9 @@
 The architecture of T5 v1.1 (Raffel et al., 2020, https://arxiv.org/abs/1910.10683; gated GELU, no
 dropout) with shared embeddings. Places beyond a text's end count in no loss.
 
-The initialisation is T5's but for two things. The biases of distances begin wide, with a standard
+The initialisation is T5's but for the biases of distances, which begin wide, with a standard
 deviation of 2: heads then look at definite distances from the first step on, and copying is learned
-sooner. T5's own begin near 0, and a step moves them by about the learning rate. And what a layer
-adds is scaled down by the root of how often one adds, as in GPT-2, so that a token's own embedding
-leads the sum.
+sooner. T5's own begin near 0, and a step moves them by about the learning rate.
 
 Shapes: B rows, S tokens of a source, T of a text (a batch is [B, S+T]), V vocabulary, N places.
 `p` target, `q` draft.
@@ -66,19 +64,10 @@ def build_t5(shape: T5Shape, seed: int) -> T5ForConditionalGeneration:
         decoder_start_token_id=PAD,
     )
     model = T5ForConditionalGeneration(config).float()
-    _ready_to_copy(model.encoder, 2 * shape.encoder_layers)
-    _ready_to_copy(model.decoder, 3 * shape.decoder_layers)
-    return model
-
-
-@torch.no_grad()
-def _ready_to_copy(stack: torch.nn.Module, num_sums: int) -> None:
-    """Mutates a stack's initial weights; `num_sums` is how often one adds to its residual."""
-    for name, parameter in stack.named_parameters():
+    for name, parameter in model.named_parameters():
         if name.endswith("relative_attention_bias.weight"):
-            parameter.normal_(0.0, _BIAS_STD)
-        elif name.endswith((".o.weight", ".wo.weight")):
-            parameter.mul_(num_sums**-0.5)
+            torch.nn.init.normal_(parameter, std=_BIAS_STD)
+    return model
 
 
 def translation(model: T5ForConditionalGeneration, source_width: int) -> Objective:
