@@ -32,7 +32,7 @@ from outrider.models.footprint import Footprint
 from outrider.models.hf import MARGIN
 
 STRETCH = 4
-_UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(max_memory: int | str) -> int:
@@ -43,11 +43,10 @@ def parse_bytes(max_memory: int | str) -> int:
     """
     if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
         return max_memory
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B?)\s*", str(max_memory).upper())
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)((?:I?B)?)\s*", str(max_memory).upper())
     if isinstance(max_memory, str) and found is not None:
         number, unit, kind = found.groups()
-        step = 1000 if unit and kind == "B" else 1024
-        num_bytes = int(float(number) * step ** (_UNITS[unit] if unit else 0))
+        num_bytes = int(float(number) * (1000 if kind == "B" else 1024) ** _UNITS[unit])
         if num_bytes > 0:
             return num_bytes
     raise InvalidParameterError(

@@ -1,0 +1,204 @@
+"""``max_memory``: slabs stay below it in every round, requests wait, and no text changes.
+
+Legend: B rows.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_seq2seq import tiny_seq2seq
+
+from outrider import Engine, Sampling
+from outrider.core.errors import InvalidParameterError, OutOfMemoryError
+from outrider.engine.admission import parse_bytes
+from outrider.engine.slots import Slots
+from outrider.models import HFModel, SlabCache
+from outrider.models.footprint import Footprint
+
+LENGTHS = [9, 1, 17, 4, 4, 12, 30, 2, 60]
+SAMPLING = [greedy(n) for n in (18, 25, 6, 30, 12, 21, 40, 3, 50)]
+
+
+@pytest.fixture(scope="module")
+def target() -> HFModel:
+    return tiny("llama", 0, dtype=torch.float64, std=0.2)
+
+
+@pytest.fixture(scope="module")
+def draft() -> HFModel:
+    return tiny("llama", 0, dtype=torch.float64, std=0.18)
+
+
+def held(engine: Engine) -> int:
+    """Bytes of all slabs of an engine that are alive."""
+    allowance = engine.target.plan.allowance
+    assert allowance is not None
+    return allowance.held()
+
+
+@contextmanager
+def watching(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
+    """Rows and bytes held after each round, and after each slab's allocation."""
+    seen: list[tuple[int, int]] = []
+    step, allocate = Slots.step, SlabCache._allocate
+
+    def spy_step(self: Slots) -> object:
+        events = step(self)
+        seen.append((len(self.rows), held(engine)))
+        return events
+
+    def spy_allocate(
+        self: SlabCache, shape: tuple[int, int, int, int], like: torch.Tensor
+    ) -> torch.Tensor:
+        slab = allocate(self, shape, like)
+        seen.append((0, held(engine) + slab.nbytes))
+        return slab
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Slots, "step", spy_step)
+        patched.setattr(SlabCache, "_allocate", spy_allocate)
+        yield seen
+
+
+def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
+    """What the largest request needs alone."""
+    memory = engine._memory
+    assert memory is not None
+    return max(memory.final(1, memory.need(r)) for r in engine._requests(prompts, SAMPLING))
+
+
+@pytest.mark.parametrize("share", [1.0, 1.7, 4.0])
+@pytest.mark.parametrize("method", ["plain", "speculative", "top-k-tree", "early-exit", "staged"])
+def test_slabs_stay_below_the_bound_and_texts_the_same(
+    target: HFModel, draft: HFModel, method: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ragged_prompts(LENGTHS)
+    free = engine_of(target, draft, method).generate(prompts, SAMPLING)
+    bound = int(share * least(engine_of(target, draft, method, max_memory="1GB"), prompts))
+    engine = engine_of(target, draft, method, max_memory=bound)
+    with watching(engine, monkeypatch) as seen:
+        results = engine.generate(prompts, SAMPLING)
+    assert token_ids(results) == token_ids(free)
+    assert [list(result.prompt_ids) for result in results] == prompts
+    assert max(size for _, size in seen) <= bound
+    assert min(size for _, size in seen) > 0
+    assert held(engine) == 0
+    most = max(rows for rows, _ in seen)
+    assert 1 <= most < len(prompts) if share < 4 else most > 1
+
+
+def test_rows_join_while_others_run(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished row's place is taken; the bound is not a reason to wait for the whole batch."""
+    prompts = ragged_prompts([20] + [5] * 12)
+    sampling = [greedy(60)] + [greedy(4)] * 12
+    free = engine_of(target).generate(prompts, sampling)
+    engine = engine_of(target, max_memory=4 * 128 * Footprint.of(target).slot)
+    with watching(engine, monkeypatch) as seen:
+        results = engine.generate(prompts, sampling)
+    assert token_ids(results) == token_ids(free)
+    rows = [rows for rows, _ in seen if rows]
+    assert 1 < max(rows) < 13
+    assert len(rows) == 60  # the short ones pass through beside the long one
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_sources_are_counted(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = tiny_seq2seq(family), tiny_seq2seq(family, std=0.19)
+    prompts = ragged_prompts(LENGTHS)
+    bound = int(1.5 * least(engine_of(target, draft, max_memory="1GB"), prompts))
+    engine = engine_of(target, draft, max_memory=bound)
+    with watching(engine, monkeypatch) as seen:
+        engine.generate(prompts, SAMPLING)
+    assert 0 < max(size for _, size in seen) <= bound
+    assert held(engine) == 0
+
+
+def test_a_request_that_cannot_fit_alone_is_refused_before_any_runs(
+    target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(target, draft, max_memory=100_000)
+    with watching(engine, monkeypatch) as seen, pytest.raises(OutOfMemoryError) as caught:
+        engine.generate(ragged_prompts([3, 60]), greedy(50))
+    assert seen == []
+    message = str(caught.value)
+    assert "a prompt of 60 tokens with up to 50 new ones needs 147,456 bytes" in message
+    assert "max_memory is 100,000 bytes" in message
+    assert "lower max_new_tokens, shorten the prompt, or store slabs with kv_dtype" in message
+    with pytest.raises(OutOfMemoryError):
+        engine.stream([1] * 60, greedy(50))
+    assert len(engine.generate(ragged_prompts([3]), greedy(5))[0].token_ids) == 5
+
+
+def test_streams_share_the_bound_and_give_back(target: HFModel) -> None:
+    engine = engine_of(target, max_memory=100 * 1024)
+    sampling = Sampling(max_new_tokens=50, ignore_eos=True)
+    first, second = (engine.stream([1, 2, 3], sampling) for _ in range(2))
+    next(first)
+    next(second)
+    third = engine.stream([1, 2, 3], sampling)
+    with pytest.raises(OutOfMemoryError, match="texts of this engine that have not ended"):
+        next(third)
+    first.close()
+    assert len(list(engine.stream([1, 2, 3], sampling))) == 50
+    assert len(list(second)) == 49
+    assert len(engine.generate([[1, 2, 3]], sampling)[0].token_ids) == 50
+
+
+def test_a_booking_that_is_too_low_does_not_break_the_bound(
+    target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter that says less than it takes is stopped by the slabs themselves."""
+    bound = 128 * 1024
+    engine = engine_of(target, draft, max_memory=bound)
+    assert engine._memory is not None
+    monkeypatch.setattr(type(engine._memory), "final", lambda self, rows, need: 0)
+    with (
+        watching(engine, monkeypatch) as seen,
+        pytest.raises(OutOfMemoryError, match="raise max_memory"),
+    ):
+        engine.generate(ragged_prompts([60] * 3), greedy(50))
+    assert 0 < max(size for _, size in seen) <= bound
+
+
+@pytest.mark.parametrize(
+    ("value", "num_bytes"),
+    [
+        (5000, 5000),
+        ("5000", 5000),
+        ("64 KiB", 65536),
+        ("1.5MiB", 3 * 2**19),
+        ("512M", 2**29),
+        ("2GB", 2 * 10**9),
+        ("1tib", 2**40),
+    ],
+)
+def test_sizes_are_read(value: int | str, num_bytes: int) -> None:
+    assert parse_bytes(value) == num_bytes
+
+
+@pytest.mark.parametrize("value", ["", "much", "GB", "-1GB", "0", 0, -5, True, 1.5, "1 XB"])
+def test_other_sizes_are_refused(value: object) -> None:
+    with pytest.raises(InvalidParameterError, match="such as 512MiB or 2GB"):
+        engine_of(tiny(), max_memory=value)
+
+
+@pytest.mark.parametrize("method", ["speculative", "top-k-tree", "suffix"])
+def test_nothing_stays_behind_as_requests_come_and_go(
+    target: HFModel, draft: HFModel, method: str
+) -> None:
+    """As many tensors after 12 calls as after 4, in all of which rows join and leave."""
+    engine = engine_of(target, draft, method, max_batch_size=3)
+    if method == "suffix":  # its memory of texts is bounded, but not full yet
+        engine = engine_of(target, None, method, options={"corpus_tokens": 0}, max_batch_size=3)
+    prompts = ragged_prompts([9, 1, 17, 4, 12])
+    counts = []
+    for call in range(12):
+        engine.generate(prompts, [Sampling(max_new_tokens=5 + (call + i) % 7) for i in range(5)])
+        gc.collect()
+        objects = gc.get_objects()
+        counts.append(sum(isinstance(each, torch.Tensor | SlabCache) for each in objects))
+    assert counts[-1] == counts[3]
