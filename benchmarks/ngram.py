@@ -1,6 +1,6 @@
 """An n-gram file of 40 million tokens: its size, how fast it loads and drafts, what it drafts.
 
-    python -m benchmarks.ngram [--tokens 40000000] [--order 4] [--work DIR] [--out DIR]
+    python -m benchmarks.ngram [--tokens 40000000] [--order 4] [--threads 2] [--out DIR]
 
 The corpus is the Python source installed here (standard library and packages), every file once, in
 the order of its hash; one file in a hundred, the same as in the embedded models' own corpus, is
@@ -10,7 +10,9 @@ in ``--work``, so a second run starts with the measurements.
 
 Opening is reading the file with its checksum, as it lies in the page cache and after the cache was
 told to drop it. Drafting is ``propose`` for one row and for 16, γ = 5, contexts from held-out text;
-times are medians over repeats, per drafted token, with quartiles.
+times are medians over repeats, per drafted token, with quartiles. Argmaxes need no law; draws do,
+and where the request asks for more than temperature 1, the law is warped as the target's is. What
+a token's law, warping and draw take of that is timed apart, one row at a time.
 
 α is measured on texts that the target wrote behind held-out beginnings: at temperature 0 how often
 the table's argmax is the target's, at temperature 1 the mean of Σ min(p, q), and of p(argmax q),
@@ -41,8 +43,8 @@ import outrider
 from benchmarks.vs_transformers import hardware
 from outrider import Sampling
 from outrider.assets import target_path
-from outrider.core import Budget, Context
-from outrider.drafters.ngram import NgramDrafter, vocabulary_digest
+from outrider.core import Budget, Context, Prefix, Role, draw
+from outrider.drafters.ngram import How, NgramDrafter, vocabulary_digest
 from outrider.drafters.ngram_table import NgramTable
 from outrider.models import HFModel, load_tokenizer
 from outrider.sampling import Warp
@@ -51,6 +53,12 @@ from outrider.train.ngram_documents import encoded
 from outrider.train.tokenizer import train_tokenizer
 
 LEVIATHAN = {1: "0.03 to 0.13", 2: "0.05 to 0.23"}  # Table 3: 11B and larger targets
+WARPED = Sampling(temperature=0.8, top_p=0.95)
+DRAWS: dict[str, tuple[How, Sampling]] = {
+    "argmax": ("argmax", Sampling()),
+    "sample": ("sample", Sampling()),
+    "sample, temperature 0.8, top-p 0.95": ("sample", WARPED),
+}
 BARS = {"file, MB": 400.0, "opening, s": 1.0, "argmax, µs per token": 20.0}
 GAMMA = 5
 EMBEDDED = 6144  # entries of the embedded pair's vocabulary
@@ -139,24 +147,58 @@ def opening(file: Path, repeats: int = 5) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def drafting(table: NgramTable, ids: Sequence[int], B: int, how: Any, repeats: int) -> list[float]:
+def drafting(
+    table: NgramTable, ids: Sequence[int], B: int, how: How, sampling: Sampling, repeats: int
+) -> list[float]:
     """Microseconds per drafted token: lower quartile, median, upper quartile."""
-    V = table.about.num_tokens
-    drafter = NgramDrafter(table, V, how)
-    laws = Warp([Sampling()] * B, V)
-    generator = np.random.default_rng(0)
+    drafter = NgramDrafter(table, table.about.num_tokens, how)
     found = []
-    for repeat in range(-5, repeats):
-        starts = generator.integers(0, len(ids) - 256, B)
-        prompts = [list(ids[start : start + 256]) for start in starts]
-        context = Context.start(prompts, laws, [0] * B, range(B))
+    for repeat, context in enumerate(_contexts(table, ids, B, sampling, repeats + 5)):
         state = drafter.start(context)
         rng = context.rng
         began = time.perf_counter()
         drafter.propose(state, context, Budget(GAMMA), rng)
-        if repeat >= 0:
+        if repeat >= 5:
             found.append(1e6 * (time.perf_counter() - began) / (B * GAMMA))
     return statistics.quantiles(found, n=4)
+
+
+@torch.inference_mode()
+def split(table: NgramTable, ids: Sequence[int], repeats: int) -> dict[str, float]:
+    """Median microseconds per token of what a sampled draft of one row consists of."""
+    q_BV = torch.zeros(1, table.about.num_tokens)
+    found: dict[str, list[float]] = {"random numbers": [], "law": [], "warping": [], "drawing": []}
+
+    def charge(name: str, began: float, tokens: int = 1) -> None:
+        found[name].append(1e6 * (time.perf_counter() - began) / tokens)
+
+    for context in _contexts(table, ids, 1, WARPED, repeats):
+        nodes = table.nodes(context.tokens_BT[0, : context.lengths[0]].tolist())
+        began = time.perf_counter()
+        u_BD = context.rng.uniform(Role.DRAFT, GAMMA)
+        charge("random numbers", began, GAMMA)
+        began = time.perf_counter()
+        table.law(nodes, q_BV[0].numpy())
+        charge("law", began)
+        began = time.perf_counter()
+        p_BV = context.law(q_BV.log()[:, None], Prefix.of_chain(context, []))[:, 0]
+        charge("warping", began)
+        began = time.perf_counter()
+        draw(p_BV, u_BD[:, 0])
+        charge("drawing", began)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _contexts(
+    table: NgramTable, ids: Sequence[int], B: int, sampling: Sampling, num: int
+) -> Iterator[Context]:
+    """Batches of rows that begin anywhere in a text."""
+    laws = Warp([sampling] * B, table.about.num_tokens)
+    generator = np.random.default_rng(0)
+    for _ in range(num):
+        starts = generator.integers(0, len(ids) - 256, B)
+        prompts = [list(ids[start : start + 256]) for start in starts]
+        yield Context.start(prompts, laws, [0] * B, range(B))
 
 
 def written(target: HFModel, temperature: float, num_texts: int) -> list[tuple[list[int], int]]:
@@ -245,6 +287,15 @@ def markdown(report: dict[str, Any]) -> str:
             f"| {row['vocabulary']:,} | {row['draw']} | {row['rows']} | {middle:.1f} "
             f"({low:.1f} to {high:.1f}) |"
         )
+    names = list(report["split"][0]["microseconds"])
+    lines += [
+        "",
+        f"| vocabulary | {' | '.join(f'{name}, µs' for name in names)} |",
+        f"|---:|{'---:|' * len(names)}",
+    ]
+    for row in report["split"]:
+        cells = " | ".join(f"{row['microseconds'][name]:.1f}" for name in names)
+        lines.append(f"| {row['vocabulary']:,} | {cells} |")
     lines += [
         "",
         f"α on {about['texts']} texts, up to {_NEW_TOKENS} tokens each, of the embedded target:",
@@ -299,7 +350,7 @@ def main() -> None:
     sizes = ((EMBEDDED, 1), (EMBEDDED, 2), (options.large_vocabulary, 1))
     built = [build(options.work, options.tokens, V, options.order, least) for V, least in sizes]
     ours = [file for file, told in built if told["vocabulary"] == EMBEDDED]
-    drafted = []
+    drafted, parts = [], []
     for file, told in built:
         told["opening"] = opening(file)
         if told["min_count"] > 1:
@@ -307,10 +358,11 @@ def main() -> None:
         tokenizer = tokenizer_of(options.work, told["vocabulary"])
         texts = encoded(tokenizer, islice(corpus(held_out=True), _HELD_OUT_FILES))
         ids = [token for text in texts for token in text]
-        for how, B in product(("argmax", "sample"), (1, 16)):
-            microseconds = drafting(NgramTable.open(file), ids, B, how, options.repeats)
-            about = {"vocabulary": told["vocabulary"], "draw": how, "rows": B}
-            drafted.append(about | {"microseconds": microseconds})
+        table, about = NgramTable.open(file), {"vocabulary": told["vocabulary"]}
+        for (name, way), B in product(DRAWS.items(), (1, 16)):
+            microseconds = drafting(table, ids, B, *way, options.repeats)
+            drafted.append(about | {"draw": name, "rows": B, "microseconds": microseconds})
+        parts.append(about | {"microseconds": split(table, ids, options.repeats)})
     for (_, told), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
         told["alpha"] = rows
     report = {
@@ -324,10 +376,11 @@ def main() -> None:
             "texts": options.texts,
             "note": f", {options.note}" if options.note else "",
             "command": f"python -m benchmarks.ngram --tokens {options.tokens} "
-            f"--order {options.order}",
+            f"--order {options.order} --threads {options.threads}",
         },
         "tables": [told for _, told in built],
         "drafting": drafted,
+        "split": parts,
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "ngram.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -7,9 +7,10 @@ model below the draft model). https://arxiv.org/abs/2211.17192, https://arxiv.or
     sample:  x_i ~ q_i,   q_i = the request's own law of the logits  log q( . | x_{i-n+1} … x_{i-1})
     argmax:  x_i = argmax_x q(x | x_{i-n+1} … x_{i-1})
 
-Temperature, truncation and penalties thus act on the table's law as they do on the target's. The
-argmax is the table's own, whatever the request asks for, and is written in the file: it costs a
-few binary searches, and no law is computed. Batches of rows at temperature 0 draft it either way.
+Temperature, truncation and penalties thus act on the table's law as they do on the target's; where
+no row asks for any, q_i is the table's law as it stands, and no logarithm is taken. The argmax is
+the table's own, whatever the request asks for, and is written in the file: it costs a few binary
+searches, and no law is computed. Batches of rows at temperature 0 draft it either way.
 
 The table lives on the host. An accelerator is read once per round for the contexts' last tokens,
 and when sampling once more per drafted token.
@@ -25,7 +26,6 @@ import json
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +46,7 @@ from outrider.drafters.model import fitted
 from outrider.drafters.ngram_table import NgramTable
 from outrider.drafters.none import NoState
 from outrider.models import HFModel
+from outrider.sampling import Warp
 
 How = Literal["sample", "argmax"]
 
@@ -82,7 +83,7 @@ class NgramDrafter:
         self.table = table
         self.num_tokens = num_tokens
         self.confidence = confidence
-        self._numpy = np.float64 if dtype == torch.float64 else np.float32
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self.drawn: Drawn = "iid" if how == "sample" else "chosen"
 
     def start(self, context: Context) -> NoState:
@@ -104,11 +105,11 @@ class NgramDrafter:
         D, table = budget.max_tokens, self.table
         rows, lengths = [], []
         for tail in tails:
-            row, nodes, sure = tail[-1:], table.nodes(tail), True
+            row, nodes, sure = tail[-1:], table.nodes(tail[:-1]), True
             while sure and len(row) <= D:
+                nodes = table.step(nodes, row[-1])
                 x = table.best(nodes)
                 sure = not self.confidence or table.probability(nodes, x) >= self.confidence
-                nodes = table.step(nodes, x)
                 row.append(x)
             lengths.append(len(row) - 1)
             rows.append(row + [0] * (D + 1 - len(row)))
@@ -124,14 +125,17 @@ class NgramDrafter:
         nodes = [self.table.nodes(tail) for tail in tails]
         going_B = torch.ones_like(context.length_B, dtype=torch.bool)
         limit_B = torch.zeros_like(context.length_B)
-        tokens, laws = [context.root_B], []
+        tokens = [context.root_B]
+        probs_BNV = torch.zeros(
+            len(tails), D + 1, self.num_tokens, dtype=self._dtype, device=context.device
+        )
         for i in range(D):
-            q_BV = self._law(nodes, Prefix.of_chain(context, tokens[1:]))
+            q_BV = probs_BNV[:, i]
+            self._write_law(q_BV, nodes, Prefix.of_chain(context, tokens[1:]))
             x_B = draw(q_BV, u_BD[:, i])
             tokens.append(x_B)
-            laws.append(q_BV)
-            limit_B = limit_B + going_B
             if self.confidence:
+                limit_B = limit_B + going_B
                 going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
                 if not bool(going_B.any()):
                     break
@@ -139,23 +143,30 @@ class NgramDrafter:
                 drawn = zip(nodes, x_B.tolist(), strict=True)
                 nodes = [self.table.step(here, x) for here, x in drawn]
         tokens_BN = torch.stack(tokens, 1)
-        probs_BNV = torch.stack([*laws, torch.zeros_like(laws[-1])], 1)
-        return Draft.chain(
-            tokens_BN, _within(tokens_BN, limit_B, budget.tokens_B), probs_BNV, "iid"
-        )
+        mask_BN = _within(tokens_BN, limit_B if self.confidence else None, budget.tokens_B)
+        return Draft.chain(tokens_BN, mask_BN, probs_BNV[:, : len(tokens)], "iid")
 
-    def _law(self, nodes: list[list[int]], prefix: Prefix) -> Tensor:
-        """The law of the next token as the requests ask for it, (B, V)."""
-        q_BV = torch.from_numpy(np.stack([self.table.law(here, self._numpy) for here in nodes]))
-        logits_BV = fitted(q_BV.log_().to(prefix.context.device), self.num_tokens)
-        return prefix.context.law(logits_BV[:, None], prefix)[:, 0]
+    def _write_law(self, q_BV: Tensor, nodes: list[list[int]], prefix: Prefix) -> None:
+        """Writes the law of the next token as the requests ask for it."""
+        law, width = prefix.context.law, self.table.about.num_tokens
+        own = isinstance(law, Warp) and law.is_softmax and width <= self.num_tokens
+        in_place = own and q_BV.device.type == "cpu"
+        rows_BV = q_BV[:, :width] if in_place else q_BV.new_empty(len(nodes), width, device="cpu")
+        for row_V, here in zip(rows_BV.numpy(), nodes, strict=True):
+            self.table.law(here, row_V)
+        if in_place:
+            q_BV /= q_BV.sum(1, keepdim=True)  # rounding apart, they sum to one already
+            return
+        logits_BV = fitted(rows_BV.log_().to(q_BV.device), self.num_tokens)
+        q_BV.copy_(law(logits_BV[:, None], prefix)[:, 0])
 
 
 def _tails(context: Context, num: int) -> list[list[int]]:
     """The last so many tokens of each row, fewer where it has fewer, on the host."""
     lengths = context.lengths
     if min(lengths) == max(lengths):  # as one row alone is: a slice does
-        return context.tokens_BT[:, max(0, lengths[0] - num) : lengths[0]].tolist()
+        num = min(num, lengths[0])
+        return context.tokens_BT.narrow(1, lengths[0] - num, num).tolist()
     places = [[max(n - k, 0) for k in range(num, 0, -1)] for n in lengths]
     rows = context.tokens_BT.gather(1, torch.tensor(places, device=context.device)).tolist()
     return [row[max(0, num - n) :] for row, n in zip(rows, lengths, strict=True)]

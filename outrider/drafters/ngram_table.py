@@ -149,15 +149,23 @@ class NgramTable:
             q = share + (1 - float(shares_C.sum())) * q
         return q
 
-    def law(self, nodes: Sequence[int], dtype: type[np.floating[Any]] = np.float64) -> Array:
+    def law(self, nodes: Sequence[int], out: Array | None = None) -> Array:
         """q( . | context), shape (V,): one multiplication of the unigram law, and the few tokens
-        that each gram goes on with."""
+        that each gram goes on with.
+
+        Args:
+            nodes: the context.
+            out: where to write it, in float32 or float64; None for a new array in float64.
+        """
         parts, weight = [], 1.0
         for level in reversed(range(len(nodes))):
             tokens_C, shares_C = self._children(level, nodes[level])
-            parts.append((tokens_C, weight * shares_C))
-            weight *= 1 - float(shares_C.sum())
-        q_V = self.unigram_V.astype(dtype) * dtype(weight)
+            rest = weight * (1 - float(shares_C.sum()))
+            shares_C *= weight
+            parts.append((tokens_C, shares_C))
+            weight = rest
+        q_V = np.empty(len(self.unigram_V)) if out is None else out
+        np.multiply(self.unigram_V, q_V.dtype.type(weight), out=q_V)
         for tokens_C, shares_C in parts:
             q_V[tokens_C] += shares_C
         return q_V

@@ -30,6 +30,7 @@ class Warp:
 
     Attributes:
         samplings: as given.
+        is_softmax: whether the laws are the plain softmax of the logits, whatever precedes.
     """
 
     def __init__(
@@ -52,6 +53,17 @@ class Warp:
         self._min_p = [s.min_p for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
         self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
+        self.is_softmax = not (
+            self._any_greedy
+            or self._penalises
+            or self._processes
+            or self._scales
+            or any(self._top_k)
+            or any(p < 1 for p in self._top_p)
+            or any(self._min_p)
+            or self._bias_BV is not None
+            or self._forced_BF2 is not None
+        )
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Logits after bias, penalties, user processors and forced tokens, at least float32."""

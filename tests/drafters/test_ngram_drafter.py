@@ -135,9 +135,25 @@ def test_argmaxes_are_the_tables() -> None:
         assert row == text[len(prompt) - 1 :]
 
 
-def test_laws_are_the_tables_under_the_requests_parameters() -> None:
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        SAMPLING,
+        Sampling(temperature=0.8),
+        Sampling(top_k=2),
+        Sampling(top_p=0.6),
+        Sampling(min_p=0.5),
+        Sampling(presence_penalty=1.0),
+        Sampling(repetition_penalty=2.0),
+        Sampling(logit_bias={1: 2.0}),
+    ],
+    ids=str,
+)
+def test_laws_are_the_tables_under_the_requests_parameters(sampling: Sampling) -> None:
+    """Where there are no parameters, the table's law is taken as it stands: no other may be."""
     prompts = [[0, 1, 0], [2], [1, 1, 2, 0]]
-    context = start(prompts, SAMPLING)
+    context = start(prompts, sampling)
     drafting = drafter("sample")
     draft = drafting.propose(drafting.start(context), context, Budget(4), context.rng)
     assert draft.probs_BNV is not None
@@ -150,6 +166,21 @@ def test_laws_are_the_tables_under_the_requests_parameters() -> None:
         prefix = Prefix.of_chain(context, list(known.unbind(1)))
         expected_BV = context.law(torch.stack(rows)[:, None], prefix)[:, 0]
         assert torch.allclose(draft.probs_BNV[:, i], expected_BV, atol=1e-12)
+
+
+def test_one_row_that_asks_for_more_does_not_change_the_others() -> None:
+    prompts = [[0, 1, 0], [0, 1, 0]]
+    law = Warp([Sampling(), Sampling(top_k=1)], V)
+    both = Context.start(prompts, law, [0, 0], range(2))
+    drafting = drafter("sample")
+    one = start(prompts[:1], Sampling())
+    alone = drafting.propose(drafting.start(one), one, Budget(3), one.rng)
+    draft = drafting.propose(drafting.start(both), both, Budget(3), both.rng)
+    assert alone.probs_BNV is not None
+    assert draft.probs_BNV is not None
+    assert draft.tokens_BN[0].tolist() == alone.tokens_BN[0].tolist()
+    assert torch.allclose(draft.probs_BNV[0], alone.probs_BNV[0], atol=1e-14)
+    assert set(draft.probs_BNV[1, :3].flatten().tolist()) == {0.0, 1.0}
 
 
 def test_a_wide_target_and_strange_tokens() -> None:
