@@ -23,7 +23,9 @@ from transformers.cache_utils import Cache
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.models.cache import SlabCache
+from outrider.models.kernels import NarrowLinear
 from outrider.models.kernels.build import cache_folder
+from outrider.models.kernels.join import JoinLinears
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 128
@@ -104,23 +106,31 @@ class CompiledPass:
         kinds: its kinds of layers, one mask each.
         name: how messages call it.
         thorough: spend longer on compiling for less overhead per pass.
+        backend: of ``torch.compile``.
 
     Attributes:
         failed: whether it has given up.
     """
 
     def __init__(
-        self, module: nn.Module, kinds: Sequence[str], name: str, thorough: bool = False
+        self,
+        module: nn.Module,
+        kinds: Sequence[str],
+        name: str,
+        thorough: bool = False,
+        backend: str = "inductor",
     ) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
         self.name = name
         self.failed = False
         self._kinds = tuple(kinds)
         options: dict[str, Any] = {"guard_filter_fn": _needed_guards}
+        if backend == "inductor" and any(isinstance(x, NarrowLinear) for x in module.modules()):
+            options["post_grad_custom_post_pass"] = JoinLinears()
         if thorough:
             options["cpp_wrapper"] = True
         self._run: Callable[..., Tensor] = torch.compile(
-            _Pass(module, kinds), fullgraph=True, options=options
+            _Pass(module, kinds), fullgraph=True, backend=backend, options=options
         )
         self._made: set[bool] = set()
 

@@ -6,6 +6,7 @@
 //
 // Legend: M tokens, K inputs, N outputs; B rows, H query heads, G key heads, S slots, C width.
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
@@ -75,47 +76,79 @@ void outputs(const float* x, const W* w, const float* bias, float* y, int64_t K,
 }
 
 template <typename W>
-void multiply(const float* x, const W* w, const float* bias, float* y, int64_t M, int64_t K,
-              int64_t N) {
-  const int64_t chunks = (N + kChunk - 1) / kChunk;
+void chunk_of(const float* x, const W* w, const float* bias, float* y, int64_t M, int64_t K,
+              int64_t N, int64_t first) {
+  const int64_t last = std::min(N, first + kChunk);
+  for (int64_t m = 0; m < M; m += kTile) {
+    const float* from = x + m * K;
+    float* to = y + m * N;
+    switch (std::min(kTile, M - m)) {
+      case 1: outputs<1, 4>(from, w, bias, to, K, N, first, last); break;
+      case 2: outputs<2, 4>(from, w, bias, to, K, N, first, last); break;
+      case 3: outputs<3, 4>(from, w, bias, to, K, N, first, last); break;
+      case 4: outputs<4, 2>(from, w, bias, to, K, N, first, last); break;
+      case 5: outputs<5, 2>(from, w, bias, to, K, N, first, last); break;
+      default: outputs<6, 2>(from, w, bias, to, K, N, first, last);
+    }
+  }
+}
+
+struct Part {
+  at::Tensor weight, bias, result;
+  int64_t chunks;
+};
+
+void multiply(const at::Tensor& x, std::vector<Part>& parts, int64_t M, int64_t K) {
+  const float* from = x.const_data_ptr<float>();
+  int64_t chunks = 0;
+  for (Part& part : parts) chunks += part.chunks;
   const int64_t grain = std::max<int64_t>(1, kGrain / (kChunk * K * M));
   at::parallel_for(0, chunks, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; chunk++) {
-      const int64_t first = chunk * kChunk, last = std::min(N, first + kChunk);
-      for (int64_t m = 0; m < M; m += kTile) {
-        const float* from = x + m * K;
-        float* to = y + m * N;
-        switch (std::min(kTile, M - m)) {
-          case 1: outputs<1, 4>(from, w, bias, to, K, N, first, last); break;
-          case 2: outputs<2, 4>(from, w, bias, to, K, N, first, last); break;
-          case 3: outputs<3, 4>(from, w, bias, to, K, N, first, last); break;
-          case 4: outputs<4, 2>(from, w, bias, to, K, N, first, last); break;
-          case 5: outputs<5, 2>(from, w, bias, to, K, N, first, last); break;
-          default: outputs<6, 2>(from, w, bias, to, K, N, first, last);
-        }
-      }
+    for (int64_t i = begin; i < end; i++) {
+      int64_t chunk = i;
+      size_t p = 0;
+      while (chunk >= parts[p].chunks) chunk -= parts[p++].chunks;
+      const Part& part = parts[p];
+      const float* bias = part.bias.defined() ? part.bias.const_data_ptr<float>() : nullptr;
+      float* to = part.result.mutable_data_ptr<float>();
+      const int64_t N = part.weight.size(0), first = chunk * kChunk;
+      if (part.weight.scalar_type() == at::kBFloat16)
+        chunk_of(from, part.weight.const_data_ptr<BFloat16>(), bias, to, M, K, N, first);
+      else
+        chunk_of(from, part.weight.const_data_ptr<float>(), bias, to, M, K, N, first);
     }
   });
 }
 
-// x wᵀ + bias; for more than `widest` tokens by the library's matrix product.
+using Biases = c10::List<std::optional<at::Tensor>>;
+
+// x wᵀ + bias for several layers with the same input; for more than `widest` tokens by the
+// library's matrix product.
+std::vector<at::Tensor> linears(const at::Tensor& x, at::TensorList weights, const Biases& biases,
+                                int64_t widest) {
+  const int64_t K = x.size(-1), M = x.numel() / K;
+  std::vector<at::Tensor> results;
+  if (M > widest) {
+    for (size_t i = 0; i < weights.size(); i++)
+      results.push_back(at::linear(x, weights[i].to(x.scalar_type()), biases.get(i)));
+    return results;
+  }
+  std::vector<Part> parts;
+  auto sizes = x.sizes().vec();
+  for (size_t i = 0; i < weights.size(); i++) {
+    const std::optional<at::Tensor> bias = biases.get(i);
+    const int64_t N = sizes.back() = weights[i].size(0);
+    parts.push_back({weights[i].contiguous(), bias ? bias->to(at::kFloat).contiguous() : at::Tensor(),
+                     at::empty(sizes, x.options().dtype(at::kFloat)), (N + kChunk - 1) / kChunk});
+  }
+  multiply(x.to(at::kFloat).contiguous(), parts, M, K);
+  for (Part& part : parts) results.push_back(part.result.to(x.scalar_type()));
+  return results;
+}
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, int64_t widest) {
-  const int64_t K = weight.size(1), N = weight.size(0), M = x.numel() / K;
-  if (M > widest) return at::linear(x, weight.to(x.scalar_type()), bias);
-  const at::Tensor from = x.to(at::kFloat).contiguous(), w = weight.contiguous();
-  const at::Tensor b = bias ? bias->to(at::kFloat).contiguous() : at::Tensor();
-  auto sizes = x.sizes().vec();
-  sizes.back() = N;
-  at::Tensor y = at::empty(sizes, x.options().dtype(at::kFloat));
-  const float* offsets = bias ? b.const_data_ptr<float>() : nullptr;
-  const float* inputs = from.const_data_ptr<float>();
-  float* results = y.mutable_data_ptr<float>();
-  if (w.scalar_type() == at::kBFloat16)
-    multiply(inputs, w.const_data_ptr<BFloat16>(), offsets, results, M, K, N);
-  else
-    multiply(inputs, w.const_data_ptr<float>(), offsets, results, M, K, N);
-  return y.to(x.scalar_type());
+  return linears(x, weight, Biases({bias}), widest)[0];
 }
 
 template <typename T>
@@ -209,10 +242,13 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 TORCH_LIBRARY(outrider, library) {
   library.def("linear(Tensor x, Tensor weight, Tensor? bias, int widest) -> Tensor");
+  library.def(
+      "linears(Tensor x, Tensor[] weights, Tensor?[] biases, int widest) -> Tensor[]");
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("linear", &linear);
+  library.impl("linears", &linears);
   library.impl("attend", &attend);
 }

@@ -54,6 +54,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     if not hasattr(torch.ops.outrider, "linear"):
         load_kernels()
         torch.library.register_fake("outrider::linear", _fake_linear)
+        torch.library.register_fake("outrider::linears", _fake_linears)
         torch.library.register_fake("outrider::attend", _fake_attend)
     widest = _ANY if exact else NARROW
     for layer in module.modules():
@@ -108,6 +109,12 @@ for _widest, _name in _NAMES.items():
 
 def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, widest: int) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def _fake_linears(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], widest: int
+) -> list[Tensor]:
+    return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
 
 
 def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,177 @@
+"""Compiled passes say what eager ones say; exact ones say it with the same bits in any company."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_seq2seq import tiny_seq2seq
+from torch import nn
+
+from outrider import Sampling
+from outrider.core.errors import (
+    InvalidParameterError,
+    KernelError,
+    OutriderWarning,
+    UnsupportedModelError,
+)
+from outrider.models import HFModel
+from outrider.models.compiled import CompiledPass
+from outrider.models.kernels import NarrowLinear, build
+from outrider.models.runtime import prepare, warm_up
+
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
+
+
+def traced(family: str = "llama", seed: int = 0) -> HFModel:
+    """A model whose passes are one graph, run by torch itself: what is compiled, without what
+    compiles."""
+    model = tiny(family, seed)
+    model.compiled = CompiledPass(model.module, model.kinds, "traced", backend="aot_eager")
+    return model
+
+
+class Counted(CompiledPass):
+    """Counts the passes that go through the graph."""
+
+    calls = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return super().__call__(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("method", ["speculative", "top-k-tree"])
+def test_graphs_write_the_same_text(family: str, method: str) -> None:
+    """Alone and in ragged batches whose rows leave, chains and trees, windows and none."""
+    prompts = ragged_prompts([9, 3, 14])
+    pairs = [(tiny(family), tiny(family, 1)), (traced(family), traced(family, 1))]
+    texts = []
+    for target, draft in pairs:
+        engine = engine_of(target, draft, method, max_batch_size=2)
+        texts.append(
+            [
+                token_ids(engine.generate(prompts, [greedy(n) for n in (14, 6, 9)])),
+                token_ids(engine.generate(prompts[:1], greedy(40))),  # slabs grow on the way
+            ]
+        )
+    assert texts[0] == texts[1]
+
+
+def test_every_pass_of_a_round_is_the_graphs_and_two_graphs_are_enough() -> None:
+    """One for a row, one for several; whatever the width, the context and the slabs."""
+    model = tiny()
+    graph = model.compiled = Counted(model.module, model.kinds, "counted", backend="aot_eager")
+    engine = engine_of(model, None, "prompt-lookup", max_batch_size=3)
+    engine.generate(ragged_prompts([4, 30, 11, 7, 2]), greedy(30))
+    engine.generate(ragged_prompts([50]), SAMPLED)
+    assert graph.calls > 30
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+def test_what_does_not_compile_runs_eagerly_after_one_warning() -> None:
+    model = tiny()
+    before = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
+
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return x
+
+    model.module.model.norm = nn.Sequential(model.module.model.norm, Odd())
+    model.compiled = CompiledPass(model.module, model.kinds, "odd", backend="aot_eager")
+    with pytest.warns(OutriderWarning, match="odd does not compile, so it runs eagerly") as seen:
+        after = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
+    assert len(seen) == 1
+    assert after == before
+
+
+def test_encoder_decoders_run_eagerly_after_one_warning() -> None:
+    model = tiny_seq2seq("t5")
+    with pytest.warns(OutriderWarning, match="encoder-decoder") as seen:
+        prepare(model, "auto")
+    assert len(seen) == 1
+    assert model.compiled is None
+
+
+def test_names_the_levels_there_are() -> None:
+    with pytest.raises(InvalidParameterError, match=r"compile=.fast.: must be one of"):
+        prepare(tiny(), "fast")
+
+
+def test_without_a_compiler_models_run_eagerly_but_not_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise KernelError("no C++ compiler here")
+
+    monkeypatch.setattr("outrider.models.runtime.use_kernels", none)
+    model = tiny()
+    with pytest.warns(OutriderWarning, match="runs eagerly: no C"):
+        prepare(model, "auto")
+    assert model.compiled is None
+    with pytest.raises(KernelError, match="no C"):
+        prepare(model, "off", exact=True)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_for_real() -> None:
+    """Kernels and the code generator together: the text of the model as it was."""
+    prompts = ragged_prompts([9, 3])
+    before = token_ids(engine_of(tiny(), tiny(seed=1)).generate(prompts[:1], greedy(20)))
+    target, draft = tiny(), tiny(seed=1)
+    for model in (target, draft):
+        prepare(model, "auto", own=True)
+        assert isinstance(model.module.lm_head, NarrowLinear)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutriderWarning)
+        warm_up(target)
+        after = token_ids(engine_of(target, draft).generate(prompts[:1], greedy(20)))
+    assert after == before
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "opt", "mistral", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_texts_are_plain_ones(family: str, dtype: torch.dtype) -> None:
+    """In bfloat16 too, where passes of other widths otherwise change near ties; by chains and
+    trees, alone and in batches, greedy and under the coupled rule."""
+    target, draft = tiny(family, dtype=dtype), tiny(family, 1, dtype=dtype)
+    prepare(target, exact=True)
+    prompts = ragged_prompts([9, 3, 14, 6])
+    plain = engine_of(target, max_batch_size=1)
+    for sampling, methods in ((greedy(24), ("speculative", "top-k-tree")), (SAMPLED, ("coupled",))):
+        wanted = token_ids(plain.generate(prompts, sampling))
+        for method in methods:
+            for batch in (1, 3):
+                engine = engine_of(target, draft, method, max_batch_size=batch)
+                assert token_ids(engine.generate(prompts, sampling)) == wanted
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", ["mixtral", "gpt2"])
+def test_refuses_to_be_exact_where_it_is_not(family: str) -> None:
+    """Experts and transposed layers multiply by the libraries, whose bits depend on the width; a
+    model whose probe happens to agree may pass, so a layer that surely differs is put in."""
+
+    class Width(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (1 + 1e-3 * x.shape[1])
+
+    model = tiny(family)
+    name = "model" if family == "mixtral" else "transformer"
+    stem: Any = getattr(model.module, name)
+    norm = "norm" if family == "mixtral" else "ln_f"
+    setattr(stem, norm, nn.Sequential(getattr(stem, norm), Width()))
+    with pytest.raises(UnsupportedModelError, match=r"exact=True.*bits depend on how many tokens"):
+        prepare(model, exact=True)
