@@ -1,0 +1,360 @@
+"""int8 and int4 weights for draft, target or both: time per pass, bytes, α, perplexity, speed.
+
+    python -m benchmarks.quantize [--rows 8] [--repeats 60] [--compile] [--out DIR]
+
+Passes of 1 and 6 tokens behind 128, over all kinds in turn, medians: of the embedded draft and
+target, and of the draft inflated to some 200 million parameters that do nothing
+(``outrider.testing.inflate``), where memory sets the pace. Beside our layers: torchao's own int8
+tensors, eager; with ``--compile`` all of them under ``torch.compile`` (no cache, the same number of
+tokens), which takes minutes.
+
+α = Σ min(p, q) at every place of held-out text, this project's own sources, for every draft with
+every target; the bar is an int8 draft 1.2 times as fast as float32's at α within 0.02. Then tokens
+per second of speculative decoding. Writes JSON and a Markdown page.
+"""
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import outrider
+from benchmarks.vs_transformers import PROMPTS, hardware
+from outrider import Sampling, load_model
+from outrider.engine import Engine
+from outrider.models import HFModel
+from outrider.models.quantize import quantize
+from outrider.testing.inflate import Shape, inflate
+from outrider.train.evaluate import acceptance
+
+KINDS = ("none", "int8", "int4")
+WIDTHS = (1, 6)
+CONTEXT = 128
+LARGE = Shape(hidden_size=2048, num_layers=4, num_key_value_heads=16, intermediate_size=5632)
+PAIRS = (  # target, draft; None decodes plainly
+    *(("none", draft) for draft in (None, *KINDS)),
+    *(("int8", draft) for draft in (None, "none", "int8")),
+    ("int4", "int4"),
+)
+
+Run = Callable[[], object]
+
+
+def of_kind(module: PreTrainedModel, kind: str) -> PreTrainedModel:
+    """The model as it is, quantized by us, or by torchao alone."""
+    if kind == "none":
+        return module
+    module = copy.deepcopy(module)
+    if kind != "torchao int8":
+        return quantize(module, kind)
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(module, Int8WeightOnlyConfig(set_inductor_config=False))
+    return module
+
+
+def size(module: nn.Module) -> int:
+    """Bytes of all parameters and buffers; shared ones count once."""
+    tensors: list[Any] = [*module.parameters(), *module.buffers()]
+    parts = [
+        getattr(t, name)
+        for t in tensors
+        for name in (t.__tensor_flatten__()[0] if hasattr(t, "__tensor_flatten__") else ("data",))
+    ]
+    shared = {part.data_ptr(): part.numel() * part.element_size() for part in parts}
+    return sum(shared.values())
+
+
+def medians(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
+    """Median seconds of each; they take turns, so that what else goes on falls on all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 2):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if repeat > 1:
+                taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def step(module: PreTrainedModel, width: int) -> Run:
+    """A pass behind a cached context, which it leaves as it was."""
+    text_1T = torch.arange(CONTEXT)[None] % 1000 + 100
+    cache: Any = module(input_ids=text_1T, use_cache=True).past_key_values
+
+    def run() -> None:
+        module(input_ids=text_1T[:, :width], past_key_values=cache, use_cache=True)
+        cache.crop(-width)
+
+    return run
+
+
+def compiled(module: PreTrainedModel, width: int) -> Run:
+    """A compiled pass over so many tokens and nothing before them, warm."""
+    text_1T = torch.arange(width)[None] + 100
+    graph: Any = torch.compile(module.forward, dynamic=False)
+
+    def run() -> None:
+        graph(input_ids=text_1T, use_cache=False)
+
+    run()
+    return run
+
+
+def times(
+    base: PreTrainedModel, repeats: int, build: Callable[[PreTrainedModel, int], Run]
+) -> list[dict[str, Any]]:
+    """Per kind: bytes, and seconds per width."""
+    modules = {kind: of_kind(base, kind) for kind in (*KINDS, "torchao int8")}
+    rows: dict[str, dict[str, Any]] = {
+        kind: {"kind": kind, "seconds": {}, "bytes": size(module)}
+        for kind, module in modules.items()
+    }
+    for width in WIDTHS:
+        runs = {kind: build(module, width) for kind, module in modules.items()}
+        for kind, seconds in medians(runs, repeats).items():
+            rows[kind]["seconds"][str(width)] = seconds
+        torch._dynamo.reset()
+    return list(rows.values())
+
+
+def held_out(tokenizer: Any, rows: int, length: int = 256) -> Tensor:
+    """Rows of this project's own sources, which are newer than the pair."""
+    files = sorted(Path(outrider.__file__).parent.rglob("*.py"))
+    ids: list[int] = []
+    for file in files:
+        ids += tokenizer(file.read_text(encoding="utf-8"))["input_ids"]
+        if len(ids) >= 4 * rows * length:
+            break
+    picked = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
+    return picked[:: max(1, len(picked) // rows)][:rows]
+
+
+def quality(pair: tuple[HFModel, HFModel], rows: int) -> dict[str, Any]:
+    """Perplexities of every kind, and α of every pair of kinds at temperatures 0 and 1."""
+    text_BT = held_out(pair[0].tokenizer, rows)
+    logits: dict[str, dict[str, Tensor]] = {"target": {}, "draft": {}}
+    for role, model in zip(logits, pair, strict=True):
+        for kind in KINDS:
+            logits_BTV = of_kind(model.module, kind)(input_ids=text_BT, use_cache=False).logits
+            logits[role][kind] = logits_BTV[:, :-1].flatten(0, 1)
+    following = text_BT[:, 1:].flatten()
+    return {
+        "places": following.numel(),
+        "perplexity": {
+            role: {
+                kind: math.exp(nn.functional.cross_entropy(logits_NV, following).item())
+                for kind, logits_NV in of_role.items()
+            }
+            for role, of_role in logits.items()
+        },
+        "alpha": [
+            {
+                "target": p,
+                "draft": q,
+                "alpha": [acceptance(p_NV, q_NV, t).mean().item() for t in (0.0, 1.0)],
+            }
+            for p, p_NV in logits["target"].items()
+            for q, q_NV in logits["draft"].items()
+        ],
+    }
+
+
+def speeds(pair: tuple[HFModel, HFModel], tokens: int, repeats: int) -> list[dict[str, Any]]:
+    """Tokens per second of each pair of kinds, γ = 5, greedy, batch 1, each prompt in turn."""
+    models = {
+        (role, kind): model if kind == "none" else load_model(model, quantized=kind)
+        for role, model in zip(("target", "draft"), pair, strict=True)
+        for kind in KINDS
+    }
+    engines = {
+        names: outrider.load(
+            models["target", names[0]],
+            None if names[1] is None else models["draft", names[1]],
+            "plain" if names[1] is None else "speculative",
+            max_batch_size=1,
+            measure=False,
+        )
+        for names in PAIRS
+    }
+    sampling = Sampling(temperature=0, max_new_tokens=tokens, ignore_eos=True)
+    rates: dict[tuple[str, str | None], list[float]] = {names: [] for names in PAIRS}
+    lengths = {}
+    for repeat in range(repeats + 1):
+        for names, engine in engines.items():
+            start = time.perf_counter()
+            results = [engine.generate(prompt, sampling) for prompt in PROMPTS[:4]]
+            taken = time.perf_counter() - start
+            lengths[names] = sum(len(r.token_ids) for r in results) / sum(
+                r.stats.rounds for r in results
+            )
+            if repeat:
+                rates[names].append(len(results) * tokens / taken)
+    return [
+        {
+            "target": target,
+            "draft": draft,
+            "tokens_per_second": statistics.median(rates[target, draft]),
+            "spread": [min(rates[target, draft]), max(rates[target, draft])],
+            "acceptance_length": lengths[target, draft],
+        }
+        for target, draft in PAIRS
+    ]
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """Whether an int8 draft is 1.2 times as fast at α within 0.02."""
+    seconds = {row["kind"]: row["seconds"]["1"] for row in report["models"][0]["rows"]}
+    faster = seconds["none"] / seconds["int8"]
+    alphas = {row["draft"]: row["alpha"] for row in report["quality"]["alpha"][: len(KINDS)]}
+    apart = max(abs(a - b) for a, b in zip(alphas["none"], alphas["int8"], strict=True))
+    met = "met" if faster >= 1.2 and apart <= 0.02 else "missed"
+    return (
+        f"Bar, an int8 draft at least 1.2 times as fast per step as the unquantized one, at α "
+        f"within 0.02: **{met}**, {faster:.2f} times as fast, α {apart:.4f} apart (the larger of "
+        f"T = 0 and 1)."
+    )
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The report as a page."""
+    about, quality = report["about"], report["quality"]
+    lines = [
+        "# Quantized weights",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+        f"{about['torch']}, torchao {about['torchao']}; activations and unquantized weights in "
+        f"{about['dtype']}. Passes over 1 and 6 tokens behind {CONTEXT}; kinds take turns, medians "
+        f"of {about['repeats']} (inflated: a sixth of that). Compiled: a pass over as many tokens "
+        "with nothing before them. "
+        "'torchao int8' is torchao's own tensors, which are dequantized in every pass; int8 and "
+        "int4 are what `quantize_draft` and `quantize_target` load. The inflated draft is the "
+        "embedded one with parameters that do nothing.",
+        "",
+        f"Command: `{about['command']}`",
+        "",
+        verdict(report),
+        "",
+        "| model | weights | MB | ms, 1 token | ms, 6 tokens | faster, 1 / 6 tokens |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for model in report["models"]:
+        plain = model["rows"][0]["seconds"]
+        for row in model["rows"]:
+            one, six = (row["seconds"][str(width)] for width in WIDTHS)
+            lines.append(
+                f"| {model['name']} | {row['kind']} | {row['bytes'] / 1e6:.1f} | {one * 1e3:.2f} | "
+                f"{six * 1e3:.2f} | {plain['1'] / one:.2f} / {plain['6'] / six:.2f} |"
+            )
+    perplexity = quality["perplexity"]
+    lines += [
+        "",
+        f"On {quality['places']:,} places of held-out text (this project's own sources):",
+        "",
+        "| weights | perplexity of the target | of the draft |",
+        "|---|---:|---:|",
+        *(
+            f"| {kind} | {perplexity['target'][kind]:.3f} | {perplexity['draft'][kind]:.3f} |"
+            for kind in KINDS
+        ),
+        "",
+        "| target | draft | α, T = 0 | α, T = 1 |",
+        "|---|---|---:|---:|",
+        *(
+            f"| {row['target']} | {row['draft']} | {row['alpha'][0]:.4f} | {row['alpha'][1]:.4f} |"
+            for row in quality["alpha"]
+        ),
+        "",
+        f"Decoding, greedy, γ = 5, batch 1, 4 prompts of {about['tokens']} tokens, medians of "
+        f"{about['rounds']}. With an unquantized target every row is the same text, whatever the "
+        "draft.",
+        "",
+        "| target | draft | tokens/s | spread | acceptance length | against plain, unquantized |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    plain_rate = report["speeds"][0]["tokens_per_second"]
+    for row in report["speeds"]:
+        rate = row["tokens_per_second"]
+        low, high = row["spread"]
+        lines.append(
+            f"| {row['target']} | {row['draft'] or '(plain)'} | {rate:.1f} | "
+            f"{low:.1f}-{high:.1f} | {row['acceptance_length']:.2f} | {rate / plain_rate:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@torch.no_grad()
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures everything."""
+    import torchao
+
+    engine: Engine = outrider.load(dtype="float32")
+    assert engine.draft is not None
+    pair = engine.target, engine.draft
+    bases: Sequence[tuple[str, PreTrainedModel]] = (
+        ("draft, 2.5M", pair[1].module),
+        ("target, 12.6M", pair[0].module),
+        ("inflated draft, 200M", inflate(pair[1].module, LARGE)),
+    )
+    models = []
+    for name, base in bases:
+        few = options.repeats if base is not bases[-1][1] else max(5, options.repeats // 6)
+        models.append({"name": name, "rows": times(base, few, step)})
+        print(models[-1], flush=True)
+        if options.compile and base is not bases[1][1]:
+            rows = times(base, few, compiled)
+            models.append({"name": f"{name}, compiled", "rows": rows})
+            print(models[-1], flush=True)
+    return {
+        "about": {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "torchao": torchao.__version__,
+            "dtype": str(pair[0].dtype).removeprefix("torch."),
+            "repeats": options.repeats,
+            "tokens": options.tokens,
+            "rounds": options.rounds,
+            "command": f"python -m benchmarks.quantize --rows {options.rows} --repeats "
+            f"{options.repeats} --rounds {options.rounds} --tokens {options.tokens}"
+            + (" --compile" if options.compile else ""),
+        },
+        "models": models,
+        "quality": quality(pair, options.rows),
+        "speeds": speeds(pair, options.tokens, options.rounds),
+    }
+
+
+def main() -> None:
+    """Parses the options, measures, writes the report and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    report = run(options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "quantize.json").write_text(json.dumps(report, indent=1) + "\n")
+    page = markdown(report)
+    (options.out / "quantize.md").write_text(page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main()
