@@ -14,11 +14,12 @@ Legend: B rows, N columns of a pass, S slots.
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning
@@ -26,6 +27,7 @@ from outrider.models.cache import SlabCache
 from outrider.models.kernels import NarrowLinear
 from outrider.models.kernels.build import cache_folder
 from outrider.models.kernels.join import JoinLinears
+from outrider.models.masks import chain_mask
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 128
@@ -72,10 +74,12 @@ class _Slabs(Cache):
 
 
 class _Pass(nn.Module):
-    def __init__(self, module: nn.Module, kinds: Sequence[str]) -> None:
+    """A pass over columns whose places and masks are given, as those of a tree are."""
+
+    def __init__(self, module: nn.Module, windows: Mapping[str, int | None]) -> None:
         super().__init__()
         self.module = module
-        self.kinds = tuple(kinds)
+        self.windows = dict(windows)
 
     def forward(
         self,
@@ -85,25 +89,52 @@ class _Pass(nn.Module):
         masks: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> Tensor:
-        cache = _Slabs(keys, values, slots_BN, masks[0].shape[-1])
-        mask = dict(zip(self.kinds, masks, strict=True)) if len(masks) > 1 else masks[0]
+    ) -> tuple[Tensor, Tensor]:
+        mask = dict(zip(self.windows, masks, strict=True)) if len(masks) > 1 else masks[0]
         logits_BNV: Tensor = self.module(
             input_ids=tokens_BN,
             position_ids=positions_BN,
             attention_mask=mask,
-            past_key_values=cache,
+            past_key_values=_Slabs(keys, values, slots_BN, masks[0].shape[-1]),
             use_cache=True,
         ).logits
-        return logits_BNV
+        return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
+
+
+class _Chain(_Pass):
+    """A pass over columns that follow one another: places and masks are part of the graph."""
+
+    def __init__(
+        self, module: nn.Module, windows: Mapping[str, int | None], limit: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__(module, windows)
+        self.limit, self.dtype = limit, dtype
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens_BN: Tensor,
+        length_B: Tensor,
+        slot_S: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        N, span = tokens_BN.shape[1], slot_S.shape[0]
+        places_BN = length_B[:, None] + torch.arange(N, device=length_B.device)
+        masks = [
+            chain_mask(places_BN, span, self.dtype, window) for window in self.windows.values()
+        ]
+        positions_BN = places_BN.clamp(max=self.limit - 1)
+        return super().forward(tokens_BN, positions_BN, places_BN, masks, keys, values)
 
 
 class CompiledPass:
-    """The graphs of a module, made when they are first needed.
+    """The graphs of a module, made when they are first needed: for chains and for trees, for one
+    row and for several.
 
     Args:
         module: the model.
-        kinds: its kinds of layers, one mask each.
+        windows: what each kind of layer sees; None for everything.
+        limit: its longest context in tokens.
         name: how messages call it.
         thorough: spend longer on compiling for less overhead per pass.
         backend: of ``torch.compile``.
@@ -114,8 +145,9 @@ class CompiledPass:
 
     def __init__(
         self,
-        module: nn.Module,
-        kinds: Sequence[str],
+        module: PreTrainedModel,
+        windows: Mapping[str, int | None],
+        limit: int,
         name: str,
         thorough: bool = False,
         backend: str = "inductor",
@@ -123,65 +155,93 @@ class CompiledPass:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
         self.name = name
         self.failed = False
-        self._kinds = tuple(kinds)
+        self._num_masks = len(windows)
+        self._dtype = module.dtype
+        self._made: set[tuple[bool, bool]] = set()
+        self._slot_S = torch.arange(0, device=module.device)
         options: dict[str, Any] = {"guard_filter_fn": _needed_guards}
         if backend == "inductor" and any(isinstance(x, NarrowLinear) for x in module.modules()):
             options["post_grad_custom_post_pass"] = JoinLinears()
         if thorough:
             options["cpp_wrapper"] = True
-        self._run: Callable[..., Tensor] = torch.compile(
-            _Pass(module, kinds), fullgraph=True, backend=backend, options=options
+        self._tree, self._chain = (
+            torch.compile(each, fullgraph=True, backend=backend, options=options)
+            for each in (
+                _Pass(module, windows),
+                _Chain(module, windows, limit, self._dtype),
+            )
         )
-        self._made: set[bool] = set()
 
-    def __call__(
+    def chain(self, cache: SlabCache, tokens_BN: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Logits (B, N, V) of columns that follow one another and their sums (B,), or None if
+        there is no graph: then the pass is still to do. The cache's slabs must have room for it."""
+        keys, values = _of_rows(cache)
+        single = cache.num_rows == 1
+        if not self._ready(single, False, keys, values):
+            return None
+        if self._slot_S.shape[0] < cache.span:
+            self._slot_S = torch.arange(2 * cache.span, device=tokens_BN.device)
+        slot_S = self._slot_S[: cache.span]
+        done: tuple[Tensor, Tensor] = self._chain(
+            _fresh(tokens_BN), _fresh(cache.length_B), slot_S, keys, values
+        )
+        return done
+
+    def tree(
         self,
         cache: SlabCache,
         tokens_BN: Tensor,
         positions_BN: Tensor,
         slots_BN: Tensor,
         masks: Sequence[Tensor],
-    ) -> Tensor | None:
-        """Logits (B, N, V), or None if there is no graph: then the pass is still to do.
-
-        The cache's slabs must have room for it.
-        """
-        B = tokens_BN.shape[0]
-        keys, values = (
-            [slab[:B] for slab in side if slab is not None] for side in (cache.keys, cache.values)
-        )
-        if not self.failed and (B == 1) not in self._made:
-            self._make(B == 1, masks[0].dtype, keys, values)
-        if self.failed:
+    ) -> tuple[Tensor, Tensor] | None:
+        """The same for columns with places and masks, one (B, 1, N, S) per kind of layer."""
+        keys, values = _of_rows(cache)
+        if not self._ready(cache.num_rows == 1, True, keys, values):
             return None
-        fresh = (_fresh(tensor) for tensor in (tokens_BN, positions_BN, slots_BN))
-        return self._run(*fresh, [_fresh(mask) for mask in masks], keys, values)
+        places = (_fresh(tensor) for tensor in (tokens_BN, positions_BN, slots_BN))
+        done: tuple[Tensor, Tensor] = self._tree(
+            *places, [_fresh(mask) for mask in masks], keys, values
+        )
+        return done
 
-    def _make(
-        self, single: bool, dtype: torch.dtype, keys: Sequence[Tensor], values: Sequence[Tensor]
-    ) -> None:
-        """Compiles on a pass whose sizes differ, lest the compiler take two of them for one."""
+    def _ready(
+        self, single: bool, tree: bool, keys: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> bool:
+        """Makes the graph if it has to be made, on a pass whose sizes all differ, lest the
+        compiler take two of them for one."""
+        if self.failed or (single, tree) in self._made:
+            return not self.failed
         rows, columns, span, slots = 1 if single else 3, 5, 23, 40
         device = keys[0].device
         tokens_BN = torch.zeros(rows, columns, dtype=torch.int64, device=device)
         places_BN = torch.arange(span - columns, span, device=device).repeat(rows, 1)
-        positions_BN = places_BN.clone()
-        masks = [
-            torch.zeros(rows, 1, columns, span, dtype=dtype, device=device) for _ in self._kinds
-        ]
         slabs = [
             [slab.new_zeros(rows, slab.shape[1], slots, slab.shape[3]) for slab in side]
             for side in (keys, values)
         ]
         row = [] if single else [0]
-        for tensor in (tokens_BN, positions_BN, places_BN):
-            _mark(tensor, [*row, 1])
-        for mask in masks:
-            _mark(mask, [*row, 2, 3])
         for slab in (*slabs[0], *slabs[1]):
             _mark(slab, [*row, 2])
+        _mark(tokens_BN, [*row, 1])
         try:
-            self._run(tokens_BN, positions_BN, places_BN, masks, *slabs)
+            if tree:
+                masks = [
+                    torch.zeros(rows, 1, columns, span, dtype=self._dtype, device=device)
+                    for _ in range(self._num_masks)
+                ]
+                positions_BN = places_BN.clone()
+                for tensor in (positions_BN, places_BN):
+                    _mark(tensor, [*row, 1])
+                for mask in masks:
+                    _mark(mask, [*row, 2, 3])
+                self._tree(tokens_BN, positions_BN, places_BN, masks, *slabs)
+            else:
+                length_B = torch.full((rows,), span - columns, device=device)
+                slot_S = torch.arange(span, device=device)
+                _mark(length_B, row)
+                _mark(slot_S, [0])
+                self._chain(tokens_BN, length_B, slot_S, *slabs)
         except Exception as error:  # the compiler's own exceptions are of many kinds
             self.failed = True
             text = str(error).strip().splitlines() or [type(error).__name__]
@@ -190,11 +250,21 @@ class CompiledPass:
                 OutriderWarning,
                 stacklevel=2,
             )
-        self._made.add(single)
+        self._made.add((single, tree))
+        return not self.failed
+
+
+def _of_rows(cache: SlabCache) -> tuple[list[Tensor], list[Tensor]]:
+    """Slabs without the rows that are not in use."""
+    keys, values = (
+        [slab[: cache.num_rows] for slab in side if slab is not None]
+        for side in (cache.keys, cache.values)
+    )
+    return keys, values
 
 
 def _fresh(tensor: Tensor) -> Tensor:
-    """A tensor in storage of its own, for the graph holds a view's strides and offset to be new."""
+    """A tensor in storage of its own, for the graph takes a view's strides and offset for new."""
     alone = tensor.is_contiguous() and tensor.stride(0) == tensor[0].numel()
     if alone and tensor.storage_offset() == 0:
         return tensor
@@ -202,6 +272,7 @@ def _fresh(tensor: Tensor) -> Tensor:
 
 
 def _mark(tensor: Tensor, sizes: Sequence[int]) -> None:
+    """Says which sizes will vary."""
     torch._dynamo.mark_dynamic(tensor, list(sizes))
 
 

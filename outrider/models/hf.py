@@ -46,6 +46,7 @@ class HFModel:
         num_tokens: width of the logits.
         limit: longest context in tokens.
         watch: time spent in forward passes.
+        windows: what each kind of layer sees, None for everything; each kind has a mask.
         plan: how its caches store keys and values, and how much they may.
         compiled: its compiled pass, if it has one (``runtime.py``).
         exact: whether bits may not depend on a pass's width, so that all rounds run the same code.
@@ -79,14 +80,9 @@ class HFModel:
         self.dtype: torch.dtype = module.dtype
         self.watch = Stopwatch(self.device)
         self.plan = SlabPlan()
-        self._windows = _windows(config)
+        self.windows = _windows(config)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of layers, by what they see; each has a mask."""
-        return tuple(self._windows)
 
     @property
     def prompt_limit(self) -> int:
@@ -182,27 +178,46 @@ class HFModel:
         if graph is not None and N == 1:  # a size of one would need a graph of its own
             tokens_BN = tokens_BN.repeat(1, 2)
             nodes = None if nodes is None else nodes.doubled()
+        cache.begin(tokens_BN.shape[1], nodes.first if nodes is not None else 0)
+        if graph is not None and not cache.make_room():
+            graph = None
+        done = None
+        if graph is not None and nodes is None:
+            with self.watch:
+                done = graph.chain(cache, tokens_BN)
+        if done is None:
+            done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
+        logits_BNV, sum_B = done
+        self._sums.append(sum_B)
+        return logits_BNV[:, :N]
+
+    def _placed(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        nodes: Nodes | None,
+        graph: CompiledPass | None,
+        num_logits: int,
+    ) -> tuple[Tensor, Tensor]:
+        """A pass with masks and places of its own: logits, and their sum per row."""
         first = nodes.first if nodes is not None else 0
-        cache.begin(tokens_BN.shape[1], first)
-        slots_BN = self._columns(cache, tokens_BN.shape[1]) + first
+        columns_N = torch.arange(first, first + tokens_BN.shape[1], device=tokens_BN.device)
+        slots_BN = cache.length_B[:, None] + columns_N
+        positions_BN = slots_BN
         if nodes is not None:
             positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, first:]
-        else:
-            positions_BN = slots_BN
         masks = {
             kind: self._mask(cache, positions_BN, nodes, window)
-            for kind, window in self._windows.items()
+            for kind, window in self.windows.items()
         }
         positions_BN = positions_BN.clamp(max=self.limit - 1)
         with self.watch:
-            logits_BNV = None
-            if graph is not None and cache.make_room():
-                logits_BNV = graph(cache, tokens_BN, positions_BN, slots_BN, list(masks.values()))
-            if logits_BNV is None:
-                logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
-        logits_BNV = logits_BNV[:, :N]
-        self._sums.append(logits_BNV.sum((1, 2), dtype=torch.float32))
-        return logits_BNV
+            if graph is not None:
+                done = graph.tree(cache, tokens_BN, positions_BN, slots_BN, list(masks.values()))
+                if done is not None:
+                    return done
+            logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
+        return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
 
     def drain_sums(self) -> Tensor | None:
         """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
@@ -229,10 +244,6 @@ class HFModel:
         """The compiled pass, where there is one for such a pass."""
         few = self.exact or cache.num_rows * num_columns <= MOST_TOKENS
         return self.compiled if few and cache.is_plain else None
-
-    def _columns(self, cache: SlabCache, number: int) -> Tensor:
-        """The slots right behind the committed ones, (B, N)."""
-        return cache.length_B[:, None] + torch.arange(number, device=cache.length_B.device)
 
     def _forward(
         self,

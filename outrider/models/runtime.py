@@ -101,7 +101,7 @@ def _compile(model: HFModel, thorough: bool) -> None:
     if model.opening is not None:
         _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
         return
-    model.compiled = CompiledPass(model.module, model.kinds, model.name, thorough)
+    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, thorough)
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
