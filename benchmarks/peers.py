@@ -12,9 +12,10 @@ and the whole of ``peers.md``.
 
 import argparse
 import json
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
@@ -32,6 +33,7 @@ from benchmarks.peer_workers.registry import PEERS, Environments, parse_rows
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider.models.load import load_tokenizer
 
+WARMUP_TOKENS = 16  # of each of two prompts
 Item = TypeVar("Item")
 
 
@@ -92,8 +94,8 @@ class Run:
         self.prompts, self.num_tokens = prompts, num_tokens
         self.series = {key: Series(":".join(key)) for key in self.rows}
 
-    def all_in_memory(self, repeats: int) -> None:
-        """Every worker stays, and rows take turns."""
+    def all_in_memory(self, repeats: int) -> Iterator[int]:
+        """Every worker stays, and rows take turns; yields the number of repeats done."""
         with ExitStack() as stack:
             clients = {peer: self._start(peer, stack) for peer in dict(self.rows)}
             for key in self.rows:
@@ -101,9 +103,10 @@ class Run:
             for repeat in range(repeats):
                 for key in rotated(self.rows, repeat):
                     self._measure(key, clients[key[0]])
+                yield repeat + 1
 
-    def one_at_a_time(self, repeats: int) -> None:
-        """Workers take turns, and within each turn its rows."""
+    def one_at_a_time(self, repeats: int) -> Iterator[int]:
+        """Workers take turns, and within each turn its rows; yields as above."""
         for repeat in range(repeats):
             for peer in rotated(list(dict(self.rows)), repeat):
                 with ExitStack() as stack:
@@ -113,6 +116,14 @@ class Run:
                         self._prepare(key, client)
                     for key in own:
                         self._measure(key, client)
+            yield repeat + 1
+
+    def report(self, pair: str, about: dict[str, Any]) -> dict[str, Any]:
+        """What has been measured so far."""
+        series = {one.name: one for one in self.series.values()}
+        model = reference(series)
+        rows = {name: summary(one, model) for name, one in series.items()}
+        return {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
 
     def _start(self, peer: str, stack: ExitStack) -> Client | None:
         log = Path(self.job.exports) / f"{peer}.log"
@@ -133,7 +144,7 @@ class Run:
             ready = client.prepare(key[1], self.job)
             began = time.perf_counter()
             for prompt in (min(self.prompts, key=len), max(self.prompts, key=len)):
-                client.generate(key[1], prompt, self.num_tokens)
+                client.generate(key[1], prompt, min(WARMUP_TOKENS, self.num_tokens))
             if series.ready is None:  # of the first time, when nothing is in a cache yet
                 series.ready, series.warmup_seconds = ready, time.perf_counter() - began
         except PeerError as error:
@@ -210,12 +221,6 @@ def main() -> None:
     )
     environments = Environments(options.peers, named)
     run = Run(parse_rows(options.rows), environments, job, prompts, options.max_new_tokens)
-    measure = run.one_at_a_time if options.one_at_a_time else run.all_in_memory
-    measure(options.repeats)
-
-    series = {one.name: one for one in run.series.values()}
-    model = reference(series)
-    rows = {name: summary(one, model) for name, one in series.items()}
     about = {
         "date": date.today().isoformat(),
         "hardware": hardware(),
@@ -225,12 +230,14 @@ def main() -> None:
         "prompts": len(prompts),
         "prompt_tokens": options.prompt_tokens,
         "max_new_tokens": options.max_new_tokens,
-        "repeats": options.repeats,
         "one_at_a_time": options.one_at_a_time,
-        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
     }
-    report = {"about": about, "rows": rows, "bars": verdicts(pair.name, rows)}
-    print(written(options.out, pair.name, report))
+    measure = run.one_at_a_time if options.one_at_a_time else run.all_in_memory
+    page = ""
+    for repeats in measure(options.repeats):  # written each time, lest an end by force lose all
+        page = written(options.out, pair.name, run.report(pair.name, about | {"repeats": repeats}))
+    print(page)
 
 
 def written(out: Path, pair: str, report: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import Any
 from benchmarks.peer_workers.protocol import Answer, Job, Ready
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 300.0
 
 
 class PeerError(Exception):
@@ -23,9 +25,11 @@ class Client:
     Args:
         command: what starts it, such as ``["python", "-m", "benchmarks.peer_workers.…"]``.
         log: where its standard error goes.
+        patience: seconds that an answer may take, before the process is killed.
     """
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, patience: float = PATIENCE) -> None:
+        self.patience = patience
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as errors:
             self.process = subprocess.Popen(
@@ -67,7 +71,10 @@ class Client:
         with suppress(BrokenPipeError):  # the empty answer below says so
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
+        impatience = threading.Timer(self.patience, self.process.kill)
+        impatience.start()
         line = self.process.stdout.readline()
+        impatience.cancel()
         if not line:
             raise PeerError(f"the process ended with {self.process.wait()}; its log says why")
         answer: dict[str, Any] = json.loads(line)

@@ -100,8 +100,8 @@ def reference(series: Mapping[str, Series]) -> Series | None:
 
 def summary(series: Series, model: Series | None) -> dict[str, Any]:
     """A row of the report; ``model`` is the row whose texts it is to repeat."""
-    if series.error or series.ready is None:
-        return {"error": series.error}
+    if series.error or series.ready is None or not series.passes:
+        return {"error": series.error or "not reached"}
     speeds = series.speeds
     row: dict[str, Any] = {
         "median": statistics.median(speeds),

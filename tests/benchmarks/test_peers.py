@@ -81,11 +81,14 @@ def test_a_run_takes_turns_and_names_what_is_missing(
     job = Job("target", "draft", 5, 2, 128, str(tmp_path))
     rows = parse_rows(["transformers:plain", "transformers:assisted", "openvino:plain"])
     run = peers.Run(rows, environments, job, [[1], [2, 3]], 4)
-    run.all_in_memory(repeats=3)
+    assert list(run.all_in_memory(repeats=3)) == [1, 2, 3]
     plain, _, absent = run.series.values()
     assert plain.texts == [[1, 2, 3, 4], [2, 3, 4, 5]]
     assert [len(one.passes) for one in run.series.values()] == [3, 3, 0]
     assert "not installed" in absent.error
+    report = run.report("embedded", {})
+    assert report["rows"]["transformers:plain"]["median"] == 8
+    assert report["rows"]["openvino:plain"] == {"error": "not installed: no interpreter"}
 
 
 def start_only(client: Client) -> Any:
