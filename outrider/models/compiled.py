@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -30,6 +31,7 @@ from outrider.models.kernels.join import JoinLinears
 from outrider.models.masks import chain_mask
 
 Compile = Literal["off", "auto", "max"]
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 MOST_TOKENS = 128
 """Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a prefill, the
 arithmetic decides and not the overhead."""
@@ -152,14 +154,14 @@ class CompiledPass:
         thorough: bool = False,
         backend: str = "inductor",
     ) -> None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+        _keep_graphs()
         self.name = name
         self.failed = False
         self._num_masks = len(windows)
         self._dtype = module.dtype
         self._made: set[tuple[bool, bool]] = set()
         self._slot_S = torch.arange(0, device=module.device)
-        options: dict[str, Any] = {"guard_filter_fn": _needed_guards}
+        options: dict[str, Any] = {"guard_filter_fn": _needed_guards, "size_asserts": False}
         if backend == "inductor" and any(isinstance(x, NarrowLinear) for x in module.modules()):
             options["post_grad_custom_post_pass"] = JoinLinears()
         if thorough:
@@ -252,6 +254,13 @@ class CompiledPass:
             )
         self._made.add((single, tree))
         return not self.failed
+
+
+def _keep_graphs() -> None:
+    """Keeps what is compiled in the user's cache folder, unless the user has named another; torch
+    itself takes a temporary one, and writes that into the environment when it is first asked."""
+    if os.environ.get(_FOLDER) in (None, default_cache_dir()):
+        os.environ[_FOLDER] = str(cache_folder() / "inductor")
 
 
 def _of_rows(cache: SlabCache) -> tuple[list[Tensor], list[Tensor]]:
