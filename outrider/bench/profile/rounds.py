@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.bench.profile.instrument import recorded
 from outrider.bench.profile.spans import Recorder
@@ -30,6 +30,8 @@ class Run:
 
 def write(engine: Engine, prompt: Sequence[int], sampling: Sampling, rounds: int) -> Run:
     """Lets the engine write so many rounds and one more before them."""
+    most = (rounds + 2) * (engine.num_speculative_tokens + 1)  # so that no draft is cut short
+    sampling = replace(sampling, max_new_tokens=min(most, engine.limit))
     began, first, num = 0.0, 0, 0
     for row, event in engine.run(prompt, sampling):
         if num == 0:
@@ -72,7 +74,9 @@ def take_turns(
 ) -> Turns:
     """Method, plain decoding and the method recorded take turns, so that a machine whose speed
     drifts favours none. The first turn of the first two warms up."""
-    plain = Engine(engine.target, None, METHODS["plain"], max_batch_size=1)
+    plain = Engine(
+        engine.target, None, METHODS["plain"], num_speculative_tokens=1, max_batch_size=1
+    )
     turns = Turns([], [], [])
     for repeat in range(repeats + 1):
         turns.method.append(write(engine, prompt, sampling, rounds))

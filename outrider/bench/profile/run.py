@@ -68,7 +68,7 @@ def profile(
     Raises:
         PromptError: a prompt that leaves no room for two rounds.
     """
-    sampling = replace(sampling, max_new_tokens=engine.limit, stop=(), ignore_eos=True)
+    sampling = replace(sampling, stop=(), ignore_eos=True)
     prompt_ids = engine.encode(prompt)
     device = engine.target.device
     progress("memory bandwidth")
