@@ -1,0 +1,143 @@
+"""Models of 7 and 13 billion parameters on a GPU: speed, floors, gaps, waits, by batch and draft.
+
+    python -m benchmarks.gpu [--shapes 7b 13b inflated] [--batches 1 4 16 64] [--gammas 4 8]
+    python -m benchmarks.gpu --device cpu --shapes tiny           # a rehearsal, in seconds
+
+Targets and drafts have the shapes of the papers, not their weights (``gpu_shapes.py``). What drafts
+are worth is then either set, each token accepted with one probability, once with no draft model at
+all and once with the draft's passes (``gpu_rounds.py``); or real, that of the embedded pair, whose
+function inflated models have, with the method ``synthetic`` beside it.
+
+Per batch, plain decoding and every contender take turns: some rounds of a full batch, prefill and
+the first rounds not counted, by the wall clock, each until the device is done. Then a few rounds
+with the device waited for around each pass, a few under the profiler, a few in CUDA's debug mode.
+The floor of a pass is the bytes of its weights, keys and values over the measured bandwidth; at
+large batches arithmetic takes longer. Whatever fails is noted, and the rest goes on.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import outrider
+from benchmarks.gpu_contenders import FAILURES, Settings, contenders, first_line, measure
+from benchmarks.gpu_page import markdown
+from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
+from outrider.bench.frontier import about
+from outrider.bench.profile.bandwidth import LARGE, last_level_cache, read_bandwidth
+from outrider.core.errors import OutriderWarning
+from outrider.models import HFModel
+from outrider.models.compiled import Compile
+from outrider.models.load import resolve_dtype
+
+RESULTS = Path("benchmarks/results")
+ON_GPU = Settings((1, 4, 16, 64), (4, 8), ("off", "auto"), 0.8, 16, 3)
+REHEARSAL = Settings((1, 2), (2,), ("off",), 0.8, 2, 1)
+
+
+def run(
+    group: Group, settings: Settings, device: torch.device, bandwidth: float, notes: list[str]
+) -> Iterator[dict[str, Any]]:
+    """All rows of a target; what went wrong is added to the notes."""
+    dtype = resolve_dtype(None, device)
+    print(f"{group.target.name}: building", flush=True)
+    built = [member.build(device, dtype) for member in (group.target, *group.drafts)]
+    for mode in settings.modes:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", OutriderWarning)
+            target, *drafts = (_prepared(model, mode) for model in built)
+            for batch in settings.batches:
+                print(f"{group.target.name}, compile={mode}, batch {batch}", flush=True)
+                where = {"target": target.name, "compile": mode, "batch": batch}
+                entries = list(contenders(target, drafts, group.trained, batch, settings))
+                for row in measure(entries, settings, bandwidth):
+                    yield where | row
+        messages = {str(w.message) for w in caught if issubclass(w.category, OutriderWarning)}
+        notes += sorted(f"{target.name}, compile={mode}: {message}" for message in messages)
+
+
+def _prepared(model: HFModel, mode: Compile) -> HFModel:
+    """The model run in that way, beside the same weights run in others."""
+    own = HFModel(model.module, model.tokenizer, model.name)
+    return outrider.load(own, method="plain", compile=mode).target
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:n, or cpu for a rehearsal")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(FOR_GPUS))
+    parser.add_argument("--batches", type=int, nargs="+")
+    parser.add_argument("--gammas", type=int, nargs="+")
+    parser.add_argument("--modes", nargs="+", choices=["off", "auto"], help="of running a model")
+    parser.add_argument("--acceptance", type=float, help="where it is set")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--out", type=Path, help=f"folder; {RESULTS} on a GPU, else none")
+    return parser
+
+
+def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """The options; without a GPU, only a rehearsal."""
+    options = parser.parse_args(arguments)
+    options.device = device = torch.device(options.device)
+    remedy = "to see it run without a GPU: --device cpu --shapes tiny"
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        parser.error(f"--device {device}: {torch.cuda.device_count()} CUDA devices here; {remedy}")
+    if device.type != "cuda" and options.shapes != ["tiny"]:
+        parser.error(f"--shapes {' '.join(options.shapes)}: these are for a GPU; {remedy}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, measures, writes the report as it grows and prints the page."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _checked(_parser(), arguments)
+    device, on_gpu = options.device, options.device.type == "cuda"
+    given = {name: value for name in vars(ON_GPU) if (value := getattr(options, name)) is not None}
+    settings = replace(ON_GPU if on_gpu else REHEARSAL, **given)
+    out = options.out or (RESULTS if on_gpu else None)
+    if "auto" in settings.modes:
+        torch._dynamo.config.recompile_limit = 64  # the graphs of all models share a frame
+    transformers.logging.set_verbosity_error()
+    num_bytes = max(LARGE, 8 * (last_level_cache(device) or 0)) if on_gpu else 2**24
+    memory = read_bandwidth(device, num_bytes)
+    report: dict[str, Any] = {
+        "about": about(device=str(device), cuda=torch.version.cuda, **vars(settings)),
+        "command": " ".join(["python -m benchmarks.gpu", *arguments]),
+        "memory": memory.as_dict(),
+        "rows": [],
+        "notes": [],
+    }
+    for group in (group for name in options.shapes for group in SHAPES[name]):
+        try:
+            for row in run(group, settings, device, memory.median, report["notes"]):
+                report["rows"].append(row)
+                _write(report, out)
+        except FAILURES as error:
+            report["notes"].append(f"{group.target.name}, given up: {first_line(error)}")
+        gc.collect()
+        if on_gpu:
+            torch._dynamo.reset()
+            torch.cuda.empty_cache()
+    _write(report, out)
+    print(markdown(report))
+
+
+def _write(report: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (out / "gpu.md").write_text(markdown(report), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""What ``benchmarks.gpu`` compares at one size of batch, and how."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.gpu_rounds import FREE, Chance, Rounds, Work
+from benchmarks.gpu_trace import sync_places, traced
+from benchmarks.vs_transformers import PROMPTS
+from outrider import Engine
+from outrider.core.errors import OutriderError
+from outrider.methods import METHODS
+from outrider.models import HFModel
+from outrider.models.compiled import Compile
+
+FAILURES = (RuntimeError, OutriderError)  # torch's, the compiler's and CUDA's are of the first
+_LOOKS = 4  # rounds under each of the instruments
+_PROMPT = 64
+_METHODS = {"plain": METHODS["plain"], "free": FREE, "synthetic": METHODS["synthetic"]}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured of every target."""
+
+    batches: Sequence[int]
+    gammas: Sequence[int]
+    modes: Sequence[Compile]
+    acceptance: float
+    rounds: int
+    repeats: int
+
+
+@dataclass
+class Contender:
+    """Something that writes, and what was found of it.
+
+    Attributes:
+        kind: ``plain``; ``free`` and ``set``, whose acceptance is set, without and with a draft
+            model; ``real``; ``synthetic``, the method.
+        draft: the draft's name; empty without one.
+        work: its batch.
+        runs: one per repeat.
+        failure: the first line of an error; None while there was none.
+    """
+
+    kind: str
+    draft: str
+    work: Work
+    runs: list[Rounds] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def gamma(self) -> int:
+        return 0 if self.kind == "plain" else self.work.engine.num_speculative_tokens
+
+    def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
+        """Does something unless something failed before; a failure is kept, for the report."""
+        if self.failure is None:
+            try:
+                return step(*arguments)
+            except FAILURES as error:
+                self.failure = first_line(error)
+        return None
+
+    def prepare(self, rounds: int) -> None:
+        """Compiles what is to compile; lets ``synthetic`` learn the text."""
+        self.work.timed((rounds + 3) * (self.gamma + 1) if self.kind == "synthetic" else 1)
+
+    def repeat(self, rounds: int) -> None:
+        """One more run."""
+        self.runs.append(self.work.timed(rounds))
+
+    def found(self, plain: Sequence[Rounds], bandwidth: float) -> dict[str, Any]:
+        """Its numbers; without a speed-up if plain decoding failed."""
+        speeds = [run.speed for run in self.runs]
+        stats, each = self.runs[0].stats, statistics.median(run.each for run in self.runs)
+        ratios = [mine.speed / theirs.speed for mine, theirs in zip(self.runs, plain, strict=False)]
+        phases = self.work.phases(_LOOKS)
+        floor = self.work.floor(phases, bandwidth)
+        passes = {
+            track: {
+                "ms": 1e3 * taken.seconds,
+                "count": taken.count,
+                "tokens": taken.tokens,
+                "floor_ms": 1e3 * floor[track],
+                "of_floor": floor[track] / taken.seconds,
+            }
+            for track, taken in phases.passes.items()
+        }
+        least = sum(taken.count * floor[track] for track, taken in phases.passes.items())
+        return {
+            "tokens_per_second": statistics.median(speeds),
+            "slowest": min(speeds),
+            "fastest": max(speeds),
+            "speedup": statistics.median(ratios) if ratios else None,
+            "acceptance_length": stats.acceptance_length,
+            "acceptance_rate": stats.acceptance_rate,
+            "round_ms": 1e3 * each,
+            "of_floor": least / each,
+            "passes": passes,
+            **self._device(each),
+        }
+
+    def _device(self, each: float) -> dict[str, Any]:
+        """What the device did and where it was waited for; None where there is none."""
+        slots = self.work.started()
+        step = partial(self.work.step, slots)
+        device = traced(step, _LOOKS)
+        on_gpu = self.work.engine.target.device.type == "cuda"
+        places = sync_places(step, _LOOKS) if on_gpu else None
+        slots.close()
+        return {
+            "gaps": None if device is None else max(0.0, 1 - device.busy_ms / (1e3 * each)),
+            "activity": None if device is None else device.as_dict(),
+            "sync_places": places,
+        }
+
+
+def contenders(
+    target: HFModel, drafts: Sequence[HFModel], trained: bool, batch: int, settings: Settings
+) -> Iterator[Contender]:
+    """All that is measured at one size of batch, plain decoding of each temperature first."""
+    prompts = _prompts(target, batch)
+
+    def new(
+        kind: str, γ: int, draft: HFModel | None = None, temperature: float = 0.0, **more: Any
+    ) -> Contender:
+        engine = Engine(
+            target,
+            draft,
+            _METHODS.get(kind, METHODS["speculative"]),
+            num_speculative_tokens=γ,
+            max_batch_size=batch,
+            measure=False,
+            **more,
+        )
+        return Contender(kind, draft.name if draft else "", Work(engine, prompts, temperature))
+
+    temperatures = (0.0, 1.0) if trained else (0.0,)
+    for temperature in temperatures:
+        yield new("plain", 1, temperature=temperature)
+    for γ in settings.gammas:
+        if trained:
+            yield new("synthetic", γ, options={"acceptance": settings.acceptance})
+            for draft in drafts:
+                for temperature in temperatures:
+                    yield new("real", γ, draft, temperature)
+        else:
+            chance = Chance(settings.acceptance)
+            yield new("free", γ, verifier=chance)
+            for draft in drafts:
+                yield new("set", γ, draft, verifier=chance)
+
+
+def measure(
+    each: Sequence[Contender], settings: Settings, bandwidth: float
+) -> Iterator[dict[str, Any]]:
+    """Turns of all contenders, then what was found of each."""
+    for one in each:
+        one.attempt(one.prepare, settings.rounds)
+    for repeat in range(settings.repeats):
+        for place in range(len(each)):
+            one = each[(place + repeat) % len(each)]
+            one.attempt(one.repeat, settings.rounds)
+    for one in each:
+        temperature = one.work.temperature
+        plain = next(o for o in each if o.kind == "plain" and o.work.temperature == temperature)
+        row = {
+            "kind": one.kind,
+            "draft": one.draft,
+            "gamma": one.gamma,
+            "temperature": temperature,
+        }
+        numbers = one.attempt(one.found, plain.runs, bandwidth)
+        yield row | (numbers if one.failure is None else {"failed": one.failure})
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+def _prompts(target: HFModel, batch: int) -> list[list[int]]:
+    """Code where the target knows code, else tokens of no meaning."""
+    if target.tokenizer is not None:
+        return [target.tokenizer(PROMPTS[i % len(PROMPTS)])["input_ids"] for i in range(batch)]
+    V = target.num_tokens
+    return [[(7919 * row + 31 * place) % V for place in range(_PROMPT)] for row in range(batch)]

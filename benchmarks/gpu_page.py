@@ -1,0 +1,99 @@
+"""The report of ``benchmarks.gpu`` as a page."""
+
+from collections.abc import Iterator
+from typing import Any
+
+_HEAD = (
+    "draft",
+    "acceptance",
+    "γ",
+    "T",
+    "tokens/s",
+    "spread",
+    "× plain",
+    "tokens/round",
+    "round ms",
+    "of floor",
+    "target pass ms",
+    "of floor",
+    "draft pass ms",
+    "of floor",
+    "gaps",
+    "launches",
+    "waits",
+)
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """Tables by target, way of running and batch; then waits and notes."""
+    about, memory = report["about"], report["memory"]
+    lines = [
+        "# On a GPU",
+        "",
+        f"{about['date']}, {about['hardware']} ({about['device']}), torch "
+        f"{about['versions']['torch']}, CUDA {about['cuda']}, transformers "
+        f"{about['versions']['transformers']}. Memory is read at {memory['median'] / 1e9:.0f} GB/s "
+        f"({memory['lowest'] / 1e9:.0f}–{memory['highest'] / 1e9:.0f}). {about['rounds']} rounds, "
+        f"median of {about['repeats']} interleaved repeats. Where acceptance is set it is "
+        f"{about['acceptance']} per token; models have shapes of the papers, not their weights.",
+        "",
+        f"Command: `{report['command']}`",
+        "",
+        "*Of floor*: bytes of weights, keys and values over the bandwidth, as a share of the time "
+        "taken. *Gaps*: share of a round in which nothing runs on the device. *Launches*, *waits*: "
+        "of kernels, and of the host for the device, per round; one of these is for the "
+        "engine's clock.",
+    ]
+    rows = report["rows"]
+    for target, mode in dict.fromkeys((row["target"], row["compile"]) for row in rows):
+        lines += ["", f"## {target}, compile={mode}"]
+        mine = [row for row in rows if (row["target"], row["compile"]) == (target, mode)]
+        for batch in dict.fromkeys(row["batch"] for row in mine):
+            lines += ["", f"Batch {batch}", "", f"| {' | '.join(_HEAD)} |"]
+            lines += ["|---|---|" + "---:|" * (len(_HEAD) - 2)]
+            lines += [_line(row) for row in mine if row["batch"] == batch]
+    lines += [*_waits(rows)]
+    if report["notes"]:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in report["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any]) -> str:
+    first = [row["draft"] or "–", row["kind"], str(row["gamma"] or "–"), f"{row['temperature']:g}"]
+    if "failed" in row:
+        return f"| {' | '.join(first)} | failed: {row['failed']}" + " |" * (len(_HEAD) - 4)
+    passes, device = row["passes"], row["activity"]
+    cells = [
+        *first,
+        f"{row['tokens_per_second']:.1f}",
+        f"{row['slowest']:.1f}–{row['fastest']:.1f}",
+        "–" if row["speedup"] is None else f"{row['speedup']:.2f}",
+        f"{row['acceptance_length']:.2f}",
+        f"{row['round_ms']:.2f}",
+        f"{row['of_floor']:.2f}",
+        *_pass(passes.get("target")),
+        *_pass(passes.get("draft")),
+        "–" if device is None else f"{row['gaps']:.0%}",
+        "–" if device is None else f"{device['launches']:.0f}",
+        "–" if device is None else f"{sum(device['waits'].values()):.1f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _pass(taken: dict[str, float] | None) -> tuple[str, str]:
+    if taken is None:
+        return "–", "–"
+    return f"{taken['ms']:.2f}", f"{taken['of_floor']:.2f}"
+
+
+def _waits(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Every place in which the host waited, with the most waits per round of any row."""
+    most: dict[str, float] = {}
+    for row in rows:
+        for place, count in (row.get("sync_places") or {}).items():
+            most[place] = max(count, most.get(place, 0.0))
+    if most:
+        yield from ("", "## Where the host waits for the device", "")
+        yield from ("| place | most times a round |", "|---|---:|")
+        for place, count in sorted(most.items(), key=lambda item: -item[1]):
+            yield f"| {place} | {count:.2f} |"

@@ -1,0 +1,121 @@
+"""Models in the shapes of the papers, without their weights.
+
+random     the shape, its own vocabulary, random weights made on the device in their precision:
+           nothing of them passes through the host's memory. Only passes are worth timing
+inflated   the embedded pair with parameters that contribute nothing (outrider.testing.inflate):
+           the texts and the acceptance of the small pair at the cost of the large one, with its
+           vocabulary of 6144 tokens and its heads of 64. Made on the host: as much free memory
+           there as the model takes here
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from outrider import assets
+from outrider.models import HFModel, load_model
+from outrider.testing.inflate import Shape, inflate
+
+_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Llama:
+    """A shape of the Llama architecture with random weights."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    mlp: int
+    context: int = 2048
+    vocabulary: int = 32000
+
+    def config(self) -> LlamaConfig:
+        """The shape as ``transformers`` writes it."""
+        return LlamaConfig(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.mlp,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_value_heads,
+            max_position_embeddings=self.context,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> HFModel:
+        """The model, made where it will run."""
+        with torch.device(device):
+            module = AutoModelForCausalLM.from_config(self.config(), dtype=dtype)
+        generator = torch.Generator(device).manual_seed(self.layers)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.dim() > 1:  # weights of norms are ones
+                    parameter.normal_(std=_STD, generator=generator)
+        return HFModel(module, name=self.name)
+
+
+@dataclass(frozen=True)
+class Inflated:
+    """A model of the embedded pair in another shape."""
+
+    name: str
+    shape: Shape
+    source: Callable[[], Path]
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> HFModel:
+        """The model with its tokenizer."""
+        small = load_model(self.source(), dtype=dtype, device=str(device))
+        return HFModel(inflate(small.module, self.shape), small.tokenizer, self.name)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A target and the drafts that it is measured with.
+
+    Attributes:
+        target: is loaded once.
+        drafts: are loaded one after the other.
+        trained: whether they know a language, so that acceptance means something.
+    """
+
+    target: Llama | Inflated
+    drafts: tuple[Llama | Inflated, ...]
+    trained: bool = False
+
+
+LLAMA_7B = Llama("Llama-2 7B", 4096, 32, 32, 32, 11008, context=4096)
+LLAMA_13B = Llama("Llama-2 13B", 5120, 40, 40, 40, 13824, context=4096)
+DRAFTS = (
+    Llama("Llama 68M", 768, 2, 12, 12, 3072),
+    Llama("Llama 160M", 768, 12, 12, 12, 3072),
+    Llama("TinyLlama 1.1B", 2048, 22, 32, 4, 5632),
+)
+INFLATED_DRAFTS = (
+    Inflated("embedded, as 68M", Shape(768, 2, 6, 3072), assets.draft_path),
+    Inflated("embedded, as 160M", Shape(768, 12, 6, 3072), assets.draft_path),
+    Inflated("embedded, as 1.1B", Shape(2048, 22, 16, 5632), assets.draft_path),
+)
+_INFLATED_7B = Inflated("embedded, as 7B", Shape(4096, 32, 32, 11008), assets.target_path)
+_TINY = Llama("tiny", 64, 2, 4, 2, 128, context=512, vocabulary=256)
+_TINY_DRAFT = Llama("tiny draft", 32, 1, 2, 2, 64, context=512, vocabulary=256)
+_TINY_INFLATED = Inflated("embedded draft, wider", Shape(320, 2, 2, 960), assets.draft_path)
+_TINY_INFLATED_DRAFT = Inflated("embedded draft", Shape(256, 1, 2, 896), assets.draft_path)
+
+SHAPES: dict[str, tuple[Group, ...]] = {
+    "7b": (Group(LLAMA_7B, DRAFTS),),
+    "13b": (Group(LLAMA_13B, DRAFTS),),
+    "inflated": (Group(_INFLATED_7B, INFLATED_DRAFTS, trained=True),),
+    "tiny": (
+        Group(_TINY, (_TINY_DRAFT,)),
+        Group(_TINY_INFLATED, (_TINY_INFLATED_DRAFT,), trained=True),
+    ),
+}
+FOR_GPUS = ("7b", "13b", "inflated")
