@@ -52,7 +52,7 @@ class Outrider:
                 num_speculative_tokens=job.num_speculative_tokens,
                 dtype="float32",
                 device="cpu",
-                compile="max" if compiled else "off",
+                compile="auto" if compiled else "off",
             )
             assert engine.draft is not None
             self.pairs[compiled] = engine.target, engine.draft

@@ -99,7 +99,7 @@ CompileLevel = Annotated[
         "--compile",
         metavar="LEVEL",
         help="off; auto (kernels for few tokens, each model one compiled graph: half a minute the "
-        "first time, then kept); max (longer to compile, less overhead).",
+        "first time, then kept); max (the compiler also tries several ways to multiply).",
         autocompletion=_complete_compile,
         rich_help_panel=MODELS,
     ),

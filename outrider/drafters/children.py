@@ -30,7 +30,8 @@ def independent(q_BnV: Tensor, u_Bnk: Tensor) -> Tensor:
 def without_replacement(q_BnV: Tensor, u_Bnk: Tensor) -> tuple[Tensor, Tensor]:
     """Draws that differ, (B, n, k), and which of them there are: as many as q has tokens."""
     left_RV, u_Rk = q_BnV.flatten(0, 1), u_Bnk.flatten(0, 1)
-    tokens, chances = [], []
+    tokens: list[Tensor] = []
+    chances: list[Tensor] = []
     for u_R in u_Rk.unbind(1):
         if tokens:
             left_RV = left_RV.scatter(1, tokens[-1][:, None], 0.0)

@@ -14,7 +14,7 @@ Legend: B rows, N columns of a pass, S slots.
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -35,6 +35,9 @@ _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 MOST_TOKENS = 128
 """Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a prefill, the
 arithmetic decides and not the overhead."""
+
+
+_Outputs = tuple[Tensor, Tensor]
 
 
 def check_compile(value: str) -> None:
@@ -138,7 +141,7 @@ class CompiledPass:
         windows: what each kind of layer sees; None for everything.
         limit: its longest context in tokens.
         name: how messages call it.
-        thorough: spend longer on compiling for less overhead per pass.
+        thorough: let the compiler try several ways to multiply and keep the fastest.
         backend: of ``torch.compile``.
 
     Attributes:
@@ -165,7 +168,7 @@ class CompiledPass:
         if backend == "inductor" and any(isinstance(x, NarrowLinear) for x in module.modules()):
             options["post_grad_custom_post_pass"] = JoinLinears()
         if thorough:
-            options["cpp_wrapper"] = True
+            options["max_autotune"] = True
         self._tree, self._chain = (
             torch.compile(each, fullgraph=True, backend=backend, options=options)
             for each in (
@@ -184,10 +187,9 @@ class CompiledPass:
         if self._slot_S.shape[0] < cache.span:
             self._slot_S = torch.arange(2 * cache.span, device=tokens_BN.device)
         slot_S = self._slot_S[: cache.span]
-        done: tuple[Tensor, Tensor] = self._chain(
-            _fresh(tokens_BN), _fresh(cache.length_B), slot_S, keys, values
+        return _steadily(
+            self._chain, _fresh(tokens_BN), _fresh(cache.length_B), slot_S, keys, values
         )
-        return done
 
     def tree(
         self,
@@ -202,10 +204,9 @@ class CompiledPass:
         if not self._ready(cache.num_rows == 1, True, keys, values):
             return None
         places = (_fresh(tensor) for tensor in (tokens_BN, positions_BN, slots_BN))
-        done: tuple[Tensor, Tensor] = self._tree(
-            *places, [_fresh(mask) for mask in masks], keys, values
-        )
-        return done
+        B = cache.num_rows
+        each = [_fresh(mask.expand(B, -1, -1, -1)) for mask in masks]
+        return _steadily(self._tree, *places, each, keys, values)
 
     def _ready(
         self, single: bool, tree: bool, keys: Sequence[Tensor], values: Sequence[Tensor]
@@ -261,6 +262,18 @@ def _keep_graphs() -> None:
     itself takes a temporary one, and writes that into the environment when it is first asked."""
     if os.environ.get(_FOLDER) in (None, default_cache_dir()):
         os.environ[_FOLDER] = str(cache_folder() / "inductor")
+
+
+def _steadily(graph: Callable[..., _Outputs], *inputs: Any) -> _Outputs:
+    """A pass in which only what tells our graphs apart is checked: of a small model's pass, guards
+    would be a seventh. Should none of the graphs fit after all, another is made."""
+    try:
+        with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+            return graph(*inputs)
+    except RuntimeError as error:
+        if "skip_guard_eval_unsafe" not in str(error):
+            raise
+    return graph(*inputs)
 
 
 def _of_rows(cache: SlabCache) -> tuple[list[Tensor], list[Tensor]]:

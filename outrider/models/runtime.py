@@ -2,7 +2,8 @@
 
     off     the module as it is
     auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph
-    max     the same with the graph's own calls compiled away too: longer to make
+    max     the same, and the compiler tries several ways to multiply, which takes longer; on a CPU
+            our kernels leave it little to try
 
 ``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
 draft, a tree or a batch, so that greedy and coupled texts are plain decoding's, token for token,
