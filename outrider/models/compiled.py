@@ -15,6 +15,7 @@ Legend: B rows, N columns of a pass, S slots.
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, Literal, get_args
 
 import torch
@@ -170,7 +171,7 @@ class CompiledPass:
         if thorough:
             options["max_autotune"] = True
         self._tree, self._chain = (
-            torch.compile(each, fullgraph=True, backend=backend, options=options)
+            torch.compile(_own_forward(each), fullgraph=True, backend=backend, options=options)
             for each in (
                 _Pass(module, windows),
                 _Chain(module, windows, limit, self._dtype),
@@ -255,6 +256,20 @@ class CompiledPass:
             )
         self._made.add((single, tree))
         return not self.failed
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """A module's ``forward`` with code of its own. The compiler keeps graphs by code object, so
+    another model's would otherwise be taken for this one's wherever the sizes are the same."""
+    forward = type(module).forward
+    own = FunctionType(
+        forward.__code__.replace(),
+        forward.__globals__,
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    return MethodType(own, module)
 
 
 def _keep_graphs() -> None:

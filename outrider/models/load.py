@@ -25,9 +25,10 @@ from outrider.core.errors import (
     ModelLoadError,
     VocabularyMismatchError,
 )
-from outrider.models.hf import HFModel, check_config
+from outrider.models.hf import HFModel
 from outrider.models.quantize import check_kind, quantize
 from outrider.models.seq2seq import Seq2SeqModel, check_seq2seq_config
+from outrider.models.support import check_config
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"

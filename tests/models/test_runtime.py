@@ -89,6 +89,19 @@ def test_every_pass_of_a_round_is_the_graphs_and_two_graphs_are_enough() -> None
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
+def test_models_of_one_shape_keep_their_own_graphs() -> None:
+    """Constants of a model are part of its graph, and what they are is not checked again. Nor is
+    the compiler's bound on graphs one for all models together."""
+    prompts = ragged_prompts([9])
+    for step in range(10):
+        settings = {"rms_norm_eps": 10.0 ** (step % 5 - 3), "seed": step // 5}
+        wanted = token_ids(engine_of(tiny(**settings)).generate(prompts, greedy(12)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", OutriderWarning)
+            found = engine_of(with_graph(tiny(**settings))).generate(prompts, greedy(12))
+        assert token_ids(found) == wanted
+
+
 def test_what_does_not_compile_runs_eagerly_after_one_warning() -> None:
     model = tiny()
     before = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))

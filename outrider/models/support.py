@@ -1,0 +1,75 @@
+"""Which decoders can be rolled back and told their positions, and what their layers see."""
+
+import inspect
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.core.errors import UnsupportedModelError
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
+
+
+def check_supported(module: PreTrainedModel, name: str) -> None:
+    """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
+    kind = type(module).__name__
+    check_config(module.config, kind, name)
+    if getattr(module, "_is_stateful", False):
+        last = module.config.get_text_config().num_hidden_layers - 1
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: all its layers 0-{last} keep a recurrent "
+            f"state, which cannot forget a rejected draft; use a model with attention layers only"
+        )
+    for needed in ("position_ids", "past_key_values"):
+        if needed not in inspect.signature(module.forward).parameters:
+            raise UnsupportedModelError(
+                f"{name} ({kind}) takes no explicit {needed}, which ragged batches and trees need"
+            )
+
+
+def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
+    """The part of :func:`check_supported` that needs no weights."""
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder: use load_model")
+    if getattr(config, "alibi", False) or config.model_type == "gpt_neo":
+        raise UnsupportedModelError(
+            f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "
+            f"own), not by position_ids, which ragged batches and trees need"
+        )
+    types = _layer_types(config.get_text_config())
+    odd = sorted(set(types) - _ATTENTION)
+    if odd:
+        reason = (
+            "whose state folds all past tokens into one and cannot forget a rejected draft"
+            if _RECURRENT.intersection(odd)
+            else "for which there are no masks and slabs here"
+        )
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: layers "
+            f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
+            f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
+        )
+
+
+def _layer_types(config: Any) -> list[str]:
+    for name in ("layer_types", "layers_block_type"):  # the second: older transformers
+        if types := getattr(config, name, None):
+            return [_RENAMED.get(kind, kind) for kind in types]
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def windows_of(config: Any) -> dict[str, int | None]:
+    """Sliding window of each kind of layer; None where a layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    return {
+        kind: window if kind == "sliding_attention" else None
+        for kind in sorted(set(_layer_types(config)))
+    }
+
+
+def _ranges(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown + (f", … ({len(numbers)} in all)" if len(numbers) > 8 else "")
