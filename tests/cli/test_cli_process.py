@@ -45,7 +45,9 @@ def test_nothing_but_text_and_summary_even_on_an_ascii_terminal(pair: tuple[Path
 def test_ctrl_c_keeps_the_text_so_far(pair: tuple[Path, Path], as_json: bool) -> None:
     """The signal comes once some rounds of text have been written."""
     slow = (
-        "import outrider.cli.follow as f, outrider.engine as e, os\n"
+        "import os\n"
+        "from outrider.cli.quiet import silence; silence()\n"
+        "import outrider.engine as e\n"
         "run = e.Engine.run\n"
         "def interrupted(self, prompt, sampling):\n"
         "    for number, pair in enumerate(run(self, prompt, sampling)):\n"
