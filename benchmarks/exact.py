@@ -11,6 +11,7 @@ reference is plain decoding of the same runtime, one prompt at a time. Writes JS
 import argparse
 import json
 import platform
+import shlex
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -167,13 +168,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines.append(line)
         print(line, flush=True)
     target = f"the embedded target inflated to {args.inflate}" if shape else "the embedded target"
+    runtimes = "" if args.runtimes == list(RUNTIMES) else " --runtimes " + shlex.join(args.runtimes)
+    command = (
+        f"python -m benchmarks.exact --dtype {args.dtype} --prompts {args.prompts} "
+        f"--tokens {args.tokens}{f' --inflate {args.inflate}' if shape else ''}{runtimes}"
+    )
     head = (
         f"{date.today()}, {platform.processor() or platform.machine()}, "
         f"{torch.get_num_threads()} threads, torch {torch.__version__}, {args.dtype}; {target}, "
         f"embedded draft, γ = {args.gamma}, temperature 0, {len(prompts)} prompts of 24 tokens, "
-        f"{args.tokens} tokens each.\n\nCommand: `python -m benchmarks.exact --dtype {args.dtype} "
-        f"--prompts {args.prompts} --tokens {args.tokens}"
-        f"{f' --inflate {args.inflate}' if shape else ''}`"
+        f"{args.tokens} tokens each.\n\nCommand: `{command}`"
     )
     args.out.mkdir(parents=True, exist_ok=True)
     document = {"arguments": vars(args) | {"out": ""}, "lines": [asdict(line) for line in lines]}
