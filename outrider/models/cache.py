@@ -113,14 +113,15 @@ class SlabCache(Cache):
                     slabs[layer] = self._grown(slabs[layer], like, num_rows, num_slots)
 
     def make_room(self) -> bool:
-        """Grows the slabs to what the pass that has begun will write; False where there are layers
-        without slabs yet, which the pass itself allocates."""
+        """Grows the slabs to more than the pass that has begun will read, since a graph holds a
+        slab that is read whole to be another case; False where there are layers without slabs yet,
+        which the pass itself allocates."""
         for side in self._sides:
             for slabs in side:
                 for layer, slab in enumerate(slabs):
                     if slab is None:
                         return False
-                    slabs[layer] = self._grown(slab, slab, self.num_rows, self.span)
+                    slabs[layer] = self._grown(slab, slab, self.num_rows, self.span + 1)
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -84,6 +84,7 @@ def test_every_pass_of_a_round_is_the_graphs_and_two_graphs_are_enough() -> None
     engine = engine_of(model, None, "prompt-lookup", max_batch_size=3)
     engine.generate(ragged_prompts([4, 30, 11, 7, 2]), greedy(30))
     engine.generate(ragged_prompts([50]), SAMPLED)
+    engine_of(model).generate(ragged_prompts([50]), greedy(30))  # through each length of a slab
     assert isinstance(model.compiled, Counted)
     assert model.compiled.calls > 30
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
