@@ -18,7 +18,7 @@ from outrider.core.errors import (
 )
 from outrider.models import HFModel
 from outrider.models.compiled import CompiledPass
-from outrider.models.kernels import NarrowLinear, build
+from outrider.models.kernels import NarrowLinear, build, use_kernels
 from outrider.models.runtime import prepare, warm_up
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -147,6 +147,16 @@ def test_without_a_compiler_models_run_eagerly_but_not_exactly(
     assert model.compiled is None
     with pytest.raises(KernelError, match="no C"):
         prepare(model, "off", exact=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_models_in_other_precisions_keep_the_libraries(dtype: torch.dtype) -> None:
+    prompts = ragged_prompts([9])
+    before = token_ids(engine_of(tiny(dtype=dtype)).generate(prompts, greedy(8)))
+    model = tiny(dtype=dtype)
+    use_kernels(model.module)
+    assert token_ids(engine_of(model).generate(prompts, greedy(8))) == before
 
 
 @needs_compiler

@@ -21,6 +21,7 @@ NARROW = 32
 """Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
 
 _ANY = 2**62
+_DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; others stay with the libraries
 _SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not know
 _NAMES = {NARROW: "outrider", _ANY: "outrider_exact"}
 
@@ -58,14 +59,16 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         torch.library.register_fake("outrider::attend", _fake_attend)
     widest = _ANY if exact else NARROW
     for layer in module.modules():
-        if type(layer) in (nn.Linear, NarrowLinear):
+        if type(layer) in (nn.Linear, NarrowLinear) and layer.weight.dtype in _DTYPES:
             layer.__class__ = NarrowLinear
             assert isinstance(layer, NarrowLinear)
             layer.widest = widest
             if compact:
                 layer.weight = _compacted(layer.weight)
     config: Any = getattr(module, "config", None)
-    if config is not None and config._attn_implementation in ("sdpa", *_NAMES.values()):
+    if config is None or module.dtype not in _DTYPES:
+        return
+    if config._attn_implementation in ("sdpa", *_NAMES.values()):
         module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
 
 
