@@ -4,8 +4,6 @@ Queries, keys and values, or gate and up: a call costs some ten microseconds wha
 which for small models is as long as the computation. The same numbers, bit for bit.
 """
 
-import operator
-
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
@@ -16,12 +14,12 @@ class JoinLinears(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         linear = torch.ops.outrider.linear.default
-        same: dict[tuple[fx.Node, int], list[fx.Node]] = {}
+        same: dict[tuple[fx.Node, bool, int], list[fx.Node]] = {}
         for node in graph.nodes:
             if node.op == "call_function" and node.target is linear:
-                x, _, _, widest = node.args
-                same.setdefault((x, widest), []).append(node)
-        for (x, widest), nodes in same.items():
+                x, _, bias, _, widest = node.args
+                same.setdefault((x, bias is None, widest), []).append(node)
+        for (x, _, widest), nodes in same.items():
             if len(nodes) > 1:
                 _join(graph, x, widest, nodes)
 
@@ -31,18 +29,24 @@ class JoinLinears(CustomGraphPass):
 
 
 def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[fx.Node]) -> None:
-    weights, biases = ([node.args[i] for node in nodes] for i in (1, 2))
+    """The layers have biases all or none."""
+    weights, biases, outputs = ([node.args[i] for node in nodes] for i in (1, 2, 3))
+    biases = [bias for bias in biases if bias is not None]
     order = {node: place for place, node in enumerate(graph.nodes)}
-    needed = [arg for arg in (*weights, *biases) if isinstance(arg, fx.Node)]
-    if any(order[arg] > order[nodes[0]] for arg in needed):
+    if any(order[needed] > order[nodes[0]] for needed in (*weights, *biases)):
         return
     with graph.inserting_before(nodes[0]):
         target = torch.ops.outrider.linears.default
-        joined = graph.call_function(target, (x, weights, biases, widest))
-        joined.meta["val"] = [node.meta["val"] for node in nodes]
-        for i, node in enumerate(nodes):
-            part = graph.call_function(operator.getitem, (joined, i))
+        joined = graph.call_function(target, (x, weights, biases, outputs, widest))
+        value = nodes[0].meta["val"]
+        joined.meta["val"] = value.new_empty((*value.shape[:-1], sum(outputs)))
+        start = 0
+        for node, width in zip(nodes, outputs, strict=True):
+            place = (joined, -1, start, start + width)
+            part = graph.call_function(torch.ops.aten.slice.Tensor, place)
             part.meta.update(node.meta)
+            part.meta["val"] = joined.meta["val"][..., start : start + width]
             node.replace_all_uses_with(part)
+            start += width
     for node in nodes:
         graph.erase_node(node)

@@ -6,18 +6,22 @@
 //
 // Legend: M tokens, K inputs, N outputs; B rows, H query heads, G key heads, S slots, C width.
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <vector>
 
+#include "kernels.h"
+
+namespace outrider {
 namespace {
 
 using at::BFloat16;
@@ -77,8 +81,7 @@ void outputs(const float* x, const W* w, const float* bias, float* y, int64_t K,
 
 template <typename W>
 void chunk_of(const float* x, const W* w, const float* bias, float* y, int64_t M, int64_t K,
-              int64_t N, int64_t first) {
-  const int64_t last = std::min(N, first + kChunk);
+              int64_t N, int64_t first, int64_t last) {
   for (int64_t m = 0; m < M; m += kTile) {
     const float* from = x + m * K;
     float* to = y + m * N;
@@ -94,11 +97,13 @@ void chunk_of(const float* x, const W* w, const float* bias, float* y, int64_t M
 }
 
 struct Part {
-  at::Tensor weight, bias, result;
+  at::Tensor weight, bias;
   int64_t chunks;
+  float* result;
 };
 
-void multiply(const at::Tensor& x, std::vector<Part>& parts, int64_t M, int64_t K) {
+// Several layers with the same input, side by side in rows of `N` outputs.
+void multiply(const at::Tensor& x, std::vector<Part>& parts, int64_t M, int64_t K, int64_t N) {
   const float* from = x.const_data_ptr<float>();
   int64_t chunks = 0;
   for (Part& part : parts) chunks += part.chunks;
@@ -110,46 +115,49 @@ void multiply(const at::Tensor& x, std::vector<Part>& parts, int64_t M, int64_t 
       while (chunk >= parts[p].chunks) chunk -= parts[p++].chunks;
       const Part& part = parts[p];
       const float* bias = part.bias.defined() ? part.bias.const_data_ptr<float>() : nullptr;
-      float* to = part.result.mutable_data_ptr<float>();
-      const int64_t N = part.weight.size(0), first = chunk * kChunk;
+      const int64_t first = chunk * kChunk, last = std::min(part.weight.size(0), first + kChunk);
       if (part.weight.scalar_type() == at::kBFloat16)
-        chunk_of(from, part.weight.const_data_ptr<BFloat16>(), bias, to, M, K, N, first);
+        chunk_of(from, part.weight.const_data_ptr<BFloat16>(), bias, part.result, M, K, N, first,
+                 last);
       else
-        chunk_of(from, part.weight.const_data_ptr<float>(), bias, to, M, K, N, first);
+        chunk_of(from, part.weight.const_data_ptr<float>(), bias, part.result, M, K, N, first,
+                 last);
     }
   });
 }
 
-using Biases = c10::List<std::optional<at::Tensor>>;
+}  // namespace
 
-// x wᵀ + bias for several layers with the same input; for more than `widest` tokens by the
-// library's matrix product.
-std::vector<at::Tensor> linears(const at::Tensor& x, at::TensorList weights, const Biases& biases,
-                                int64_t widest) {
+at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
+                   at::IntArrayRef outputs, int64_t widest) {
   const int64_t K = x.size(-1), M = x.numel() / K;
-  std::vector<at::Tensor> results;
   if (M > widest) {
+    std::vector<at::Tensor> results;
     for (size_t i = 0; i < weights.size(); i++)
-      results.push_back(at::linear(x, weights[i].to(x.scalar_type()), biases.get(i)));
-    return results;
+      results.push_back(at::linear(x, weights[i].to(x.scalar_type()),
+                                   biases.empty() ? std::nullopt : std::optional(biases[i])));
+    return results.size() == 1 ? results[0] : at::cat(results, -1);
   }
-  std::vector<Part> parts;
   auto sizes = x.sizes().vec();
+  sizes.back() = std::accumulate(outputs.begin(), outputs.end(), int64_t{0});
+  at::Tensor out = at::empty(sizes, x.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  std::vector<Part> parts;
   for (size_t i = 0; i < weights.size(); i++) {
-    const std::optional<at::Tensor> bias = biases.get(i);
-    const int64_t N = sizes.back() = weights[i].size(0);
-    parts.push_back({weights[i].contiguous(), bias ? bias->to(at::kFloat).contiguous() : at::Tensor(),
-                     at::empty(sizes, x.options().dtype(at::kFloat)), (N + kChunk - 1) / kChunk});
+    const at::Tensor bias = biases.empty() ? at::Tensor() : biases[i].to(at::kFloat).contiguous();
+    parts.push_back({weights[i].contiguous(), bias, (outputs[i] + kChunk - 1) / kChunk, to});
+    to += outputs[i];
   }
-  multiply(x.to(at::kFloat).contiguous(), parts, M, K);
-  for (Part& part : parts) results.push_back(part.result.to(x.scalar_type()));
-  return results;
+  multiply(x.to(at::kFloat).contiguous(), parts, M, K, sizes.back());
+  return out.to(x.scalar_type());
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& bias, int64_t widest) {
-  return linears(x, weight, Biases({bias}), widest)[0];
+                  const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest) {
+  return linears(x, weight, bias ? at::TensorList(*bias) : at::TensorList(), outputs, widest);
 }
+
+namespace {
 
 template <typename T>
 inline float dot(const float* a, const T* b, int64_t C) {
@@ -222,7 +230,8 @@ void attend_as(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   });
 }
 
-// q (B, H, N, C), k (B, G, S, C), v (B, G, S, D), mask (B or 1, 1, N, S): (B, N, H, D).
+}  // namespace
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const at::Tensor& mask, double scale) {
   const at::Tensor query = q.to(at::kFloat).contiguous();
@@ -238,17 +247,18 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   return out.to(q.scalar_type());
 }
 
-}  // namespace
+}  // namespace outrider
 
 TORCH_LIBRARY(outrider, library) {
-  library.def("linear(Tensor x, Tensor weight, Tensor? bias, int widest) -> Tensor");
   library.def(
-      "linears(Tensor x, Tensor[] weights, Tensor?[] biases, int widest) -> Tensor[]");
+      "linear(Tensor x, Tensor weight, Tensor? bias, int outputs, int widest) -> Tensor");
+  library.def(
+      "linears(Tensor x, Tensor[] weights, Tensor[] biases, int[] outputs, int widest) -> Tensor");
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
-  library.impl("linear", &linear);
-  library.impl("linears", &linears);
-  library.impl("attend", &attend);
+  library.impl("linear", &outrider::linear);
+  library.impl("linears", &outrider::linears);
+  library.impl("attend", &outrider::attend);
 }

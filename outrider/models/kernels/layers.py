@@ -36,7 +36,9 @@ class NarrowLinear(nn.Linear):
     widest: int = NARROW
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.outrider.linear(x, self.weight, self.bias, self.widest)
+        y: Tensor = torch.ops.outrider.linear(
+            x, self.weight, self.bias, self.out_features, self.widest
+        )
         return y
 
 
@@ -110,14 +112,16 @@ for _widest, _name in _NAMES.items():
     AttentionInterface.register(_name, _attention(_widest))
 
 
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None, widest: int) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def _fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, widest: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs))
 
 
 def _fake_linears(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], widest: int
-) -> list[Tensor]:
-    return [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], outputs: list[int], widest: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], sum(outputs)))
 
 
 def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,26 @@
+// Linear layers and attention for passes over few tokens, on a CPU.
+//
+// Legend: M tokens, K inputs, N outputs; B rows, H query heads, G key heads, S slots, C width.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace outrider {
+
+// x wᵀ + bias, (…, K) to (…, outputs); for more than `widest` tokens by the library's product.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest);
+
+// Layers with the same input, their outputs side by side; biases for all of them or none.
+at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
+                   at::IntArrayRef outputs, int64_t widest);
+
+// softmax(scale q kᵀ + mask) v for q (B, H, N, C), k (B, G, S, C), v (B, G, S, D) and mask
+// (B or 1, 1, N, S), as (B, N, H, D).
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                  const at::Tensor& mask, double scale);
+
+}  // namespace outrider
