@@ -1,37 +1,35 @@
 """What keys and values cost in memory, what fewer bits of them cost, and whether memory grows.
 
-    python -m benchmarks.memory [--texts 8] [--tokens 256] [--repeats 3] [--rounds 10000]
+    python -m benchmarks.memory --rounds 0 [--texts 8] [--tokens 256] [--timed 2] [--repeats 3]
+    python -m benchmarks.memory --texts 0 [--rounds 10000] [--engines compiled bounded]
 
 Slabs: the embedded pair with slabs as the models compute (float32 on a CPU without bfloat16), in
 bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. Along each text, in one
 pass: KL(p‖p̃) of the target's law with slabs as computed from that with the slabs in question, in
 nats per token, and in how many places both have the same argmax. Speeds are of greedy texts of half
-that length, target alone and speculative, as multiples of plain decoding with slabs as computed in
-the same repeat, the median with the smallest and the largest.
+that length behind some of them, target alone and speculative, as multiples of plain decoding with
+slabs as computed in the same repeat, the median with the smallest and the largest.
 
-Rounds: a random pair of two small layers and one decodes requests that come and go, four rows at a
-time, in an engine that lives for all of them; the process's resident memory at three counts. Once
-as it comes, once with int8 slabs and a bound. ``--rounds 0`` or ``--texts 0`` leaves out a part,
-whose last results are kept. Writes JSON and a Markdown table.
+Rounds: engines that live for all requests, which come and go; the process's resident memory by
+rounds done (``benchmarks.memory_rounds``). It is read as the operating system has it: memory that
+the allocator keeps for later counts. Each engine's row is kept until it is measured again, so that
+they can run one at a time, which also gives each a process of its own. Writes JSON and Markdown.
 """
 
 import argparse
-import gc
 import json
-import os
-import random
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
 from benchmarks.copy_prompts import documents
 from benchmarks.copying import Task, gain
+from benchmarks.memory_rounds import ENGINES, rounds
 from benchmarks.vs_transformers import hardware
-from outrider import Engine, Sampling
+from outrider import Sampling
 from outrider.core import Context
 from outrider.models import HFModel
 from outrider.models.footprint import Footprint
@@ -39,8 +37,7 @@ from outrider.models.slabs import KvDtype
 
 KINDS: tuple[KvDtype, ...] = ("auto", "bfloat16", "int8")
 GAMMA = 5
-MARKS = (0.1, 0.5, 1.0)
-VOCAB = 256
+COLUMNS = 4  # of resident memory, on the page
 
 
 def texts(target: HFModel, num: int, tokens: int) -> list[list[int]]:
@@ -81,14 +78,14 @@ def error(target: HFModel, kind: KvDtype, work: list[list[int]]) -> dict[str, fl
     }
 
 
-def slabs(num: int, tokens: int, repeats: int) -> dict[str, Any]:
+def slabs(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
     """Bytes, errors and speeds of each kind."""
     pair = outrider.load(method="speculative")
     assert pair.draft is not None
     work = texts(pair.target, num, tokens)
     half = tokens // 2
     sampling = Sampling(temperature=0, max_new_tokens=half, ignore_eos=True)
-    asked = [Task(tuple(text[:half]), sampling) for text in work[:4]]
+    asked = [Task(tuple(text[:half]), sampling) for text in work[:timed]]
     engines = {}
     for kind in KINDS:
         for method in ("plain", "speculative"):
@@ -104,80 +101,27 @@ def slabs(num: int, tokens: int, repeats: int) -> dict[str, Any]:
             "plain": speeds[f"plain{suffix}"],
             "speculative": speeds[f"speculative{suffix}"],
         } | error(pair.target, kind, work)
-    about = {"texts": num, "tokens": tokens, "repeats": repeats}
+    about = {"texts": num, "tokens": tokens, "timed": timed, "repeats": repeats}
     return about | {"dtype": str(pair.target.dtype).removeprefix("torch."), "kinds": rows}
 
 
-def random_model(layers: int, seed: int) -> HFModel:
-    """A small model with random weights."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    module = LlamaForCausalLM(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return HFModel(module)
-
-
-def resident() -> float:
-    """Resident memory of this process, in MiB."""
-    with open("/proc/self/statm") as numbers:
-        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def rounds(num: int, **settings: Any) -> dict[str, Any]:
-    """Resident memory, in MiB, after shares of so many rounds; texts finished."""
-    target, draft = random_model(2, 0), random_model(1, 1)
-    method = outrider.METHODS["speculative"]
-    engine = Engine(target, draft, method, max_batch_size=4, **settings)
-    marks = {max(1, int(share * num)) for share in MARKS}
-    found: dict[int, float] = {}
-    done = finished = 0
-    score = engine.target.score
-
-    def counting(*arguments: Any) -> Any:
-        nonlocal done
-        done += 1
-        if done in marks:
-            gc.collect()
-            found[done] = resident()
-        return score(*arguments)
-
-    engine.target.score = counting  # type: ignore[method-assign]
-    dice = random.Random(0)
-    while done < num:
-        prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 200))] for _ in range(16)]
-        asked = [Sampling(max_new_tokens=dice.randint(1, 120)) for _ in prompts]
-        finished += len(engine.generate(prompts, asked))
-    return {"resident": found, "texts": finished}
-
-
 def markdown(report: dict[str, Any]) -> str:
-    """The report as a page."""
-    about, found = report["about"], report["slabs"]
+    """The parts there are, as a page."""
+    lines = ["# Memory"]
+    if "slabs" in report:
+        lines += ["", "## Slabs", "", *_slab_lines(report["slabs"])]
+    if report.get("rounds"):
+        lines += ["", "## Rounds", "", *_round_lines(report["rounds"])]
+    return "\n".join(lines) + "\n"
+
+
+def _slab_lines(found: dict[str, Any]) -> list[str]:
     lines = [
-        "# Memory",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{about['torch']}.{about['note']}",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        "## Slabs",
-        "",
-        f"Embedded pair in {found['dtype']}, {found['texts']} texts of {found['tokens']} tokens, "
-        f"{found['repeats']} interleaved repeats. `auto` is {found['dtype']} here. In the target's "
-        "slabs fewer bits change the law that is sampled, by this KL; in the draft's they do not.",
+        *_about(found["about"]),
+        f"Embedded pair in {found['dtype']}, {found['texts']} texts of {found['tokens']} tokens; "
+        f"speeds on {found['timed']} of them, {found['repeats']} interleaved repeats. `auto` is "
+        f"{found['dtype']} here. In the target's slabs fewer bits change the law that is sampled, "
+        "by this KL; in the draft's they do not.",
         "",
         "| slabs | bytes per token, target and draft | nats per token, mean and largest | same "
         "argmax | plain, × | speculative, × | accepted |",
@@ -191,18 +135,36 @@ def markdown(report: dict[str, Any]) -> str:
             f"{row['speculative']['acceptance_rate']:.0%} |"
         )
     plain = found["kinds"]["auto"]["plain"]["tokens_per_second"]
-    lines += ["", f"1.00 is {plain:.0f} tokens per second.", "", "## Rounds", ""]
-    lines += ["| engine | " + " | ".join(_columns(report)) + " | texts |"]
-    lines += ["|---|" + "---:|" * (len(MARKS) + 1)]
-    for name, row in report["rounds"].items():
-        cells = [f"{mib:.1f} MiB" for mib in row["resident"].values()]
-        lines.append(f"| {name} | {' | '.join(cells)} | {row['texts']} |")
-    return "\n".join(lines) + "\n"
+    return [*lines, "", f"1.00 is {plain:.0f} tokens per second."]
 
 
-def _columns(report: dict[str, Any]) -> list[str]:
-    first = next(iter(report["rounds"].values()))
-    return [f"after {int(done):,} rounds" for done in first["resident"]]
+def _round_lines(rows: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, row in rows.items():
+        read = {int(done): mib for done, mib in row["resident"].items()}
+        shown = list(read)[:: max(1, (len(read) - 1) // (COLUMNS - 1))]
+        lines += [
+            f"### {name[0].upper()}{name[1:]}",
+            "",
+            *_about(row["about"]),
+            "| " + " | ".join(f"{done:,} rounds" for done in shown) + " | largest less smallest "
+            "| slope per 1,000 rounds | texts |",
+            "|" + "---:|" * (len(shown) + 3),
+            "| " + " | ".join(f"{read[done]:.1f} MiB" for done in shown) + f" | "
+            f"{row['range']:.1f} MiB | {row['slope']:+.1f} KiB | {row['texts']} |",
+            "",
+        ]
+    return lines[:-1]
+
+
+def _about(about: dict[str, Any]) -> list[str]:
+    return [
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+        f"{about['torch']}.{about['note']}",
+        "",
+        f"Command: `{about['command']}`",
+        "",
+    ]
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -210,12 +172,14 @@ def _ratio(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Parses the options, measures, writes the report and prints the page."""
+    """Parses the options, measures, and writes the report after each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=8)
+    parser.add_argument("--texts", type=int, default=8, help="0 leaves slabs as they were")
     parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--timed", type=int, default=2, help="texts that speeds are measured on")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=10_000, help="0 leaves rounds as they were")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="added to the page, such as what else ran")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -223,28 +187,32 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     file = options.out / "memory.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    report["about"] = {
-        "date": date.today().isoformat(),
-        "hardware": hardware(),
-        "threads": options.threads,
-        "torch": torch.__version__,
-        "note": f" {options.note}" if options.note else "",
-        "command": f"python -m benchmarks.memory --texts {options.texts} --tokens "
-        f"{options.tokens} --repeats {options.repeats} --rounds {options.rounds}",
-    }
-    if options.rounds:
-        report["rounds"] = {
-            "as it comes": rounds(options.rounds),
-            "int8 slabs, 1 MiB at most": rounds(options.rounds, kv_dtype="int8", max_memory="1MiB"),
+
+    def keep(where: dict[str, Any], name: str, found: dict[str, Any], asked: str) -> None:
+        about = {
+            "date": date.today().isoformat(),
+            "hardware": hardware(),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "note": f" {options.note}" if options.note else "",
+            "command": f"python -m benchmarks.memory {asked}",
         }
+        where[name] = {"about": about} | found
+        options.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(report, indent=1) + "\n")
+        (options.out / "memory.md").write_text(markdown(report))
+
+    for key in options.engines if options.rounds else ():
+        name, make = ENGINES[key]
+        found = rounds(options.rounds, make())
+        asked = f"--texts 0 --rounds {options.rounds} --engines {key}"
+        keep(report.setdefault("rounds", {}), name, found, asked)
     if options.texts:
-        report["slabs"] = slabs(options.texts, options.tokens, options.repeats)
-    options.out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(report, indent=1) + "\n")
-    if "rounds" in report and "slabs" in report:
-        page = markdown(report)
-        (options.out / "memory.md").write_text(page)
-        print(page)
+        found = slabs(options.texts, options.tokens, options.timed, options.repeats)
+        asked = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
+        asked += f"--timed {options.timed} --repeats {options.repeats}"
+        keep(report, "slabs", found, asked)
+    print(markdown(report))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from tiny_models import ragged_prompts, tiny
 
-from benchmarks.memory import KINDS, error, markdown, rounds
+from benchmarks.memory import KINDS, error, markdown
+from benchmarks.memory_rounds import bounded, rounds
 
 
 def test_error_is_none_for_slabs_as_computed_and_grows_with_fewer_bits() -> None:
@@ -15,11 +16,12 @@ def test_error_is_none_for_slabs_as_computed_and_grows_with_fewer_bits() -> None
     assert all(0 < each["kl"] < each["kl_largest"] < 1 for each in found[1:])
 
 
-def test_memory_is_read_at_each_mark() -> None:
-    found = rounds(20, kv_dtype="int8", max_memory="1MiB")
-    assert list(found["resident"]) == [2, 10, 20]
+def test_memory_is_read_from_a_tenth_of_the_rounds_on() -> None:
+    found = rounds(20, bounded())
+    assert list(found["resident"]) == list(range(2, 21))
     assert min(found["resident"].values()) > 10
-    assert found["texts"] == 16
+    assert found["range"] >= 0
+    assert found["texts"] == 8
 
 
 def test_the_page_shows_what_was_measured() -> None:
@@ -34,15 +36,20 @@ def test_the_page_shows_what_was_measured() -> None:
         "plain": speed | {"tokens_per_second": 100.0},
         "speculative": speed,
     }
-    keys = ("date", "hardware", "threads", "torch", "note", "command")
-    slabs = {"dtype": "float32", "texts": 2, "tokens": 200, "repeats": 3}
+    about = dict.fromkeys(("date", "hardware", "threads", "torch", "note"), "x")
+    slabs = {"dtype": "float32", "texts": 2, "tokens": 200, "timed": 2, "repeats": 3}
+    read = {str(done): 400 + done / 10_000 for done in range(1_000, 10_001, 500)}
+    rounds_row = {"resident": read, "slope": -0.25, "range": 0.9, "texts": 9}
     page = markdown(
         {
-            "about": dict.fromkeys(keys, "x"),
-            "slabs": slabs | {"kinds": dict.fromkeys(KINDS, row)},
-            "rounds": {"as it comes": {"resident": {"1000": 400.0, "10000": 400.5}, "texts": 9}},
+            "slabs": slabs
+            | {"about": about | {"command": "A"}}
+            | {"kinds": dict.fromkeys(KINDS, row)},
+            "rounds": {"a pair": rounds_row | {"about": about | {"command": "B"}}},
         }
     )
     assert "| int8 | 16,384 + 1,024 | 1.0e-05, 2.0e-03 | 99.50% of 400 | 0.90 (0.80-1.10)" in page
-    assert "| engine | after 1,000 rounds | after 10,000 rounds | texts |" in page
-    assert "| as it comes | 400.0 MiB | 400.5 MiB | 9 |" in page
+    assert "Command: `A`" in page
+    assert "### A pair\n\nx, x, x threads, torch x.x\n\nCommand: `B`" in page
+    assert "| 1,000 rounds | 4,000 rounds | 7,000 rounds | 10,000 rounds | largest less" in page
+    assert "| 400.1 MiB | 400.4 MiB | 400.7 MiB | 401.0 MiB | 0.9 MiB | -0.2 KiB | 9 |" in page

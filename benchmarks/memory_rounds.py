@@ -1,0 +1,99 @@
+"""Resident memory of a process whose engine decodes requests that come and go.
+
+Used by ``benchmarks.memory``. Prompts and texts are of random lengths, so slabs grow, shrink and
+are used again; the engine lives for all of them.
+"""
+
+import gc
+import os
+import random
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import outrider
+from outrider import Engine, Sampling
+from outrider.models import HFModel
+
+VOCAB = 256
+WARM_UP, EVERY = 0.1, 0.05
+"""Shares of the rounds: before the first reading, and between two."""
+
+
+def embedded() -> Engine:
+    """What users run: the embedded pair, compiled, one row; short drafts, for more rounds."""
+    return outrider.load(num_speculative_tokens=2, max_batch_size=1, compile="auto")
+
+
+def bounded() -> Engine:
+    """Two small random models, eager, four rows; slabs in int8, of 1 MiB at most."""
+    target, draft = random_model(2, 0), random_model(1, 1)
+    method = outrider.METHODS["speculative"]
+    return Engine(target, draft, method, max_batch_size=4, kv_dtype="int8", max_memory="1MiB")
+
+
+ENGINES: dict[str, tuple[str, Callable[[], Engine]]] = {
+    "compiled": ("embedded pair, compiled, one row, γ = 2", embedded),
+    "bounded": ("two random models, four rows, int8 slabs of at most 1 MiB", bounded),
+}
+
+
+def random_model(layers: int, seed: int) -> HFModel:
+    """A small model with random weights."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    module = LlamaForCausalLM(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return HFModel(module)
+
+
+def resident() -> float:
+    """Resident memory of this process, in MiB."""
+    with open("/proc/self/statm") as numbers:
+        return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def rounds(num: int, engine: Engine) -> dict[str, Any]:
+    """Resident memory in MiB by rounds done, once a tenth of them has warmed up; its least-squares
+    slope in KiB per thousand rounds, the largest less the smallest, and the texts finished."""
+    first, every = max(1, int(WARM_UP * num)), max(1, int(EVERY * num))
+    found: dict[int, float] = {}
+    done = finished = 0
+    score = engine.target.score
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal done
+        done += 1
+        if first <= done <= num and (done - first) % every == 0:
+            gc.collect()
+            found[done] = resident()
+        return score(*arguments)
+
+    engine.target.score = counting  # type: ignore[method-assign]
+    dice = random.Random(0)
+    while done < num:
+        prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 60))] for _ in range(8)]
+        asked = [Sampling(max_new_tokens=dice.randint(1, 240), ignore_eos=True) for _ in prompts]
+        finished += len(engine.generate(prompts, asked))
+    slope = statistics.linear_regression(list(found), list(found.values())).slope
+    return {
+        "resident": found,
+        "slope": slope * 1024 * 1000,
+        "range": max(found.values()) - min(found.values()),
+        "texts": finished,
+    }
