@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outrider.cli import options
 from outrider.cli.engines import open_engine, require_decoder_only
 from outrider.cli.errors import FAILED, fail
+from outrider.cli.options.models import Models
+from outrider.cli.options.output import AsJson
+from outrider.cli.options.sampling import Penalties, Seed, Truncation
+from outrider.cli.options.speculation import SPECULATION, Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
@@ -42,25 +45,16 @@ def certify(
             "in .jsonl. Default: a few beginnings of Python.",
         ),
     ] = None,
-    target: options.Target = "embedded",
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    quantize_draft: options.QuantizeDraft = None,
-    quantize_target: options.QuantizeTarget = None,
-    method: options.MethodName = "speculative",
-    option: options.MethodOptions = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = None,
-    draft_confidence: options.DraftConfidence = 0.0,
-    draft_length: options.DraftLength = "fixed",
+    *,
+    models: Models,
+    speculation: Speculation,
     verifier: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
             help="A rule of your own in place of the method's: a class that is called without "
             "arguments, or an object.",
-            rich_help_panel=options.SPECULATION,
+            rich_help_panel=SPECULATION,
         ),
     ] = None,
     drafter: Annotated[
@@ -69,17 +63,12 @@ def certify(
             metavar="MODULE:NAME",
             help="A drafter of your own: called with the draft model and the number of tokens in "
             "the target's vocabulary, as ModelDrafter is.",
-            rich_help_panel=options.SPECULATION,
+            rich_help_panel=SPECULATION,
         ),
     ] = None,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = 0,
+    truncation: Truncation,
+    penalties: Penalties,
+    seed: Seed = 0,
     positions: Annotated[
         int,
         typer.Option(
@@ -103,7 +92,7 @@ def certify(
         int,
         typer.Option(metavar="N", min=1, help="Tokens of such a text.", rich_help_panel=_CHECKS),
     ] = 4,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check on your own models and settings that nothing is lost.
 
@@ -127,32 +116,13 @@ def certify(
     from outrider.sampling import Sampling, Warp
 
     sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        **vars(truncation),
+        **vars(penalties),
         seed=seed,
     )
     rule: Any = None if verifier is None else _make("--verifier", verifier)
     own_drafter: Any = None if drafter is None else load_object("--drafter", drafter)
-    engine = open_engine(
-        target,
-        draft,
-        method,
-        num_speculative_tokens,
-        method_options=options.parse_method_options(option),
-        verifier=rule,
-        draft_confidence=draft_confidence,
-        draft_length=draft_length,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-    )
+    engine = open_engine(models, speculation, verifier=rule)
     require_decoder_only(engine, "certify")
     num_tokens = engine.target.num_tokens
     rows = _NUMBERS // ((engine.num_speculative_tokens + 1) * num_tokens)
@@ -160,7 +130,7 @@ def certify(
         certificate = run(
             engine.target,
             engine.drafter if own_drafter is None else own_drafter(engine.draft, num_tokens),
-            engine.verifier_at(temperature),
+            engine.verifier_at(truncation.temperature),
             _encoded(engine, prompts, length, sampling),
             lambda num_rows: Warp([sampling] * num_rows, num_tokens, engine.target.device),
             engine.num_speculative_tokens,
@@ -174,10 +144,10 @@ def certify(
             progress=lambda stage: progress.show(f"checking: {stage}"),
         )
     if as_json:
-        settings = _settings(engine, method, sampling, len(prompts))
+        settings = _settings(engine, speculation.method, sampling, len(prompts))
         typer.echo(json.dumps(settings | certificate.as_dict(), ensure_ascii=False))
     else:
-        _print(certificate, engine, method, sampling)
+        _print(certificate, engine, speculation.method, sampling)
     if not certificate.passed:
         raise typer.Exit(FAILED)
 

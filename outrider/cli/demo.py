@@ -10,11 +10,13 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from outrider import __version__
-from outrider.cli import options
 from outrider.cli.compare import Comparison, against_plain
-from outrider.cli.engines import EMBEDDED, open_engine, plain_engine
+from outrider.cli.engines import open_engine, plain_engine
 from outrider.cli.errors import FAILED, INTERRUPTED, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
+from outrider.cli.options.models import MaxMemory, Models
+from outrider.cli.options.sampling import SAMPLING, Seed
+from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.quiet import silence
 from outrider.cli.summary import summary_line
 from outrider.cli.trace import Painter, has_colour, legend
@@ -44,18 +46,16 @@ class Tally:
 
 
 def demo(
-    target: options.Target = EMBEDDED,
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    num_speculative_tokens: options.NumSpeculativeTokens = None,
-    seed: options.Seed = 0,
+    models: Models,
+    max_memory: MaxMemory = None,
+    num_speculative_tokens: NumSpeculativeTokens = None,
+    seed: Seed = 0,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             help="Tokens per text. Default: what fits into half a minute here, at most 96.",
-            rich_help_panel=options.SAMPLING,
+            rich_help_panel=SAMPLING,
         ),
     ] = None,
 ) -> None:
@@ -71,9 +71,8 @@ def demo(
     silence()
     from outrider.sampling import Sampling
 
-    engine = open_engine(
-        target, draft, "speculative", num_speculative_tokens, dtype=dtype, device=device
-    )
+    speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
+    engine = open_engine(models, speculation, max_memory=max_memory)
     plain = plain_engine(engine)
     console = Console(highlight=False)
     _introduce(console, engine)

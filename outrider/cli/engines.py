@@ -1,9 +1,10 @@
 """Engines from options, with errors that name options."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from outrider.cli.errors import fail, say
+from outrider.cli.options.models import EMBEDDED, Models
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -12,61 +13,48 @@ if TYPE_CHECKING:
     from outrider.models.compiled import Compile
     from outrider.models.slabs import KvDtype
 
-EMBEDDED = "embedded"
-
 
 def open_engine(
-    target: str,
-    draft: str | None,
-    method: str,
-    num_speculative_tokens: int | None,
+    models: Models,
+    speculation: Speculation,
     *,
-    method_options: Mapping[str, object] | None = None,
     verifier: "Verifier | None" = None,
-    draft_confidence: float = 0.0,
-    draft_length: str = "fixed",
-    dtype: str = "auto",
-    device: str = "auto",
-    trust_remote_code: bool = False,
-    quantize_draft: str | None = None,
-    quantize_target: str | None = None,
-    kv_dtype: str = "auto",
+    max_batch_size: int = 1,
     max_memory: str | None = None,
-    compile: str = "off",
-    exact: bool = False,
 ) -> "Engine":
     """Loads the models and builds the engine; what can be checked before loading, is."""
     from outrider.engine import load
     from outrider.methods import find_method
 
+    options, draft, method = speculation.options, models.draft, speculation.method
     needs_draft = find_method(method).needs_draft
-    if needs_draft and draft is None and target != EMBEDDED:
+    if needs_draft and draft is None and models.target != EMBEDDED:
         raise fail(
-            f"method '{method}' needs a draft model beside --target {target}: add --draft MODEL "
-            f"with the same tokenizer, or take --method plain"
+            f"method '{method}' needs a draft model beside --target {models.target}: add --draft "
+            f"MODEL with the same tokenizer, or take --method plain"
         )
     if not needs_draft and draft is not None:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
-    with Progress(quiet=compile == "off") as progress:
+    with Progress(quiet=models.compile == "off") as progress:
         return load(
-            target,
+            models.target,
             draft,
             method,
-            num_speculative_tokens,
-            options=method_options,
+            speculation.num_speculative_tokens,
+            options=options,
             verifier=verifier,
-            draft_confidence=draft_confidence,
-            draft_length=draft_length,
-            max_batch_size=1,
-            dtype=None if dtype == "auto" else dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            quantize_draft=quantize_draft,
-            quantize_target=quantize_target,
-            kv_dtype=cast("KvDtype", kv_dtype),
+            draft_confidence=speculation.draft_confidence,
+            draft_length=speculation.draft_length,
+            max_batch_size=max_batch_size,
+            dtype=None if models.dtype == "auto" else models.dtype,
+            device=models.device,
+            trust_remote_code=models.trust_remote_code,
+            quantize_draft=models.quantize_draft,
+            quantize_target=models.quantize_target,
+            kv_dtype=cast("KvDtype", models.kv_dtype),
             max_memory=max_memory,
-            compile=cast("Compile", compile),
-            exact=exact,
+            compile=cast("Compile", models.compile),
+            exact=models.exact,
             report=progress.show,
         )
 

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli import options
-from outrider.cli.engines import EMBEDDED, open_engine, require_decoder_only
+from outrider.cli.engines import open_engine, require_decoder_only
 from outrider.cli.errors import FAILED, fail
+from outrider.cli.options.models import EMBEDDED, Models
+from outrider.cli.options.output import OUTPUT, AsJson
+from outrider.cli.options.sampling import MaxNewTokens, Penalties, Seed, Truncation
+from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
@@ -36,23 +39,13 @@ def frontier(
             "The embedded pair has a few of its own.",
         ),
     ] = None,
-    target: options.Target = EMBEDDED,
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    quantize_draft: options.QuantizeDraft = None,
-    quantize_target: options.QuantizeTarget = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = None,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 32,
+    *,
+    models: Models,
+    num_speculative_tokens: NumSpeculativeTokens = None,
+    truncation: Truncation,
+    penalties: Penalties,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 32,
     positions: Annotated[
         int,
         typer.Option(
@@ -93,10 +86,10 @@ def frontier(
         typer.Option(
             metavar="DIR",
             help="Folder for frontier.json, frontier.svg and frontier.png.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = Path("frontier"),
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what lossy rules gain on your pair, and what they give up.
 
@@ -113,11 +106,13 @@ def frontier(
     Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
     divergence at the same place: one of the two is then wrong.
     """
-    if target != EMBEDDED and draft is None:
-        raise fail(f"the frontier needs a draft model beside --target {target}: add --draft MODEL")
-    if target != EMBEDDED and file is None:
+    if models.target != EMBEDDED and models.draft is None:
+        raise fail(
+            f"the frontier needs a draft model beside --target {models.target}: add --draft MODEL"
+        )
+    if models.target != EMBEDDED and file is None:
         raise fail("no prompts: give -f FILE, with texts such as the pair is for")
-    if temperature == 0:
+    if truncation.temperature == 0:
         raise fail("--temperature 0.0: must be above 0, where the laws are more than one token")
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if not prompts:
@@ -129,28 +124,14 @@ def frontier(
 
     plots.require_matplotlib()
     sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        **vars(truncation),
+        **vars(penalties),
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
     _prepare(out)
-    engine = open_engine(
-        target,
-        draft,
-        "speculative",
-        num_speculative_tokens,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-    )
+    speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
+    engine = open_engine(models, speculation)
     require_decoder_only(engine, "frontier")
     assert engine.draft is not None
     encoded = _encoded(engine, prompts, max_new_tokens)
@@ -172,18 +153,15 @@ def frontier(
                 progress=progress.show,
             )
         about = bench.about(
-            target=target,
-            draft=draft or EMBEDDED,
-            dtype=str(engine.target.dtype).removeprefix("torch."),
-            device=str(engine.target.device),
+            **vars(models)
+            | {
+                "draft": models.draft or EMBEDDED,
+                "dtype": str(engine.target.dtype).removeprefix("torch."),
+                "device": str(engine.target.device),
+            },
             num_speculative_tokens=engine.num_speculative_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
+            **vars(truncation),
+            **vars(penalties),
             seed=seed,
             max_new_tokens=max_new_tokens,
             prompts=len(prompts),

@@ -11,11 +11,24 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from outrider.cli import options
 from outrider.cli.compare import against_plain
 from outrider.cli.engines import open_engine, plain_engine
 from outrider.cli.errors import FAILED, INTERRUPTED, fail, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
+from outrider.cli.options.models import MaxMemory, Models
+from outrider.cli.options.output import AsJson, Compare, Logprobs, PromptArgument, PromptFile, Trace
+from outrider.cli.options.sampling import (
+    IgnoreEos,
+    LogitBias,
+    MaxNewTokens,
+    Penalties,
+    Seed,
+    Stop,
+    StopTokenId,
+    Truncation,
+    parse_logit_bias,
+)
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_prompt
 from outrider.cli.quiet import silence
 from outrider.cli.summary import as_document, comparison_lines, summary_line
@@ -26,41 +39,24 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: options.PromptArgument = None,
-    file: options.PromptFile = None,
-    target: options.Target = "embedded",
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    quantize_draft: options.QuantizeDraft = None,
-    quantize_target: options.QuantizeTarget = None,
-    kv_dtype: options.KvDtypeName = "auto",
-    compile: options.CompileLevel = "off",
-    exact: options.Exact = False,
-    max_memory: options.MaxMemory = None,
-    method: options.MethodName = "speculative",
-    option: options.MethodOptions = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = None,
-    draft_confidence: options.DraftConfidence = 0.0,
-    draft_length: options.DraftLength = "fixed",
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 128,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
-    ignore_eos: options.IgnoreEos = False,
-    trace: options.Trace = False,
-    compare: options.Compare = False,
-    as_json: options.AsJson = False,
-    logprobs: options.Logprobs = None,
+    prompt: PromptArgument = None,
+    file: PromptFile = None,
+    *,
+    models: Models,
+    max_memory: MaxMemory = None,
+    speculation: Speculation,
+    truncation: Truncation,
+    penalties: Penalties,
+    logit_bias: LogitBias = None,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 128,
+    stop: Stop = None,
+    stop_token_id: StopTokenId = None,
+    ignore_eos: IgnoreEos = False,
+    trace: Trace = False,
+    compare: Compare = False,
+    as_json: AsJson = False,
+    logprobs: Logprobs = None,
 ) -> None:
     """Continue a text. The text goes to standard output, a summary of the run to standard error.
 
@@ -73,24 +69,19 @@ def generate(
       outrider generate -f prompt.txt --target big/ --draft small/ --compare --temperature 0
     """
     text = read_prompt(prompt, file)
-    biases = options.parse_logit_bias(logit_bias)
+    biases = parse_logit_bias(logit_bias)
     if as_json and trace:
         raise fail("--trace and --json: choose one; the document has each token's origin")
     if logprobs is not None and not as_json:
         raise fail("--logprobs needs --json, whose document holds them")
-    if compare and method == "plain":
+    if compare and speculation.method == "plain":
         raise fail("--compare holds a method against plain: choose another --method")
     silence()
     from outrider.sampling import Sampling
 
     sampling = Sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        **vars(truncation),
+        **vars(penalties),
         logit_bias=biases,
         seed=seed,
         max_new_tokens=max_new_tokens,
@@ -98,24 +89,7 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
-    engine = open_engine(
-        target,
-        draft,
-        method,
-        num_speculative_tokens,
-        method_options=options.parse_method_options(option),
-        draft_confidence=draft_confidence,
-        draft_length=draft_length,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-        kv_dtype=kv_dtype,
-        compile=compile,
-        exact=exact,
-        max_memory=max_memory,
-    )
+    engine = open_engine(models, speculation, max_memory=max_memory)
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
@@ -132,7 +106,7 @@ def generate(
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
-        for line in comparison_lines(result, comparison, method) if comparison else ():
+        for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
             say(line)
     if result.finish_reason == CANCELLED:
         raise typer.Exit(INTERRUPTED)

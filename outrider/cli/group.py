@@ -1,8 +1,10 @@
 """typer's group and command, with our errors and help texts that read well in 80 columns."""
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import typer
@@ -62,7 +64,35 @@ def add_command(app: typer.Typer, function: Callable[..., None], name: str) -> N
     A paragraph becomes one line, which the help page then wraps; an indented one is an example and
     stays as it is.
     """
-    app.command(name, cls=Command, help=paragraphs(function))(function)
+    app.command(name, cls=Command, help=paragraphs(function))(expanded(function))
+
+
+def expanded(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes the fields of a class of options, wherever the function takes the
+    class: an option each, with the field's type and default."""
+    taken = inspect.signature(function, eval_str=True).parameters.values()
+    classes: dict[str, Any] = {
+        each.name: each.annotation for each in taken if is_dataclass(each.annotation)
+    }
+    given = [
+        inspect.Parameter(field.name, each.KEYWORD_ONLY, default=field.default, annotation=kind)
+        for each in taken
+        for field, kind in (
+            [(field, field.type) for field in fields(classes[each.name])]
+            if each.name in classes
+            else [(each, each.annotation)]
+        )
+    ]
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, kind in classes.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        function(**values)
+
+    command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in given}
+    return command
 
 
 def paragraphs(function: Callable[..., None]) -> str:

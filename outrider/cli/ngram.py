@@ -7,20 +7,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli import options
-from outrider.cli.engines import EMBEDDED
+from outrider.cli.engines import open_engine
 from outrider.cli.errors import fail, say
 from outrider.cli.group import Group, add_command
+from outrider.cli.options.models import (
+    EMBEDDED,
+    Compile,
+    Device,
+    Dtype,
+    KvDtype,
+    MaxMemory,
+    Models,
+    QuantizeTarget,
+    Target,
+    TrustRemoteCode,
+)
+from outrider.cli.options.output import AsJson
+from outrider.cli.options.sampling import MaxNewTokens, Seed, Temperature
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.sampling import Sampling
+    from collections.abc import Iterator, Sequence
 
 _CORPUS, _TABLE, _SAMPLES = "Corpus", "Table", "Samples"
+_ROWS = 32  # that the target writes at the same time
 
 
 def build(
@@ -60,10 +73,14 @@ def build(
             rich_help_panel=_CORPUS,
         ),
     ] = 0,
-    target: options.Target = EMBEDDED,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
+    target: Target = EMBEDDED,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    quantize_target: QuantizeTarget = None,
+    kv_dtype: KvDtype = "auto",
+    compile: Compile = "off",
+    max_memory: MaxMemory = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -75,10 +92,10 @@ def build(
             rich_help_panel=_SAMPLES,
         ),
     ] = None,
-    temperature: options.Temperature = 1.0,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 256,
-    as_json: options.AsJson = False,
+    temperature: Temperature = 1.0,
+    seed: Seed = 0,
+    max_new_tokens: MaxNewTokens = 256,
+    as_json: AsJson = False,
 ) -> None:
     """Count n-grams into a file that can draft, in the target's tokens.
 
@@ -103,18 +120,34 @@ def build(
     from outrider.models import load_tokenizer
     from outrider.sampling import Sampling
     from outrider.train.ngram import build_ngram
-    from outrider.train.ngram_documents import encoded, read_texts
+    from outrider.train.ngram_documents import encoded, read_texts, samples
 
     sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
     source = str(assets.target_path()) if target == EMBEDDED else target
     tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role="target")
     vocabulary = tokenizer.get_vocab()
 
+    models = Models(
+        target,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        quantize_target=quantize_target,
+        kv_dtype=kv_dtype,
+        compile=compile,
+    )
+    behind = _behind(prompts, tokenizer) if from_samples else []
+    plain = Speculation(method="plain")
+    engine = (
+        open_engine(models, plain, max_batch_size=_ROWS, max_memory=max_memory)
+        if from_samples
+        else None
+    )
+
     def documents() -> "Iterator[list[int]]":
         yield from encoded(tokenizer, read_texts(text or ()))
-        if from_samples:
-            settings = (None if dtype == "auto" else dtype, device, trust_remote_code)
-            yield from _samples(from_samples, target, sampling, prompts, tokenizer, *settings)
+        if engine is not None:
+            yield from samples(engine, from_samples, sampling, behind)
 
     began = time.perf_counter()
     with Progress(as_json) as progress:
@@ -137,31 +170,14 @@ def build(
     )
 
 
-def _samples(
-    num_tokens: int,
-    target: str,
-    sampling: "Sampling",
-    prompts: list[str] | None,
-    tokenizer: Any,
-    dtype: str | None,
-    device: str,
-    trust_remote_code: bool,
-) -> "Iterator[list[int]]":
-    from outrider.engine import load
-    from outrider.train.ngram_documents import samples
-
+def _behind(prompts: list[str] | None, tokenizer: Any) -> "Sequence[str | list[int]]":
+    """What the target writes behind: the prompts, else the beginning of a text."""
+    if prompts is not None:
+        return prompts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    if prompts is None and start is None:
+    if start is None:
         raise fail("the target's tokenizer has no token that begins a text: give prompts with -f")
-    engine = load(
-        target,
-        method="plain",
-        max_batch_size=32,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-    )
-    return samples(engine, num_tokens, sampling, prompts or [[start]])
+    return [[start]]
 
 
 ngram = typer.Typer(

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli import options
-from outrider.cli.engines import EMBEDDED, open_engine
+from outrider.cli.engines import open_engine
 from outrider.cli.errors import fail
+from outrider.cli.options.models import EMBEDDED, MaxMemory, Models
+from outrider.cli.options.output import OUTPUT, AsJson, PromptArgument, PromptFile
+from outrider.cli.options.sampling import Seed, Truncation
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompt
 from outrider.cli.quiet import silence
@@ -20,29 +23,14 @@ _PICTURES = (".svg", ".png")
 
 
 def profile(
-    prompt: options.PromptArgument = None,
-    file: options.PromptFile = None,
-    target: options.Target = EMBEDDED,
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    quantize_draft: options.QuantizeDraft = None,
-    quantize_target: options.QuantizeTarget = None,
-    kv_dtype: options.KvDtypeName = "auto",
-    compile: options.CompileLevel = "off",
-    exact: options.Exact = False,
-    max_memory: options.MaxMemory = None,
-    method: options.MethodName = "speculative",
-    option: options.MethodOptions = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = None,
-    draft_confidence: options.DraftConfidence = 0.0,
-    draft_length: options.DraftLength = "fixed",
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
+    prompt: PromptArgument = None,
+    file: PromptFile = None,
+    *,
+    models: Models,
+    max_memory: MaxMemory = None,
+    speculation: Speculation,
+    truncation: Truncation,
+    seed: Seed = 0,
     rounds: Annotated[
         int,
         typer.Option(
@@ -67,7 +55,7 @@ def profile(
             metavar="FILE",
             help="Write the rounds recorded last as a Chrome trace, for ui.perfetto.dev or "
             "chrome://tracing.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     plot: Annotated[
@@ -75,10 +63,10 @@ def profile(
         typer.Option(
             metavar="FILE",
             help="Draw pass times against tokens per pass, the β curve, to this .svg or .png.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where the time of a round goes, and what it could be on this machine.
 
@@ -105,40 +93,20 @@ def profile(
 
     if plot is not None:
         plots.require_matplotlib()
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    engine = open_engine(
-        target,
-        draft,
-        method,
-        num_speculative_tokens,
-        method_options=options.parse_method_options(option),
-        draft_confidence=draft_confidence,
-        draft_length=draft_length,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-        kv_dtype=kv_dtype,
-        compile=compile,
-        exact=exact,
-        max_memory=max_memory,
-    )
+    sampling = Sampling(**vars(truncation), seed=seed)
+    engine = open_engine(models, speculation, max_memory=max_memory)
     with Progress(as_json) as progress:
         found = bench.profile(
             engine, text, sampling, rounds=rounds, repeats=repeats, progress=progress.show
         )
     where = about(
-        target=target,
-        draft=None if engine.draft is None else draft or EMBEDDED,
-        method=method,
-        dtype=str(engine.target.dtype).removeprefix("torch."),
-        device=str(engine.target.device),
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-        kv_dtype=kv_dtype,
-        compile=compile,
-        exact=exact,
+        **vars(models)
+        | {
+            "draft": None if engine.draft is None else models.draft or EMBEDDED,
+            "method": speculation.method,
+            "dtype": str(engine.target.dtype).removeprefix("torch."),
+            "device": str(engine.target.device),
+        },
     )
     document = {"about": where, **found.document}
     try:

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from outrider.cli.engines import open_engine
 from outrider.cli.follow import follow
+from outrider.cli.options.models import Models
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.quiet import silence
 from outrider.cli.summary import summary_line
 from outrider.cli.trace import Painter, legend
@@ -26,7 +28,7 @@ def screenshot(target: str = "embedded", draft: str | None = None, tokens: int =
     silence()
     from outrider.sampling import Sampling
 
-    engine = open_engine(target, draft, "speculative", 5)
+    engine = open_engine(Models(target, draft), Speculation(num_speculative_tokens=5))
     console = Console(
         record=True,
         width=WIDTH,

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outrider.cli import options
-from outrider.cli.engines import EMBEDDED, open_engine, require_decoder_only
+from outrider.cli.engines import open_engine, require_decoder_only
 from outrider.cli.errors import fail
+from outrider.cli.options.models import Models
+from outrider.cli.options.output import OUTPUT, AsJson
+from outrider.cli.options.sampling import Seed, Truncation
+from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
 from outrider.cli.quiet import silence
@@ -37,18 +40,10 @@ def tree_plan(
             "in .jsonl. Default: a few beginnings of Python.",
         ),
     ] = None,
-    target: options.Target = EMBEDDED,
-    draft: options.Draft = None,
-    dtype: options.Dtype = "auto",
-    device: options.Device = "auto",
-    trust_remote_code: options.TrustRemoteCode = False,
-    quantize_draft: options.QuantizeDraft = None,
-    quantize_target: options.QuantizeTarget = None,
-    temperature: options.Temperature = 1.0,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    seed: options.Seed = 0,
+    *,
+    models: Models,
+    truncation: Truncation,
+    seed: Seed = 0,
     num_nodes: Annotated[
         int,
         typer.Option(
@@ -88,10 +83,10 @@ def tree_plan(
             "--output",
             metavar="FILE",
             help="Write the tree to this topology file.",
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    as_json: options.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the token tree that pays best on your own models and hardware.
 
@@ -114,18 +109,8 @@ def tree_plan(
     from outrider.drafters.topology import Topology
     from outrider.sampling import Sampling
 
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    engine = open_engine(
-        target,
-        draft,
-        "speculative",
-        1,
-        dtype=dtype,
-        device=device,
-        trust_remote_code=trust_remote_code,
-        quantize_draft=quantize_draft,
-        quantize_target=quantize_target,
-    )
+    sampling = Sampling(**vars(truncation), seed=seed)
+    engine = open_engine(models, Speculation(num_speculative_tokens=1))
     require_decoder_only(engine, "tree-plan")
     assert engine.draft is not None
     encoded = [list(engine.encode(prompt)) for prompt in prompts]

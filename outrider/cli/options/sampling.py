@@ -1,0 +1,127 @@
+"""Which law texts are drawn from, and where they end."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from outrider.cli.errors import fail
+
+SAMPLING = "Sampling"
+
+Temperature = Annotated[
+    float,
+    typer.Option(
+        metavar="T",
+        help="0 always takes the most probable token; 1 samples from the model as it is.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+TopK = Annotated[
+    int,
+    typer.Option(metavar="K", help="Keep the K best tokens; 0 is off.", rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        help="Keep the best tokens that hold this much probability together; 1 is off.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+MinP = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        help="Keep tokens at least this fraction as probable as the best one; 0 is off.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Divides the logits of tokens already in prompt or text; 1 is off.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+PresencePenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Subtracted from the logits of tokens already in the text.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+FrequencyPenalty = Annotated[
+    float,
+    typer.Option(metavar="X", help="The same, once per occurrence.", rich_help_panel=SAMPLING),
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS",
+        help="Add BIAS to the logit of token ID; -inf forbids it. May be repeated.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", help="The same seed gives the same text.", rich_help_panel=SAMPLING),
+]
+MaxNewTokens = Annotated[
+    int, typer.Option(metavar="N", help="Most tokens to write.", rich_help_panel=SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help=r"End before this text; in bash, $'\n\n' is an empty line. May be repeated.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+StopTokenId = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="ID", help="End after this token. May be repeated.", rich_help_panel=SAMPLING
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", help="Go on past the end-of-sequence token.", rich_help_panel=SAMPLING
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Temperature, and what is left of the law."""
+
+    temperature: Temperature = 1.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """What a token loses that was there before."""
+
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+
+
+def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
+    """``["5=-inf", "7=2"]`` as a mapping."""
+    biases = {}
+    for item in items or ():
+        token, equals, bias = item.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise fail(f"--logit-bias {item!r}: write ID=BIAS, such as 42=-5 or 42=-inf")
+    return biases
