@@ -171,15 +171,11 @@ class HFModel:
         Returns:
             Logits (B, N, V), in the model's dtype.
         """
-        N = tokens_BN.shape[1]
-        graph = self._graph(cache, N) if num_logits == 0 else None
-        if graph is not None and N == 1:  # a size of one would need a graph of its own
-            tokens_BN = tokens_BN.repeat(1, 2)
-            nodes = None if nodes is None else nodes.doubled()
+        graph = self._graph(cache, tokens_BN.shape[1]) if num_logits == 0 else None
         cache.begin(tokens_BN.shape[1], nodes.first if nodes is not None else 0)
         if graph is not None and not cache.make_room():
             graph = None
-        done = None
+        done: Sequence[Tensor] | None = None
         if graph is not None and nodes is None:
             with self.watch:
                 done = graph.chain(cache, tokens_BN)
@@ -187,7 +183,7 @@ class HFModel:
             done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
         logits_BNV, sum_B = done
         self._sums.append(sum_B)
-        return logits_BNV[:, :N]
+        return logits_BNV
 
     def _placed(
         self,
@@ -196,7 +192,7 @@ class HFModel:
         nodes: Nodes | None,
         graph: CompiledPass | None,
         num_logits: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Sequence[Tensor]:
         """A pass with masks and places of its own: logits, and their sum per row."""
         first = nodes.first if nodes is not None else 0
         columns_N = torch.arange(first, first + tokens_BN.shape[1], device=tokens_BN.device)

@@ -42,15 +42,6 @@ class Nodes:
         """Nodes that earlier passes wrote."""
         return self.ancestors_BNM.shape[2] - self.ancestors_BNM.shape[1]
 
-    def doubled(self) -> "Nodes":
-        """A single column, and one more like it that nobody else sees."""
-        twice_B2M = self.ancestors_BNM.expand(-1, 2, -1)
-        own_B21 = torch.zeros_like(twice_B2M[:, :, :1])
-        own_B21[:, 1] = True
-        return Nodes(
-            torch.cat([twice_B2M, own_B21], 2), torch.cat([self.depth_BM, self.depth_BM[:, -1:]], 1)
-        )
-
 
 def tree_mask(
     nodes: Nodes,

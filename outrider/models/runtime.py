@@ -13,6 +13,7 @@ nothing else in a model does either is put to the test when it is loaded.
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from outrider.models.compiled import CompiledPass, check_compile
 from outrider.models.hf import HFModel
 from outrider.models.kernels import use_kernels
 from outrider.models.masks import Nodes
+from outrider.models.package import packaged
 
 _PROBE = 12  # tokens that an exact model is tried on
 
@@ -61,18 +63,18 @@ def prepare(
             _warn(f"{model.name} runs eagerly: {error}")
             return
     if compile != "off":
-        _compile(model, thorough=compile == "max")
+        _compile(model, own, thorough=compile == "max")
     model.exact = exact
     if exact:
         check_exact(model)
 
 
-def warm_up(model: HFModel, rows: int = 1) -> None:
-    """Makes the graph for one row, or for several, if the model is compiled and has none yet."""
+def warm_up(model: HFModel) -> None:
+    """Makes the graph of chains, if the model is compiled and has none yet."""
     if model.compiled is None:
         return
     with torch.inference_mode():
-        context = _context(model, [0, 0, 0], rows)
+        context = _context(model, [0, 0, 0])
         cache = model.start(context)
         model.extend(cache, context.tokens_BT[:, :2])
         model.drain_sums()
@@ -98,11 +100,12 @@ def check_exact(model: HFModel) -> None:
         )
 
 
-def _compile(model: HFModel, thorough: bool) -> None:
+def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.opening is not None:
         _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
         return
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, thorough)
+    make = partial(packaged, own=own, thorough=thorough)
+    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, make)
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:

@@ -1,9 +1,10 @@
-"""Compiles ``kernels.cpp`` once per machine and version of torch, and loads it.
+"""Compiles the kernels once per machine and version of torch, and loads them.
 
 The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
 ``~/.cache``, each with ``outrider`` below it) under a name that says what it was made from.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -17,7 +18,7 @@ from torch.utils import cpp_extension
 
 from outrider.core.errors import KernelError
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _INSTRUCTIONS = {
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
     "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"],
@@ -43,18 +44,26 @@ def load_kernels() -> bool:
     """
     if hasattr(torch.ops.outrider, "linear"):
         return False
-    text = SOURCE.read_text()
-    made_from = "\0".join([text, torch.__version__, sys.version, platform.machine(), *_flags()])
-    name = hashlib.sha256(made_from.encode()).hexdigest()[:16]
-    library = cache_folder() / "kernels" / f"{name}.so"
+    library = cache_folder() / "kernels" / f"{kernels_key()}.so"
     missing = not library.exists()
     if missing:
         compile_kernels(library)
     try:
-        torch.ops.load_library(str(library))
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # graphs look for the shims in it
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
     return missing
+
+
+def kernels_key() -> str:
+    """Says what the library is made from."""
+    parts = [torch.__version__, sys.version, platform.machine(), *_flags()]
+    parts += [path.read_text() for path in _read()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _read() -> list[Path]:
+    return sorted([*SOURCES, *SOURCES[0].parent.glob("*.h")])
 
 
 def _flags() -> list[str]:
@@ -88,12 +97,12 @@ def compile_kernels(library: Path) -> None:
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
-    command = [compiler, *_flags(), *includes, str(SOURCE), "-o", str(scratch), *links]
+    command = [compiler, *_flags(), *includes, *map(str, SOURCES), "-o", str(scratch), *links]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise KernelError(f"cannot run the C++ compiler {compiler}: {error}") from error
     if done.returncode:
         wrong = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise KernelError(f"{compiler} cannot compile {SOURCE.name}: {wrong[0].strip()}")
+        raise KernelError(f"{compiler} cannot compile the kernels: {wrong[0].strip()}")
     scratch.replace(library)

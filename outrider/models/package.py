@@ -1,0 +1,159 @@
+"""Programs compiled ahead of time, kept on disk: a call is one call of C++, without Python inside.
+
+``torch.export`` gives the program, Inductor's ahead-of-time mode the library. Weights stay where
+they are: the library is told their addresses. It lies in the user's cache folder under a name
+that says what it was made from, so that later runs need neither trace nor compile.
+"""
+
+import copyreg
+import hashlib
+import inspect
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from outrider.models.kernels import NarrowLinear
+from outrider.models.kernels.build import cache_folder, kernels_key
+from outrider.models.kernels.join import JoinLinears
+
+Graph = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled pass: its inputs one after the other, its outputs."""
+
+_HANDLE = "AtenTensorHandle"
+_LIST = f"const {_HANDLE}*, int64_t"
+_SHIMS = {
+    "linear": f"{_HANDLE}, {_HANDLE}, const {_HANDLE}*, int64_t, int64_t",
+    "linears": f"{_HANDLE}, {_LIST}, {_LIST}, const int64_t*, int64_t, int64_t",
+    "attend": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, double",
+}
+
+
+def packaged(
+    module: nn.Module,
+    trace: Callable[[], ExportedProgram],
+    own: bool = False,
+    thorough: bool = False,
+) -> Graph:
+    """The graph of a pass, from the cache folder or made anew.
+
+    Args:
+        module: the pass.
+        trace: gives its program.
+        own: whether the module is as its class and its configuration say. Another's might be
+            patched, so that only its program tells what it computes.
+        thorough: let the compiler try several ways to multiply and keep the fastest.
+
+    Raises:
+        Exception: whatever the tracer or the compiler raise, which is of many kinds.
+    """
+    program = None if own else trace()
+    parts = [*_made_from(module), str(thorough)]
+    if program is not None:
+        parts += [str(program.graph), str(program.range_constraints)]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    path = cache_folder() / "graphs" / f"{key}.pt2"
+    if not path.exists():
+        _compile(program or trace(), path, thorough, uses_kernels(module))
+    return _load(path, _tensors(module))
+
+
+def uses_kernels(module: nn.Module) -> bool:
+    """Whether some layer of a module computes by our kernels."""
+    return any(isinstance(each, NarrowLinear) for each in module.modules())
+
+
+def _made_from(module: nn.Module) -> list[str]:
+    """All that a program depends on, so far as it can be told without tracing it."""
+    tensors = _tensors(module).items()
+    sources = {type(each).__module__ for each in module.modules()}
+    config: Any = getattr(getattr(module, "module", None), "config", None)
+    parts = [
+        torch.__version__,
+        transformers.__version__,
+        sys.version,
+        torch.backends.cpu.get_cpu_capability(),
+        kernels_key() if uses_kernels(module) else "",
+        repr(module),
+        str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
+        str([getattr(each, "widest", None) for each in module.modules()]),
+        str([getattr(module, name, None) for name in ("windows", "limit", "dtype")]),
+        Path(__file__).with_name("masks.py").read_text(),
+        *(inspect.getsource(sys.modules[name]) for name in sorted(sources) if _is_local(name)),
+    ]
+    if config is not None:
+        described = {k: v for k, v in config.to_dict().items() if k != "_name_or_path"}
+        parts += [json.dumps(described, sort_keys=True, default=str), config._attn_implementation]
+    return parts
+
+
+def _is_local(name: str) -> bool:
+    return name.split(".")[0] not in ("torch", "transformers") and name in sys.modules
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, under each of their names."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {name: tensor.detach() for name, tensor in (*parameters, *buffers)}
+
+
+def _compile(program: ExportedProgram, path: Path, thorough: bool, kernels: bool) -> None:
+    """Compiles to a file that appears when it is whole; what the program itself holds besides the
+    module's tensors goes beside it."""
+    options: dict[str, Any] = {
+        "aot_inductor.package_constants_in_so": False,
+        "size_asserts": False,
+        "cpp.dynamic_threads": True,
+        "max_autotune": thorough,
+    }
+    if kernels:
+        options["post_grad_custom_post_pass"] = JoinLinears()
+        options["aot_inductor.custom_ops_to_c_shims"] = {
+            getattr(torch.ops.outrider, name).default: [
+                f"AOTITorchError aoti_torch_cpu_{name}({arguments}, {_HANDLE}*)"
+            ]
+            for name, arguments in _SHIMS.items()
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}.pt2")
+    constants = {
+        name: value for name, value in program.constants.items() if isinstance(value, Tensor)
+    }
+    torch.save(constants, path.with_suffix(".pt"))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(scratch), inductor_configs=options
+        )
+    scratch.replace(path)
+
+
+def _load(path: Path, tensors: Mapping[str, Tensor]) -> Graph:
+    package = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    names = package.get_constant_fqns()
+    found = dict(tensors)
+    if not set(names) <= set(found):
+        found |= torch.load(path.with_suffix(".pt"), weights_only=True)
+    return _Packaged(package, {name: found[name] for name in names})
+
+
+class _Packaged:
+    """A graph, and the tensors whose addresses its library holds."""
+
+    def __init__(self, package: Any, tensors: dict[str, Tensor]) -> None:
+        package.load_constants(tensors, check_full_update=True, user_managed=True)
+        self._package, self._tensors = package, tensors
+        self._run = package.loader.run
+
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
+        outputs: list[Tensor] = self._run(inputs)
+        return outputs
