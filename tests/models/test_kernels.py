@@ -15,61 +15,112 @@ from outrider.models.kernels.build import load_kernels
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 
 
-def linear(inputs: int, outputs: int, bias: bool = True, seed: int = 0) -> nn.Linear:
-    torch.manual_seed(seed)
+def linear(inputs: int, outputs: int, bias: bool = True, compact: bool = False) -> nn.Linear:
+    """A layer with the kernels; ``compact`` with packed weights."""
+    torch.manual_seed(0)
     layer = nn.Linear(inputs, outputs, bias)
-    use_kernels(layer, exact=True)
+    use_kernels(layer, exact=True, compact=compact)
     return layer
 
 
+def reference(inputs: int, outputs: int, bias: bool, x: Tensor) -> Tensor:
+    """What the same layer says by torch, in float64."""
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, bias).double()(x.double()).float()
+
+
 @torch.inference_mode()
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 16), (33, 17), (70, 1), (256, 65), (3, 40)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(8, 16), (33, 17), (70, 1), (256, 65), (3, 40), (1, 150)]
+)
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_equals_torch(inputs: int, outputs: int, bias: bool) -> None:
+@pytest.mark.parametrize("compact", [True, False])
+def test_linear_equals_torch(inputs: int, outputs: int, bias: bool, compact: bool) -> None:
     """Within 1e-5 of the largest, for widths with every tail, odd sizes among them."""
-    layer = linear(inputs, outputs, bias)
+    layer = linear(inputs, outputs, bias, compact)
     for tokens in (1, 2, 3, 4, 5, 6, 7, 12, 13, 40):
         x = torch.randn(tokens, inputs)
-        wanted = nn.functional.linear(x.double(), layer.weight.double(), None).float()
-        wanted = wanted + layer.bias if bias else wanted
+        wanted = reference(inputs, outputs, bias, x)
         assert float((layer(x) - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
 @torch.inference_mode()
-def test_bits_of_a_linear_layer_do_not_depend_on_the_width() -> None:
-    layer = linear(131, 70)
-    x = torch.randn(50, 131)
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(131, 70), (7, 3), (64, 160)])
+def test_bits_of_a_linear_layer_do_not_depend_on_the_width(
+    inputs: int, outputs: int, compact: bool
+) -> None:
+    layer = linear(inputs, outputs, compact=compact)
+    x = torch.randn(50, inputs)
     alone = torch.cat([layer(row[None]) for row in x])
-    for width in (2, 5, 6, 7, 33, 50):
+    for width in (*range(2, 21), 33, 50):
         assert torch.equal(torch.cat([layer(part) for part in x.split(width)]), alone)
+    assert torch.equal(layer(x.view(5, 10, inputs)), alone.view(5, 10, outputs))
 
 
 @torch.inference_mode()
-def test_compact_weights_change_no_bit_and_are_only_taken_where_they_lose_nothing() -> None:
-    exact, lossy = linear(64, 32), linear(64, 32)
-    exact.weight.copy_(exact.weight.bfloat16())
-    x = torch.randn(5, 64)
+def test_packed_weights_are_narrow_only_where_that_changes_no_bit() -> None:
+    exact, wide = linear(65, 37), linear(65, 37)
+    lossy = linear(65, 37, compact=True)
+    for layer in (exact, wide):
+        layer.weight.copy_(layer.weight.bfloat16())
+    x = torch.randn(9, 65)
     before = exact(x)
     use_kernels(exact, exact=True, compact=True)
-    use_kernels(lossy, exact=True, compact=True)
+    use_kernels(exact)  # what is packed stays so
+    named = nn.ModuleDict({"wo": wide})
+    use_kernels(named, exact=True, compact=True)  # a name by which T5's dtype has to be kept
     assert exact.weight.dtype == torch.bfloat16
-    assert lossy.weight.dtype == torch.float32
-    assert torch.equal(exact(x), before)
-    wide = torch.randn(NARROW + 1, 64)
-    use_kernels(exact)  # wider passes go to torch, which takes no mixture of types by itself
-    assert (
-        float(
-            (exact(wide) - nn.functional.linear(wide, exact.weight.float(), exact.bias)).abs().max()
-        )
-        <= 1e-5
-    )
+    assert lossy.weight.dtype == wide.weight.dtype == torch.float32
+    assert torch.equal(exact(x), wide(x))
+    assert float((exact(x) - before).abs().max()) <= 1e-5
+    assert torch.equal(exact(x.repeat(9, 1)), exact(x).repeat(9, 1))  # wider than NARROW
 
 
 @torch.inference_mode()
-def test_bfloat16_inputs_come_back_as_such() -> None:
+def test_row_major_weights_go_to_torch_for_wide_passes() -> None:
+    layer = linear(64, 32)
+    layer.weight = nn.Parameter(layer.weight.bfloat16())
+    use_kernels(layer)
+    wide = torch.randn(NARROW + 1, 64)  # which takes no mixture of types by itself
+    wanted = nn.functional.linear(wide, layer.weight.float(), layer.bias)
+    assert float((layer(wide) - wanted).abs().max()) <= 1e-5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_joined_layers_say_the_same_bits(compact: bool, bias: bool) -> None:
+    """Of other widths each, none of whole panels; in one result."""
+    layers = [linear(40, outputs, bias, compact) for outputs in (33, 5, 70)]
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers if bias]
+    for tokens in (1, 6, 11):
+        x = torch.randn(2, tokens, 40)
+        joined = torch.ops.outrider.linears(x, weights, biases, [33, 5, 70], NARROW)
+        assert torch.equal(joined, torch.cat([layer(x) for layer in layers], -1))
+
+
+@torch.inference_mode()
+def test_packing_leaves_the_embeddings_that_share_a_weight_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"embed": nn.Embedding(50, 24), "head": nn.Linear(24, 50, bias=False)})
+    model["head"].weight = model["embed"].weight
+    tokens = torch.arange(50)
+    before = model["embed"](tokens)
+    wanted = model["head"](before)
+    use_kernels(model, compact=True)
+    assert torch.equal(model["embed"](tokens), before)
+    assert float((model["head"](before) - wanted).abs().max()) <= 1e-5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("compact", [True, False])
+def test_bfloat16_inputs_come_back_as_such(compact: bool) -> None:
     layer = linear(64, 32).bfloat16()
     x = torch.randn(3, 64).bfloat16()
     wanted = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float())
+    use_kernels(layer, exact=True, compact=compact)
     assert layer(x).dtype == torch.bfloat16
     assert torch.equal(layer(x), wanted.bfloat16()) or float(
         (layer(x).float() - wanted).abs().max()

@@ -14,12 +14,13 @@ class JoinLinears(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         linear = torch.ops.outrider.linear.default
-        same: dict[tuple[fx.Node, bool, int], list[fx.Node]] = {}
+        same: dict[tuple[fx.Node, int, bool, int], list[fx.Node]] = {}
         for node in graph.nodes:
             if node.op == "call_function" and node.target is linear:
-                x, _, bias, _, widest = node.args
-                same.setdefault((x, bias is None, widest), []).append(node)
-        for (x, _, widest), nodes in same.items():
+                x, weight, bias, _, widest = node.args
+                kind = (x, weight.meta["val"].ndim, bias is None, widest)
+                same.setdefault(kind, []).append(node)
+        for (x, _, _, widest), nodes in same.items():
             if len(nodes) > 1:
                 _join(graph, x, widest, nodes)
 
@@ -29,7 +30,7 @@ class JoinLinears(CustomGraphPass):
 
 
 def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[fx.Node]) -> None:
-    """The layers have biases all or none."""
+    """Joins layers that are packed all or none and have biases all or none."""
     weights, biases, outputs = ([node.args[i] for node in nodes] for i in (1, 2, 3))
     biases = [bias for bias in biases if bias is not None]
     order = {node: place for place, node in enumerate(graph.nodes)}

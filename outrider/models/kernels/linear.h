@@ -1,0 +1,59 @@
+// Linear layers with the same input, computed by one parallel loop.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
+#include "packed.h"
+#include "rows.h"
+
+namespace outrider {
+
+struct Layer {
+  at::Tensor weight, bias;
+  float* y;
+  int64_t outputs, panels;
+};
+
+using Layers = c10::SmallVector<Layer, 4>;
+
+// The panels `first` to `last` of a layer; y's rows are N apart.
+template <typename W>
+void multiply_layer(const Layer& layer, const float* x, int64_t M, int64_t K, int64_t N,
+                    int64_t first, int64_t last) {
+  const W* w = layer.weight.const_data_ptr<W>();
+  const float* bias = layer.bias.defined() ? layer.bias.const_data_ptr<float>() : nullptr;
+  const int64_t n = first * kPanel;
+  if (layer.weight.dim() == 3) {
+    const Target to{layer.y + n, N, bias ? bias + n : nullptr, layer.outputs - n};
+    multiply_panels(M, x, w + n * K, K, to, last - first);
+  } else {
+    for (int64_t i = n; i < last * kPanel; i += kPanel)
+      multiply_rows(x, w, bias, layer.y, M, K, N, i, std::min(layer.outputs, i + kPanel));
+  }
+}
+
+inline void multiply(const float* x, const Layers& layers, int64_t M, int64_t K, int64_t N) {
+  int64_t panels = 0;
+  for (const Layer& layer : layers) panels += layer.panels;
+  const int64_t grain = kGrain / std::max<int64_t>(1, kPanel * K * M);
+  at::parallel_for(0, panels, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+    for (const Layer& layer : layers) {
+      const int64_t first = std::max<int64_t>(0, begin), last = std::min(end, layer.panels);
+      if (first < last) {
+        if (layer.weight.scalar_type() == at::kBFloat16)
+          multiply_layer<BFloat16>(layer, x, M, K, N, first, last);
+        else
+          multiply_layer<float>(layer, x, M, K, N, first, last);
+      }
+      begin -= layer.panels;
+      end -= layer.panels;
+    }
+  });
+}
+
+}  // namespace outrider

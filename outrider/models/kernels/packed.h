@@ -1,0 +1,127 @@
+// A linear layer over packed weights: panels of kPanel outputs, each (K, kPanel).
+//
+// For every input the weights of a panel are multiplied by that input of up to kTile tokens, so
+// that sums stay in registers, need no addition across lanes, and run over the inputs in order
+// whatever the number of tokens. In bfloat16 the two vectors of a panel are interleaved, so that
+// one vector of pairs becomes both by a shift and a mask.
+
+#pragma once
+
+#include <algorithm>
+
+#include "vectors.h"
+
+namespace outrider {
+
+constexpr int64_t kAhead = 1024;  // bytes that are fetched before they are needed
+
+struct Pair {
+  V low, high;
+};
+
+inline Pair load_pair(const float* from) { return {V::loadu(from), V::loadu(from + kLanes)}; }
+
+inline Pair load_pair(const BFloat16* from) {
+  typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+  Words both;
+  std::memcpy(&both, from, sizeof both);
+  const Words low = both << 16, high = both & 0xffff0000u;
+  return {V::loadu(&low), V::loadu(&high)};
+}
+
+// What a panel's sums are stored to, and what is added to them first; fewer outputs in the last.
+struct Target {
+  float* y;
+  int64_t stride;
+  const float* bias;
+  int64_t outputs;
+};
+
+inline void store(const V& sums, float* to, const float* bias, int64_t count) {
+  if (count >= kLanes) {
+    (bias ? sums + V::loadu(bias) : sums).store(to);
+  } else if (count > 0) {
+    (bias ? sums + V::loadu(bias, count) : sums).store(to, count);
+  }
+}
+
+// y = x wᵀ + bias for M tokens and P panels.
+template <int M, int P, typename W>
+inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
+  V sums[P][M][2];
+  for (int p = 0; p < P; p++)
+    for (int m = 0; m < M; m++) sums[p][m][0] = sums[p][m][1] = V(0.f);
+  for (int64_t k = 0; k < K; k++) {
+    for (int p = 0; p < P; p++) {
+      const W* from = w + (p * K + k) * kPanel;
+      __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
+      const Pair weights = load_pair(from);
+      for (int m = 0; m < M; m++) {
+        const V input(x[m * K + k]);
+        sums[p][m][0] = at::vec::fmadd(input, weights.low, sums[p][m][0]);
+        sums[p][m][1] = at::vec::fmadd(input, weights.high, sums[p][m][1]);
+      }
+    }
+  }
+  for (int p = 0; p < P; p++)
+    for (int m = 0; m < M; m++)
+      for (int half = 0; half < 2; half++) {
+        const int64_t first = p * kPanel + half * kLanes;
+        store(sums[p][m][half], to.y + m * to.stride + first, to.bias ? to.bias + first : nullptr,
+              to.outputs - first);
+      }
+}
+
+// Panels at once, enough that additions do not wait for each other.
+constexpr int panels_of(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
+
+template <int M, typename W>
+void tokens(const float* x, const W* w, int64_t K, Target to, int64_t panels) {
+  constexpr int P = panels_of(M);
+  auto next = [&](int count) {
+    w += count * K * kPanel;
+    to.y += count * kPanel;
+    if (to.bias) to.bias += count * kPanel;
+    to.outputs -= count * kPanel;
+    panels -= count;
+  };
+  while (panels >= P) {
+    tile<M, P>(x, w, K, to);
+    next(P);
+  }
+  if constexpr (P > 1)
+    while (panels) {
+      tile<M, 1>(x, w, K, to);
+      next(1);
+    }
+}
+
+template <typename W>
+void tokens_of(int64_t M, const float* x, const W* w, int64_t K, const Target& to,
+               int64_t panels) {
+  switch (M) {
+    case 1: return tokens<1>(x, w, K, to, panels);
+    case 2: return tokens<2>(x, w, K, to, panels);
+    case 3: return tokens<3>(x, w, K, to, panels);
+    case 4: return tokens<4>(x, w, K, to, panels);
+    case 5: return tokens<5>(x, w, K, to, panels);
+    default: return tokens<6>(x, w, K, to, panels);
+  }
+}
+
+// Any number of tokens, in tiles as equal as can be; beyond one tile each panel stays in the cache.
+template <typename W>
+void multiply_panels(int64_t M, const float* x, const W* w, int64_t K, Target to, int64_t panels) {
+  if (M <= kTile) return tokens_of(M, x, w, K, to, panels);
+  const int64_t tiles = (M + kTile - 1) / kTile;
+  for (int64_t p = 0; p < panels; p++) {
+    for (int64_t i = 0; i < tiles; i++) {
+      const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
+      Target part{to.y + first * to.stride + p * kPanel, to.stride,
+                  to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
+      tokens_of(last - first, x + first * K, w + p * K * kPanel, K, part, 1);
+    }
+  }
+}
+
+}  // namespace outrider

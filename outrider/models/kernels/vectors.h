@@ -1,0 +1,36 @@
+// torch's portable vectors of float32, and bfloat16 read into them.
+
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace outrider {
+
+using at::BFloat16;
+using V = at::vec::Vectorized<float>;
+constexpr int64_t kLanes = V::size();
+constexpr int64_t kPanel = 2 * kLanes;  // outputs of a layer that are computed at once
+constexpr int64_t kTile = 6;  // tokens whose sums for as many fit the registers
+constexpr int64_t kGrain = 1 << 15;  // multiplications that are worth another thread
+
+inline V load(const float* from) { return V::loadu(from); }
+
+inline V load(const BFloat16* from) {
+  V to;
+  at::vec::load_fp32_from_bf16(from, to);
+  return to;
+}
+
+// Lanes by halves, so that the order is the same for any processor with as many.
+inline float sum(const V& v) {
+  float lanes[kLanes];
+  v.store(lanes);
+  for (int64_t half = kLanes / 2; half; half /= 2)
+    for (int64_t i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+}  // namespace outrider
