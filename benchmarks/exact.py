@@ -1,188 +1,258 @@
-"""Is speculative text plain decoding's, token for token? Eager, compiled, exact; in batches.
+"""Is speculative text plain decoding's, token for token? As it comes and exact, alone, in batches.
 
-    python -m benchmarks.exact [--dtype bfloat16] [--prompts 100] [--tokens 256] [--inflate 180M]
+    python -m benchmarks.exact [--target embedded] [--compile off] [--batch 1 8] [--minutes 4]
 
 A pass over six tokens rounds differently from a pass over one, so where two tokens are as probable
 as each other, greedy text may part from plain decoding's, and most of what follows with it. With
-``exact=True`` it may not. Prompts are pieces of files of Python's standard library; the
-reference is plain decoding of the same runtime, one prompt at a time. Writes JSON and Markdown.
+``exact=True`` it may not. The reference is plain decoding of the same runtime, one prompt at a
+time. Prompts are beginnings of the texts of ``benchmarks.copy_prompts``, all kinds in turn.
+
+A part is a target (``inflated``: the same function at the cost of 180 million parameters,
+``outrider.testing.inflate``) and a level of ``compile``, with and without ``exact`` taking turns.
+Prompts come in pieces; a piece that is done is kept, so a part can be measured in several calls,
+each of some ``--minutes``. Writes JSON and Markdown.
 """
 
 import argparse
 import json
-import platform
-import shlex
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 import outrider
+from benchmarks.copy_prompts import Kind
 from benchmarks.copy_prompts import prompts as prompts_of
+from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling
 from outrider.methods import METHODS
 from outrider.models import HFModel, load_model
 from outrider.models.runtime import warm_up
 from outrider.testing.inflate import Shape, inflate
 
-SHAPES = {"180M": Shape(1024, 16, 4, 2560), "1B": Shape(2048, 18, 8, 7168)}
-RUNTIMES = {
-    "eager": {"compile": "off", "exact": False},
-    "eager, exact": {"compile": "off", "exact": True},
-    "compiled": {"compile": "auto", "exact": False},
-    "compiled, exact": {"compile": "auto", "exact": True},
-}
+Compile = Literal["off", "auto", "max"]
+Row = dict[str, Any]
+SHAPE = Shape(hidden_size=1024, num_layers=16, num_key_value_heads=4, intermediate_size=2560)
+TARGETS = {"embedded": "embedded target", "inflated": "target inflated to 180 million parameters"}
+LEVELS: dict[Compile, str] = {"off": "eager", "auto": "compiled", "max": "compiled, max"}
+PROMPT_KINDS: tuple[Kind, ...] = ("code", "repeat", "free")  # an edit begins as a repeat does
+PROMPT_TOKENS = 24
+COST_BAR = 0.10
 
 
-@dataclass
-class Line:
-    """One runtime and batch size held against plain decoding, one prompt at a time.
-
-    Attributes:
-        equal: prompts whose whole text is the same.
-        first: the earliest place where a text parts, if one does.
-        plain, tokens_per_second: of plain decoding alone, and of this.
-    """
-
-    runtime: str
-    batch: int
-    prompts: int
-    equal: int
-    first: int | None
-    plain: float
-    tokens_per_second: float
+def prompts(num: int) -> list[list[int]]:
+    """Beginnings of texts, kinds in turn; fewer if there are no more."""
+    tokenizer = load_model(outrider.assets.target_path()).tokenizer
+    assert tokenizer is not None
+    found: dict[tuple[int, ...], None] = {}
+    for texts in zip_longest(*(prompts_of(kind, num) for kind in PROMPT_KINDS)):
+        for prompt in texts:
+            ids = [] if prompt is None else tokenizer(prompt.text)["input_ids"][:PROMPT_TOKENS]
+            if len(ids) == PROMPT_TOKENS:
+                found[tuple(ids)] = None
+    return [list(ids) for ids in found][:num]
 
 
-def engines(
-    runtime: str, dtype: str, shape: Shape | None, batch: int, γ: int
-) -> tuple[Engine, Engine]:
-    """Plain, alone; and speculative in batches."""
-    target: str | HFModel = "embedded"
-    if shape is not None:
+def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: int) -> Engine:
+    """The pair, with the graphs that it will need."""
+    source: str | HFModel = "embedded"
+    if target == "inflated":
         small = load_model(outrider.assets.target_path(), dtype=dtype)
-        target = HFModel(inflate(small.module, shape), small.tokenizer, "inflated target")
-    settings = RUNTIMES[runtime]
+        source = HFModel(inflate(small.module, SHAPE), small.tokenizer, "inflated target")
     engine = outrider.load(
-        target,
+        source,
         "embedded",
         num_speculative_tokens=γ,
         max_batch_size=batch,
         dtype=dtype,
-        compile=settings["compile"],  # type: ignore[arg-type]
-        exact=bool(settings["exact"]),
+        compile=level,
+        exact=exact,
     )
-    if batch > 1:
-        for model in (engine.target, *engine.drafter.models):  # type: ignore[attr-defined]
-            warm_up(model, 2)
-    return Engine(engine.target, None, METHODS["plain"], max_batch_size=1), engine
+    assert engine.draft is not None
+    for model in (engine.target, engine.draft) if batch > 1 else ():
+        warm_up(model, 2)
+    return engine
 
 
-def timed(
-    engine: Engine, prompts: Sequence[Sequence[int]], sampling: Sampling
-) -> tuple[list[tuple[int, ...]], float]:
-    """Texts and tokens per second."""
+def timed(engine: Engine, work: Sequence[Sequence[int]], sampling: Sampling) -> tuple[Any, float]:
+    """Texts, and the seconds they took."""
     began = time.perf_counter()
-    results = engine.generate([list(prompt) for prompt in prompts], sampling)
-    seconds = time.perf_counter() - began
-    texts = [result.token_ids for result in results]
-    return texts, sum(map(len, texts)) / seconds
+    results = engine.generate([list(prompt) for prompt in work], sampling)
+    return [result.token_ids for result in results], time.perf_counter() - began
 
 
-def measure(
-    names: Sequence[str],
-    batches: Sequence[int],
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    dtype: str,
-    shape: Shape | None,
-    γ: int,
-) -> Iterator[Line]:
-    """A line per runtime and batch size, as they come."""
-    for name in names:
-        wanted: list[tuple[int, ...]] = []
-        speed = 0.0
-        for batch in batches:
-            plain, engine = engines(name, dtype, shape, batch, γ)
-            if not wanted:
-                wanted, speed = timed(plain, prompts, sampling)
-            texts, faster = timed(engine, prompts, sampling)
-            parted = [
-                next(i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b)
-                for x, y in zip(wanted, texts, strict=True)
-                if x != y
-            ]
-            equal = len(prompts) - len(parted)
-            first = min(parted, default=None)
-            yield Line(name, batch, len(prompts), equal, first, speed, faster)
-
-
-def table(lines: Sequence[Line], head: str) -> str:
-    """Markdown."""
-    rows = [
-        f"| {x.runtime} | {x.batch} | {x.equal} of {x.prompts} | "
-        f"{'' if x.first is None else x.first} | {x.plain:.0f} | {x.tokens_per_second:.0f} |"
-        for x in lines
-    ]
-    columns = "| runtime | batch | same text | first difference | plain tokens/s | tokens/s |"
-    return "\n".join(
-        [
-            "# Speculative text against plain decoding's, token for token",
-            "",
-            head,
-            "",
-            columns,
-            "|---|---:|---:|---:|---:|---:|",
-            *rows,
-            "",
+def against_plain(
+    engine: Engine, batches: Sequence[int], work: Sequence[Sequence[int]], sampling: Sampling
+) -> Iterator[Row]:
+    """Texts in batches of each size held against plain decoding's: how many are equal, and the
+    earliest place where one parts, if one does."""
+    target, draft = engine.target, engine.draft
+    plain = Engine(target, None, METHODS["plain"], max_batch_size=1)
+    timed(plain, work[:1], Sampling(temperature=0, max_new_tokens=8))  # what comes first is slow
+    wanted, plain_seconds = timed(plain, work, sampling)
+    for batch in batches:
+        γ = engine.num_speculative_tokens
+        method = METHODS["speculative"]
+        fast = Engine(target, draft, method, num_speculative_tokens=γ, max_batch_size=batch)
+        timed(fast, work[:batch], Sampling(temperature=0, max_new_tokens=8))
+        texts, seconds = timed(fast, work, sampling)
+        parted = [
+            next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), len(x))
+            for x, y in zip(wanted, texts, strict=True)
+            if x != y
         ]
-    )
+        yield {
+            "batch": batch,
+            "prompts": len(work),
+            "equal": len(work) - len(parted),
+            "first": min(parted, default=None),
+            "tokens": sum(map(len, texts)),
+            "plain_seconds": plain_seconds,
+            "seconds": seconds,
+        }
+
+
+def total(part: dict[str, Any]) -> list[Row]:
+    """The rows of a part's pieces, added up; speeds in tokens per second."""
+    groups: dict[tuple[bool, int], list[Row]] = {}
+    for piece in part["pieces"].values():
+        for row in piece:
+            groups.setdefault((row["exact"], row["batch"]), []).append(row)
+    rows = []
+    for (exact, batch), group in sorted(groups.items()):
+        tokens = sum(row["tokens"] for row in group)
+        firsts = [row["first"] for row in group if row["first"] is not None]
+        rows.append(
+            {
+                "exact": exact,
+                "batch": batch,
+                "prompts": sum(row["prompts"] for row in group),
+                "equal": sum(row["equal"] for row in group),
+                "first": min(firsts, default=None),
+                "plain": tokens / sum(row["plain_seconds"] for row in group),
+                "speed": tokens / sum(row["seconds"] for row in group),
+            }
+        )
+    return rows
+
+
+def bars(rows: Sequence[Row]) -> Iterator[tuple[str, str, bool]]:
+    """What is promised of a part, what was measured, and whether it held."""
+    loose = {row["batch"]: row["speed"] for row in rows if not row["exact"]}
+    for row in rows:
+        if row["exact"]:
+            batch, share = row["batch"], f"{row['equal']} of {row['prompts']}"
+            yield f"batch {batch}: every text is plain's", share, row["equal"] == row["prompts"]
+            cost = loose[batch] / row["speed"] - 1
+            yield f"batch {batch}: costs at most {COST_BAR:.0%}", f"{cost:+.0%}", cost <= COST_BAR
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    lines = ["# Speculative text against plain decoding's, token for token"]
+    for name, part in report.items():
+        about, asked, rows = part["about"], part["asked"], total(part)
+        lines += [
+            "",
+            f"## {name[0].upper()}{name[1:]}",
+            "",
+            f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+            f"{about['torch']}; embedded draft, γ = {asked['gamma']}, temperature 0, "
+            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {asked['tokens']} tokens "
+            f"each.{about['note']}",
+            "",
+            f"Command: `{about['command']}`",
+            "",
+            "| | batch | same text | first difference | plain tokens/s | tokens/s |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {'exact' if row['exact'] else 'as it comes'} | {row['batch']} | {row['equal']} of "
+            f"{row['prompts']} | {'' if row['first'] is None else row['first']} | "
+            f"{row['plain']:.0f} | {row['speed']:.0f} |"
+            for row in rows
+        ]
+        lines += ["", "| exact | measured | met |", "|---|---:|---|"]
+        lines += [f"| {bar} | {text} | {'yes' if met else 'no'} |" for bar, text, met in bars(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def measure(part: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
+    """Adds the pieces that a part lacks; says what it did, a line at a time."""
+    began = time.perf_counter()
+    sampling = Sampling(temperature=0, max_new_tokens=args.tokens, ignore_eos=True)
+    work = prompts(args.prompts)
+    most = max(args.batch)
+    models = {
+        exact: load(args.target, args.compile, exact, args.dtype, most, args.gamma)
+        for exact in (False, True)
+    }
+    yield f"loaded in {time.perf_counter() - began:.0f} s"
+    for piece in (p for p in range(args.pieces) if str(p) not in part["pieces"]):
+        started = time.perf_counter()
+        part["pieces"][str(piece)] = [
+            {"exact": exact} | row
+            for exact in ((False, True), (True, False))[piece % 2]
+            for row in against_plain(
+                models[exact], args.batch, work[piece :: args.pieces], sampling
+            )
+        ]
+        now = time.perf_counter()
+        yield f"piece {piece + 1} of {args.pieces} in {now - started:.0f} s"
+        if args.minutes is not None and 2 * now - started - began > 60 * args.minutes:
+            return
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, measures what is lacking, and writes the report after each piece."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--target", choices=TARGETS, default="embedded")
+    parser.add_argument("--compile", choices=LEVELS, default="off")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--gamma", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--inflate", choices=SHAPES, default=None)
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
+    parser.add_argument("--pieces", type=int, default=5, help="that the prompts are measured in")
+    parser.add_argument("--minutes", type=float, help="begin no piece that would end later")
+    parser.add_argument("--fresh", action="store_true", help="keep nothing of this part")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--name", default="exact", help="of the files of results")
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore", UserWarning)
-    tokenizer = load_model(outrider.assets.target_path()).tokenizer
-    assert tokenizer is not None
-    texts = [prompt.text for prompt in prompts_of("code", args.prompts)]
-    prompts = [tokenizer(text)["input_ids"][:24] for text in texts]
-    sampling = Sampling(temperature=0, max_new_tokens=args.tokens, ignore_eos=True)
-    lines = []
-    shape = SHAPES[args.inflate] if args.inflate else None
-    for line in measure(
-        args.runtimes, args.batches, prompts, sampling, args.dtype, shape, args.gamma
-    ):
-        lines.append(line)
-        print(line, flush=True)
-    target = f"the embedded target inflated to {args.inflate}" if shape else "the embedded target"
-    runtimes = "" if args.runtimes == list(RUNTIMES) else " --runtimes " + shlex.join(args.runtimes)
-    command = (
-        f"python -m benchmarks.exact --dtype {args.dtype} --prompts {args.prompts} "
-        f"--tokens {args.tokens}{f' --inflate {args.inflate}' if shape else ''}{runtimes}"
-    )
-    head = (
-        f"{date.today()}, {platform.processor() or platform.machine()}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, {args.dtype}; {target}, "
-        f"embedded draft, γ = {args.gamma}, temperature 0, {len(prompts)} prompts of 24 tokens, "
-        f"{args.tokens} tokens each.\n\nCommand: `{command}`"
-    )
+    torch.set_num_threads(args.threads)
+    file = args.out / "exact.json"
+    report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    name = f"{TARGETS[args.target]}, {LEVELS[args.compile]}, {args.dtype}"
+    asked = {key: getattr(args, key) for key in ("batch", "prompts", "tokens", "gamma", "pieces")}
+    part = report.get(name)
+    if args.fresh or part is None or part["asked"] != asked:
+        part = {"asked": asked, "pieces": {}}
+    told = " ".join(f"--{key} {value}" for key, value in asked.items() if key != "batch")
+    part["about"] = {
+        "date": date.today().isoformat(),
+        "hardware": hardware(),
+        "threads": args.threads,
+        "torch": torch.__version__,
+        "note": f" {args.note}" if args.note else "",
+        "command": f"python -m benchmarks.exact --target {args.target} --compile {args.compile} "
+        f"--dtype {args.dtype} --batch {' '.join(map(str, args.batch))} {told}",
+    }
+    report[name] = part
     args.out.mkdir(parents=True, exist_ok=True)
-    document = {"arguments": vars(args) | {"out": ""}, "lines": [asdict(line) for line in lines]}
-    (args.out / f"{args.name}.json").write_text(json.dumps(document, indent=1, default=str) + "\n")
-    (args.out / f"{args.name}.md").write_text(table(lines, head))
+    for line in measure(part, args) if len(part["pieces"]) < args.pieces else ():
+        print(line, flush=True)
+        if part["pieces"]:
+            file.write_text(json.dumps(report, indent=1) + "\n")
+            (args.out / "exact.md").write_text(markdown(report))
+    left = args.pieces - len(part["pieces"])
+    print(f"{name}: {f'{left} pieces left; run it again' if left else 'done'}")
 
 
 if __name__ == "__main__":

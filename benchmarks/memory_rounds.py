@@ -29,15 +29,16 @@ def embedded() -> Engine:
 
 
 def bounded() -> Engine:
-    """Two small random models, eager, four rows; slabs in int8, of 1 MiB at most."""
+    """Two small random models, eager, four rows; slabs in int8, of 1 MiB at most; short drafts."""
     target, draft = random_model(2, 0), random_model(1, 1)
     method = outrider.METHODS["speculative"]
-    return Engine(target, draft, method, max_batch_size=4, kv_dtype="int8", max_memory="1MiB")
+    memory: dict[str, Any] = {"kv_dtype": "int8", "max_memory": "1MiB"}
+    return Engine(target, draft, method, num_speculative_tokens=2, max_batch_size=4, **memory)
 
 
 ENGINES: dict[str, tuple[str, Callable[[], Engine]]] = {
     "compiled": ("embedded pair, compiled, one row, γ = 2", embedded),
-    "bounded": ("two random models, four rows, int8 slabs of at most 1 MiB", bounded),
+    "bounded": ("two random models, four rows, γ = 2, int8 slabs of at most 1 MiB", bounded),
 }
 
 

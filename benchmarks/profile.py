@@ -1,19 +1,20 @@
-"""Where a round's time goes on this machine: ``outrider profile`` on one to three pairs.
+"""Where a round's time goes on this machine: ``outrider profile`` on several pairs.
 
-    python -m benchmarks.profile [--cases 3] [--rounds 32] [--repeats 2] [--out DIR]
+    python -m benchmarks.profile [--cases eager compiled 0.3B 1B] [--rounds 32] [--repeats 2]
 
-The embedded pair eager, then compiled; then the embedded draft with a target inflated to 0.3
+The embedded pair eager, and compiled; and the embedded draft with a target inflated to 0.3 or 1
 billion parameters (``outrider.testing.inflate``: the same function at the cost of a larger model),
-far larger than any cache. Holds what is promised against what was measured. Writes JSON, a page
-with the tables of the command line, and the β curve of the first pair, anew after each pair.
+far larger than any cache, compiled too. Holds what is promised against what was measured. Each
+case is kept until it is measured again, so they can run one at a time. Writes JSON, a page with the
+tables of the command line, and the β curve of one case, anew after each.
 """
 
 import argparse
 import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,37 +26,56 @@ from outrider import Engine, Sampling
 from outrider.bench.frontier import about
 from outrider.bench.profile import draw, profile
 from outrider.cli.profile_table import show
-from outrider.models import HFModel
+from outrider.methods import METHODS
+from outrider.models import HFModel, load_model
+from outrider.models.runtime import prepare, warm_up
 from outrider.testing.inflate import Shape, inflate
 
-LARGE = Shape(hidden_size=1024, num_layers=24, num_key_value_heads=8, intermediate_size=2816)
 OUTSIDE_BAR, FLOOR_BAR, FORMULA_BAR = 0.10, 0.75, 0.92
 
 
 @dataclass(frozen=True)
 class Case:
-    """A pair and how it runs."""
+    """A pair and how it runs.
+
+    Attributes:
+        name: on the page.
+        compile: of both models.
+        shape: that the target is inflated to, if it is; such a case has a third of the rounds, and
+            one repeat.
+    """
 
     name: str
     compile: Literal["off", "auto"]
-    large: bool = False
+    shape: Shape | None = None
 
     def engine(self) -> Engine:
         """The pair, loaded anew: models that are compiled stay so."""
-        if not self.large:
+        if self.shape is None:
             return outrider.load(max_batch_size=1, compile=self.compile)
-        engine = outrider.load(max_batch_size=1)
-        assert engine.draft is not None
-        small = engine.target
-        target = HFModel(inflate(small.module, LARGE), small.tokenizer, "inflated target")
-        return outrider.load(target, engine.draft, max_batch_size=1, compile=self.compile)
+        small = load_model(outrider.assets.target_path())
+        target = HFModel(inflate(small.module, self.shape), small.tokenizer, "inflated target")
+        draft = load_model(outrider.assets.draft_path(), role="draft")
+        for model in (target, draft):  # nobody else has them, so their weights are held once
+            prepare(model, self.compile, own=True)
+            warm_up(model)
+        return Engine(target, draft, METHODS["speculative"], max_batch_size=1)
 
 
-CASES = (
-    Case("embedded pair, eager", "off"),
-    Case("embedded pair, compiled", "auto"),
-    Case("embedded draft, target inflated to 0.3 billion parameters, compiled", "auto", True),
-)
+CASES = {
+    "eager": Case("embedded pair, eager", "off"),
+    "compiled": Case("embedded pair, compiled", "auto"),
+    "0.3B": Case(
+        "embedded draft, target inflated to 0.3 billion parameters, compiled",
+        "auto",
+        Shape(hidden_size=1024, num_layers=24, num_key_value_heads=8, intermediate_size=2816),
+    ),
+    "1B": Case(
+        "embedded draft, target inflated to 0.9 billion parameters, compiled",
+        "auto",
+        Shape(hidden_size=2048, num_layers=18, num_key_value_heads=8, intermediate_size=7168),
+    ),
+}
 
 
 def bars(case: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
@@ -77,29 +97,32 @@ def bars(case: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    lines = ["# Where a round's time goes", "", f"Command: `{report['command']}`"]
+    lines = ["# Where a round's time goes"]
     for case in report["cases"]:
         text = io.StringIO()
         show(case, text)
         table = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-        lines += ["", f"## {case['name']}", "", "```", table.strip(), "```", ""]
+        lines += ["", f"## {case['name']}", "", f"Command: `{case['command']}`", ""]
+        lines += ["```", table.strip(), "```", ""]
         lines += ["| bar | measured | met |", "|---|---:|---|"]
         lines += [
             f"| {bar} | {value} | {'yes' if met else 'no'} |" for bar, value, met in bars(case)
         ]
-    lines += ["", "## β", "", "![Pass time and β by tokens in the pass](profile.svg)"]
+    lines += ["", f"## β: {report['cases'][0]['name']}", ""]
+    lines += ["![Pass time and β by tokens in the pass](profile.svg)"]
     return "\n".join(lines) + "\n"
 
 
-def measure(case: Case, rounds: int, repeats: int) -> dict[str, Any]:
+def measure(key: str, rounds: int, repeats: int) -> dict[str, Any]:
     """One profile."""
-    print(case.name, flush=True)
+    case = CASES[key]
     engine = case.engine()
-    if case.large:
+    command = f"python -m benchmarks.profile --cases {key} --rounds {rounds} --repeats {repeats}"
+    if case.shape is not None:
         rounds, repeats = max(1, rounds // 3), 1
-    found = profile(engine, PROMPTS[1], Sampling(), rounds=rounds, repeats=repeats)
+    found = profile(engine, PROMPTS[1], Sampling(), rounds=rounds, repeats=repeats, progress=print)
     where = about(
-        target="inflated" if case.large else "embedded",
+        target="embedded" if case.shape is None else "inflated",
         draft="embedded",
         method="speculative",
         dtype=str(engine.target.dtype).removeprefix("torch."),
@@ -108,32 +131,32 @@ def measure(case: Case, rounds: int, repeats: int) -> dict[str, Any]:
         quantize_draft=None,
         quantize_target=None,
     )
-    return {"name": case.name, "about": where, **found.document}
+    return {"name": case.name, "command": command, "about": where, **found.document}
 
 
 def main() -> None:
-    """Parses the options, measures, writes the report and prints the page."""
+    """Parses the options, measures, and writes the report and its page after each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    report: dict[str, Any] = {
-        "date": date.today().isoformat(),
-        "command": f"python -m benchmarks.profile --cases {options.cases} --rounds "
-        f"{options.rounds} --repeats {options.repeats}",
-        "cases": [],
-    }
     options.out.mkdir(parents=True, exist_ok=True)
-    for case in CASES[: options.cases]:
-        report["cases"].append(measure(case, options.rounds, options.repeats))
-        (options.out / "profile.json").write_text(json.dumps(report, indent=1) + "\n")
+    file = options.out / "profile.json"
+    done = json.loads(file.read_text())["cases"] if file.exists() else []
+    found = {case["name"]: case for case in done}
+    for key in options.cases:
+        print(CASES[key].name, flush=True)
+        found[CASES[key].name] = measure(key, options.rounds, options.repeats)
+        known = [found[case.name] for case in CASES.values() if case.name in found]
+        report = {"cases": known}
+        file.write_text(json.dumps(report, indent=1) + "\n")
         (options.out / "profile.md").write_text(markdown(report))
-        draw(report["cases"][0], options.out / "profile.svg")
-    print(markdown(report))
+        draw(known[0], options.out / "profile.svg")
+        show(found[CASES[key].name], sys.stdout)
 
 
 if __name__ == "__main__":
