@@ -20,6 +20,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
 from outrider.models.kernels import NarrowLinear
 from outrider.models.kernels.build import cache_folder, kernels_key
@@ -56,13 +57,13 @@ def packaged(
         Exception: whatever the tracer or the compiler raise, which is of many kinds.
     """
     program = None if own else trace()
-    parts = [*_made_from(module), str(thorough)]
+    parts = [*made_from(module), str(thorough)]
     if program is not None:
         parts += [str(program.graph), str(program.range_constraints)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = cache_folder() / "graphs" / f"{key}.pt2"
     if not path.exists():
-        _compile(program or trace(), path, thorough, uses_kernels(module))
+        _compile(trace() if program is None else program, path, thorough, uses_kernels(module))
     return _load(path, _tensors(module))
 
 
@@ -71,7 +72,7 @@ def uses_kernels(module: nn.Module) -> bool:
     return any(isinstance(each, NarrowLinear) for each in module.modules())
 
 
-def _made_from(module: nn.Module) -> list[str]:
+def made_from(module: nn.Module) -> list[str]:
     """All that a program depends on, so far as it can be told without tracing it."""
     tensors = _tensors(module).items()
     sources = {type(each).__module__ for each in module.modules()}
@@ -111,6 +112,7 @@ def _compile(program: ExportedProgram, path: Path, thorough: bool, kernels: bool
     module's tensors goes beside it."""
     options: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
+        "always_keep_tensor_constants": True,  # else small weights are part of the code
         "size_asserts": False,
         "cpp.dynamic_threads": True,
         "max_autotune": thorough,
@@ -125,16 +127,24 @@ def _compile(program: ExportedProgram, path: Path, thorough: bool, kernels: bool
         }
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.pt2")
-    constants = {
-        name: value for name, value in program.constants.items() if isinstance(value, Tensor)
-    }
-    torch.save(constants, path.with_suffix(".pt"))
+    torch.save(_literals(program), path.with_suffix(".pt"))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(scratch), inductor_configs=options
         )
     scratch.replace(path)
+
+
+def _literals(program: ExportedProgram) -> dict[str, Tensor]:
+    """Tensors that only the program knows, such as numbers in the model's code; from now on they
+    are buffers of it, whose names the compiler keeps."""
+    literals = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
+            spec.kind, spec.persistent = InputKind.BUFFER, False
+            literals[spec.target] = program.constants[spec.target].detach().clone()
+    return literals
 
 
 def _load(path: Path, tensors: Mapping[str, Tensor]) -> Graph:
