@@ -18,12 +18,15 @@ from outrider import Sampling, load_model
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.drafters import ModelDrafter
+from outrider.models.kernels import NarrowLinear, use_kernels
+from outrider.models.kernels.build import find_compiler
 from outrider.models.quantize import (
     Int4Linear,
     Int8Linear,
     MissingTorchaoError,
     quantize,
 )
+from outrider.models.runtime import prepare
 from outrider.sampling import Warp
 
 torchao = pytest.importorskip("torchao.quantization")
@@ -36,6 +39,10 @@ _FITTING = ["llama", "opt", "gpt_neox", "gemma2"]
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Int8Linear)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,6 +65,37 @@ def test_a_packed_layer_multiplies_what_torchao_rounded() -> None:
     torchao.quantize_(rounded, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
     x = torch.randn(5, 64)
     assert _distance(Int8Linear(layer, torchao)(x), rounded(x)) < 2**-8  # bfloat16's share
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("bias", [True, False])
+def test_kernels_multiply_the_same_weights_without_rounding_the_inputs(bias: bool) -> None:
+    """In float32 and bfloat16, for a number of outputs that fills no panel, with the same bits at
+    any width."""
+    layer = Int8Linear(nn.Linear(64, 53, bias), torchao)
+    weight_NK = layer.weight.double() * layer.scale_N.double()[:, None]
+    x = torch.randn(30, 64)
+    wanted = x.double() @ weight_NK.T + (0 if layer.bias is None else layer.bias)
+    use_kernels(layer)
+    result = layer(x)
+    assert _distance(result, wanted) < 1e-6
+    assert torch.equal(torch.cat([layer(row[None]) for row in x]), result)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(7)]), result)
+    assert _distance(layer(x.bfloat16()).float(), wanted) < 2**-7
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+def test_a_quantized_model_can_be_exact() -> None:
+    """Its text is the one that torch's kernels write, up to their rounding to bfloat16; passes of
+    every width have the same bits, which preparing it tries."""
+    quantized = load_model(tiny_module(std=0.1), quantized="int8")
+    before = quantized.logits_behind([5, 6, 7, 8], [9])
+    prepare(quantized, exact=True)
+    assert all(
+        type(each) is NarrowLinear for each in quantized.module.modules() if _is_linear(each)
+    )
+    assert _distance(quantized.logits_behind([5, 6, 7, 8], [9]), before) < 2**-6
 
 
 @pytest.mark.parametrize("family", _FITTING)

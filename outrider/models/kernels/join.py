@@ -4,6 +4,8 @@ Queries, keys and values, or gate and up: a call costs some ten microseconds wha
 which for small models is as long as the computation. The same numbers, bit for bit.
 """
 
+from typing import Any, cast
+
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
@@ -14,10 +16,10 @@ class JoinLinears(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         linear = torch.ops.outrider.linear.default
-        same: dict[tuple[fx.Node, int, bool, int], list[fx.Node]] = {}
+        same: dict[Any, list[Any]] = {}  # arguments of nodes are of many types
         for node in graph.nodes:
             if node.op == "call_function" and node.target is linear:
-                x, weight, bias, _, widest = node.args
+                x, weight, bias, _, widest = cast(Any, node.args)
                 kind = (x, weight.meta["val"].ndim, bias is None, widest)
                 same.setdefault(kind, []).append(node)
         for (x, _, _, widest), nodes in same.items():
@@ -29,7 +31,7 @@ class JoinLinears(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[fx.Node]) -> None:
+def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[Any]) -> None:
     """Joins layers that are packed all or none and have biases all or none."""
     weights, biases, outputs = ([node.args[i] for node in nodes] for i in (1, 2, 3))
     biases = [bias for bias in biases if bias is not None]

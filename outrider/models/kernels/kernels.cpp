@@ -66,6 +66,16 @@ static at::Tensor pack(const at::Tensor& weight, bool keep_dtype) {
   return ordered.reshape({panels, K, kPanel}).contiguous();
 }
 
+// Integers (N, K) of eight bits and their scales (N,): (⌈N / kPanel⌉, K + 4, kPanel).
+static at::Tensor pack_int8(const at::Tensor& weight, const at::Tensor& scale) {
+  const int64_t N = weight.size(0), K = weight.size(1), panels = (N + kPanel - 1) / kPanel;
+  const int64_t more = panels * kPanel - N;
+  const at::Tensor padded = at::constant_pad_nd(weight, {0, 0, 0, more});
+  const at::Tensor values = padded.view({panels, kPanel, K}).transpose(1, 2);
+  const at::Tensor scales = at::constant_pad_nd(scale.to(at::kFloat), {0, more}).view(at::kChar);
+  return at::cat({values, scales.view({panels, -1, kPanel})}, 1);
+}
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const at::Tensor& mask, double scale) {
   auto along = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
@@ -91,6 +101,7 @@ TORCH_LIBRARY(outrider, library) {
       "linears(Tensor x, Tensor[] weights, Tensor[] biases, int[] outputs, int widest) -> Tensor");
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
+  library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
@@ -98,4 +109,5 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("linears", &outrider::linears);
   library.impl("attend", &outrider::attend);
   library.impl("pack", &outrider::pack);
+  library.impl("pack_int8", &outrider::pack_int8);
 }

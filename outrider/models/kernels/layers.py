@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from outrider.models.kernels.build import load_kernels
+from outrider.models.quantize import Int8Linear
 
 NARROW = 32
 """Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
@@ -30,7 +31,7 @@ class NarrowLinear(nn.Linear):
     """A linear layer for few tokens. Its weight may be bfloat16 where its inputs are float32.
 
     Attributes:
-        weight: (N, K), or packed (see ``packed.h``).
+        weight: (N, K), or packed (see ``packed.h``) and then float32, bfloat16 or int8.
         widest: most tokens the kernel takes; it takes any number where the weight is packed.
     """
 
@@ -47,7 +48,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     """Gives a module the kernels for its linear layers and, where it has ``sdpa``, for attention.
 
     Args:
-        module: the model, on a CPU; changed in place.
+        module: the model, on a CPU; changed in place. Layers quantised to int8 are packed.
         exact: use them for passes of any width, so that a token's bits do not depend on it.
         compact: pack the weights as the kernel reads them, fastest for any number of tokens, in
             bfloat16 where that holds them without loss: half the bytes to read. Nothing else can
@@ -63,6 +64,8 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         torch.library.register_fake("outrider::attend", _fake_attend)
     widest = _ANY if exact else NARROW
     for name, layer in module.named_modules():
+        if isinstance(layer, Int8Linear):
+            _take_over(layer)
         if type(layer) in (nn.Linear, NarrowLinear) and layer.weight.dtype in _DTYPES:
             layer.__class__ = NarrowLinear
             assert isinstance(layer, NarrowLinear)
@@ -77,6 +80,14 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         return
     if config._attn_implementation in ("sdpa", *_NAMES.values()):
         module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
+
+
+def _take_over(layer: Int8Linear) -> None:
+    """Makes a quantised layer one of ours: the same weights, and inputs that are not rounded."""
+    packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
+    del layer.weight, layer.scale_N
+    layer.__class__ = NarrowLinear  # type: ignore[assignment]
+    layer.weight = nn.Parameter(packed, requires_grad=False)
 
 
 def _attention(widest: int) -> Any:

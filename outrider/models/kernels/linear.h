@@ -30,8 +30,8 @@ void multiply_layer(const Layer& layer, const float* x, int64_t M, int64_t K, in
   const int64_t n = first * kPanel;
   if (layer.weight.dim() == 3) {
     const Target to{layer.y + n, N, bias ? bias + n : nullptr, layer.outputs - n};
-    multiply_panels(M, x, w + n * K, K, to, last - first);
-  } else {
+    multiply_panels(M, x, w + n * rows_of<W>(K), K, to, last - first);
+  } else if constexpr (!std::is_same_v<W, int8_t>) {
     for (int64_t i = n; i < last * kPanel; i += kPanel)
       multiply_rows(x, w, bias, layer.y, M, K, N, i, std::min(layer.outputs, i + kPanel));
   }
@@ -45,10 +45,11 @@ inline void multiply(const float* x, const Layers& layers, int64_t M, int64_t K,
     for (const Layer& layer : layers) {
       const int64_t first = std::max<int64_t>(0, begin), last = std::min(end, layer.panels);
       if (first < last) {
-        if (layer.weight.scalar_type() == at::kBFloat16)
-          multiply_layer<BFloat16>(layer, x, M, K, N, first, last);
-        else
-          multiply_layer<float>(layer, x, M, K, N, first, last);
+        const at::ScalarType dtype = layer.weight.scalar_type();
+        const auto act = dtype == at::kChar       ? multiply_layer<int8_t>
+                         : dtype == at::kBFloat16 ? multiply_layer<BFloat16>
+                                                  : multiply_layer<float>;
+        act(layer, x, M, K, N, first, last);
       }
       begin -= layer.panels;
       end -= layer.panels;

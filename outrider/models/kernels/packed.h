@@ -2,12 +2,17 @@
 //
 // For every input the weights of a panel are multiplied by that input of up to kTile tokens, so
 // that sums stay in registers, need no addition across lanes, and run over the inputs in order
-// whatever the number of tokens. In bfloat16 the two vectors of a panel are interleaved, so that
-// one vector of pairs becomes both by a shift and a mask.
+// whatever the number of tokens.
+//
+//     float32   as they are
+//     bfloat16  the two vectors of a panel interleaved, so that one vector of pairs becomes both by
+//               a shift and a mask
+//     int8      four more rows, which hold the panel's scales as float32
 
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -27,6 +32,28 @@ inline Pair load_pair(const BFloat16* from) {
   std::memcpy(&both, from, sizeof both);
   const Words low = both << 16, high = both & 0xffff0000u;
   return {V::loadu(&low), V::loadu(&high)};
+}
+
+inline V load_bytes(const int8_t* from) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  float floats[kLanes];
+  std::copy(from, from + kLanes, floats);
+  return V::loadu(floats);
+#endif
+}
+
+inline Pair load_pair(const int8_t* from) { return {load_bytes(from), load_bytes(from + kLanes)}; }
+
+// Rows of a panel: one per input, and those of the scales.
+template <typename W>
+constexpr int64_t rows_of(int64_t K) {
+  return std::is_same_v<W, int8_t> ? K + static_cast<int64_t>(sizeof(float)) : K;
 }
 
 // What a panel's sums are stored to, and what is added to them first; fewer outputs in the last.
@@ -53,7 +80,7 @@ inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
     for (int m = 0; m < M; m++) sums[p][m][0] = sums[p][m][1] = V(0.f);
   for (int64_t k = 0; k < K; k++) {
     for (int p = 0; p < P; p++) {
-      const W* from = w + (p * K + k) * kPanel;
+      const W* from = w + (p * rows_of<W>(K) + k) * kPanel;
       __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
       const Pair weights = load_pair(from);
       for (int m = 0; m < M; m++) {
@@ -67,6 +94,10 @@ inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
     for (int m = 0; m < M; m++)
       for (int half = 0; half < 2; half++) {
         const int64_t first = p * kPanel + half * kLanes;
+        if constexpr (std::is_same_v<W, int8_t>) {
+          const W* scales = w + (p * rows_of<W>(K) + K) * kPanel + half * kLanes * sizeof(float);
+          sums[p][m][half] = sums[p][m][half] * V::loadu(scales);
+        }
         store(sums[p][m][half], to.y + m * to.stride + first, to.bias ? to.bias + first : nullptr,
               to.outputs - first);
       }
@@ -79,7 +110,7 @@ template <int M, typename W>
 void tokens(const float* x, const W* w, int64_t K, Target to, int64_t panels) {
   constexpr int P = panels_of(M);
   auto next = [&](int count) {
-    w += count * K * kPanel;
+    w += count * rows_of<W>(K) * kPanel;
     to.y += count * kPanel;
     if (to.bias) to.bias += count * kPanel;
     to.outputs -= count * kPanel;
@@ -119,7 +150,7 @@ void multiply_panels(int64_t M, const float* x, const W* w, int64_t K, Target to
       const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
       Target part{to.y + first * to.stride + p * kPanel, to.stride,
                   to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
-      tokens_of(last - first, x + first * K, w + p * K * kPanel, K, part, 1);
+      tokens_of(last - first, x + first * K, w + p * rows_of<W>(K) * kPanel, K, part, 1);
     }
   }
 }
