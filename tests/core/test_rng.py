@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import Role, Stream, row_keys
-from outrider.core.rng import fold, mix
+from outrider.core.rng import as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
 
@@ -135,3 +135,21 @@ def test_children_are_independent(vary):
     u, v = (s.uniform(Role.DRAFT, 1)[:, 0] for s in (one, other))
     counts = torch.bincount((u * 8).long() * 8 + (v * 8).long(), minlength=64)
     assert chi2_p_value(counts, torch.ones(64)) > 1e-6
+
+
+@pytest.mark.parametrize(("num", "first"), [(1, 0), (5, 0), (3, 13), (2, 15), (40, 0), (3, 100)])
+@pytest.mark.parametrize("role", list(Role))
+def test_numbers_made_together_are_those_of_their_own_keys(role, num, first):
+    """Ahead or not, by numpy or by torch: the bits of their counter, to the last one."""
+    rows = stream([7, -8, 2**63], [1, 2, 3], [10, 0, 2**40])
+    key_B1 = fold(rows.key_B, rows.position_B)[:, None]
+    counter_R = torch.arange(first, first + num) + (int(role) << 40)
+    assert torch.equal(rows.uniform(role, num, first), as_uniform(fold(key_B1, counter_R)))
+    assert torch.equal(rows.bits(role, torch.arange(first, first + num)), fold(key_B1, counter_R))
+
+
+def test_a_child_is_keyed_by_its_number():
+    rows = stream([7, -8], [1, 2], [10, 0])
+    for number in (0, 3):
+        expected_B1 = rows.bits(Role.INNER, torch.tensor([number]))
+        assert torch.equal(rows.child(number).key_B, expected_B1[:, 0])
