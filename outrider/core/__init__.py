@@ -1,9 +1,10 @@
 """The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
+from outrider.core.chain import counting, straight
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
-from outrider.core.draw import draw
+from outrider.core.draw import best, draw
 from outrider.core.errors import OutriderError
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
@@ -20,6 +21,7 @@ from outrider.core.protocols import (
 from outrider.core.race import noise, race
 from outrider.core.rng import Role, Stream, row_keys
 from outrider.core.round import Round, check_compatible, run_round
+from outrider.core.transfer import moved
 from outrider.core.walk import (
     ClosedForm,
     NodeRule,
@@ -57,10 +59,13 @@ __all__ = [
     "Verdict",
     "Verifier",
     "at_node",
+    "best",
     "candidates_equal",
     "check_compatible",
+    "counting",
     "draw",
     "match",
+    "moved",
     "noise",
     "output_law",
     "path_to",
@@ -68,6 +73,7 @@ __all__ = [
     "require_chain",
     "row_keys",
     "run_round",
+    "straight",
     "walk",
     "walk_chain",
     "walk_tree",

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from outrider.core.chain import straight
 from outrider.core.columns import Columns
 
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
@@ -55,32 +56,41 @@ class Draft:
     def chain(
         cls,
         tokens_BN: Tensor,
-        mask_BN: Tensor,
+        mask_BN: Tensor | None,
         probs_BNV: Tensor | None,
         drawn: Drawn,
         logits_BNV: Tensor | None = None,
         step_probs_BN: Tensor | None = None,
     ) -> "Draft":
-        """A batch of chains: node i follows node i-1. Shapes as in the class."""
-        parents_BN = torch.arange(-1, tokens_BN.shape[1] - 1, device=tokens_BN.device)
-        parents_BN = parents_BN.expand_as(tokens_BN)
+        """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
+        all nodes exist."""
+        full = straight(*tokens_BN.shape, tokens_BN.device)
+        mask_BN = full.mask_BN if mask_BN is None else mask_BN
         return cls(
-            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
+            tokens_BN, full.parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
         )
 
     @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":
         """The empty draft: plain decoding is a round with this."""
-        tokens_BN = root_B[:, None]
-        return cls.chain(tokens_BN, torch.ones_like(tokens_BN, dtype=torch.bool), None, "chosen")
+        return cls.chain(root_B[:, None], None, None, "chosen")
 
     @property
     def num_nodes(self) -> int:
         return self.tokens_BN.shape[1]
 
     @cached_property
+    def is_full(self) -> bool:
+        """Whether it is a chain all of whose nodes are known to exist, without a look at the
+        device: its mask is the one that such chains share."""
+        shared = straight(*self.tokens_BN.shape, self.tokens_BN.device)
+        return self.is_chain and self.mask_BN is shared.mask_BN
+
+    @cached_property
     def num_drafted_B(self) -> Tensor:
         """Drafted tokens per row, root excluded."""
+        if self.is_full:
+            return straight(*self.tokens_BN.shape, self.tokens_BN.device).num_drafted_B
         return self.mask_BN.sum(1) - 1
 
     @cached_property
@@ -103,9 +113,7 @@ class Draft:
     def depth_BN(self) -> Tensor:
         """Edges between each node and the root."""
         if self.is_chain:
-            return torch.arange(self.num_nodes, device=self.tokens_BN.device).expand_as(
-                self.tokens_BN
-            )
+            return straight(*self.tokens_BN.shape, self.tokens_BN.device).depth_BN
         return self.ancestors_BNN.sum(2) - 1
 
     @property
@@ -148,6 +156,10 @@ class Verdict:
 
     def emitted(self, draft: Draft) -> Tensor:
         """Tokens emitted this round, shape (B, D+1); row b's first ``num_accepted + 1`` count."""
-        tokens_BD = draft.tokens_BN.gather(1, self.path_BD)
-        emitted_BK = torch.cat([tokens_BD, self.next_token_B[:, None]], 1)
-        return emitted_BK.scatter(1, self.num_accepted_B[:, None], self.next_token_B[:, None])
+        if draft.is_chain:  # one path, whatever was accepted of it
+            tokens_BD = draft.tokens_BN[:, 1:]
+        else:
+            tokens_BD = draft.tokens_BN.gather(1, self.path_BD)
+        next_B1 = self.next_token_B[:, None]
+        emitted_BK = torch.cat([tokens_BD, next_B1], 1)
+        return emitted_BK.scatter_(1, self.num_accepted_B[:, None], next_B1)

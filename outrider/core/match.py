@@ -6,6 +6,7 @@ Legend: B rows, N nodes, D candidates (N-1).
 import torch
 from torch import Tensor
 
+from outrider.core.chain import straight
 from outrider.core.draft import Draft, Verdict
 from outrider.core.walk import path_to
 
@@ -18,11 +19,12 @@ def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
         fits_BD: whether candidate i+1 fits behind its parent.
         next_BN: the token to emit if the path ends at that node.
     """
-    parents_BD = draft.parents_BN[:, 1:]
-    fits_BD = fits_BD & draft.mask_BN[:, 1:]
+    if not draft.is_full:
+        fits_BD = fits_BD & draft.mask_BN[:, 1:]
     if draft.is_chain:
-        node_B = fits_BD.long().cumprod(1).sum(1)
-        return Verdict(parents_BD + 1, node_B, next_BN.gather(1, node_B[:, None])[:, 0])
+        path_BD = straight(*draft.tokens_BN.shape, draft.tokens_BN.device).path_BD
+        node_B = fits_BD.cumprod(1).sum(1)
+        return Verdict(path_BD, node_B, next_BN.gather(1, node_B[:, None])[:, 0])
     node_B = _deepest(draft, fits_BD)
     num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     return Verdict(path_to(draft, node_B), num_accepted_B, next_BN.gather(1, node_B[:, None])[:, 0])
@@ -30,6 +32,8 @@ def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
 
 def candidates_equal(draft: Draft, pick_BN: Tensor) -> Tensor:
     """Whether each candidate is the token picked at its parent, shape (B, D)."""
+    if draft.is_chain:
+        return pick_BN[:, :-1] == draft.tokens_BN[:, 1:]
     return pick_BN.gather(1, draft.parents_BN[:, 1:]) == draft.tokens_BN[:, 1:]
 
 

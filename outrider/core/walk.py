@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.core.chain import counting, straight
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
@@ -85,7 +86,9 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     x_BD = draft.tokens_BN[:, 1:]
     q_BDV = None if draft.probs_BNV is None else draft.probs_BNV[:, :-1]
     accepted_BD = rule.accept(p_BNV[:, :-1], q_BDV, x_BD, rng.uniform(Role.ACCEPT, D))
-    num_accepted_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
+    if not draft.is_full:
+        accepted_BD = accepted_BD & draft.mask_BN[:, 1:]
+    num_accepted_B = accepted_BD.cumprod(1).sum(1)
 
     p_BV = at_node(p_BNV, num_accepted_B)
     stop_B = num_accepted_B.clamp(max=D - 1)
@@ -94,7 +97,7 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     refused_B = num_accepted_B < draft.num_drafted_B
     from_left_B = refused_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
     law_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
-    path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, D)
+    path_BD = straight(B, N, p_BNV.device).path_BD
     return Verdict(path_BD, num_accepted_B, draw(law_BV, u_next_B))
 
 
@@ -148,8 +151,8 @@ def path_to(draft: Draft, node_B: Tensor) -> Tensor:
 def at_node(law_BNV: Tensor, node_B: Tensor) -> Tensor:
     """The law at one node of each row, (B, V)."""
     B, N, _ = law_BNV.shape
-    rows_B = torch.arange(0, B * N, N, device=law_BNV.device)
-    return law_BNV.flatten(0, 1).index_select(0, rows_B + node_B)
+    place_B = node_B if B == 1 else node_B + counting(B, law_BNV.device, N)
+    return law_BNV.flatten(0, 1).index_select(0, place_B)
 
 
 def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ Legend: B rows, N nodes (node 0 is the root), K tokens unread.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import count
 from operator import eq
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft
+from outrider.core import Budget, Context, Draft, counting, moved
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 _ABSENT = 1 << 30
@@ -100,8 +99,7 @@ class HostState(Generic[R]):
 
     def tensor(self, table: "Table | np.ndarray[Any, np.dtype[np.bool_]]") -> Tensor:
         """A table of the host's as a tensor where the context is."""
-        tensor = torch.from_numpy(table)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device)
+        return moved(torch.from_numpy(table), self._device)
 
     def _unread(self) -> list[list[int]]:
         """The tokens of each row behind those that were read."""
@@ -121,14 +119,15 @@ def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -
     """Chosen chains, one list of tokens per row; the rows' own budgets cut them."""
     N = 1 + max(map(len, found))
     device = state.context.device
-    parents_BN, mask_BN = _rectangle(len(found), N, device)
+    mask_BN = None
     if any(len(tokens) + 1 < N for tokens in found):
         end_B = np.array([len(tokens) for tokens in found])
         mask_BN = state.tensor(np.arange(N) <= end_B[:, None])
     if budget.tokens_B is not None:
-        mask_BN = mask_BN & (torch.arange(N, device=device) <= budget.tokens_B[:, None])
+        within_BN = counting(N, device) <= budget.tokens_B[:, None]
+        mask_BN = within_BN if mask_BN is None else mask_BN & within_BN
     tokens_BN = state.tensor(_table(state.last, found, N))
-    return Draft(tokens_BN, parents_BN, mask_BN, None, "chosen", is_chain=True)
+    return Draft.chain(tokens_BN, mask_BN, None, "chosen")
 
 
 class Tree(NamedTuple):
@@ -187,10 +186,3 @@ def _table(first: Sequence[int], rest: Sequence[Sequence[int]], N: int, absent: 
         flat.extend(numbers)
         flat.extend([absent] * (N - 1 - len(numbers)))
     return np.array(flat).reshape(len(rest), N)
-
-
-@lru_cache(maxsize=256)
-def _rectangle(B: int, N: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parents and mask of B full chains. Kept, since making them costs more than looking up."""
-    node_N = torch.arange(-1, N - 1, device=device)
-    return node_N.expand(B, N), torch.ones(B, N, dtype=torch.bool, device=device)

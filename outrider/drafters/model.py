@@ -28,6 +28,8 @@ from outrider.core import (
     Scores,
     Stream,
     Verdict,
+    best,
+    counting,
 )
 from outrider.drafters.pick import INDEPENDENT, Picker
 from outrider.drafters.stop import Confidence, Stop
@@ -119,18 +121,22 @@ class ModelBacked:
         cache = state.cache
         lacking = [n - c for n, c in zip(context.lengths, cache.lengths, strict=True)]
         K = max(lacking)
-        column_K = torch.arange(K, device=context.device)
-        place_BK = (cache.length_B[:, None] + column_K).clamp(max=context.tokens_BT.shape[1] - 1)
-        tokens_BK = context.tokens_BT.gather(1, place_BK)
+        if context.is_even and min(lacking) == K:
+            tokens_BK = context.tokens_BT[:, cache.lengths[0] : context.lengths[0]]
+        else:
+            place_BK = cache.length_B[:, None] + counting(K, context.device)
+            place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
+            tokens_BK = context.tokens_BT.gather(1, place_BK)
         if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
             tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
         logits_BKV = self.model.extend(cache, tokens_BK)
+        first_B = cache.length_B
         state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, 0
         state.open = True
         cache.length_B, cache.lengths = context.length_B, list(context.lengths)
         if min(lacking) == K:
             return logits_BKV[:, -1]
-        last_B = (context.length_B - place_BK[:, 0] - 1)[:, None, None]
+        last_B = (context.length_B - first_B - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
@@ -181,9 +187,8 @@ class ModelDrafter(ModelBacked):
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         γ, greedy = budget.max_tokens, context.law.greedy
-        going_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
-        survival_B = torch.ones((), device=context.device)
-        tokens, exists, rows = [context.root_B], [going_B], []
+        tokens, rows = [context.root_B], []
+        going = None if self.stop is None else _Going(self.stop, context)
         pick = _argmax if greedy else self._picker.start(rng, γ)
         for i in range(γ):
             logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
@@ -191,18 +196,18 @@ class ModelDrafter(ModelBacked):
             x_B = pick(row_BV, i)
             tokens.append(x_B)
             rows.append(row_BV)
-            exists.append(going_B if budget.tokens_B is None else going_B & (budget.tokens_B > i))
-            if self.stop is not None:
+            if going is not None:
                 q_BV = row_BV.softmax(-1) if greedy else row_BV
-                q_B = q_BV.gather(1, x_B[:, None])[:, 0]
-                survival_B = survival_B * q_B
-                going_B = going_B & self.stop.goes_on(q_B, survival_B)
-                if not bool(going_B.any()):
+                if not going.on(q_BV.gather(1, x_B[:, None])[:, 0]):
                     break
+        mask_BN = None if going is None else torch.stack(going.exists[: len(tokens)], 1)
+        if budget.tokens_B is not None:
+            within_BN = counting(len(tokens), context.device) <= budget.tokens_B[:, None]
+            mask_BN = within_BN if mask_BN is None else mask_BN & within_BN
         drawn: Drawn = "chosen" if greedy or not γ else self.drawn
         return Draft.chain(
             torch.stack(tokens, 1),
-            torch.stack(exists, 1),
+            mask_BN,
             _with_last(rows) if drawn == "iid" else None,
             drawn,
             _with_last(rows) if greedy and γ and self.keep_logits else None,
@@ -215,8 +220,30 @@ class ModelDrafter(ModelBacked):
         return (law.logits if law.greedy else law)(logits_B1V, prefix)[:, 0]
 
 
+class _Going:
+    """Which rows of a draft go on.
+
+    Attributes:
+        exists: whether each node so far exists, and the next one, by node (B,).
+    """
+
+    def __init__(self, stop: Stop, context: Context) -> None:
+        self._stop = stop
+        self._survival_B = torch.ones((), device=context.device)
+        everywhere_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
+        self.exists = [everywhere_B, everywhere_B]
+
+    def on(self, q_B: Tensor) -> bool:
+        """Takes the draft's probabilities of the tokens drafted last; whether any row goes on. A
+        look at the device, which on a GPU too costs less than the passes that it saves."""
+        self._survival_B = self._survival_B * q_B
+        going_B = self.exists[-1] & self._stop.goes_on(q_B, self._survival_B)
+        self.exists.append(going_B)
+        return bool(going_B.any())
+
+
 def _argmax(row_BV: Tensor, i: int) -> Tensor:
-    return row_BV.argmax(-1)
+    return best(row_BV)
 
 
 def _with_last(rows: list[Tensor]) -> Tensor:
@@ -227,6 +254,8 @@ def _with_last(rows: list[Tensor]) -> Tensor:
 def fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:
     """Cut or padded to the target's width; padding is never drawn."""
     missing = num_tokens - logits_BV.shape[-1]
-    if missing <= 0:
+    if missing == 0:
+        return logits_BV
+    if missing < 0:
         return logits_BV[..., :num_tokens]
     return torch.nn.functional.pad(logits_BV, (0, missing), value=-torch.inf)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.core import Budget
+from outrider.core import Budget, moved
 from outrider.core.errors import InvalidParameterError
 
 NUM_SPECULATIVE_TOKENS = 5
@@ -26,7 +26,7 @@ def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device)
     most = max(tokens)
     if min(tokens) == most:
         return Budget(most)
-    return Budget(most, torch.tensor(tokens, device=device))
+    return Budget(most, moved(torch.tensor(tokens), device))
 
 
 def check_speculative_tokens(number: int | None) -> None:

@@ -50,27 +50,25 @@ class Logprobs:
         top = logprobs_BKV.topk(min(max(numbers), V), dim=-1)
         return cls(chosen_BK, top.values, top.indices)
 
-    def columns(self) -> list[Tensor]:
-        """All numbers as columns (B,) for the round's one transfer."""
+    def blocks(self) -> list[Tensor]:
+        """All numbers as blocks (B, ·) for the round's one look at the device."""
         if self.chosen_BK is None:
             return []
-        columns = list(self.chosen_BK.unbind(1))
-        if self.top_BKC is not None and self.top_ids_BKC is not None:
-            columns += [*self.top_BKC.flatten(1).unbind(1), *self.top_ids_BKC.flatten(1).unbind(1)]
-        return columns
+        if self.top_BKC is None or self.top_ids_BKC is None:
+            return [self.chosen_BK]
+        return [self.chosen_BK, self.top_BKC.flatten(1), self.top_ids_BKC.flatten(1)]
 
     def read(
-        self, line: list[float], num_emitted: int, wanted: int | None
+        self, line: Sequence[list[float]], num_emitted: int, wanted: int | None
     ) -> tuple[list[float], list[TopLogprobs]]:
-        """One row's share of the transferred columns."""
+        """One row's share of the blocks."""
         if wanted is None or self.chosen_BK is None:
             return [], []
-        K = self.chosen_BK.shape[1]
-        chosen = line[:num_emitted]
+        chosen = line[0][:num_emitted]
         if wanted == 0 or self.top_BKC is None:
             return chosen, []
         C = self.top_BKC.shape[2]
-        values, ids = line[K : K + K * C], line[K + K * C : K + 2 * K * C]
+        _, values, ids = line
         return chosen, [
             TopLogprobs(
                 tuple(int(i) for i in ids[k * C : k * C + wanted]),

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from outrider.engine.stats import Counts, Stats
+from outrider.engine.counts import Counts
+from outrider.engine.stats import Stats
 from outrider.engine.stop import Ending
 from outrider.sampling import Sampling
 

@@ -15,14 +15,13 @@ from torch import Tensor
 from outrider.core import Budget, Context, Drafter, Round, Verifier, run_round
 from outrider.engine.admission import Booking, Memory
 from outrider.engine.budget import plan
+from outrider.engine.counts import count_columns, read_counts
 from outrider.engine.logprobs import Logprobs
+from outrider.engine.reading import read
 from outrider.engine.realised import per_place, realised
 from outrider.engine.request import Event, Request, Row
-from outrider.engine.stats import Counts, depth, overlap, refused
 from outrider.models import HFModel
 from outrider.sampling import Warp
-
-_COUNTS = 5  # columns of the table that say what a round did to a row
 
 
 class Slots:
@@ -97,6 +96,8 @@ class Slots:
             self._drafter.join(self._state, state)
             self._context.join(context)
             self._context.law = self._warp(self.rows)
+        if self._target.device.type == "cuda":  # a round ends with a look at the device instead
+            torch.cuda.synchronize(self._target.device)
         self._charge(began)
 
     @torch.inference_mode()
@@ -161,38 +162,27 @@ class Slots:
     ) -> list[tuple[Row, Event]]:
         """The round's one look at the device; hands each row its tokens."""
         assert self._context is not None
-        K = turn.emitted_BK.shape[1]
-        strayed = [] if strayed_BDM is None else strayed_BDM.flatten(1).unbind(1)
-        M = K + len(strayed)
         models = (self._target, *self._draft_models)
         sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
-        columns = [
-            turn.verdict.num_accepted_B,
-            turn.draft.num_drafted_B,
-            depth(turn.draft),
-            refused(turn),
-            overlap(turn),
-            *(s for _, s in sums),
-            *turn.emitted_BK.unbind(1),
-            *strayed,
-            *logprobs.columns(),
-        ]
-        table = _stack(columns).tolist()
+        counts = count_columns(turn)
+        strayed = [] if strayed_BDM is None else [strayed_BDM.flatten(1)]
+        own = [*counts, *(s for _, s in sums), turn.emitted_BK, *strayed]
+        lines = read([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
-        self._context.advance([int(line[0]) + 1 for line in table])
+        self._context.advance([int(line[0][0]) + 1 for line in lines])
         events = []
-        for row, start, line in zip(self.rows, starts, table, strict=True):
-            for (model, _), total in zip(sums, line[_COUNTS:], strict=False):
+        for row, start, line in zip(self.rows, starts, lines, strict=True):
+            numbers = [number for (number,) in line[: len(counts) + len(sums)]]
+            for (model, _), total in zip(sums, numbers[len(counts) :], strict=True):
                 if total - total != 0:
                     raise model.non_finite(start)
-            num_emitted = int(line[0]) + 1
-            rest = line[_COUNTS + len(sums) :]
-            tokens = [int(token) for token in rest[:num_emitted]]
-            chosen, best = logprobs.read(rest[M:], num_emitted, row.request.sampling.logprobs)
-            counts = Counts(
-                int(line[1]), int(line[2]), bool(line[3]), line[4], per_place(rest[K:M])
-            )
-            events.append((row, row.take(tokens, counts, chosen, best)))
+            emitted = line[len(numbers)]
+            tokens = [int(token) for token in emitted[: int(numbers[0]) + 1]]
+            wanted = row.request.sampling.logprobs
+            chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
+            places = per_place(line[len(own) - 1]) if strayed else ()
+            done = read_counts(turn, numbers[: len(counts)], places)
+            events.append((row, row.take(tokens, done, chosen, best)))
         return events
 
     def _clock(self) -> tuple[float, float, float]:
@@ -200,9 +190,7 @@ class Slots:
         return time.perf_counter(), draft, self._target.watch.seconds()
 
     def _charge(self, began: tuple[float, float, float]) -> None:
-        """Shares the seconds since ``began`` among the rows."""
-        if self._target.device.type == "cuda":
-            torch.cuda.synchronize(self._target.device)
+        """Shares the seconds since ``began`` among the rows; the device must be done."""
         total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
         share = 1 / len(self.rows)
         for row in self.rows:
@@ -212,11 +200,6 @@ class Slots:
 def models_of(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
     """The models that a drafter runs, of which it need not say anything if there are none."""
     return tuple(getattr(drafter, "models", ()))
-
-
-def _stack(columns: list[Tensor]) -> Tensor:
-    dtype = torch.float32 if columns[0].device.type == "mps" else torch.float64
-    return torch.stack([column.to(dtype) for column in columns], 1)
 
 
 def _compacted(stays: list[bool]) -> list[int]:

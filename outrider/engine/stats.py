@@ -6,40 +6,16 @@ over drafted tokens; the *acceptance length* is emitted tokens per target pass, 
 
 A lossy rule emits tokens from a law π of its own. How far it strays from the target's p is summed
 over the places of a text: both KL divergences of texts are the sums of those of their tokens.
-
-Legend: B rows, N nodes, D drafted tokens of a chain (N-1), V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
-import torch
-from torch import Tensor
-
-from outrider.core import Draft, Round
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What one round did to a row, whatever of it ends up in the text.
-
-    Attributes:
-        drafted: drafted tokens; of a tree, all its nodes.
-        depth: of these, the most along one path.
-        refused: whether something was drafted behind the last accepted token, and refused.
-        overlap: see :func:`overlap`.
-        strayed: KL(p‖π), KL(π‖p) and total variation at each drafted place, where measured.
-    """
-
-    drafted: int
-    depth: int
-    refused: bool
-    overlap: float
-    strayed: Sequence[tuple[float, float, float]] = ()
+from outrider.engine.counts import Counts
 
 
 @dataclass
@@ -207,50 +183,6 @@ class Stats:
                 else:
                     setattr(total, each.name, mine + theirs)
         return total
-
-
-def depth(draft: Draft) -> Tensor:
-    """Drafted tokens along the longest path, shape (B,)."""
-    if draft.is_chain:
-        return draft.num_drafted_B
-    return torch.where(draft.mask_BN, draft.depth_BN, 0).amax(1)
-
-
-def refused(turn: Round) -> Tensor:
-    """Whether something was drafted behind the last accepted token and refused, shape (B,).
-
-    A token that a search found and that is emitted all the same was not.
-    """
-    draft, verdict = turn.draft, turn.verdict
-    num_accepted_B = verdict.num_accepted_B
-    if draft.is_chain:
-        last_B = num_accepted_B
-    else:
-        path_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
-        last_B = path_BN.gather(1, num_accepted_B[:, None])[:, 0]
-    child_BN = draft.mask_BN & (draft.parents_BN == last_B[:, None])
-    if draft.drawn == "searched":
-        child_BN = child_BN & (draft.tokens_BN != verdict.next_token_B[:, None])
-    return child_BN.any(1)
-
-
-def overlap(turn: Round) -> Tensor:
-    """Sum over a round's verified positions of an unbiased estimate of Σ min(p, q), shape (B,).
-
-    min(1, p(x)/q(x)) at the drafted token has that mean under x ~ q. It costs two gathers where
-    the sum over the vocabulary would cost a pass over both laws. Where no laws were computed
-    (greedy), and for trees, it is 1 for accepted tokens and 0 where all were refused.
-    """
-    draft, num_accepted_B = turn.draft, turn.verdict.num_accepted_B
-    if turn.judged_by_logits or not draft.is_chain or draft.num_nodes == 1:
-        return num_accepted_B.double()
-    x_BD1 = draft.tokens_BN[:, 1:, None]
-    ratio_BD = turn.p_BNV[:, :-1].gather(2, x_BD1)[..., 0]
-    if draft.probs_BNV is not None:
-        ratio_BD = (ratio_BD / draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0]).clamp(max=1)
-    depth_D = torch.arange(draft.num_nodes - 1, device=ratio_BD.device)
-    verified_BD = (depth_D <= num_accepted_B[:, None]) & draft.mask_BN[:, 1:]
-    return torch.where(verified_BD, ratio_BD, 0.0).sum(1).double()
 
 
 def _finite(x: float) -> float | str:

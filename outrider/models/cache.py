@@ -60,8 +60,9 @@ class SlabCache(Cache):
             plan.allowance.caches.add(self)
         self.span = 0
         self._start: int | None = 0
-        self._slots_BN = torch.zeros(0)
-        self._rows_B1 = torch.zeros(0)
+        self._first = self._num_columns = 0
+        self._places: tuple[Tensor, Tensor] | None = None
+        self._room = (0, 0)
 
     @property
     def num_rows(self) -> int:
@@ -80,14 +81,10 @@ class SlabCache(Cache):
     def begin(self, num_columns: int, first: int = 0) -> None:
         """Says that the next pass writes ``num_columns`` nodes behind the committed slots, from
         the ``first``-th slot there on."""
-        self.span = max(self.lengths) + first + num_columns
-        uniform = min(self.lengths) == max(self.lengths)
-        self._start = self.lengths[0] + first if uniform else None
-        if not uniform:
-            device = self.length_B.device
-            columns_N = torch.arange(first, first + num_columns, device=device)
-            self._slots_BN = self.length_B[:, None] + columns_N
-            self._rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
+        longest = max(self.lengths)
+        self.span = longest + first + num_columns
+        self._start = longest + first if min(self.lengths) == longest else None
+        self._first, self._num_columns, self._places = first, num_columns, None
 
     def update(
         self,
@@ -116,12 +113,17 @@ class SlabCache(Cache):
         """Grows the slabs to more than the pass that has begun will read, since a graph holds a
         slab that is read whole to be another case; False where there are layers without slabs yet,
         which the pass itself allocates."""
+        rows, slots = self._room
+        if self.num_rows <= rows and self.span < slots:
+            return True
         for side in self._sides:
             for slabs in side:
                 for layer, slab in enumerate(slabs):
                     if slab is None:
                         return False
                     slabs[layer] = self._grown(slab, slab, self.num_rows, self.span + 1)
+        slabs_now = self._slabs()
+        self._room = min(s.shape[0] for s in slabs_now), min(s.shape[2] for s in slabs_now)
         return True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -207,8 +209,18 @@ class SlabCache(Cache):
         if self._start is not None:
             slab[:B, :, self._start : self._start + N] = new_BHNC
         else:
-            slab[self._rows_B1, :, self._slots_BN] = new_BHNC.transpose(1, 2)
+            rows_B1, slots_BN = self._ragged_places()
+            slab[rows_B1, :, slots_BN] = new_BHNC.transpose(1, 2)
         return slab[:B, :, : self.span]
+
+    def _ragged_places(self) -> tuple[Tensor, Tensor]:
+        """Rows and slots of the pass that has begun, made when the first layer asks for them."""
+        if self._places is None:
+            device = self.length_B.device
+            columns_N = torch.arange(self._first, self._first + self._num_columns, device=device)
+            rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
+            self._places = rows_B1, self.length_B[:, None] + columns_N
+        return self._places
 
     def _grown(self, slab: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:
         """A slab of at least this size with the old contents; doubles what is too small."""

@@ -4,12 +4,21 @@ Legend: B rows, M places, V vocabulary, C candidates looked at.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 _FIRST_CANDIDATES = 256
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)
+def column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number per row, (B,). Kept, since parameters stay the same from round to round, and a copy
+    to a GPU would wait for it."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def keep_top_k(z_BMV: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -20,7 +29,7 @@ def keep_top_k(z_BMV: Tensor, top_k: Sequence[int]) -> Tensor:
     if most == 0:
         return torch.ones_like(z_BMV, dtype=torch.bool)
     ranked_BMC = z_BMV.topk(most, dim=-1).values
-    limit_B = torch.tensor(limits, device=z_BMV.device)
+    limit_B = column(tuple(limits), torch.int64, z_BMV.device)
     index_BM1 = (limit_B - 1).clamp(max=most - 1)[:, None, None].expand(*z_BMV.shape[:2], 1)
     keep_BMV = z_BMV >= ranked_BMC.gather(-1, index_BM1)
     return keep_BMV | (limit_B == V)[:, None, None]
@@ -35,8 +44,8 @@ def keep_top_p(p_BMV: Tensor, top_p: Sequence[float], strict: Sequence[bool]) ->
     A row with ``top_p = 1`` keeps all, whatever rounding makes of the sum.
     """
     V = p_BMV.shape[-1]
-    limit_B11 = torch.tensor(top_p, dtype=p_BMV.dtype, device=p_BMV.device)[:, None, None]
-    strict_B11 = torch.tensor(strict, device=p_BMV.device)[:, None, None]
+    limit_B11 = column(tuple(top_p), p_BMV.dtype, p_BMV.device)[:, None, None]
+    strict_B11 = column(tuple(strict), torch.bool, p_BMV.device)[:, None, None]
     off_B11 = limit_B11 >= 1
     num_candidates = min(_FIRST_CANDIDATES, V) if p_BMV.device.type == "cpu" else V
     while True:
@@ -56,5 +65,5 @@ def keep_top_p(p_BMV: Tensor, top_p: Sequence[float], strict: Sequence[bool]) ->
 
 def keep_min_p(p_BMV: Tensor, min_p: Sequence[float]) -> Tensor:
     """Tokens at least ``min_p`` times as probable as the best (Nguyen et al., 2024)."""
-    fraction_B11 = torch.tensor(min_p, dtype=p_BMV.dtype, device=p_BMV.device)[:, None, None]
+    fraction_B11 = column(tuple(min_p), p_BMV.dtype, p_BMV.device)[:, None, None]
     return p_BMV >= fraction_B11 * p_BMV.amax(-1, keepdim=True)

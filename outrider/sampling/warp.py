@@ -14,10 +14,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from outrider.core import Prefix
+from outrider.core import Prefix, best
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
-from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
+from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
 
 
 class Warp:
@@ -45,7 +45,7 @@ class Warp:
         self._penalises = any(s.penalises for s in samplings)
         self._processes = any(s.processors for s in samplings)
         self._scales = any(s.temperature not in (0, 1) for s in samplings)
-        self._temperature_B = self._column([s.temperature or 1.0 for s in samplings])
+        self._temperature = [s.temperature or 1.0 for s in samplings]
         self._greedy_B = torch.tensor([s.greedy for s in samplings], device=device)
         self._top_k = [s.top_k for s in samplings]
         self._top_p = [s.top_p for s in samplings]
@@ -90,7 +90,7 @@ class Warp:
 
     def _truncated(self, z_BMV: Tensor) -> Tensor:
         if self._scales:
-            z_BMV = z_BMV / self._temperature_B.to(z_BMV.dtype)
+            z_BMV = z_BMV / self._column(self._temperature, z_BMV)
         if any(self._top_k):
             z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
         p_BMV = z_BMV.softmax(-1)
@@ -102,15 +102,15 @@ class Warp:
             p_BMV = self._renormalised(p_BMV, keep_min_p(p_BMV, self._min_p), on_B)
         return p_BMV
 
-    def _renormalised(self, p_BMV: Tensor, keep_BMV: Tensor, on_B: Sequence[bool]) -> Tensor:
+    def _renormalised(self, p_BMV: Tensor, keep_BMV: Tensor, on_rows: Sequence[bool]) -> Tensor:
         """The kept part of the law. Rows that are off stay as they are, to the last bit, so that
         no row depends on what its batch-mates ask for."""
         kept_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
         kept_BMV = kept_BMV / kept_BMV.sum(-1, keepdim=True)
-        if all(on_B):
+        if all(on_rows):
             return kept_BMV
-        on_B11 = torch.tensor(on_B, device=self._device)[:, None, None]
-        return torch.where(on_B11, kept_BMV, p_BMV)
+        on_B = column(tuple(on_rows), torch.bool, self._device)
+        return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Repetition counts prompt and output, presence and frequency the output only."""
@@ -120,12 +120,12 @@ class Warp:
         drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
         output_BMV = drafted_BMV + output_BV[:, None]
         seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._column([s.repetition_penalty for s in self.samplings]).to(z_BMV)
+        repetition_B = self._column([s.repetition_penalty for s in self.samplings], z_BMV)
         z_BMV = torch.where(
             seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
         )
-        presence_B = self._column([s.presence_penalty for s in self.samplings]).to(z_BMV)
-        frequency_B = self._column([s.frequency_penalty for s in self.samplings]).to(z_BMV)
+        presence_B = self._column([s.presence_penalty for s in self.samplings], z_BMV)
+        frequency_B = self._column([s.frequency_penalty for s in self.samplings], z_BMV)
         return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
@@ -138,8 +138,9 @@ class Warp:
                     z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
         return z_BMV
 
-    def _column(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=self._dtype, device=self._device)[:, None, None]
+    def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
+        """A number per row, to compute with logits of that dtype."""
+        return column(tuple(values), like.dtype, self._device)[:, None, None]
 
     def _biases(self) -> Tensor:
         bias_BV = torch.zeros(len(self.samplings), self._num_tokens, dtype=self._dtype)
@@ -192,4 +193,4 @@ def _force(z_BMV: Tensor, forced_BF2: Tensor, prefix: Prefix) -> Tensor:
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:
-    return torch.zeros_like(z_BMV).scatter_(-1, z_BMV.argmax(-1, keepdim=True), 1.0)
+    return torch.zeros_like(z_BMV).scatter_(-1, best(z_BMV)[..., None], 1.0)

@@ -23,6 +23,7 @@ from outrider.core import (
     Needs,
     Stream,
     Verdict,
+    best,
     candidates_equal,
     match,
 )
@@ -38,5 +39,5 @@ class Greedy:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        best_BN = p_BNV.argmax(-1)
+        best_BN = best(p_BNV)
         return match(draft, candidates_equal(draft, best_BN), best_BN)

@@ -11,8 +11,8 @@ from torch import Tensor
 from outrider import Result, Sampling, Stats
 from outrider.analysis.divergence import divergences
 from outrider.core import output_law
+from outrider.engine.counts import Counts
 from outrider.engine.realised import is_measurable
-from outrider.engine.stats import Counts
 from outrider.methods import METHODS
 
 TARGET = tiny("llama", 0, dtype=torch.float64)

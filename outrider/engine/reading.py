@@ -1,0 +1,31 @@
+"""The round's one look at the device: every number of it, read together.
+
+Legend: B rows, C columns of a block.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+Line = list[list[float]]
+"""A row's numbers, block by block."""
+
+
+def read(blocks: Sequence[Tensor]) -> list[Line]:
+    """The numbers of each row.
+
+    On a CPU each block is read by itself; elsewhere they become one table first, since every look
+    waits for the device.
+
+    Args:
+        blocks: columns (B,), or several side by side (B, C); of any dtypes.
+    """
+    blocks = [block if block.dim() == 2 else block[:, None] for block in blocks]
+    if blocks[0].device.type == "cpu":
+        return [list(line) for line in zip(*(block.tolist() for block in blocks), strict=True)]
+    dtype = torch.float32 if blocks[0].device.type == "mps" else torch.float64
+    table = torch.cat([block.to(dtype) for block in blocks], 1).tolist()
+    ends = list(accumulate((block.shape[1] for block in blocks), initial=0))
+    return [[line[a:b] for a, b in pairwise(ends)] for line in table]
