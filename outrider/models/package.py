@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from outrider.models.kernels import NarrowLinear
-from outrider.models.kernels.build import cache_folder, kernels_key
+from outrider.models.kernels.build import cache_folder
 from outrider.models.kernels.join import JoinLinears
 
 Graph = Callable[[list[Tensor]], list[Tensor]]
@@ -82,7 +82,7 @@ def made_from(module: nn.Module) -> list[str]:
         transformers.__version__,
         sys.version,
         torch.backends.cpu.get_cpu_capability(),
-        kernels_key() if uses_kernels(module) else "",
+        str((uses_kernels(module), _SHIMS, JoinLinears().uuid())),
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
         str([getattr(each, "widest", None) for each in module.modules()]),

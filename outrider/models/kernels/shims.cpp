@@ -26,8 +26,8 @@ std::vector<at::Tensor> tensors(const AtenTensorHandle* handles, int64_t count) 
 extern "C" {
 
 AOTITorchError aoti_torch_cpu_linear(AtenTensorHandle x, AtenTensorHandle weight,
-                                            const AtenTensorHandle* bias, int64_t outputs,
-                                            int64_t widest, AtenTensorHandle* result) {
+                                     const AtenTensorHandle* bias, int64_t outputs, int64_t widest,
+                                     AtenTensorHandle* result) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     std::optional<at::Tensor> maybe;
     if (bias) maybe = tensor(*bias);
@@ -37,10 +37,10 @@ AOTITorchError aoti_torch_cpu_linear(AtenTensorHandle x, AtenTensorHandle weight
 }
 
 AOTITorchError aoti_torch_cpu_linears(AtenTensorHandle x, const AtenTensorHandle* weights,
-                                             int64_t num_weights, const AtenTensorHandle* biases,
-                                             int64_t num_biases, const int64_t* outputs,
-                                             int64_t num_outputs, int64_t widest,
-                                             AtenTensorHandle* result) {
+                                      int64_t num_weights, const AtenTensorHandle* biases,
+                                      int64_t num_biases, const int64_t* outputs,
+                                      int64_t num_outputs, int64_t widest,
+                                      AtenTensorHandle* result) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     *result = new_tensor_handle(outrider::linears(
         tensor(x), tensors(weights, num_weights), tensors(biases, num_biases),
@@ -49,8 +49,8 @@ AOTITorchError aoti_torch_cpu_linears(AtenTensorHandle x, const AtenTensorHandle
 }
 
 AOTITorchError aoti_torch_cpu_attend(AtenTensorHandle q, AtenTensorHandle k,
-                                            AtenTensorHandle v, AtenTensorHandle mask, double scale,
-                                            AtenTensorHandle* result) {
+                                     AtenTensorHandle v, AtenTensorHandle mask, double scale,
+                                     AtenTensorHandle* result) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     *result = new_tensor_handle(
         outrider::attend(tensor(q), tensor(k), tensor(v), tensor(mask), scale));
