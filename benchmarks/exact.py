@@ -32,7 +32,6 @@ from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling
 from outrider.methods import METHODS
 from outrider.models import HFModel, load_model
-from outrider.models.runtime import warm_up
 from outrider.testing.inflate import Shape, inflate
 
 Compile = Literal["off", "auto", "max"]
@@ -59,12 +58,12 @@ def prompts(num: int) -> list[list[int]]:
 
 
 def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: int) -> Engine:
-    """The pair, with the graphs that it will need."""
+    """The pair."""
     source: str | HFModel = "embedded"
     if target == "inflated":
         small = load_model(outrider.assets.target_path(), dtype=dtype)
         source = HFModel(inflate(small.module, SHAPE), small.tokenizer, "inflated target")
-    engine = outrider.load(
+    return outrider.load(
         source,
         "embedded",
         num_speculative_tokens=γ,
@@ -73,10 +72,6 @@ def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: i
         compile=level,
         exact=exact,
     )
-    assert engine.draft is not None
-    for model in (engine.target, engine.draft) if batch > 1 else ():
-        warm_up(model, 2)
-    return engine
 
 
 def timed(engine: Engine, work: Sequence[Sequence[int]], sampling: Sampling) -> tuple[Any, float]:
