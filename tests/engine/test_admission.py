@@ -13,11 +13,14 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
+from outrider.core import counting, straight
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
+from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
 from outrider.engine.slots import Slots
 from outrider.models import HFModel, SlabCache
 from outrider.models.footprint import Footprint
+from outrider.sampling.truncate import column
 
 LENGTHS = [9, 1, 17, 4, 4, 12, 30, 2, 60]
 SAMPLING = [greedy(n) for n in (18, 25, 6, 30, 12, 21, 40, 3, 50)]
@@ -198,6 +201,8 @@ def test_nothing_stays_behind_as_requests_come_and_go(
     counts = []
     for call in range(12):
         engine.generate(prompts, [Sampling(max_new_tokens=5 + (call + i) % 7) for i in range(5)])
+        for kept in (straight, counting, column, _spread):  # by shape, and bounded
+            kept.cache_clear()
         gc.collect()
         objects = gc.get_objects()
         counts.append(sum(isinstance(each, torch.Tensor | SlabCache) for each in objects))
