@@ -6,13 +6,13 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "share.h"
 #include "vectors.h"
 
 namespace outrider {
@@ -172,8 +172,9 @@ struct Attention {
 
   void run() const {
     const int64_t B = q.size(0), G = k.size(1);
-    const int64_t grain = kGrain / std::max<int64_t>(1, group * S * (C + D));
-    at::parallel_for(0, B * G * N, std::max<int64_t>(1, grain), [&](int64_t task, int64_t end) {
+    const int64_t part = std::clamp<int64_t>(N > 4 ? (N + 1) / 2 : N, 1, kColumns);
+    const int64_t cost = 2 * group * S * (C + D);  // exponentials and all, about twice the products
+    share(B * G * N, part, cost, [&](int64_t task, int64_t end) {
       thread_local Scratch scratch;
       while (task < end) {
         const int64_t n = task % N, count = std::min({kColumns, N - n, end - task});

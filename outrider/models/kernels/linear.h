@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
@@ -10,6 +9,7 @@
 
 #include "packed.h"
 #include "rows.h"
+#include "share.h"
 
 namespace outrider {
 
@@ -40,8 +40,9 @@ void multiply_layer(const Layer& layer, const float* x, int64_t M, int64_t K, in
 inline void multiply(const float* x, const Layers& layers, int64_t M, int64_t K, int64_t N) {
   int64_t panels = 0;
   for (const Layer& layer : layers) panels += layer.panels;
-  const int64_t grain = kGrain / std::max<int64_t>(1, kPanel * K * M);
-  at::parallel_for(0, panels, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+  // parts of whole groups of panels, small enough that no thread waits long for the last
+  const int64_t part = std::max<int64_t>(4, panels / 32 / 4 * 4);
+  share(panels, part, kPanel * K * M, [&](int64_t begin, int64_t end) {
     for (const Layer& layer : layers) {
       const int64_t first = std::max<int64_t>(0, begin), last = std::min(end, layer.panels);
       if (first < last) {

@@ -14,7 +14,6 @@ using V = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = V::size();
 constexpr int64_t kPanel = 2 * kLanes;  // outputs of a layer that are computed at once
 constexpr int64_t kTile = 6;  // tokens whose sums for as many fit the registers
-constexpr int64_t kGrain = 1 << 15;  // multiplications that are worth another thread
 
 inline V load(const float* from) { return V::loadu(from); }
 
