@@ -110,18 +110,17 @@ class SlabCache(Cache):
                     slabs[layer] = self._grown(slabs[layer], like, num_rows, num_slots)
 
     def make_room(self) -> bool:
-        """Grows the slabs to more than the pass that has begun will read, since a graph holds a
-        slab that is read whole to be another case; False where there are layers without slabs yet,
-        which the pass itself allocates."""
+        """Grows the slabs to what the pass that has begun will read, as a graph cannot; False
+        where there are layers without slabs yet, which the pass itself allocates."""
         rows, slots = self._room
-        if self.num_rows <= rows and self.span < slots:
+        if self.num_rows <= rows and self.span <= slots:
             return True
         for side in self._sides:
             for slabs in side:
                 for layer, slab in enumerate(slabs):
                     if slab is None:
                         return False
-                    slabs[layer] = self._grown(slab, slab, self.num_rows, self.span + 1)
+                    slabs[layer] = self._grown(slab, slab, self.num_rows, self.span)
         slabs_now = self._slabs()
         self._room = min(s.shape[0] for s in slabs_now), min(s.shape[2] for s in slabs_now)
         return True
