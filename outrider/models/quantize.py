@@ -10,7 +10,8 @@ of float32. Only weights are quantised:
 torchao rounds the weights. On CUDA its own tensors also multiply; on the CPU they turn the weights
 back into floats at every pass, which is slower than never having quantised, so layers are replaced
 by ones that call torch's packed kernels. Only those for bfloat16 are vectorised, so what enters and
-leaves such a layer is rounded to bfloat16, an eighth of the error of int8 weights.
+leaves such a layer is rounded to bfloat16, an eighth of the error of int8 weights. Our own kernels
+(``models/kernels``), where a model runs with them, take int8 layers over and round nothing.
 
 Token embeddings stay as they are, since a pass reads few of their rows; a head that shares them
 gets weights of its own. The law of a quantised model is its own: as a draft it is the `q` that

@@ -10,7 +10,8 @@
 
 namespace outrider {
 
-// x wᵀ + bias, (…, K) to (…, outputs); for more than `widest` tokens by the library's product.
+// x wᵀ + bias, (…, K) to (…, outputs), for weights (N, K) or packed (three dimensions, packed.h);
+// those that are not packed by the library's product where there are more than `widest` tokens.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest);
 
