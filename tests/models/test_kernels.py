@@ -188,3 +188,17 @@ def test_says_what_the_compiler_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KernelError, match="cannot run"):
         build.compile_kernels(tmp_path / "kernels.so")
     assert not list(tmp_path.glob("*.so"))
+
+
+def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as it was packed, whether it fits what is left of a chunk, a new one, or none."""
+    monkeypatch.setattr("outrider.models.kernels.layers._Pages._CHUNK", 8192)
+    widths = (8, 20, 40, 3, 200)
+    layers = nn.Sequential(*(nn.Linear(32, width) for width in widths))
+    weights = [layer.weight.detach().clone() for layer in layers]
+    use_kernels(layers, compact=True)
+    for layer, weight in zip(layers, weights, strict=True):
+        assert torch.equal(layer.weight, torch.ops.outrider.pack(weight, False))
+        assert layer.weight.data_ptr() % 64 == 0
+    storages = {layer.weight.untyped_storage().data_ptr() for layer in layers}
+    assert 1 < len(storages) < len(widths)

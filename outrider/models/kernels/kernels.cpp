@@ -17,6 +17,7 @@
 
 #include "attend.h"
 #include "linear.h"
+#include "pages.h"
 
 namespace outrider {
 
@@ -102,6 +103,7 @@ TORCH_LIBRARY(outrider, library) {
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
+  library.def("pages(int bytes) -> Tensor", &outrider::pages);
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {

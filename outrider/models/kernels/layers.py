@@ -63,9 +63,10 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         torch.library.register_fake("outrider::linears", _fake_linears)
         torch.library.register_fake("outrider::attend", _fake_attend)
     widest = _ANY if exact else NARROW
+    pages = _Pages()
     for name, layer in module.named_modules():
         if isinstance(layer, Int8Linear):
-            _take_over(layer)
+            _take_over(layer, pages)
         if type(layer) in (nn.Linear, NarrowLinear) and layer.weight.dtype in _DTYPES:
             layer.__class__ = NarrowLinear
             assert isinstance(layer, NarrowLinear)
@@ -74,7 +75,7 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
                 # T5 converts what enters this layer to the dtype of its weight
                 keep_dtype = name.split(".")[-1] == "wo"
                 packed = torch.ops.outrider.pack(layer.weight.detach(), keep_dtype)
-                layer.weight = nn.Parameter(packed, requires_grad=False)
+                layer.weight = pages.parameter(packed)
     config: Any = getattr(module, "config", None)
     if config is None or module.dtype not in _DTYPES:
         return
@@ -82,12 +83,29 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
 
 
-def _take_over(layer: Int8Linear) -> None:
+class _Pages:
+    """Large pages, filled one weight after the other."""
+
+    _CHUNK = 2**25
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def parameter(self, weight: Tensor) -> nn.Parameter:
+        """The same weight, there."""
+        size = -(-weight.nbytes // 64) * 64
+        if size > self._free.numel():
+            self._free = torch.ops.outrider.pages(max(size, self._CHUNK))
+        place, self._free = self._free[: weight.nbytes], self._free[size:]
+        return nn.Parameter(place.view(weight.dtype).view(weight.shape).copy_(weight), False)
+
+
+def _take_over(layer: Int8Linear, pages: _Pages) -> None:
     """Makes a quantised layer one of ours: the same weights, and inputs that are not rounded."""
     packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
     del layer.weight, layer.scale_N
     layer.__class__ = NarrowLinear  # type: ignore[assignment]
-    layer.weight = nn.Parameter(packed, requires_grad=False)
+    layer.weight = pages.parameter(packed)
 
 
 def _attention(widest: int) -> Any:
