@@ -31,7 +31,8 @@ from outrider.models import HFModel, load_model
 from outrider.models.runtime import prepare, warm_up
 from outrider.testing.inflate import Shape, inflate
 
-OUTSIDE_BAR, FLOOR_BAR, FORMULA_BAR = 0.10, 0.75, 0.92
+OUTSIDE_BARS, FLOOR_BARS = (0.10, 0.05), (0.5, 0.75)  # embedded pair, inflated target
+FORMULA_BAR = 0.92
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,16 @@ CASES = {
 
 def bars(case: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
     """What is promised, what was measured, and whether it held."""
-    outside = case["phases"]["outside_passes"]
+    outside, inflated = case["phases"]["outside_passes"], case["about"]["target"] == "inflated"
+    most, least = OUTSIDE_BARS[inflated], FLOOR_BARS[inflated]
     yield (
-        f"at most {OUTSIDE_BAR:.0%} of a round outside both models' passes",
+        f"at most {most:.0%} of a round outside both models' passes",
         f"{outside:.1%}",
-        outside <= OUTSIDE_BAR,
+        outside <= most,
     )
     reached = case["models"]["target"]["floors"]["alone"]["reached"]
-    text = f"a target pass over one token reaches {FLOOR_BAR} of its floor"
-    yield text, f"{reached:.2f}", reached >= FLOOR_BAR
+    text = f"a target pass over one token reaches {least} of its floor"
+    yield text, f"{reached:.2f}", reached >= least
     for key, name in (("by_alpha", "α"), ("by_tokens", "the measured tokens per round")):
         share = case["speedup"][f"reached_{key}"]
         text = f"the speed-up reaches {FORMULA_BAR} of the formula's with {name}"

@@ -10,8 +10,9 @@ draft in the next round, which biases rules whose early decisions depend on late
 block verification.) A rule that wants noise tied to the token's own position asks for it with
 :meth:`Stream.at`.
 
-A round asks for a few numbers of several roles. They are made together, when the first of them is
-asked for, and on a CPU by numpy, to which a small array is a fifth of the work that it is to torch.
+A round asks for a few numbers of several roles. Those of a few rows are made together, when the
+first of them is asked for, and on a CPU by numpy, to which a small array is a fifth of the work
+that it is to torch.
 
 Legend: B rows, R numbers per row.
 """
@@ -29,7 +30,7 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-_AHEAD = 16  # numbers of each role that are made together
+_AHEAD, _FEW = 16, 64  # numbers of each role that are made together, and for how many rows at most
 _ROLE_SHIFT = 40
 
 Words = Any
@@ -116,7 +117,7 @@ class Stream:
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
-        if role not in _TOGETHER or first + num > _AHEAD:
+        if role not in _TOGETHER or first + num > _AHEAD or self.key_B.shape[0] > _FEW:
             return self._uniform((role,), num, first)
         first += _AHEAD * _TOGETHER.index(role)
         return self._ahead_BR[:, first : first + num]
