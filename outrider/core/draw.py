@@ -32,7 +32,7 @@ def draw(weights_BV: Tensor, u_B: Tensor) -> Tensor:
     if V < _LARGE:
         return _within(weights_BV, u_B)
     whole = V - V % _S
-    sums_BG = weights_BV[:, :whole].reshape(len(weights_BV), -1, _S).sum(-1)
+    sums_BG = weights_BV[:, :whole].reshape(weights_BV.shape[0], -1, _S).sum(-1)
     if whole < V:
         sums_BG = torch.cat([sums_BG, weights_BV[:, whole:].sum(-1, keepdim=True)], 1)
     cdf_BG = sums_BG.cumsum(-1, dtype=_wide(weights_BV))

@@ -119,16 +119,10 @@ class ModelBacked:
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Feeds the committed tokens that the cache lacks; logits behind the last one, (B, V)."""
         cache = state.cache
-        lacking = [n - c for n, c in zip(context.lengths, cache.lengths, strict=True)]
+        lacking = self._lacking(state, context)
         K = max(lacking)
-        if context.is_even and min(lacking) == K:
-            tokens_BK = context.tokens_BT[:, cache.lengths[0] : context.lengths[0]]
-        else:
-            place_BK = cache.length_B[:, None] + counting(K, context.device)
-            place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
-            tokens_BK = context.tokens_BT.gather(1, place_BK)
-        if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
-            tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
+        tokens_BK = self._uncached(state, context, K)
+        first_B = cache.length_B
         logits_BKV = self.model.extend(cache, tokens_BK)
         first_B = cache.length_B
         state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, 0
@@ -138,6 +132,23 @@ class ModelBacked:
             return logits_BKV[:, -1]
         last_B = (context.length_B - first_B - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
+
+    def _lacking(self, state: ModelState, context: Context) -> list[int]:
+        """How many committed tokens of each row the cache has not seen."""
+        return [n - c for n, c in zip(context.lengths, state.cache.lengths, strict=True)]
+
+    def _uncached(self, state: ModelState, context: Context, K: int) -> Tensor:
+        """K tokens from the first one on that the cache lacks, (B, K)."""
+        cache = state.cache
+        if context.is_even and min(cache.lengths) == max(cache.lengths):
+            tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
+        else:
+            place_BK = cache.length_B[:, None] + counting(K, context.device)
+            place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
+            tokens_BK = context.tokens_BT.gather(1, place_BK)
+        if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
+            tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
+        return tokens_BK
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
         """Feeds one drafted token per row; logits behind it, (B, V)."""

@@ -15,6 +15,7 @@ from outrider.core.errors import (
 )
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
+from outrider.drafters.whole import WholeDrafter
 from outrider.engine.admission import STRETCH, Memory, parse_bytes
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
@@ -123,6 +124,8 @@ class Engine:
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
+        if isinstance(self.drafter, WholeDrafter):
+            self.drafter.num_whole = num_speculative_tokens
         self.eos_ids = eos_ids(target)
         self._memory = None
         if allowance is not None:

@@ -139,5 +139,5 @@ def load(
     for each in (engine.target, *models_of(engine.drafter)):
         if each.compiled is not None and report is not None:
             report(f"compiling {each.name} (kept for the next time)")
-        warm_up(each)
+        warm_up(each, getattr(engine.drafter, "num_whole", 0) if each is engine.draft else 0)
     return engine

@@ -1,6 +1,7 @@
 """Methods that draft one chain with a draft model, and plain decoding."""
 
 from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
+from outrider.drafters.whole import WholeDrafter
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import (
     Bild,
@@ -26,7 +27,7 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 
 def _chain(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
+    return WholeDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:

@@ -11,7 +11,9 @@ Legend: B rows, N columns of a pass, S slots, D depth, H heads, C width of a hea
 
 import math
 import os
+import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -282,9 +284,15 @@ def _free_bytes(device: torch.device) -> int:
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "cpu" and hasattr(os, "sysconf"):
-        try:
-            with open("/proc/meminfo") as lines:
-                return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
-        except (OSError, StopIteration):
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return _available(int(20 * time.monotonic()))
     return 2**62
+
+
+@lru_cache(maxsize=1)
+def _available(moment: int) -> int:
+    """Memory that is to be had, asked for once a moment: growing slabs ask for each layer."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

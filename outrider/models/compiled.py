@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.models.cache import SlabCache
+from outrider.models.drafted import GreedyDraft, SampledDraft
 from outrider.models.package import Graph, packaged
 from outrider.models.traced import ChainPass, Slabs, TreePass, trace
 
@@ -64,20 +65,37 @@ class CompiledPass:
         self.name = name
         self.failed = False
         self._make = make
-        self._passes: tuple[TreePass, ChainPass] = (
-            TreePass(module, windows, limit, module.dtype),
-            ChainPass(module, windows, limit, module.dtype),
-        )
+        self._of_model = module, windows, limit, module.dtype
+        self._tree, self._chain = TreePass(*self._of_model), ChainPass(*self._of_model)
+        self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
         self._graphs: dict[TreePass, Graph] = {}
         self._slot_S = torch.arange(0, device=module.device)
 
     def chain(self, cache: SlabCache, tokens_BN: Tensor) -> list[Tensor] | None:
         """Logits (B, N, V) of columns that follow one another and their sums (B,), or None if
         there is no graph: then the pass is still to do. The cache's slabs must have room for it."""
-        if self._slot_S.shape[0] < cache.span:
-            self._slot_S = torch.arange(2 * cache.span, device=tokens_BN.device)
-        inputs = tokens_BN, cache.length_B, self._slot_S[: cache.span]
-        return self._run(self._passes[1], cache, inputs)
+        inputs = tokens_BN, cache.length_B, self._slots(cache)
+        return self._run(self._chain, cache, inputs)
+
+    def draft(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        depth: int,
+        temperature_B: Tensor | None,
+        u_BD: Tensor | None,
+    ) -> list[Tensor] | None:
+        """A draft of ``depth`` (D) tokens behind these columns, drawn at these temperatures with
+        these numbers in [0, 1), or greedy without: laws or logits (B, D + 1, V), sums of all
+        logits (B,), tokens (B, D); None as :meth:`chain`. The slabs must have room for it."""
+        if depth not in self._drafts:
+            both = GreedyDraft(*self._of_model, depth), SampledDraft(*self._of_model, depth)
+            self._drafts[depth] = both
+        greedy, sampled = self._drafts[depth]
+        inputs = [tokens_BN, cache.length_B, self._slots(cache)]
+        if temperature_B is None or u_BD is None:
+            return self._run(greedy, cache, inputs)
+        return self._run(sampled, cache, [*inputs, temperature_B, u_BD])
 
     def tree(
         self,
@@ -89,7 +107,13 @@ class CompiledPass:
     ) -> list[Tensor] | None:
         """The same for columns with places and masks, one (B, 1, N, S) per kind of layer."""
         each = (mask.expand(cache.num_rows, -1, -1, -1) for mask in masks)
-        return self._run(self._passes[0], cache, (tokens_BN, positions_BN, slots_BN, *each))
+        return self._run(self._tree, cache, (tokens_BN, positions_BN, slots_BN, *each))
+
+    def _slots(self, cache: SlabCache) -> Tensor:
+        """A tensor of as many numbers as there are slots to read."""
+        if self._slot_S.shape[0] < cache.span:
+            self._slot_S = torch.arange(2 * cache.span, device=cache.length_B.device)
+        return self._slot_S[: cache.span]
 
     def _run(
         self, each: TreePass, cache: SlabCache, inputs: Sequence[Tensor]
@@ -122,11 +146,12 @@ class CompiledPass:
 
 
 def _agree(each: TreePass, graph: Graph, slabs: Slabs) -> bool:
-    """Whether a graph does what its pass does, at sizes it was not traced with."""
+    """Whether a graph does what its pass does, at sizes it was not traced with. Only the first
+    place is compared: in a draft the others follow from its token, and near ties may part."""
     for sizes in ((1, 1, 7, 7), (2, 3, 5, 9)):
         with torch.inference_mode():
-            wanted, _ = each(*each.inputs(slabs, *sizes))
-            found, _ = graph(flat(each.inputs(slabs, *sizes)))
+            wanted = each(*each.inputs(slabs, *sizes))[0][:, 0]
+            found = graph(flat(each.inputs(slabs, *sizes)))[0][:, 0]
         error, size = (wanted - found).abs().max(), wanted.abs().max()
         if not error <= torch.finfo(wanted.dtype).eps ** 0.5 * size:
             return False

@@ -185,6 +185,40 @@ class HFModel:
         self._sums.append(sum_B)
         return logits_BNV
 
+    def draft(
+        self,
+        cache: SlabCache,
+        tokens_BN: Tensor,
+        depth: int,
+        temperature_B: Tensor | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """A whole draft of ``depth`` (D) tokens by one graph; commits nothing.
+
+        Args:
+            cache: its ``lengths`` and ``length_B`` say where the columns go.
+            tokens_BN: the tokens that it lacks, as many in each row.
+            temperature_B: of the rows; None for greedy ones.
+            u_BD: the numbers in [0, 1) to draw with; None for greedy ones.
+
+        Returns:
+            Laws, or logits of greedy rows (B, D + 1, V), zero at the last place, and tokens (B, D);
+            None where there is no such graph.
+        """
+        graph = self._graph(cache, tokens_BN.shape[1])
+        if graph is None:
+            return None
+        cache.begin(tokens_BN.shape[1] + depth - 1)
+        if not cache.make_room():
+            return None
+        with self.watch:
+            done = graph.draft(cache, tokens_BN, depth, temperature_B, u_BD)
+        if done is None:
+            return None
+        laws_BNV, sum_B, drafted_BD = done
+        self._sums.append(sum_B)
+        return laws_BNV, drafted_BD
+
     def _placed(
         self,
         cache: SlabCache,

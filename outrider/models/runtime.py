@@ -69,14 +69,23 @@ def prepare(
         check_exact(model)
 
 
-def warm_up(model: HFModel) -> None:
-    """Makes the graph of chains, if the model is compiled and has none yet."""
+def warm_up(model: HFModel, drafts: int = 0) -> None:
+    """Makes the graphs of a compiled model that it has not yet: of chains, and of whole drafts.
+
+    Args:
+        model: the model.
+        drafts: tokens of the drafts that it makes whole; 0 if it makes none.
+    """
     if model.compiled is None:
         return
     with torch.inference_mode():
         context = _context(model, [0, 0, 0])
         cache = model.start(context)
         model.extend(cache, context.tokens_BT[:, :2])
+        if drafts:
+            u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
+            for numbers in ((None, None), (torch.ones(1, device=model.device), u_BD)):
+                model.draft(cache, context.tokens_BT[:, :2], drafts, *numbers)
         model.drain_sums()
 
 

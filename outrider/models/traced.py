@@ -20,6 +20,8 @@ _SIZES = 3, 5, 23, 40
 """Rows, columns, span and slots to trace with: all differ, lest two be taken for one."""
 
 
+ROWS, COLUMNS, SPAN, SLOTS = Dim("rows"), Dim("columns"), Dim("span"), Dim("slots")
+
 Slabs = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Keys and values, a slab (B, H, S, C) per layer."""
 
@@ -103,7 +105,7 @@ class TreePass(nn.Module):
 
     def sizes(self) -> tuple[Any, ...]:
         """Which sizes of the inputs vary."""
-        columns, masks = {0: _B, 1: _N}, [{0: _B, 2: _N, 3: _S}] * len(self.windows)
+        columns, masks = {0: ROWS, 1: COLUMNS}, [{0: ROWS, 2: COLUMNS, 3: SPAN}] * len(self.windows)
         return columns, columns, columns, masks
 
 
@@ -135,15 +137,12 @@ class ChainPass(TreePass):
         return tokens_BN, places_BN[:, 0].clone(), slot_S, *_empty(slabs, rows, slots)
 
     def sizes(self) -> tuple[Any, ...]:
-        return {0: _B, 1: _N}, {0: _B}, {0: _S}
-
-
-_B, _N, _S, _Z = Dim("rows"), Dim("columns"), Dim("span"), Dim("slots")
+        return {0: ROWS, 1: COLUMNS}, {0: ROWS}, {0: SPAN}
 
 
 def trace(each: TreePass, slabs: Slabs) -> ExportedProgram:
     """The program of a pass over slabs like these."""
-    varying = [[{0: _B, 2: _Z}] * len(side) for side in slabs]
+    varying = [[{0: ROWS, 2: SLOTS}] * len(side) for side in slabs]
     with torch.no_grad():
         return torch.export.export(
             each,

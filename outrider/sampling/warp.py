@@ -30,7 +30,9 @@ class Warp:
 
     Attributes:
         samplings: as given.
-        is_softmax: whether the laws are the plain softmax of the logits, whatever precedes.
+        keeps_logits: whether :meth:`logits` changes none, whatever precedes.
+        only_scales: whether the laws are the softmax of logits ÷ temperature, whatever precedes.
+        is_softmax: the same at temperature 1.
     """
 
     def __init__(
@@ -53,17 +55,20 @@ class Warp:
         self._min_p = [s.min_p for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
         self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
-        self.is_softmax = not (
-            self._any_greedy
-            or self._penalises
+        self.keeps_logits = not (
+            self._penalises
             or self._processes
-            or self._scales
-            or any(self._top_k)
-            or any(p < 1 for p in self._top_p)
-            or any(self._min_p)
             or self._bias_BV is not None
             or self._forced_BF2 is not None
         )
+        truncates = any(self._top_k) or any(p < 1 for p in self._top_p) or any(self._min_p)
+        self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
+        self.is_softmax = self.only_scales and not self._scales
+
+    @property
+    def temperature_B(self) -> Tensor:
+        """Of the rows, in float32; 1 for greedy ones."""
+        return column(tuple(self._temperature), torch.float32, self._device)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Logits after bias, penalties, user processors and forced tokens, at least float32."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils._pytree as pytree
+from interpreted_graphs import interpreted
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 from torch import nn
@@ -27,18 +27,6 @@ from outrider.models.runtime import prepare, warm_up
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
-
-
-def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Graph:
-    """A graph run by torch itself: what is compiled, without what compiles."""
-    program = trace()
-    run, spec = program.module(check_guards=False), program.call_spec.in_spec
-
-    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        arguments, _ = pytree.tree_unflatten(inputs, spec)
-        return list(run(*arguments))
-
-    return graph
 
 
 def with_graph(model: HFModel, kind: type[CompiledPass] = CompiledPass) -> HFModel:

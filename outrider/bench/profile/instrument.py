@@ -56,6 +56,7 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         for track, model in tracks(engine).items():
             timed(model, "score", "score", track, _nodes)
             timed(model, "extend", "extend", track, _columns)
+            timed(model, "draft", "extend", track, _whole)
             timed(model, "commit", "commit", track)
             watch = partial(_Watch, recorder=recorder, track=track)
             stack.enter_context(_replaced(model, "watch", watch))
@@ -116,6 +117,12 @@ def _replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[N
 
 def _nodes(cache: Any, draft: Any) -> dict[str, Any]:
     return {"nodes": draft.num_nodes, "chain": draft.is_chain}
+
+
+def _whole(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str, Any]:
+    """Of a whole draft: its passes have a token each but for the first."""
+    tokens = (tokens_BN.shape[1] + depth - 1) / depth
+    return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
 
 
 def _columns(cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:

@@ -147,11 +147,12 @@ def _tracks_with_passes(spans: Sequence[Span]) -> list[str]:
 
 
 def _passes(spans: Sequence[Span], track: str, num_rounds: int) -> Passes:
-    passes = [span for span in spans if span.track == track and span.name == "pass"]
+    seconds = sum(span.seconds for span in spans if span.track == track and span.name == "pass")
     asked = [span for span in spans if span.track == track and span.name == "extend"]
-    return Passes(
-        len(passes) / num_rounds,
-        sum(span.detail["tokens"] for span in asked) / max(len(asked), 1),
-        sum(span.detail["context"] for span in asked) / max(len(asked), 1),
-        sum(span.seconds for span in passes) / len(passes),
-    )
+    weights = [span.detail.get("passes", 1) for span in asked]
+    count = max(sum(weights), 1)
+
+    def mean(what: str) -> float:
+        return sum(w * span.detail[what] for w, span in zip(weights, asked, strict=True)) / count
+
+    return Passes(count / num_rounds, mean("tokens"), mean("context"), seconds / count)

@@ -1,0 +1,70 @@
+"""A model's chain drafted by one graph, where it can be: no Python between its tokens.
+
+The same chain as :class:`ModelDrafter` drafts step by step, up to rounding, from the same random
+numbers. Step by step go drafts of another length than the graph's, rows that lack different numbers
+of tokens, and laws that are more than a temperature.
+
+Legend: B rows, N nodes (γ + 1), V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Role, Stream
+from outrider.drafters.model import ModelDrafter, ModelState
+from outrider.sampling.warp import Warp
+
+
+class WholeDrafter(ModelDrafter):
+    """Samples a chain from a draft model; arguments and errors as :class:`ModelDrafter`.
+
+    Attributes:
+        num_whole: tokens of the drafts that one graph makes; 0 if none does.
+    """
+
+    num_whole: int = 0
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.settle()
+        if self._fits(state, context, budget):
+            draft = self._whole(state, context, rng)
+            if draft is not None:
+                return draft
+        return super().propose(state, context, budget, rng)
+
+    def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
+        law, graph = context.law, self.model.compiled
+        return (
+            graph is not None
+            and not graph.failed
+            and 0 < self.num_whole == budget.max_tokens
+            and budget.tokens_B is None
+            and self.stop is None
+            and self.drawn == "iid"
+            and self.model.num_tokens == self.num_tokens
+            and len(set(self._lacking(state, context))) == 1
+            and isinstance(law, Warp)
+            and (law.keeps_logits if law.greedy else law.only_scales)
+        )
+
+    def _whole(self, state: ModelState, context: Context, rng: Stream) -> Draft | None:
+        cache, law, γ = state.cache, context.law, self.num_whole
+        assert isinstance(law, Warp)
+        numbers: tuple[Tensor | None, Tensor | None] = None, None
+        if not law.greedy:
+            numbers = law.temperature_B, rng.uniform(Role.DRAFT, γ)
+        tokens_BK = self._uncached(state, context, self._lacking(state, context)[0])
+        done = self.model.draft(cache, tokens_BK, γ, *numbers)
+        if done is None:
+            return None
+        laws_BNV, drafted_BD = done
+        fed = γ - 1
+        state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, fed
+        state.open = True
+        cache.length_B = context.length_B + fed
+        cache.lengths = [length + fed for length in context.lengths]
+        tokens_BN = torch.cat([context.root_B[:, None], drafted_BD], 1)
+        if law.greedy:
+            logits_BNV = laws_BNV if self.keep_logits else None
+            return Draft.chain(tokens_BN, None, None, "chosen", logits_BNV)
+        return Draft.chain(tokens_BN, None, laws_BNV, self.drawn)
