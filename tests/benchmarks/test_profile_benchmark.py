@@ -16,7 +16,10 @@ def case(outside: float, reached: float, speed: float) -> dict[str, Any]:
         "dtype": "float32",
         "pass_seconds": {"1": 0.002, "32": 12.5},
         "beta": {"1": 1.0, "32": 6250.0},
-        "floors": {"alone": {**floor, "reached": reached}, "round": {**floor, "reached": 0.1}},
+        "floors": {
+            "alone": {**floor, "reached": 0.1, "pass": 5e6 / 2e10 / reached},
+            "round": {**floor, "reached": 0.1},
+        },
     }
     speedup = {"measured": speed, "lowest": speed, "highest": speed, "draft": 0.5, "c": 0.1}
     return {
@@ -78,8 +81,8 @@ def case(outside: float, reached: float, speed: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("numbers", "met"),
     [
-        ((0.1, 0.75, 1.84), [True, True, True, True]),
-        ((0.11, 0.74, 0.91), [False, False, False, False]),
+        ((0.1, 0.501, 1.84), [True, True, True, True]),
+        ((0.11, 0.499, 0.91), [False, False, False, False]),
         ((0.05, 0.8, 1.0), [True, True, False, True]),
     ],
 )
