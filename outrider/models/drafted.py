@@ -39,6 +39,9 @@ class GreedyDraft(ChainPass):
         super().__init__(module, windows, limit, dtype)
         self.depth = depth
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, depth={self.depth}"
+
     def forward(  # type: ignore[override]
         self,
         tokens_BN: Tensor,

@@ -86,7 +86,6 @@ def made_from(module: nn.Module) -> list[str]:
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
         str([getattr(each, "widest", None) for each in module.modules()]),
-        str([getattr(module, name, None) for name in ("windows", "limit", "dtype")]),
         Path(__file__).with_name("masks.py").read_text(),
         *(inspect.getsource(sys.modules[name]) for name in sorted(sources) if _is_local(name)),
     ]

@@ -73,6 +73,10 @@ class TreePass(nn.Module):
         self.windows = dict(windows)
         self.limit, self.dtype = limit, dtype
 
+    def extra_repr(self) -> str:
+        """All that its program depends on besides the model."""
+        return f"windows={self.windows}, limit={self.limit}, dtype={self.dtype}"
+
     def forward(
         self,
         tokens_BN: Tensor,

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from outrider.models import HFModel
+from outrider.models.drafted import GreedyDraft, SampledDraft
 from outrider.models.kernels import build, use_kernels
 from outrider.models.package import made_from, packaged
-from outrider.models.traced import ChainPass
+from outrider.models.traced import ChainPass, TreePass
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 
@@ -91,6 +92,17 @@ def test_names_what_it_was_made_from() -> None:
     assert parts(renamed) == same
     others = [tiny("qwen3"), tiny(rms_norm_eps=0.1), tiny(dtype=torch.bfloat16)]
     assert all(parts(other) != same for other in others)
+
+
+def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
+    model = tiny()
+    settings = model.module, model.windows, model.limit, model.dtype
+    passes = [ChainPass(*settings), TreePass(*settings)]
+    passes += [kind(*settings, depth) for kind in (GreedyDraft, SampledDraft) for depth in (2, 5)]
+    shorter = ChainPass(model.module, model.windows, model.limit - 1, model.dtype)
+    windowed = ChainPass(model.module, {"full": 7}, model.limit, model.dtype)
+    names = {str(made_from(each)) for each in (*passes, shorter, windowed)}
+    assert len(names) == len(passes) + 2
 
 
 @needs_compiler
