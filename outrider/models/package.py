@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from outrider.core import draw
 from outrider.models.kernels import NarrowLinear
 from outrider.models.kernels.build import cache_folder
 from outrider.models.kernels.join import JoinLinears
+from outrider.models.masks import chain_mask
 
 Graph = Callable[[list[Tensor]], list[Tensor]]
 """A compiled pass: its inputs one after the other, its outputs."""
@@ -75,7 +77,8 @@ def uses_kernels(module: nn.Module) -> bool:
 def made_from(module: nn.Module) -> list[str]:
     """All that a program depends on, so far as it can be told without tracing it."""
     tensors = _tensors(module).items()
-    sources = {type(each).__module__ for each in module.modules()}
+    classes = {base for each in module.modules() for base in type(each).__mro__}
+    sources = {each.__module__ for each in classes} | {chain_mask.__module__, draw.__module__}
     config: Any = getattr(getattr(module, "module", None), "config", None)
     parts = [
         torch.__version__,
@@ -86,7 +89,6 @@ def made_from(module: nn.Module) -> list[str]:
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
         str([getattr(each, "widest", None) for each in module.modules()]),
-        Path(__file__).with_name("masks.py").read_text(),
         *(inspect.getsource(sys.modules[name]) for name in sorted(sources) if _is_local(name)),
     ]
     if config is not None:
@@ -96,7 +98,7 @@ def made_from(module: nn.Module) -> list[str]:
 
 
 def _is_local(name: str) -> bool:
-    return name.split(".")[0] not in ("torch", "transformers") and name in sys.modules
+    return name.split(".")[0] not in ("torch", "transformers", "builtins") and name in sys.modules
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
