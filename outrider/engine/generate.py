@@ -8,18 +8,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import overload
 
-from outrider.core.errors import (
-    IncompatibleError,
-    InvalidParameterError,
-    PromptError,
-)
+from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
 from outrider.drafters.whole import WholeDrafter
 from outrider.engine.admission import STRETCH, Memory, parse_bytes
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
-from outrider.engine.request import Event, Request, Result, Results, Row, request_numbers
+from outrider.engine.intake import Intake, Prompt
+from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
@@ -27,8 +24,6 @@ from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
 from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
 from outrider.sampling import Sampling
-
-Prompt = str | Sequence[int]
 
 
 class Engine:
@@ -127,6 +122,7 @@ class Engine:
         if isinstance(self.drafter, WholeDrafter):
             self.drafter.num_whole = num_speculative_tokens
         self.eos_ids = eos_ids(target)
+        self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
         self._memory = None
         if allowance is not None:
             self._memory = Memory(
@@ -209,86 +205,16 @@ class Engine:
         Raises:
             PromptError: empty, longer than the context, or ids out of range.
         """
-        if isinstance(prompt, str):
-            if self.target.tokenizer is None:
-                raise PromptError("the target has no tokenizer: give the prompt as token ids")
-            ids = tuple(self.target.tokenizer(prompt)["input_ids"])
-        elif isinstance(prompt, int):
-            raise PromptError(
-                "token ids come as a list per prompt: write [[1, 2, 3]], not [1, 2, 3]"
-            )
-        else:
-            ids = tuple(int(token) for token in prompt)
-        if not ids:
-            raise PromptError("the prompt is empty: give it at least one token")
-        if len(ids) > self.prompt_limit:
-            what = f"the context {self.limit}, one of which the output needs"
-            if self.target.opening is not None:
-                what = f"the encoder reads {self.prompt_limit}"
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens, {what}: shorten the prompt by "
-                f"{len(ids) - self.prompt_limit}"
-            )
-        bad = [token for token in ids if not 0 <= token < self.target.num_tokens]
-        if bad:
-            raise PromptError(
-                f"token id {bad[0]} is out of range: the vocabulary is 0 to "
-                f"{self.target.num_tokens - 1}"
-            )
-        return ids
+        return self._intake.encode(prompt)
 
     def _requests(
         self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None
     ) -> list[Request]:
-        if sampling is None or isinstance(sampling, Sampling):
-            samplings = [sampling or Sampling()] * len(prompts)
-        else:
-            samplings = list(sampling)
-        if len(samplings) != len(prompts):
-            raise InvalidParameterError(
-                f"{len(samplings)} sampling parameters for {len(prompts)} prompts: give one for "
-                f"all, or one for each"
-            )
-        for each in samplings:
-            self._check_sampling(each)
-        encoded = [self.encode(prompt) for prompt in prompts]
-        numbers = request_numbers(encoded)
-        requests = [
-            Request(
-                prompt,
-                ids,
-                self.target.with_demands(sampling, ids, self._room(ids)),
-                number,
-                self.target.opening,
-            )
-            for prompt, ids, sampling, number in zip(
-                prompts, encoded, samplings, numbers, strict=True
-            )
-        ]
+        requests = self._intake.requests(prompts, sampling)
         if self._memory is not None:
             for request in requests:
                 self._memory.check(request)
         return requests
-
-    def _room(self, ids: tuple[int, ...]) -> int:
-        """Tokens the context has room for behind a prompt."""
-        return self.limit - len(self.target.opening or ids)
-
-    def _check_sampling(self, sampling: Sampling) -> None:
-        if self.recipe.greedy_only and not sampling.greedy:
-            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
-            raise IncompatibleError(
-                f"method {self.method.name!r} is defined at temperature 0 only, not at "
-                f"{sampling.temperature}: set temperature=0 or take {other}"
-            )
-        if sampling.stop_strings and self.target.tokenizer is None:
-            raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
-        bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
-        if bad:
-            raise InvalidParameterError(
-                f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
-                f"{self.target.num_tokens - 1}"
-            )
 
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row, Event]]:
         """The loop of every method. Rows of like length run together; a free slot is refilled."""
@@ -331,7 +257,7 @@ class Engine:
     def _row(self, request: Request) -> Row:
         tokenizer = self.target.tokenizer
         detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.first_ids)
-        room = self._room(request.prompt_ids)
+        room = self._intake.room(request.prompt_ids)
         return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
 
     def _verifier(self, greedy: bool) -> Verifier:

@@ -1,0 +1,111 @@
+"""From prompts and sampling parameters to requests: what is wrong with them is said here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
+from outrider.engine.request import Request, request_numbers
+from outrider.methods import Method, Recipe
+from outrider.models import HFModel
+from outrider.sampling import Sampling
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Checks and encodes what an engine is asked for.
+
+    Attributes:
+        target: the model whose text is asked for.
+        method: how it is made.
+        recipe: the same with its options settled.
+        limit: longest context in tokens.
+        prompt_limit: longest prompt in tokens.
+    """
+
+    target: HFModel
+    method: Method
+    recipe: Recipe
+    limit: int
+    prompt_limit: int
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
+        if isinstance(prompt, str):
+            if self.target.tokenizer is None:
+                raise PromptError("the target has no tokenizer: give the prompt as token ids")
+            ids = tuple(self.target.tokenizer(prompt)["input_ids"])
+        elif isinstance(prompt, int):
+            raise PromptError(
+                "token ids come as a list per prompt: write [[1, 2, 3]], not [1, 2, 3]"
+            )
+        else:
+            ids = tuple(int(token) for token in prompt)
+        if not ids:
+            raise PromptError("the prompt is empty: give it at least one token")
+        if len(ids) > self.prompt_limit:
+            what = f"the context {self.limit}, one of which the output needs"
+            if self.target.opening is not None:
+                what = f"the encoder reads {self.prompt_limit}"
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, {what}: shorten the prompt by "
+                f"{len(ids) - self.prompt_limit}"
+            )
+        bad = [token for token in ids if not 0 <= token < self.target.num_tokens]
+        if bad:
+            raise PromptError(
+                f"token id {bad[0]} is out of range: the vocabulary is 0 to "
+                f"{self.target.num_tokens - 1}"
+            )
+        return ids
+
+    def requests(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None
+    ) -> list[Request]:
+        """A request per prompt; raises as :meth:`Engine.generate` says."""
+        if sampling is None or isinstance(sampling, Sampling):
+            samplings = [sampling or Sampling()] * len(prompts)
+        else:
+            samplings = list(sampling)
+        if len(samplings) != len(prompts):
+            raise InvalidParameterError(
+                f"{len(samplings)} sampling parameters for {len(prompts)} prompts: give one for "
+                f"all, or one for each"
+            )
+        for each in samplings:
+            self._check_sampling(each)
+        encoded = [self.encode(prompt) for prompt in prompts]
+        numbers = request_numbers(encoded)
+        return [
+            Request(
+                prompt,
+                ids,
+                self.target.with_demands(sampling, ids, self.room(ids)),
+                number,
+                self.target.opening,
+            )
+            for prompt, ids, sampling, number in zip(
+                prompts, encoded, samplings, numbers, strict=True
+            )
+        ]
+
+    def room(self, ids: tuple[int, ...]) -> int:
+        """Tokens the context has room for behind a prompt."""
+        return self.limit - len(self.target.opening or ids)
+
+    def _check_sampling(self, sampling: Sampling) -> None:
+        if self.recipe.greedy_only and not sampling.greedy:
+            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
+            raise IncompatibleError(
+                f"method {self.method.name!r} is defined at temperature 0 only, not at "
+                f"{sampling.temperature}: set temperature=0 or take {other}"
+            )
+        if sampling.stop_strings and self.target.tokenizer is None:
+            raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
+        bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
+        if bad:
+            raise InvalidParameterError(
+                f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
+                f"{self.target.num_tokens - 1}"
+            )
