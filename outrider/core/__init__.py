@@ -19,8 +19,8 @@ from outrider.core.protocols import (
     Verifier,
 )
 from outrider.core.race import noise, race
-from outrider.core.rng import Role, Stream, row_keys
-from outrider.core.round import Round, check_compatible, run_round
+from outrider.core.rng import AHEAD, Role, Stream, row_keys
+from outrider.core.round import Judge, Judgement, Round, by_the_rule, check_compatible, run_round
 from outrider.core.transfer import moved
 from outrider.core.walk import (
     ClosedForm,
@@ -35,6 +35,7 @@ from outrider.core.walk import (
 )
 
 __all__ = [
+    "AHEAD",
     "LOSSLESS",
     "Bound",
     "Budget",
@@ -44,6 +45,8 @@ __all__ = [
     "Draft",
     "Drafter",
     "Drawn",
+    "Judge",
+    "Judgement",
     "Law",
     "Model",
     "Needs",
@@ -60,6 +63,7 @@ __all__ = [
     "Verifier",
     "at_node",
     "best",
+    "by_the_rule",
     "candidates_equal",
     "check_compatible",
     "counting",

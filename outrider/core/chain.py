@@ -32,10 +32,17 @@ class Straight(NamedTuple):
     num_drafted_B: Tensor
 
 
-@lru_cache(maxsize=256)
-@torch.inference_mode(False)
 def straight(B: int, N: int, device: torch.device) -> Straight:
     """The parts of B full chains of N nodes."""
+    return (_straight if torch.compiler.is_compiling() else _kept_straight)(B, N, device)
+
+
+def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
+    """The first ``num`` multiples of ``step``, from 0 on, shape (num,)."""
+    return (_counting if torch.compiler.is_compiling() else _kept_counting)(num, device, step)
+
+
+def _straight(B: int, N: int, device: torch.device) -> Straight:
     depth_N = counting(N, device)
     depth_BN = depth_N.expand(B, N)
     return Straight(
@@ -47,8 +54,9 @@ def straight(B: int, N: int, device: torch.device) -> Straight:
     )
 
 
-@lru_cache(maxsize=256)
-@torch.inference_mode(False)
-def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
-    """The first ``num`` multiples of ``step``, from 0 on, shape (num,)."""
+def _counting(num: int, device: torch.device, step: int = 1) -> Tensor:
     return torch.arange(0, num * step, step, device=device)
+
+
+_kept_straight = lru_cache(maxsize=256)(torch.inference_mode(False)(_straight))
+_kept_counting = lru_cache(maxsize=256)(torch.inference_mode(False)(_counting))

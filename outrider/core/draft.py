@@ -40,6 +40,7 @@ class Draft:
             continuations of all beams; 1 at the root. None from other drafters.
         longest_walk: most nodes that a walk from the root down may come to, refused siblings
             included, where whoever drafted knows it without a look at the device.
+        is_full: it is a chain all of whose nodes exist (known without a look at the device).
     """
 
     tokens_BN: Tensor
@@ -51,6 +52,7 @@ class Draft:
     logits_BNV: Tensor | None = None
     step_probs_BN: Tensor | None = None
     longest_walk: int | None = None
+    is_full: bool = False
 
     @classmethod
     def chain(
@@ -65,9 +67,16 @@ class Draft:
         """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
         all nodes exist."""
         full = straight(*tokens_BN.shape, tokens_BN.device)
-        mask_BN = full.mask_BN if mask_BN is None else mask_BN
         return cls(
-            tokens_BN, full.parents_BN, mask_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
+            tokens_BN,
+            full.parents_BN,
+            full.mask_BN if mask_BN is None else mask_BN,
+            probs_BNV,
+            drawn,
+            True,
+            logits_BNV,
+            step_probs_BN,
+            is_full=mask_BN is None,
         )
 
     @classmethod
@@ -78,13 +87,6 @@ class Draft:
     @property
     def num_nodes(self) -> int:
         return self.tokens_BN.shape[1]
-
-    @cached_property
-    def is_full(self) -> bool:
-        """Whether it is a chain all of whose nodes are known to exist, without a look at the
-        device: its mask is the one that such chains share."""
-        shared = straight(*self.tokens_BN.shape, self.tokens_BN.device)
-        return self.is_chain and self.mask_BN is shared.mask_BN
 
     @cached_property
     def num_drafted_B(self) -> Tensor:

@@ -30,7 +30,7 @@ _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
-_AHEAD, _FEW = 16, 64  # numbers of each role that are made together, and for how many rows at most
+AHEAD, _FEW = 16, 64  # numbers of each role that are made together, and for how many rows at most
 _ROLE_SHIFT = 40
 
 Words = Any
@@ -94,10 +94,13 @@ class Stream:
     Attributes:
         key_B: keys of the rows, from :func:`row_keys`.
         position_B: the position that the numbers belong to.
+        made_BR: what :attr:`together_BR` would be, where that is known already. A program that is
+            traced takes its numbers from there: hashing does not compile to good code.
     """
 
     key_B: Tensor
     position_B: Tensor
+    made_BR: Tensor | None = None
 
     def at(self, position_B: Tensor) -> "Stream":
         """The same rows at another position."""
@@ -111,16 +114,18 @@ class Stream:
         return fold(self.key_B, self.position_B)[:, None]
 
     @cached_property
-    def _ahead_BR(self) -> Tensor:
-        """The first numbers of the roles that rounds draw by, one role behind the other."""
-        return self._uniform(_TOGETHER, _AHEAD, 0)
+    def together_BR(self) -> Tensor:
+        """The first ``AHEAD`` numbers of the roles that rounds draw by, one role behind the
+        other."""
+        return self._uniform(_TOGETHER, AHEAD, 0) if self.made_BR is None else self.made_BR
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
-        if role not in _TOGETHER or first + num > _AHEAD or self.key_B.shape[0] > _FEW:
+        together = self.made_BR is not None or self.key_B.shape[0] <= _FEW
+        if not together or role not in _TOGETHER or first + num > AHEAD:
             return self._uniform((role,), num, first)
-        first += _AHEAD * _TOGETHER.index(role)
-        return self._ahead_BR[:, first : first + num]
+        first += AHEAD * _TOGETHER.index(role)
+        return self.together_BR[:, first : first + num]
 
     def _uniform(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor:
         bits_BR = self._counted(roles, num, first)
@@ -130,6 +135,7 @@ class Stream:
 
     def _counted(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor | Words:
         """The bits of numbers ``first … first+num-1`` of each role, on a CPU as numpy's array."""
+        _refuse_to_trace()
         spread_R = _spread(roles, num, first, self.key_B.device)
         if isinstance(spread_R, Tensor):
             return _folded(self._here_B1, spread_R)
@@ -143,7 +149,15 @@ class Stream:
 
     def bits(self, role: Role, number_BR: Tensor) -> Tensor:
         """64 random bits for each of these numbers of a role, shape (B, R)."""
+        _refuse_to_trace()
         return fold(self._here_B1, number_BR + (int(role) << _ROLE_SHIFT))
+
+
+def _refuse_to_trace() -> None:
+    """Raises NotImplementedError in a program that is traced: the compiler would write out the
+    hash of every number as one expression, over and over."""
+    if torch.compiler.is_compiling():
+        raise NotImplementedError("random numbers are made outside of programs")
 
 
 def _folded(key: Tensor | Words, spread: Tensor | Words) -> Any:

@@ -5,7 +5,7 @@ Legend: B rows, N nodes, K columns emitted (depth + 1), V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Budget, Drafter, Model, Scores, Verifier
+from outrider.core.rng import Stream
 
 Reading = Callable[[Tensor], Verifier]
 """``ReadsLogits.reading``, by name: to ask whether an object follows a protocol takes longer."""
@@ -30,6 +31,7 @@ class Round:
         verdict: what was accepted.
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
         judged_by_logits: whether ``p_BNV`` holds logits only.
+        overlap_B: the sum of min(1, p/q) over the verified tokens, where the judge knows it.
     """
 
     draft: Draft
@@ -38,6 +40,26 @@ class Round:
     verdict: Verdict
     emitted_BK: Tensor
     judged_by_logits: bool
+    overlap_B: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule made of a draft; attributes as in :class:`Round`."""
+
+    p_BNV: Tensor
+    verdict: Verdict
+    emitted_BK: Tensor
+    overlap_B: Tensor | None = None
+
+
+class Judge(Protocol):
+    """How a rule is put to a draft."""
+
+    def __call__(
+        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+    ) -> Judgement:
+        """The law, the verdict under it, and the tokens that it emits."""
 
 
 def run_round(
@@ -48,6 +70,7 @@ def run_round(
     state: Any,
     verifier: Verifier,
     budget: Budget,
+    judge: Judge | None = None,
 ) -> Round:
     """Propose, score, verify, commit. Mutates ``context``, ``cache`` and ``state``.
 
@@ -57,17 +80,27 @@ def run_round(
     rng = context.rng
     draft = drafter.propose(state, context, budget, rng)
     scores = target.score(cache, draft)
+    found = (judge or by_the_rule)(verifier, draft, scores.logits_BNV, context, rng)
+    target.commit(cache, draft, found.verdict)
+    drafter.commit(state, draft, found.verdict, scores)
+    context.append(found.emitted_BK, found.verdict.num_accepted_B + 1)
+    by_logits = verifier.needs != "law"
+    return Round(
+        draft, scores, found.p_BNV, found.verdict, found.emitted_BK, by_logits, found.overlap_B
+    )
+
+
+def by_the_rule(
+    verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+) -> Judgement:
+    """The judge of any rule, any draft and any law."""
     law = context.law if verifier.needs == "law" else context.law.logits
-    p_BNV = law(scores.logits_BNV, Prefix.of_draft(context, draft))
+    p_BNV = law(logits_BNV, Prefix.of_draft(context, draft))
     reading: Reading | None = getattr(verifier, "reading", None)
     if reading is not None:
-        verifier = reading(scores.logits_BNV)
+        verifier = reading(logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
-    target.commit(cache, draft, verdict)
-    drafter.commit(state, draft, verdict, scores)
-    emitted_BK = verdict.emitted(draft)
-    context.append(emitted_BK, verdict.num_accepted_B + 1)
-    return Round(draft, scores, p_BNV, verdict, emitted_BK, verifier.needs != "law")
+    return Judgement(p_BNV, verdict, verdict.emitted(draft))
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

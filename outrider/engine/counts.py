@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Round, counting
+from outrider.core import Draft, Round, Verdict, counting
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def count_columns(turn: Round) -> list[Tensor]:
     if not _is_plain(turn.draft):
         columns += [turn.draft.num_drafted_B, _depth(turn.draft), _refused(turn)]
     if not _overlap_is_accepted(turn):
-        columns.append(_overlap(turn))
+        given = turn.overlap_B is not None
+        columns.append(turn.overlap_B if given else overlap(turn.draft, turn.p_BNV, turn.verdict))
     return columns
 
 
@@ -62,6 +63,8 @@ def _is_plain(draft: Draft) -> bool:
 
 
 def _overlap_is_accepted(turn: Round) -> bool:
+    """Where no laws were computed (greedy), and for trees, the overlap is taken as 1 for accepted
+    tokens and 0 where all were refused."""
     return turn.judged_by_logits or not turn.draft.is_chain or turn.draft.num_nodes == 1
 
 
@@ -92,22 +95,18 @@ def _refused(turn: Round) -> Tensor:
     return child_BN.any(1)
 
 
-def _overlap(turn: Round) -> Tensor:
-    """Sum over a round's verified positions of an unbiased estimate of Σ min(p, q), shape (B,).
+def overlap(draft: Draft, p_BNV: Tensor, verdict: Verdict) -> Tensor:
+    """Sum over a chain's verified places of an unbiased estimate of Σ min(p, q), shape (B,).
 
     min(1, p(x)/q(x)) at the drafted token has that mean under x ~ q. It costs two gathers where
-    the sum over the vocabulary would cost a pass over both laws. Where no laws were computed
-    (greedy), and for trees, it is 1 for accepted tokens and 0 where all were refused.
+    the sum over the vocabulary would cost a pass over both laws.
     """
-    draft, num_accepted_B = turn.draft, turn.verdict.num_accepted_B
-    if _overlap_is_accepted(turn):
-        return num_accepted_B
     x_BD1 = draft.tokens_BN[:, 1:, None]
-    ratio_BD = turn.p_BNV[:, :-1].gather(2, x_BD1)[..., 0]
+    ratio_BD = p_BNV[:, :-1].gather(2, x_BD1)[..., 0]
     if draft.probs_BNV is not None:
         ratio_BD = (ratio_BD / draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0]).clamp(max=1)
     depth_D = counting(draft.num_nodes - 1, ratio_BD.device)
-    verified_BD = depth_D <= num_accepted_B[:, None]
+    verified_BD = depth_D <= verdict.num_accepted_B[:, None]
     if not draft.is_full:
         verified_BD = verified_BD & draft.mask_BN[:, 1:]
     return torch.where(verified_BD, ratio_BD, 0.0).sum(1)

@@ -16,12 +16,14 @@ from outrider.engine.admission import STRETCH, Memory, parse_bytes
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.intake import Intake, Prompt
+from outrider.engine.judged import CompiledJudge
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
+from outrider.models.package import packaged
 from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
 from outrider.sampling import Sampling
 
@@ -121,6 +123,9 @@ class Engine:
         self.num_speculative_tokens = num_speculative_tokens
         if isinstance(self.drafter, WholeDrafter):
             self.drafter.num_whole = num_speculative_tokens
+        self.judge: CompiledJudge | None = None
+        if target.compiled is not None:
+            self.judge = CompiledJudge(packaged, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
         self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
         self._memory = None
@@ -236,6 +241,7 @@ class Engine:
             self.num_speculative_tokens,
             self.measure,
             self._memory,
+            self.judge,
         )
         waiting = deque(sorted(group, key=lambda i: -len(requests[i].prompt_ids)))
         index_of: dict[int, int] = {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
+from outrider.drafters.whole import WholeDrafter
 from outrider.engine.admission import parse_bytes
 from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
@@ -140,4 +142,11 @@ def load(
         if each.compiled is not None and report is not None:
             report(f"compiling {each.name} (kept for the next time)")
         warm_up(each, getattr(engine.drafter, "num_whole", 0) if each is engine.draft else 0)
+    if engine.judge is not None and isinstance(engine.drafter, WholeDrafter):
+        if report is not None:
+            report(f"compiling {method}'s rule (kept for the next time)")
+        shape = 1, engine.num_speculative_tokens + 1, engine.target.num_tokens
+        logits_BNV = torch.zeros(shape, dtype=engine.target.dtype, device=engine.target.device)
+        for rule in dict.fromkeys([engine.recipe.verifier, engine.recipe.greedy_verifier]):
+            engine.judge.warm_up(rule, logits_BNV)
     return engine

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Drafter, Round, Verifier, run_round
+from outrider.core import Budget, Context, Drafter, Judge, Round, Verifier, run_round
 from outrider.engine.admission import Booking, Memory
 from outrider.engine.budget import plan
 from outrider.engine.counts import count_columns, read_counts
@@ -34,6 +34,7 @@ class Slots:
         num_speculative_tokens: γ.
         measure: whether to work out how far a lossy rule strays.
         memory: the bound of the engine's slabs; None sets none.
+        judge: how rules are put to drafts; None as they are.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Slots:
         num_speculative_tokens: int,
         measure: bool = True,
         memory: Memory | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -52,6 +54,7 @@ class Slots:
         self._gamma = num_speculative_tokens
         self._measure = measure
         self._booking = None if memory is None else Booking(memory)
+        self._judge = judge
         self.rows: list[Row] = []
         self._context: Context | None = None
         self._cache: Any = None
@@ -115,6 +118,7 @@ class Slots:
             self._state,
             verifier,
             self._budget(),
+            self._judge,
         )
         logprobs = Logprobs.of(turn, [row.request.sampling.logprobs for row in self.rows])
         strayed_BDM = realised(turn, verifier) if self._measure else None

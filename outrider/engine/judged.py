@@ -1,0 +1,256 @@
+"""Verification as one program: law, rule, emitted tokens, without Python between them.
+
+The rule's own code is traced (``torch.export``) and compiled, whichever rule it is, with the
+softmax before it and the acceptance estimate behind it. Its random numbers are made outside, as for
+the rule itself, so that it decides as it would have, up to rounding.
+
+By the rule itself go drafts that are no full chains, laws that are more than a temperature, rules
+that trace does not see through (they look at numbers, or hash their own), and, where bits must not
+depend on who computes them, whatever samples.
+
+Legend: B rows, N nodes, R random numbers, V vocabulary.
+"""
+
+import hashlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from outrider.core import (
+    AHEAD,
+    Context,
+    Draft,
+    Judgement,
+    Stream,
+    Verdict,
+    Verifier,
+    by_the_rule,
+    straight,
+)
+from outrider.core.errors import OutriderWarning
+from outrider.engine.counts import overlap
+from outrider.models.package import Graph
+from outrider.models.traced import ROWS
+from outrider.sampling import Warp
+
+RuleMaker = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Graph]
+"""Makes a graph of a module and its program; also told whether the module's representation says all
+that the program depends on."""
+
+_PLAIN = (bool, int, float, str)
+_TRACED_ROWS = 3
+_TOLERANCE = 1e-5
+
+
+class JudgeByLogits(nn.Module):
+    """The program of a rule that needs no law.
+
+    Args:
+        verifier: the rule; a frozen dataclass of plain values.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        super().__init__()
+        self.verifier = verifier
+
+    def extra_repr(self) -> str:
+        """All that the program depends on."""
+        return f"{self.verifier!r}, {_sources()}"
+
+    def forward(
+        self, logits_BNV: Tensor, tokens_BN: Tensor, key_B: Tensor, position_B: Tensor, u_BR: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Accepted tokens and the next one, both (B,), and the emitted ones (B, N)."""
+        z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
+        draft = Draft.chain(tokens_BN, None, None, "chosen")
+        verdict = self.verifier(draft, z_BNV, Stream(key_B, position_B, u_BR))
+        return verdict.num_accepted_B, verdict.next_token_B, verdict.emitted(draft)
+
+
+class JudgeByLaw(JudgeByLogits):
+    """The program of a rule that needs the law, for chains that were drawn."""
+
+    def forward(  # type: ignore[override]
+        self,
+        logits_BNV: Tensor,
+        tokens_BN: Tensor,
+        key_B: Tensor,
+        position_B: Tensor,
+        u_BR: Tensor,
+        temperature_B: Tensor,
+        q_BNV: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The same, and then the law (B, N, V) and the overlap (B,)."""
+        z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
+        p_BNV = (z_BNV / temperature_B[:, None, None].to(z_BNV.dtype)).softmax(-1)
+        draft = Draft.chain(tokens_BN, None, q_BNV, "iid")
+        verdict = self.verifier(draft, p_BNV, Stream(key_B, position_B, u_BR))
+        emitted_BK, overlap_B = verdict.emitted(draft), overlap(draft, p_BNV, verdict)
+        return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, overlap_B
+
+
+class CompiledJudge:
+    """A ``core.Judge`` that judges by programs where it can, made when they are first needed.
+
+    Args:
+        make: makes a graph.
+        num_drafted: tokens of the drafts that programs judge; others are judged by the rule itself,
+            lest every length be compiled that a drafter comes up with.
+        exact: whether bits must not depend on who computes them.
+    """
+
+    def __init__(self, make: RuleMaker, num_drafted: int, *, exact: bool = False) -> None:
+        self._make = make
+        self._num_nodes = num_drafted + 1
+        self._exact = exact
+        self._graphs: dict[tuple[Any, ...], Graph | None] = {}
+
+    def __call__(
+        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
+    ) -> Judgement:
+        graph = self._graph(verifier, draft, logits_BNV, context)
+        if graph is None:
+            return by_the_rule(verifier, draft, logits_BNV, context, rng)
+        inputs = [
+            logits_BNV.contiguous(),
+            draft.tokens_BN.contiguous(),
+            rng.key_B,
+            rng.position_B,
+            rng.together_BR,
+        ]
+        if draft.probs_BNV is not None:
+            law = cast(Warp, context.law)
+            inputs += [law.temperature_B, draft.probs_BNV.contiguous()]
+        num_accepted_B, next_B, emitted_BK, *of_law = graph(inputs)
+        path_BD = straight(*draft.tokens_BN.shape, draft.tokens_BN.device).path_BD
+        verdict = Verdict(path_BD, num_accepted_B, next_B)
+        p_BNV, overlap_B = of_law or (logits_BNV, None)
+        return Judgement(p_BNV, verdict, emitted_BK, overlap_B)
+
+    def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
+        """Makes the program of a rule for drafts of such logits, unless there can be none."""
+        if _is_plain(verifier) and self._allows(verifier):
+            q_BNV = logits_BNV.float() if verifier.needs == "law" else None
+            self._kept(verifier, logits_BNV, q_BNV)
+
+    def _graph(
+        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context
+    ) -> Graph | None:
+        if draft.num_nodes != self._num_nodes or not _fits(verifier, draft, context.law):
+            return None
+        return self._kept(verifier, logits_BNV, draft.probs_BNV) if self._allows(verifier) else None
+
+    def _allows(self, verifier: Verifier) -> bool:
+        return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "law")
+
+    def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
+        shape, dtype = logits_BNV.shape[1:], logits_BNV.dtype
+        key = verifier, shape, dtype, None if q_BNV is None else q_BNV.dtype
+        if key not in self._graphs:
+            self._graphs[key] = self._made(verifier, logits_BNV, q_BNV)
+        return self._graphs[key]
+
+    def _made(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
+        each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier)
+
+        def inputs(rows: int) -> list[Tensor]:
+            return _examples(rows, logits_BNV, q_BNV)
+
+        def trace() -> ExportedProgram:
+            try:
+                return _trace(each, inputs(_TRACED_ROWS))
+            except Exception as error:  # of as many kinds as there are ways to write a rule
+                raise _Opaque from error
+
+        try:
+            with torch.inference_mode(False):
+                own = type(verifier).__module__.startswith("outrider.")
+                graph = self._make(each, trace, own)
+            if not all(_agree(each(*inputs(rows)), graph(inputs(rows))) for rows in (1, 2)):
+                raise ArithmeticError("the compiled rule decides otherwise than the rule itself")
+        except _Opaque:
+            return None
+        except Exception as error:  # the compiler's own exceptions are of many kinds
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            name = type(verifier).__name__
+            message = f"{name} does not compile, so it judges as it is: {text[0]}"
+            warnings.warn(message, OutriderWarning, stacklevel=2)
+            return None
+        return graph
+
+
+class _Opaque(Exception):
+    """A rule whose code cannot be traced."""
+
+
+def _fits(verifier: Verifier, draft: Draft, law: Any) -> bool:
+    """Whether there may be a program for such a round."""
+    by_law = verifier.needs == "law"
+    return (
+        draft.is_full
+        and draft.logits_BNV is None
+        and draft.step_probs_BN is None
+        and draft.drawn == ("iid" if by_law else "chosen")
+        and isinstance(law, Warp)
+        and (law.only_scales if by_law else law.keeps_logits)
+        and _is_plain(verifier)
+    )
+
+
+def _is_plain(verifier: Verifier) -> bool:
+    """Whether a rule is the same in all rounds, and its representation says all of it."""
+    if hasattr(verifier, "reading") or not is_dataclass(verifier):
+        return False
+    frozen = type(verifier).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    values = (getattr(verifier, each.name) for each in fields(verifier))
+    return frozen and all(isinstance(value, _PLAIN) or value is None for value in values)
+
+
+def _trace(each: nn.Module, inputs: list[Tensor]) -> ExportedProgram:
+    sizes = tuple({0: ROWS} for _ in inputs)
+    with torch.no_grad():
+        return torch.export.export(each, tuple(inputs), dynamic_shapes=sizes, strict=False)
+
+
+def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tensor]:
+    """Inputs like those of a round; of the drafted tokens some are the target's best."""
+    _, N, V = logits_BNV.shape
+    device = logits_BNV.device
+    wave_BNV = (torch.arange(rows * N * V, device=device) * 0.7).sin().view(rows, N, V)
+    z_BNV = (4 * wave_BNV).to(logits_BNV.dtype)
+    q_BNV = None if q_BNV is None else (3 * wave_BNV.roll(1, 2)).softmax(-1).to(q_BNV.dtype)
+    best_BN = z_BNV.argmax(-1).roll(1, 1)
+    place_BN = torch.arange(rows * N, device=device).view(rows, N)
+    tokens_BN = torch.where(place_BN % 3 > 0, best_BN, place_BN % V)
+    position_B = torch.arange(rows, device=device)
+    stream = Stream(position_B + 7, position_B)
+    inputs = [z_BNV, tokens_BN, stream.key_B, position_B, stream.together_BR]
+    if q_BNV is not None:
+        inputs += [torch.linspace(0.5, 1.5, rows, device=device), q_BNV]
+    return inputs
+
+
+def _agree(wanted: tuple[Tensor, ...], found: list[Tensor]) -> bool:
+    return all(
+        torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
+        if one.is_floating_point()
+        else torch.equal(one, other)
+        for one, other in zip(wanted, found, strict=True)
+    )
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Says which code a rule of ours consists of: all of the core's and of the rules'."""
+    ours = ("outrider.core", "outrider.verifiers", __name__, overlap.__module__)
+    names = [name for name in sys.modules if name.startswith(ours)]
+    text = "".join(inspect.getsource(sys.modules[name]) for name in sorted(names))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
