@@ -1,7 +1,7 @@
 """The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
-from outrider.core.chain import counting, straight
+from outrider.core.chain import counting, full_chains, straight
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
@@ -68,6 +68,7 @@ __all__ = [
     "check_compatible",
     "counting",
     "draw",
+    "full_chains",
     "match",
     "moved",
     "noise",

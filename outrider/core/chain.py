@@ -34,12 +34,20 @@ class Straight(NamedTuple):
 
 def straight(B: int, N: int, device: torch.device) -> Straight:
     """The parts of B full chains of N nodes."""
-    return (_straight if torch.compiler.is_compiling() else _kept_straight)(B, N, device)
+    make = _straight if torch.compiler.is_compiling() else _kept_straight
+    return make(B, N, device)
+
+
+def full_chains(tokens_BN: Tensor) -> Straight:
+    """The parts of full chains of these tokens."""
+    B, N = tokens_BN.shape
+    return straight(B, N, tokens_BN.device)
 
 
 def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
     """The first ``num`` multiples of ``step``, from 0 on, shape (num,)."""
-    return (_counting if torch.compiler.is_compiling() else _kept_counting)(num, device, step)
+    make = _counting if torch.compiler.is_compiling() else _kept_counting
+    return make(num, device, step)
 
 
 def _straight(B: int, N: int, device: torch.device) -> Straight:

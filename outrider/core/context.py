@@ -4,7 +4,7 @@ Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted to
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.core.chain import counting
 from outrider.core.draft import Draft
 from outrider.core.protocols import Law
-from outrider.core.rng import Stream, row_keys
+from outrider.core.rng import Coming, Stream, row_keys
 
 _SLACK = 128
 
@@ -40,6 +40,7 @@ class Context:
     key_B: Tensor
     law: Law
     sources: list[tuple[int, ...]] | None = None
+    _coming: Coming | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
@@ -90,15 +91,19 @@ class Context:
 
     @property
     def rng(self) -> Stream:
-        """The random numbers of the coming round."""
-        return Stream(self.key_B, self.length_B)
+        """The random numbers of the coming round; ask when the host lengths are right."""
+        made = self._made if Coming.pays(self.key_B) else None
+        return Stream(self.key_B, self.length_B, made=made)
 
     def append(self, emitted_BK: Tensor, num_emitted_B: Tensor) -> None:
         """Writes a round's tokens on the device; row b keeps its first ``num_emitted``."""
-        K = emitted_BK.shape[1]
-        self._reserve(max(self.lengths) + K)
-        column_BK = self.length_B[:, None] + counting(K, self.device)
-        self.tokens_BT.scatter_(1, column_BK, emitted_BK)
+        K, first = emitted_BK.shape[1], max(self.lengths)
+        self._reserve(first + K)
+        if self.is_even:
+            self.tokens_BT[:, first : first + K] = emitted_BK
+        else:
+            column_BK = self.length_B[:, None] + counting(K, self.device)
+            self.tokens_BT.scatter_(1, column_BK, emitted_BK)
         self.length_B = self.length_B + num_emitted_B
 
     def advance(self, num_emitted: Sequence[int]) -> None:
@@ -108,6 +113,7 @@ class Context:
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. The caller replaces the law."""
         index_B = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        self._coming = None
         self.tokens_BT = self.tokens_BT[index_B]
         self.length_B = self.length_B[index_B]
         self.key_B = self.key_B[index_B]
@@ -119,6 +125,7 @@ class Context:
     def join(self, other: "Context") -> None:
         """Appends the rows of another context. The caller replaces the law."""
         width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
+        self._coming = None
         self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
         self.length_B = torch.cat([self.length_B, other.length_B])
         self.key_B = torch.cat([self.key_B, other.key_B])
@@ -126,6 +133,11 @@ class Context:
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
         if self.sources is not None and other.sources is not None:
             self.sources = self.sources + other.sources
+
+    def _made(self) -> Tensor:
+        if self._coming is None or not self._coming.reaches(self.lengths):
+            self._coming = Coming(self.key_B, self.lengths)
+        return self._coming.at(self.lengths)
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:

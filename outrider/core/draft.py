@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from outrider.core.chain import straight
+from outrider.core.chain import full_chains
 from outrider.core.columns import Columns
 
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
@@ -66,7 +66,7 @@ class Draft:
     ) -> "Draft":
         """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
         all nodes exist."""
-        full = straight(*tokens_BN.shape, tokens_BN.device)
+        full = full_chains(tokens_BN)
         return cls(
             tokens_BN,
             full.parents_BN,
@@ -92,7 +92,7 @@ class Draft:
     def num_drafted_B(self) -> Tensor:
         """Drafted tokens per row, root excluded."""
         if self.is_full:
-            return straight(*self.tokens_BN.shape, self.tokens_BN.device).num_drafted_B
+            return full_chains(self.tokens_BN).num_drafted_B
         return self.mask_BN.sum(1) - 1
 
     @cached_property
@@ -115,7 +115,7 @@ class Draft:
     def depth_BN(self) -> Tensor:
         """Edges between each node and the root."""
         if self.is_chain:
-            return straight(*self.tokens_BN.shape, self.tokens_BN.device).depth_BN
+            return full_chains(self.tokens_BN).depth_BN
         return self.ancestors_BNN.sum(2) - 1
 
     @property
@@ -155,6 +155,11 @@ class Verdict:
     path_BD: Tensor
     num_accepted_B: Tensor
     next_token_B: Tensor
+
+    @cached_property
+    def num_emitted_B(self) -> Tensor:
+        """The accepted tokens and the next one."""
+        return self.num_accepted_B + 1
 
     def emitted(self, draft: Draft) -> Tensor:
         """Tokens emitted this round, shape (B, D+1); row b's first ``num_accepted + 1`` count."""

@@ -6,7 +6,7 @@ Legend: B rows, N nodes, D candidates (N-1).
 import torch
 from torch import Tensor
 
-from outrider.core.chain import straight
+from outrider.core.chain import full_chains
 from outrider.core.draft import Draft, Verdict
 from outrider.core.walk import path_to
 
@@ -22,7 +22,7 @@ def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
     if not draft.is_full:
         fits_BD = fits_BD & draft.mask_BN[:, 1:]
     if draft.is_chain:
-        path_BD = straight(*draft.tokens_BN.shape, draft.tokens_BN.device).path_BD
+        path_BD = full_chains(draft.tokens_BN).path_BD
         node_B = fits_BD.cumprod(1).sum(1)
         return Verdict(path_BD, node_B, next_BN.gather(1, node_B[:, None])[:, 0])
     node_B = _deepest(draft, fits_BD)

@@ -17,7 +17,8 @@ that it is to torch.
 Legend: B rows, R numbers per row.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from typing import Any
@@ -94,13 +95,13 @@ class Stream:
     Attributes:
         key_B: keys of the rows, from :func:`row_keys`.
         position_B: the position that the numbers belong to.
-        made_BR: what :attr:`together_BR` would be, where that is known already. A program that is
-            traced takes its numbers from there: hashing does not compile to good code.
+        made: gives :attr:`together_BR` where somebody has made it already. A program that is traced
+            takes its numbers from there: hashing does not compile to good code.
     """
 
     key_B: Tensor
     position_B: Tensor
-    made_BR: Tensor | None = None
+    made: Callable[[], Tensor] | None = field(default=None, kw_only=True)
 
     def at(self, position_B: Tensor) -> "Stream":
         """The same rows at another position."""
@@ -117,11 +118,11 @@ class Stream:
     def together_BR(self) -> Tensor:
         """The first ``AHEAD`` numbers of the roles that rounds draw by, one role behind the
         other."""
-        return self._uniform(_TOGETHER, AHEAD, 0) if self.made_BR is None else self.made_BR
+        return self._uniform(_TOGETHER, AHEAD, 0) if self.made is None else self.made()
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
-        together = self.made_BR is not None or self.key_B.shape[0] <= _FEW
+        together = self.made is not None or self.key_B.shape[0] <= _FEW
         if not together or role not in _TOGETHER or first + num > AHEAD:
             return self._uniform((role,), num, first)
         first += AHEAD * _TOGETHER.index(role)
@@ -151,6 +152,42 @@ class Stream:
         """64 random bits for each of these numbers of a role, shape (B, R)."""
         _refuse_to_trace()
         return fold(self._here_B1, number_BR + (int(role) << _ROLE_SHIFT))
+
+
+class Coming:
+    """The numbers of the positions ahead of a few rows: on a CPU those of many positions take
+    little longer to make than those of one.
+
+    Args:
+        key_B: keys of the rows.
+        lengths: the first position of each.
+    """
+
+    def __init__(self, key_B: Tensor, lengths: Sequence[int]) -> None:
+        self._first = list(lengths)
+        self.num_positions = _FEW // len(lengths)
+        place_P = torch.arange(self.num_positions)
+        position_BP = torch.tensor(self._first)[:, None] + place_P
+        key_BP = key_B[:, None].expand_as(position_BP)
+        numbers = Stream(key_BP.flatten(), position_BP.flatten()).together_BR
+        self._numbers_BPR = numbers.view(*position_BP.shape, -1)
+
+    def reaches(self, lengths: Sequence[int]) -> bool:
+        """Whether the numbers at these positions are among them."""
+        pairs = zip(self._first, lengths, strict=True)
+        return all(0 <= length - first < self.num_positions for first, length in pairs)
+
+    def at(self, lengths: Sequence[int]) -> Tensor:
+        """``Stream.together_BR`` at these positions."""
+        places = [length - first for first, length in zip(self._first, lengths, strict=True)]
+        if len(places) == 1:
+            return self._numbers_BPR[:, places[0]]
+        return self._numbers_BPR[range(len(places)), places]
+
+    @staticmethod
+    def pays(key_B: Tensor) -> bool:
+        """Whether it is worth the while."""
+        return key_B.device.type == "cpu" and key_B.shape[0] <= _FEW // 4
 
 
 def _refuse_to_trace() -> None:

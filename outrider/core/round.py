@@ -83,7 +83,7 @@ def run_round(
     found = (judge or by_the_rule)(verifier, draft, scores.logits_BNV, context, rng)
     target.commit(cache, draft, found.verdict)
     drafter.commit(state, draft, found.verdict, scores)
-    context.append(found.emitted_BK, found.verdict.num_accepted_B + 1)
+    context.append(found.emitted_BK, found.verdict.num_emitted_B)
     by_logits = verifier.needs != "law"
     return Round(
         draft, scores, found.p_BNV, found.verdict, found.emitted_BK, by_logits, found.overlap_B

@@ -7,10 +7,9 @@ of tokens, and laws that are more than a temperature.
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
 
-import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Role, Stream
+from outrider.core import Budget, Context, Draft, Law, Role, Stream
 from outrider.drafters.model import ModelDrafter, ModelState
 from outrider.sampling.warp import Warp
 
@@ -23,6 +22,8 @@ class WholeDrafter(ModelDrafter):
     """
 
     num_whole: int = 0
+    _asked: Law | None = None
+    _answer: bool = False
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
@@ -33,16 +34,22 @@ class WholeDrafter(ModelDrafter):
         return super().propose(state, context, budget, rng)
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
-        law, graph = context.law, self.model.compiled
+        if self.num_whole != budget.max_tokens or budget.tokens_B is not None:
+            return False
+        if context.law is not self._asked:  # as a rule the same from round to round
+            self._asked, self._answer = context.law, self._draws(context.law)
+        return self._answer and len(set(self._lacking(state, context))) == 1
+
+    def _draws(self, law: Law) -> bool:
+        """Whether the graph draws by such a law."""
+        graph = self.model.compiled
         return (
             graph is not None
             and not graph.failed
-            and 0 < self.num_whole == budget.max_tokens
-            and budget.tokens_B is None
+            and self.num_whole > 0
             and self.stop is None
             and self.drawn == "iid"
             and self.model.num_tokens == self.num_tokens
-            and len(set(self._lacking(state, context))) == 1
             and isinstance(law, Warp)
             and (law.keeps_logits if law.greedy else law.only_scales)
         )
@@ -57,13 +64,12 @@ class WholeDrafter(ModelDrafter):
         done = self.model.draft(cache, tokens_BK, γ, *numbers)
         if done is None:
             return None
-        laws_BNV, drafted_BD = done
+        laws_BNV, tokens_BN = done
         fed = γ - 1
         state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, fed
         state.open = True
         cache.length_B = context.length_B + fed
         cache.lengths = [length + fed for length in context.lengths]
-        tokens_BN = torch.cat([context.root_B[:, None], drafted_BD], 1)
         if law.greedy:
             logits_BNV = laws_BNV if self.keep_logits else None
             return Draft.chain(tokens_BN, None, None, "chosen", logits_BNV)

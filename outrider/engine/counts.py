@@ -39,8 +39,10 @@ def count_columns(turn: Round) -> list[Tensor]:
     if not _is_plain(turn.draft):
         columns += [turn.draft.num_drafted_B, _depth(turn.draft), _refused(turn)]
     if not _overlap_is_accepted(turn):
-        given = turn.overlap_B is not None
-        columns.append(turn.overlap_B if given else overlap(turn.draft, turn.p_BNV, turn.verdict))
+        overlap_B = turn.overlap_B
+        if overlap_B is None:
+            overlap_B = overlap(turn.draft, turn.p_BNV, turn.verdict)
+        columns.append(overlap_B)
     return columns
 
 

@@ -4,15 +4,17 @@ The rule's own code is traced (``torch.export``) and compiled, whichever rule it
 softmax before it and the acceptance estimate behind it. Its random numbers are made outside, as for
 the rule itself, so that it decides as it would have, up to rounding.
 
-By the rule itself go drafts that are no full chains, laws that are more than a temperature, rules
-that trace does not see through (they look at numbers, or hash their own), and, where bits must not
-depend on who computes them, whatever samples.
+A rule takes part by ``traceable: ClassVar[bool] = True``, if its code looks at no number (no
+``bool(tensor)``) and draws by ``rng.uniform`` alone. By the rule itself go all others, drafts that
+are no full chains, laws that are more than a temperature, and, where bits must not depend on who
+computes them, whatever samples.
 
 Legend: B rows, N nodes, R random numbers, V vocabulary.
 """
 
 import hashlib
 import inspect
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -29,11 +31,12 @@ from outrider.core import (
     Context,
     Draft,
     Judgement,
+    Law,
     Stream,
     Verdict,
     Verifier,
     by_the_rule,
-    straight,
+    full_chains,
 )
 from outrider.core.errors import OutriderWarning
 from outrider.engine.counts import overlap
@@ -65,13 +68,11 @@ class JudgeByLogits(nn.Module):
         """All that the program depends on."""
         return f"{self.verifier!r}, {_sources()}"
 
-    def forward(
-        self, logits_BNV: Tensor, tokens_BN: Tensor, key_B: Tensor, position_B: Tensor, u_BR: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, logits_BNV: Tensor, tokens_BN: Tensor) -> tuple[Tensor, ...]:
         """Accepted tokens and the next one, both (B,), and the emitted ones (B, N)."""
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
         draft = Draft.chain(tokens_BN, None, None, "chosen")
-        verdict = self.verifier(draft, z_BNV, Stream(key_B, position_B, u_BR))
+        verdict = self.verifier(draft, z_BNV, _numbers(tokens_BN[:, 0]))
         return verdict.num_accepted_B, verdict.next_token_B, verdict.emitted(draft)
 
 
@@ -82,8 +83,6 @@ class JudgeByLaw(JudgeByLogits):
         self,
         logits_BNV: Tensor,
         tokens_BN: Tensor,
-        key_B: Tensor,
-        position_B: Tensor,
         u_BR: Tensor,
         temperature_B: Tensor,
         q_BNV: Tensor,
@@ -92,7 +91,7 @@ class JudgeByLaw(JudgeByLogits):
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
         p_BNV = (z_BNV / temperature_B[:, None, None].to(z_BNV.dtype)).softmax(-1)
         draft = Draft.chain(tokens_BN, None, q_BNV, "iid")
-        verdict = self.verifier(draft, p_BNV, Stream(key_B, position_B, u_BR))
+        verdict = self.verifier(draft, p_BNV, _numbers(tokens_BN[:, 0], u_BR))
         emitted_BK, overlap_B = verdict.emitted(draft), overlap(draft, p_BNV, verdict)
         return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, overlap_B
 
@@ -112,41 +111,44 @@ class CompiledJudge:
         self._num_nodes = num_drafted + 1
         self._exact = exact
         self._graphs: dict[tuple[Any, ...], Graph | None] = {}
+        self._asked: tuple[object, ...] = (None,) * 4
+        self._answer: Graph | None = None
 
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Judgement:
-        graph = self._graph(verifier, draft, logits_BNV, context)
+        graph = self._graph(verifier, draft, logits_BNV, context.law)
         if graph is None:
             return by_the_rule(verifier, draft, logits_BNV, context, rng)
-        inputs = [
-            logits_BNV.contiguous(),
-            draft.tokens_BN.contiguous(),
-            rng.key_B,
-            rng.position_B,
-            rng.together_BR,
-        ]
+        inputs = [logits_BNV.contiguous(), draft.tokens_BN.contiguous()]
         if draft.probs_BNV is not None:
-            law = cast(Warp, context.law)
-            inputs += [law.temperature_B, draft.probs_BNV.contiguous()]
+            temperature_B = cast(Warp, context.law).temperature_B
+            inputs += [rng.together_BR.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
         num_accepted_B, next_B, emitted_BK, *of_law = graph(inputs)
-        path_BD = straight(*draft.tokens_BN.shape, draft.tokens_BN.device).path_BD
+        path_BD = full_chains(draft.tokens_BN).path_BD
         verdict = Verdict(path_BD, num_accepted_B, next_B)
         p_BNV, overlap_B = of_law or (logits_BNV, None)
         return Judgement(p_BNV, verdict, emitted_BK, overlap_B)
 
     def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
         """Makes the program of a rule for drafts of such logits, unless there can be none."""
-        if _is_plain(verifier) and self._allows(verifier):
+        if _is_traceable(verifier) and self._allows(verifier):
             q_BNV = logits_BNV.float() if verifier.needs == "law" else None
             self._kept(verifier, logits_BNV, q_BNV)
 
     def _graph(
-        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context
+        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, law: Law
     ) -> Graph | None:
-        if draft.num_nodes != self._num_nodes or not _fits(verifier, draft, context.law):
+        fits = draft.is_full and draft.num_nodes == self._num_nodes
+        if not fits or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
-        return self._kept(verifier, logits_BNV, draft.probs_BNV) if self._allows(verifier) else None
+        asked = verifier, law, draft.drawn, logits_BNV.dtype
+        same = all(map(operator.is_, asked, self._asked))  # from round to round, as a rule
+        if not same:
+            fits = _fits(verifier, draft, law) and self._allows(verifier)
+            graph = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
+            self._asked, self._answer = asked, graph
+        return self._answer
 
     def _allows(self, verifier: Verifier) -> bool:
         return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "law")
@@ -164,20 +166,12 @@ class CompiledJudge:
         def inputs(rows: int) -> list[Tensor]:
             return _examples(rows, logits_BNV, q_BNV)
 
-        def trace() -> ExportedProgram:
-            try:
-                return _trace(each, inputs(_TRACED_ROWS))
-            except Exception as error:  # of as many kinds as there are ways to write a rule
-                raise _Opaque from error
-
         try:
             with torch.inference_mode(False):
                 own = type(verifier).__module__.startswith("outrider.")
-                graph = self._make(each, trace, own)
+                graph = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
             if not all(_agree(each(*inputs(rows)), graph(inputs(rows))) for rows in (1, 2)):
                 raise ArithmeticError("the compiled rule decides otherwise than the rule itself")
-        except _Opaque:
-            return None
         except Exception as error:  # the compiler's own exceptions are of many kinds
             text = str(error).strip().splitlines() or [type(error).__name__]
             name = type(verifier).__name__
@@ -187,29 +181,25 @@ class CompiledJudge:
         return graph
 
 
-class _Opaque(Exception):
-    """A rule whose code cannot be traced."""
-
-
-def _fits(verifier: Verifier, draft: Draft, law: Any) -> bool:
-    """Whether there may be a program for such a round."""
+def _fits(verifier: Verifier, draft: Draft, law: Law) -> bool:
+    """Whether there may be a program for full chains like this one."""
     by_law = verifier.needs == "law"
     return (
-        draft.is_full
-        and draft.logits_BNV is None
+        draft.logits_BNV is None
         and draft.step_probs_BN is None
         and draft.drawn == ("iid" if by_law else "chosen")
         and isinstance(law, Warp)
         and (law.only_scales if by_law else law.keeps_logits)
-        and _is_plain(verifier)
+        and _is_traceable(verifier)
     )
 
 
-def _is_plain(verifier: Verifier) -> bool:
-    """Whether a rule is the same in all rounds, and its representation says all of it."""
-    if hasattr(verifier, "reading") or not is_dataclass(verifier):
+def _is_traceable(verifier: Verifier) -> bool:
+    """Whether a rule says so, is the same in all rounds, and its representation says all of it."""
+    traceable = getattr(verifier, "traceable", False) and not hasattr(verifier, "reading")
+    if not traceable or not is_dataclass(verifier):
         return False
-    frozen = type(verifier).__dataclass_params__.frozen  # type: ignore[attr-defined]
+    frozen = type(verifier).__dataclass_params__.frozen
     values = (getattr(verifier, each.name) for each in fields(verifier))
     return frozen and all(isinstance(value, _PLAIN) or value is None for value in values)
 
@@ -230,12 +220,15 @@ def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tenso
     best_BN = z_BNV.argmax(-1).roll(1, 1)
     place_BN = torch.arange(rows * N, device=device).view(rows, N)
     tokens_BN = torch.where(place_BN % 3 > 0, best_BN, place_BN % V)
-    position_B = torch.arange(rows, device=device)
-    stream = Stream(position_B + 7, position_B)
-    inputs = [z_BNV, tokens_BN, stream.key_B, position_B, stream.together_BR]
-    if q_BNV is not None:
-        inputs += [torch.linspace(0.5, 1.5, rows, device=device), q_BNV]
-    return inputs
+    if q_BNV is None:
+        return [z_BNV, tokens_BN]
+    u_BR = Stream(tokens_BN[:, 0], tokens_BN[:, 1]).together_BR
+    return [z_BNV, tokens_BN, u_BR, torch.linspace(0.5, 1.5, rows, device=device), q_BNV]
+
+
+def _numbers(key_B: Tensor, u_BR: Tensor | None = None) -> Stream:
+    """Given numbers; there are no others, whatever the key."""
+    return Stream(key_B, key_B, made=None if u_BR is None else lambda: u_BR)
 
 
 def _agree(wanted: tuple[Tensor, ...], found: list[Tensor]) -> bool:

@@ -22,9 +22,14 @@ def read(blocks: Sequence[Tensor]) -> list[Line]:
     Args:
         blocks: columns (B,), or several side by side (B, C); of any dtypes.
     """
-    blocks = [block if block.dim() == 2 else block[:, None] for block in blocks]
     if blocks[0].device.type == "cpu":
-        return [list(line) for line in zip(*(block.tolist() for block in blocks), strict=True)]
+        lists = [block.tolist() for block in blocks]
+        columns = [block.dim() == 1 for block in blocks]
+        return [
+            [[part] if one else part for part, one in zip(line, columns, strict=True)]
+            for line in zip(*lists, strict=True)
+        ]
+    blocks = [block if block.dim() == 2 else block[:, None] for block in blocks]
     dtype = torch.float32 if blocks[0].device.type == "mps" else torch.float64
     table = torch.cat([block.to(dtype) for block in blocks], 1).tolist()
     ends = list(accumulate((block.shape[1] for block in blocks), initial=0))

@@ -143,7 +143,7 @@ class SlabCache(Cache):
             if column_BD.device.type == "cpu":  # elsewhere a look back costs more
                 column_BD = column_BD[:, : int(verdict.num_accepted_B.max())]
             self.pack(column_BD, 1)
-        self.length_B = self.length_B + 1 + verdict.num_accepted_B
+        self.length_B = self.length_B + verdict.num_emitted_B
 
     def pack(self, nodes_BD: Tensor, first: int = 0) -> None:
         """Moves nodes behind the committed slots to the places ``first``, ``first + 1``, … there,

@@ -87,7 +87,8 @@ class CompiledPass:
     ) -> list[Tensor] | None:
         """A draft of ``depth`` (D) tokens behind these columns, drawn at these temperatures with
         these numbers in [0, 1), or greedy without: laws or logits (B, D + 1, V), sums of all
-        logits (B,), tokens (B, D); None as :meth:`chain`. The slabs must have room for it."""
+        logits (B,), the chain from the root on (B, D + 1); None as :meth:`chain`. The slabs must
+        have room for it."""
         if depth not in self._drafts:
             both = GreedyDraft(*self._of_model, depth), SampledDraft(*self._of_model, depth)
             self._drafts[depth] = both

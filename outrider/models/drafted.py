@@ -50,7 +50,8 @@ class GreedyDraft(ChainPass):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, D + 1, V), the last ones zero; their sum (B,); the tokens (B, D)."""
+        """Logits (B, D + 1, V), the last ones zero; their sum (B,); the chain from the root on
+        (B, D + 1)."""
         return self._chain(
             tokens_BN, length_B, (slot_S, keys, values), lambda z_BV, _: (z_BV, z_BV.argmax(-1))
         )
@@ -66,18 +67,18 @@ class GreedyDraft(ChainPass):
     def _chain(
         self, tokens_BN: Tensor, length_B: Tensor, rest: Any, choice: Choice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        recorded, drafted, sums = [], [], []
+        recorded, chain, sums = [], [tokens_BN[:, -1]], []
         for i in range(self.depth):
             logits_BNV, sum_B = super().forward(tokens_BN, length_B, *rest)
             z_BV = logits_BNV[:, -1].to(torch.promote_types(logits_BNV.dtype, torch.float32))
             row_BV, x_B = choice(z_BV, i)
             recorded.append(row_BV)
-            drafted.append(x_B)
+            chain.append(x_B)
             sums.append(sum_B)
             length_B = length_B + tokens_BN.shape[1]
             tokens_BN = x_B[:, None]
         recorded.append(torch.zeros_like(recorded[0]))
-        return torch.stack(recorded, 1), torch.stack(sums).sum(0), torch.stack(drafted, 1)
+        return torch.stack(recorded, 1), torch.stack(sums).sum(0), torch.stack(chain, 1)
 
 
 class SampledDraft(GreedyDraft):
@@ -93,7 +94,8 @@ class SampledDraft(GreedyDraft):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Laws (B, D + 1, V), the last one zero; the sum of all logits (B,); the tokens (B, D)."""
+        """Laws (B, D + 1, V), the last one zero; the sum of all logits (B,); the chain from the
+        root on (B, D + 1)."""
 
         def choice(z_BV: Tensor, i: int) -> tuple[Tensor, Tensor]:
             q_BV = (z_BV / temperature_B[:, None]).softmax(-1)

@@ -202,8 +202,8 @@ class HFModel:
             u_BD: the numbers in [0, 1) to draw with; None for greedy ones.
 
         Returns:
-            Laws, or logits of greedy rows (B, D + 1, V), zero at the last place, and tokens (B, D);
-            None where there is no such graph.
+            Laws, or logits of greedy rows (B, D + 1, V), zero at the last place, and the chain
+            (B, D + 1), root first; None where there is no such graph.
         """
         graph = self._graph(cache, tokens_BN.shape[1])
         if graph is None:
@@ -215,9 +215,9 @@ class HFModel:
             done = graph.draft(cache, tokens_BN, depth, temperature_B, u_BD)
         if done is None:
             return None
-        laws_BNV, sum_B, drafted_BD = done
+        laws_BNV, sum_B, tokens_BN = done
         self._sums.append(sum_B)
-        return laws_BNV, drafted_BD
+        return laws_BNV, tokens_BN
 
     def _placed(
         self,
@@ -250,9 +250,10 @@ class HFModel:
     def drain_sums(self) -> Tensor | None:
         """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
         the round's other numbers). None when there was no pass."""
-        sums = torch.stack(self._sums).sum(0) if self._sums else None
-        self._sums.clear()
-        return sums
+        sums, self._sums = self._sums, []
+        if len(sums) < 2:
+            return sums[0] if sums else None
+        return torch.stack(sums).sum(0)
 
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose sum is not finite; ``position`` is where its round began."""

@@ -53,6 +53,7 @@ class Lenience:
 
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:

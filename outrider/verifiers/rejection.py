@@ -33,6 +33,7 @@ class Rejection:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

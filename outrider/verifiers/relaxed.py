@@ -56,6 +56,7 @@ class Relaxed:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.top_k, self.delta)
@@ -96,6 +97,7 @@ class RelaxedGreedy:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "logits"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.top_k, self.delta)

@@ -41,6 +41,7 @@ class SampleMatch:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

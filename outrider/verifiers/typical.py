@@ -64,6 +64,7 @@ class Typical:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import Role, Stream, row_keys
-from outrider.core.rng import as_uniform, fold, mix
+from outrider.core import AHEAD, Context, Role, Stream, row_keys
+from outrider.core.rng import Coming, as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
 
@@ -153,3 +153,59 @@ def test_a_child_is_keyed_by_its_number():
     for number in (0, 3):
         expected_B1 = rows.bits(Role.INNER, torch.tensor([number]))
         assert torch.equal(rows.child(number).key_B, expected_B1[:, 0])
+
+
+def test_numbers_made_ahead_are_those_of_their_positions():
+    key_B = row_keys([1, 2, 3], [4, 5, 6], "cpu")
+    coming = Coming(key_B, [7, 30, 2])
+    assert coming.num_positions > 4
+    for step in (0, 1, coming.num_positions - 1):
+        lengths = [7 + step, 30, 2 + step]
+        assert coming.reaches(lengths)
+        wanted = Stream(key_B, torch.tensor(lengths)).together_BR
+        assert torch.equal(coming.at(lengths), wanted)
+    assert not coming.reaches([7, 30, 2 + coming.num_positions])
+    assert not coming.reaches([6, 30, 2])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_context_draws_what_its_rows_draw_alone(rows):
+    """Whatever was made ahead, when rows grow unevenly, leave and join."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def context(first, num):
+        prompts = [[1] * (1 + row % 5) for row in range(num)]
+        return Context.start(prompts, None, range(first, first + num), range(num))
+
+    def check(batch):
+        plain = Stream(batch.key_B, batch.length_B)
+        for role in (Role.DRAFT, Role.ACCEPT, Role.NEXT, Role.NOISE):
+            for num in (1, 5, 20):
+                assert torch.equal(batch.rng.uniform(role, num), plain.uniform(role, num))
+
+    def grow(batch):
+        emitted_BK = torch.zeros(batch.num_rows, 6, dtype=torch.int64)
+        num_B = torch.randint(1, 7, (batch.num_rows,), generator=generator)
+        batch.append(emitted_BK, num_B)
+        batch.advance(num_B.tolist())
+
+    batch = context(0, rows)
+    for _ in range(8):
+        check(batch)
+        grow(batch)
+    batch.join(context(99, 2))
+    check(batch)
+    batch.keep(list(range(batch.num_rows))[1:])
+    check(batch)
+    grow(batch)
+    check(batch)
+
+
+def test_given_numbers_are_taken_first():
+    given_BR = torch.rand(2, 3 * AHEAD, dtype=torch.float64)
+    there = stream([1, 2], [3, 4], [5, 6])
+    given = Stream(there.key_B, there.position_B, made=lambda: given_BR)
+    assert torch.equal(given.uniform(Role.DRAFT, 4), given_BR[:, :4])
+    assert torch.equal(given.uniform(Role.NEXT, 2, 1), given_BR[:, 2 * AHEAD + 1 : 2 * AHEAD + 3])
+    for role, num in ((Role.NOISE, 4), (Role.DRAFT, AHEAD + 1)):
+        assert torch.equal(given.uniform(role, num), there.uniform(role, num))

@@ -13,7 +13,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
-from outrider.core import counting, straight
+from outrider.core.chain import _kept_counting, _kept_straight
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
@@ -201,7 +201,7 @@ def test_nothing_stays_behind_as_requests_come_and_go(
     counts = []
     for call in range(12):
         engine.generate(prompts, [Sampling(max_new_tokens=5 + (call + i) % 7) for i in range(5)])
-        for kept in (straight, counting, column, _spread):  # by shape, and bounded
+        for kept in (_kept_straight, _kept_counting, column, _spread):  # by shape, and bounded
             kept.cache_clear()
         gc.collect()
         objects = gc.get_objects()

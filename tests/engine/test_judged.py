@@ -1,0 +1,222 @@
+"""A rule compiled with what is around it decides as the rule itself does, in the same texts."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from interpreted_graphs import interpreted
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from torch import nn
+from torch.export import ExportedProgram
+
+from outrider import Engine, Sampling
+from outrider.core import AHEAD, Draft, Stream, Verdict, by_the_rule
+from outrider.core.context import Context
+from outrider.core.errors import OutriderWarning
+from outrider.engine.judged import CompiledJudge
+from outrider.models.kernels.build import find_compiler
+from outrider.models.package import Graph, packaged
+from outrider.sampling import Warp
+from outrider.verifiers import (
+    Block,
+    Greedy,
+    Lenience,
+    Rejection,
+    Relaxed,
+    RelaxedGreedy,
+    SampleMatch,
+    Typical,
+)
+
+V, γ = 37, 4
+LAWS = [Rejection(), SampleMatch(), Lenience(0.4), Typical(), Relaxed()]
+LOGITS = [Greedy(), RelaxedGreedy()]
+SAMPLED = Sampling(temperature=0.8, seed=3, max_new_tokens=20, ignore_eos=True)
+
+
+def made(module: nn.Module, trace: Callable[[], ExportedProgram], own: bool) -> Graph:
+    return interpreted(module, trace)
+
+
+class Counted:
+    """A maker that counts graphs, and their calls."""
+
+    def __init__(self) -> None:
+        self.graphs = self.calls = 0
+
+    def __call__(self, module: nn.Module, trace: Any, own: bool) -> Graph:
+        self.graphs += 1
+        graph = interpreted(module, trace)
+
+        def counted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            self.calls += 1
+            return graph(inputs)
+
+        return counted
+
+
+def case(rows: int, drawn: Any, temperature: float = 0.8, seed: int = 0) -> tuple[Any, ...]:
+    """A draft of chains, the target's logits, and a context with their law."""
+    generator = torch.Generator().manual_seed(seed)
+    logits_BNV = 2 * torch.randn(rows, γ + 1, V, generator=generator)
+    near_BNV = logits_BNV + torch.randn(rows, γ + 1, V, generator=generator)
+    q_BNV = near_BNV.softmax(-1)
+    tokens_BD = torch.multinomial(q_BNV[:, :-1].flatten(0, 1), 1, generator=generator)
+    if drawn == "chosen":
+        tokens_BD = near_BNV[:, :-1].argmax(-1)
+    tokens_BN = torch.cat([torch.zeros(rows, 1).long(), tokens_BD.view(rows, γ)], 1)
+    samplings = [Sampling(temperature=temperature * (drawn == "iid"))] * rows
+    law = Warp(samplings, V)
+    context = Context.start([[1, 2, 0]] * rows, law, range(seed, seed + rows), range(rows))
+    draft = Draft.chain(tokens_BN, None, q_BNV if drawn == "iid" else None, drawn)
+    return draft, logits_BNV, context, context.rng
+
+
+@pytest.mark.parametrize("rule", LAWS + LOGITS, ids=repr)
+def test_decides_as_the_rule_does(rule: Any) -> None:
+    """In 60 rounds of one row or several, all of whose verdicts must be equal."""
+    judge = CompiledJudge(made, γ)
+    for seed in range(60):
+        rows = (1, 2, 5)[seed % 3]
+        round_ = case(rows, "iid" if rule.needs == "law" else "chosen", (0.8, 1.0)[seed % 2], seed)
+        found, wanted = judge(rule, *round_), by_the_rule(rule, *round_)
+        accepted_B = wanted.verdict.num_accepted_B
+        assert torch.equal(found.verdict.num_accepted_B, accepted_B)
+        assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)
+        assert torch.equal(found.verdict.path_BD, wanted.verdict.path_BD)
+        emitted_BN = torch.arange(γ + 1) <= accepted_B[:, None]
+        assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
+        torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
+    assert judge._answer is not None
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("sampling", [greedy(20), SAMPLED], ids=["greedy", "sampled"])
+def test_writes_the_same_texts(sampling: Sampling, batch: int) -> None:
+    """Also in ragged batches whose rows leave."""
+    prompts = ragged_prompts([9, 3, 14])
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=batch).generate(prompts, sampling)
+    engine, maker = judging(max_batch_size=batch)
+    found = engine.generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    assert maker.graphs == 1
+    assert maker.calls > 5
+    for one, other in zip(found, wanted, strict=True):
+        assert one.origins == other.origins
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+        assert one.stats.accepted == other.stats.accepted
+
+
+def judging(**settings: Any) -> tuple[Engine, Counted]:
+    """An engine that judges by programs, and their maker."""
+    engine = engine_of(tiny(), tiny(seed=1), γ=γ, **settings)
+    maker = Counted()
+    engine.judge = CompiledJudge(maker, γ)
+    return engine, maker
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}],
+    ids=str,
+)
+def test_laws_that_are_more_than_a_temperature_go_by_the_rule(settings: Any) -> None:
+    engine, maker = judging()
+    sampling = replace(SAMPLED, max_new_tokens=8, **settings)
+    wanted = engine_of(tiny(), tiny(seed=1)).generate(ragged_prompts([9]), sampling)
+    assert token_ids(engine.generate(ragged_prompts([9]), sampling)) == token_ids(wanted)
+    assert maker.graphs == 0
+
+
+@pytest.mark.parametrize("rule", [Block(), Lenience(0.4), Typical()], ids=repr)
+def test_lossy_rules_are_measured_all_the_same(rule: Any) -> None:
+    wanted = engine_of(tiny(), tiny(seed=1), verifier=rule).generate(ragged_prompts([9]), SAMPLED)
+    engine, maker = judging(verifier=rule)
+    found = engine.generate(ragged_prompts([9]), SAMPLED)
+    assert token_ids(found) == token_ids(wanted)
+    assert found.stats.kl == pytest.approx(wanted.stats.kl, rel=1e-4, abs=1e-6)
+    assert maker.graphs == (0 if isinstance(rule, Block) else 1)
+
+
+def test_exact_models_sample_by_the_rule() -> None:
+    """A program's softmax may round otherwise than torch's; an argmax cannot."""
+    maker = Counted()
+    judge = CompiledJudge(maker, γ, exact=True)
+    judge(Rejection(), *case(1, "iid"))
+    assert maker.graphs == 0
+    judge(Greedy(), *case(1, "chosen"))
+    assert maker.graphs == 1
+
+
+def test_other_lengths_and_masks_go_by_the_rule() -> None:
+    maker = Counted()
+    draft, *rest = case(2, "chosen")
+    CompiledJudge(maker, γ - 1)(Greedy(), draft, *rest)
+    masked = Draft.chain(draft.tokens_BN, draft.mask_BN.clone(), None, "chosen")
+    CompiledJudge(maker, γ)(Greedy(), masked, *rest)
+    CompiledJudge(maker, AHEAD).warm_up(Rejection(), torch.zeros(1, AHEAD + 1, V))
+    assert maker.graphs == 0
+
+
+@dataclass(frozen=True)
+class Peeking(Rejection):
+    """Says that it can be traced, and looks at a number."""
+
+    traceable: ClassVar[bool] = True
+
+    def __call__(self, draft: Draft, p_BNV: torch.Tensor, rng: Stream) -> Verdict:
+        assert bool((p_BNV >= 0).all())
+        return super().__call__(draft, p_BNV, rng)
+
+
+def failing(module: nn.Module, trace: Any, own: bool) -> Graph:
+    raise RuntimeError("no compiler today\nand much more")
+
+
+def lying(module: nn.Module, trace: Any, own: bool) -> Graph:
+    return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 4]
+
+
+@pytest.mark.parametrize(
+    ("maker", "rule", "text"),
+    [
+        (made, Peeking(), "Peeking does not compile, so it judges as it is"),
+        (failing, Rejection(), "no compiler today"),
+        (lying, Rejection(), "decides otherwise"),
+    ],
+    ids=["opaque", "no compiler", "wrong"],
+)
+def test_what_does_not_compile_judges_as_it_is_after_one_warning(
+    maker: Any, rule: Any, text: str
+) -> None:
+    judge = CompiledJudge(maker, γ)
+    round_ = case(1, "iid")
+    with pytest.warns(OutriderWarning, match=text) as caught:
+        found = judge(rule, *round_)
+    assert len(caught) == 1
+    assert torch.equal(found.emitted_BK, by_the_rule(rule, *round_).emitted_BK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        judge(rule, *round_)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [Rejection(), Greedy()], ids=repr)
+def test_compiled_programs_decide_as_the_rule_does(
+    rule: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    judge = CompiledJudge(packaged, γ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutriderWarning)
+        judge.warm_up(rule, torch.zeros(1, γ + 1, V))
+    for seed in range(30):
+        round_ = case(1 + seed % 3, "iid" if rule.needs == "law" else "chosen", seed=seed)
+        found, wanted = judge(rule, *round_), by_the_rule(rule, *round_)
+        assert torch.equal(found.verdict.num_accepted_B, wanted.verdict.num_accepted_B)
+        assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)
+    assert judge._answer is not None
