@@ -211,10 +211,10 @@ class ModelDrafter(ModelBacked):
                 q_BV = row_BV.softmax(-1) if greedy else row_BV
                 if not going.on(q_BV.gather(1, x_B[:, None])[:, 0]):
                     break
-        mask_BN = None if going is None else torch.stack(going.exists[: len(tokens)], 1)
-        if budget.tokens_B is not None:
-            within_BN = counting(len(tokens), context.device) <= budget.tokens_B[:, None]
-            mask_BN = within_BN if mask_BN is None else mask_BN & within_BN
+        mask_BN = self._within(budget, len(tokens), context)
+        if going is not None:
+            exists_BN = torch.stack(going.exists[: len(tokens)], 1)
+            mask_BN = exists_BN if mask_BN is None else mask_BN & exists_BN
         drawn: Drawn = "chosen" if greedy or not γ else self.drawn
         return Draft.chain(
             torch.stack(tokens, 1),
@@ -223,6 +223,12 @@ class ModelDrafter(ModelBacked):
             drawn,
             _with_last(rows) if greedy and γ and self.keep_logits else None,
         )
+
+    def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
+        """Which nodes of a chain each row may draft, (B, N); None if all may draft all."""
+        if budget.tokens_B is None:
+            return None
+        return counting(num_nodes, context.device) <= budget.tokens_B[:, None]
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The law of the next token, (B, V); its logits if all rows are greedy."""

@@ -1,8 +1,9 @@
 """A model's chain drafted by one graph, where it can be: no Python between its tokens.
 
 The same chain as :class:`ModelDrafter` drafts step by step, up to rounding, from the same random
-numbers. Step by step go drafts of another length than the graph's, rows that lack different numbers
-of tokens, and laws that are more than a temperature.
+numbers. A row that lacks fewer tokens than another is fed its last ones again: they write what is
+there already. Step by step go drafts of another length than the graph's and laws that are more than
+a temperature.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
@@ -28,17 +29,17 @@ class WholeDrafter(ModelDrafter):
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
         if self._fits(state, context, budget):
-            draft = self._whole(state, context, rng)
+            draft = self._whole(state, context, budget, rng)
             if draft is not None:
                 return draft
         return super().propose(state, context, budget, rng)
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
-        if self.num_whole != budget.max_tokens or budget.tokens_B is not None:
+        if self.num_whole != budget.max_tokens:
             return False
         if context.law is not self._asked:  # as a rule the same from round to round
             self._asked, self._answer = context.law, self._draws(context.law)
-        return self._answer and len(set(self._lacking(state, context))) == 1
+        return self._answer and max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, law: Law) -> bool:
         """Whether the graph draws by such a law."""
@@ -54,15 +55,21 @@ class WholeDrafter(ModelDrafter):
             and (law.keeps_logits if law.greedy else law.only_scales)
         )
 
-    def _whole(self, state: ModelState, context: Context, rng: Stream) -> Draft | None:
+    def _whole(
+        self, state: ModelState, context: Context, budget: Budget, rng: Stream
+    ) -> Draft | None:
         cache, law, γ = state.cache, context.law, self.num_whole
         assert isinstance(law, Warp)
         numbers: tuple[Tensor | None, Tensor | None] = None, None
         if not law.greedy:
             numbers = law.temperature_B, rng.uniform(Role.DRAFT, γ)
-        tokens_BK = self._uncached(state, context, self._lacking(state, context)[0])
-        done = self.model.draft(cache, tokens_BK, γ, *numbers)
+        lacking, before = self._lacking(state, context), (cache.length_B, cache.lengths)
+        K = max(lacking)
+        if min(lacking) < K:
+            cache.length_B, cache.lengths = context.length_B - K, [n - K for n in context.lengths]
+        done = self.model.draft(cache, self._uncached(state, context, K), γ, *numbers)
         if done is None:
+            cache.length_B, cache.lengths = before
             return None
         laws_BNV, tokens_BN = done
         fed = γ - 1
@@ -70,7 +77,8 @@ class WholeDrafter(ModelDrafter):
         state.open = True
         cache.length_B = context.length_B + fed
         cache.lengths = [length + fed for length in context.lengths]
+        mask_BN = self._within(budget, γ + 1, context)
         if law.greedy:
             logits_BNV = laws_BNV if self.keep_logits else None
-            return Draft.chain(tokens_BN, None, None, "chosen", logits_BNV)
-        return Draft.chain(tokens_BN, None, laws_BNV, self.drawn)
+            return Draft.chain(tokens_BN, mask_BN, None, "chosen", logits_BNV)
+        return Draft.chain(tokens_BN, mask_BN, laws_BNV, self.drawn)

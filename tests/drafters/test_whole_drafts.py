@@ -104,3 +104,63 @@ def test_laws_are_those_that_the_tokens_were_drawn_from() -> None:
         assert not each.probs_BNV[:, -1].any()
         drawn_BD = each.probs_BNV[:, :-1].gather(2, each.tokens_BN[:, 1:, None])
         assert (drawn_BD > 0).all()
+
+
+@pytest.mark.parametrize("sampling", [greedy(24), SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that kept its whole draft lacks two tokens, its neighbour one."""
+    mixed = []
+    whole = WholeDrafter._whole
+
+    def watched(self: WholeDrafter, state: Any, context: Any, *rest: Any) -> Any:
+        lacking = self._lacking(state, context)
+        draft = whole(self, state, context, *rest)
+        mixed.append(len(set(lacking)) > 1 and draft is not None)
+        return draft
+
+    monkeypatch.setattr(WholeDrafter, "_whole", watched)
+    prompts = ragged_prompts([9, 4, 14])
+    target = tiny()
+    draft = tiny(seed=1)
+    for name, weight in draft.module.named_parameters():  # near the target, so that it is kept
+        weight.data = 0.9 * target.module.get_parameter(name).data + 0.1 * weight.data
+    wanted = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
+    assert not mixed
+    draft.compiled = CompiledPass(draft.module, draft.windows, draft.limit, "draft", interpreted)
+    found = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    assert sum(mixed) > 1
+
+
+def test_a_row_too_short_to_be_fed_again_goes_step_by_step() -> None:
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, max_batch_size=2)
+    prompts = [[3], [5, 6, 7, 8]]
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=2).generate(prompts, greedy(12))
+    assert token_ids(engine.generate(prompts, greedy(12))) == token_ids(wanted)
+    assert graph.calls > 0
+
+
+def test_rows_with_little_room_left_do_not_keep_the_others_from_it() -> None:
+    """Their nodes beyond it are masked."""
+    samplings = [greedy(6), greedy(24)]
+    prompts = ragged_prompts([9, 4])
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, max_batch_size=2)
+    masks = []
+    propose = WholeDrafter.propose
+
+    def watched(self: WholeDrafter, *arguments: Any) -> Any:
+        calls, found = graph.calls, propose(self, *arguments)
+        if graph.calls > calls:
+            masks.append(found.mask_BN.all(1).tolist())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WholeDrafter, "propose", watched)
+        found = engine.generate(prompts, samplings)
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=2).generate(prompts, samplings)
+    assert token_ids(found) == token_ids(wanted)
+    assert [False, True] in masks
