@@ -1,25 +1,38 @@
 """What a long command is doing, while it does it."""
 
 from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
 
 
 class Progress:
-    """Says on a terminal's stderr what is being done."""
+    """Says on a terminal's stderr what is being done, and how much of it is done where that is
+    known.
+
+    Args:
+        quiet: say nothing.
+    """
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
-        self._status = console.status("starting")
         self._shown = console.is_terminal and not quiet
+        stage = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        columns = SpinnerColumn(), TextColumn("{task.description}", table_column=stage)
+        ends = BarColumn(bar_width=16), TimeElapsedColumn()
+        self._bar = Bar(*columns, *ends, console=console, transient=True, expand=True)
+        self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> "Progress":
         if self._shown:
-            self._status.start()
+            self._bar.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._shown:
-            self._status.stop()
+            self._bar.stop()
 
-    def show(self, stage: str) -> None:
-        if self._shown:
-            self._status.update(stage)
+    def show(self, stage: str, share: float | None = None) -> None:
+        """Says what is being done; ``share`` of it all is done, from 0 to 1."""
+        total = None if share is None else 1.0
+        self._bar.update(self._task, description=stage, total=total, completed=share or 0.0)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from transformers import PreTrainedModel
 
 from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
-from outrider.drafters.whole import WholeDrafter
 from outrider.engine.admission import parse_bytes
 from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
-from outrider.engine.slots import models_of
+from outrider.engine.warming import Report, warm_up
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 from outrider.models.compiled import Compile, check_compile
 from outrider.models.quantize import check_kind
-from outrider.models.runtime import prepare, warm_up
+from outrider.models.runtime import prepare
 from outrider.models.slabs import KvDtype, check_kv_dtype
 
 EMBEDDED = "embedded"
@@ -48,7 +46,7 @@ def load(
     quantize_target: str | None = None,
     compile: Compile = "off",
     exact: bool = False,
-    report: Callable[[str], None] | None = None,
+    report: Report | None = None,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
 
@@ -81,7 +79,7 @@ def load(
             What does not compile runs eagerly, after a warning.
         exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
             coupled texts are plain decoding's in any precision, token for token. On a CPU only.
-        report: is told what takes time.
+        report: is told what is being compiled, and what share of it all is done.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -138,15 +136,5 @@ def load(
         verifier=verifier,
         measure=measure,
     )
-    for each in (engine.target, *models_of(engine.drafter)):
-        if each.compiled is not None and report is not None:
-            report(f"compiling {each.name} (kept for the next time)")
-        warm_up(each, getattr(engine.drafter, "num_whole", 0) if each is engine.draft else 0)
-    if engine.judge is not None and isinstance(engine.drafter, WholeDrafter):
-        if report is not None:
-            report(f"compiling {method}'s rule (kept for the next time)")
-        shape = 1, engine.num_speculative_tokens + 1, engine.target.num_tokens
-        logits_BNV = torch.zeros(shape, dtype=engine.target.dtype, device=engine.target.device)
-        for rule in dict.fromkeys([engine.recipe.verifier, engine.recipe.greedy_verifier]):
-            engine.judge.warm_up(rule, logits_BNV)
+    warm_up(engine, report)
     return engine

@@ -12,7 +12,7 @@ nothing else in a model does either is put to the test when it is loaded.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -70,23 +70,43 @@ def prepare(
 
 
 def warm_up(model: HFModel, drafts: int = 0) -> None:
-    """Makes the graphs of a compiled model that it has not yet: of chains, and of whole drafts.
+    """Makes the graphs of a compiled model that it has not yet; arguments as of :func:`stages`."""
+    for _, make in stages(model, drafts):
+        make()
+
+
+def stages(model: HFModel, drafts: int = 0) -> list[tuple[str, Callable[[], None]]]:
+    """The graphs of a compiled model, each with what makes it unless it is there: of chains, and of
+    whole drafts.
 
     Args:
         model: the model.
         drafts: tokens of the drafts that it makes whole; 0 if it makes none.
     """
     if model.compiled is None:
-        return
-    with torch.inference_mode():
-        context = _context(model, [0, 0, 0])
-        cache = model.start(context)
-        model.extend(cache, context.tokens_BT[:, :2])
-        if drafts:
-            u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
-            for numbers in ((None, None), (torch.ones(1, device=model.device), u_BD)):
-                model.draft(cache, context.tokens_BT[:, :2], drafts, *numbers)
-        model.drain_sums()
+        return []
+    made: list[tuple[str, Callable[[], None]]] = [("passes", partial(_pass, model))]
+    if drafts:
+        made.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
+        u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
+        ones_B = torch.ones(1, device=model.device)
+        made.append(("sampled drafts", partial(_draft, model, drafts, ones_B, u_BD)))
+    return made
+
+
+@torch.inference_mode()
+def _pass(model: HFModel) -> None:
+    context = _context(model, [0, 0, 0])
+    model.extend(model.start(context), context.tokens_BT[:, :2])
+    model.drain_sums()
+
+
+@torch.inference_mode()
+def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tensor | None) -> None:
+    context = _context(model, [0, 0, 0])
+    cache = model.start(context)
+    model.draft(cache, context.tokens_BT[:, :2], drafts, temperature_B, u_BD)
+    model.drain_sums()
 
 
 @torch.inference_mode()

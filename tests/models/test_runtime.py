@@ -20,7 +20,7 @@ from outrider.core.errors import (
     UnsupportedModelError,
 )
 from outrider.models import HFModel
-from outrider.models.compiled import CompiledPass
+from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.kernels import NarrowLinear, build, use_kernels
 from outrider.models.package import Graph
 from outrider.models.runtime import prepare, warm_up
@@ -77,6 +77,25 @@ def test_every_pass_of_a_round_is_the_graphs_and_one_graph_is_enough() -> None:
     assert model.compiled.calls > 30
     assert len(made) == 1
     assert not model.compiled.failed
+
+
+def test_wide_passes_run_eagerly() -> None:
+    """Arithmetic decides there: beyond so many tokens over all rows no graph is asked for."""
+    asked = []
+
+    class Asked(CompiledPass):
+        def chain(self, cache: Any, tokens_BN: torch.Tensor) -> Any:
+            asked.append(tokens_BN.numel())
+            return super().chain(cache, tokens_BN)
+
+    rows = MOST_TOKENS // 5 + 1  # of passes over 5 tokens, as many as are too many
+    prompts = ragged_prompts([3 + n % 4 for n in range(rows)])
+    samplings = [greedy(4 + n % 9) for n in range(rows)]  # so that rows leave at different times
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=rows).generate(prompts, samplings)
+    engine = engine_of(with_graph(tiny(), Asked), tiny(seed=1), max_batch_size=rows)
+    assert token_ids(engine.generate(prompts, samplings)) == token_ids(wanted)
+    assert asked
+    assert max(asked) <= MOST_TOKENS
 
 
 def test_models_of_one_shape_keep_their_own_graphs() -> None:
