@@ -1,11 +1,11 @@
 """Where a round's time goes on this machine: ``outrider profile`` on several pairs.
 
-    python -m benchmarks.profile [--cases eager compiled 0.3B 1B] [--rounds 32] [--repeats 2]
+    python -m benchmarks.profile [--cases eager compiled greedy 0.3B 1B] [--rounds 32] [--repeats 2]
 
-The embedded pair eager, and compiled; and the embedded draft with a target inflated to 0.3 or 1
-billion parameters (``outrider.testing.inflate``: the same function at the cost of a larger model),
-far larger than any cache, compiled too. Holds what is promised against what was measured. Each
-case is kept until it is measured again, so they can run one at a time. Writes JSON, a page with the
+The embedded pair eager, and compiled (at temperature 0 too); and the embedded draft with a target
+inflated to 0.3 or 1 billion parameters (``outrider.testing.inflate``: the same function at the cost
+of a larger model), far larger than any cache, compiled too. Holds what is promised against what was
+measured. Each case is kept until it is measured again, so they can run one at a time. Writes JSON, a page with the
 tables of the command line, and the β curve of one case, anew after each.
 """
 
@@ -26,9 +26,10 @@ from outrider import Engine, Sampling
 from outrider.bench.frontier import about
 from outrider.bench.profile import draw, profile
 from outrider.cli.profile_table import show
+from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.models import HFModel, load_model
-from outrider.models.runtime import prepare, warm_up
+from outrider.models.runtime import prepare
 from outrider.testing.inflate import Shape, inflate
 
 OUTSIDE_BARS, FLOOR_BARS = (0.10, 0.05), (0.5, 0.75)  # embedded pair, inflated target
@@ -42,12 +43,14 @@ class Case:
     Attributes:
         name: on the page.
         compile: of both models.
+        temperature: of the text.
         shape: that the target is inflated to, if it is; such a case has a third of the rounds, and
             one repeat.
     """
 
     name: str
     compile: Literal["off", "auto"]
+    temperature: float = 1.0
     shape: Shape | None = None
 
     def engine(self) -> Engine:
@@ -59,22 +62,24 @@ class Case:
         draft = load_model(outrider.assets.draft_path(), role="draft")
         for model in (target, draft):  # nobody else has them, so their weights are held once
             prepare(model, self.compile, own=True)
-            warm_up(model)
-        return Engine(target, draft, METHODS["speculative"], max_batch_size=1)
+        engine = Engine(target, draft, METHODS["speculative"], max_batch_size=1)
+        warm_up(engine)
+        return engine
 
 
 CASES = {
     "eager": Case("embedded pair, eager", "off"),
     "compiled": Case("embedded pair, compiled", "auto"),
+    "greedy": Case("embedded pair, compiled, temperature 0", "auto", temperature=0.0),
     "0.3B": Case(
         "embedded draft, target inflated to 0.3 billion parameters, compiled",
         "auto",
-        Shape(hidden_size=1024, num_layers=24, num_key_value_heads=8, intermediate_size=2816),
+        shape=Shape(hidden_size=1024, num_layers=24, num_key_value_heads=8, intermediate_size=2816),
     ),
     "1B": Case(
         "embedded draft, target inflated to 0.9 billion parameters, compiled",
         "auto",
-        Shape(hidden_size=2048, num_layers=18, num_key_value_heads=8, intermediate_size=7168),
+        shape=Shape(hidden_size=2048, num_layers=18, num_key_value_heads=8, intermediate_size=7168),
     ),
 }
 
@@ -124,7 +129,8 @@ def measure(key: str, rounds: int, repeats: int) -> dict[str, Any]:
     command = f"python -m benchmarks.profile --cases {key} --rounds {rounds} --repeats {repeats}"
     if case.shape is not None:
         rounds, repeats = max(1, rounds // 3), 1
-    found = profile(engine, PROMPTS[1], Sampling(), rounds=rounds, repeats=repeats, progress=print)
+    sampling = Sampling(temperature=case.temperature)
+    found = profile(engine, PROMPTS[1], sampling, rounds=rounds, repeats=repeats, progress=print)
     where = about(
         target="embedded" if case.shape is None else "inflated",
         draft="embedded",

@@ -51,6 +51,8 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         timed(Warp, "logits", "law", ENGINE)
         for rule in {type(engine.recipe.verifier), type(engine.recipe.greedy_verifier)}:
             timed(rule, "__call__", "rule", ENGINE)
+        if engine.judge is not None:  # judges by one program, laws included
+            timed(type(engine.judge), "__call__", "rule", ENGINE)
         timed(type(engine.drafter), "propose", "propose", ENGINE)
         timed(type(engine.drafter), "commit", "draft commit", ENGINE)
         for track, model in tracks(engine).items():
