@@ -5,8 +5,8 @@
 The embedded pair eager, and compiled (at temperature 0 too); and the embedded draft with a target
 inflated to 0.3 or 1 billion parameters (``outrider.testing.inflate``: the same function at the cost
 of a larger model), far larger than any cache, compiled too. Holds what is promised against what was
-measured. Each case is kept until it is measured again, so they can run one at a time. Writes JSON, a page with the
-tables of the command line, and the β curve of one case, anew after each.
+measured. Each case is kept until it is measured again, so they can run one at a time. Writes JSON,
+a page with the tables of the command line, and the β curve of one case, anew after each.
 """
 
 import argparse

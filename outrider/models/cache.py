@@ -65,6 +65,7 @@ class SlabCache(Cache):
         self._first = self._num_columns = 0
         self._places: tuple[Tensor, Tensor] | None = None
         self._room = (0, 0)
+        self._in_use: tuple[int, list[Tensor]] = (0, [])
 
     @property
     def num_rows(self) -> int:
@@ -126,6 +127,14 @@ class SlabCache(Cache):
         slabs_now = self._slabs()
         self._room = min(s.shape[0] for s in slabs_now), min(s.shape[2] for s in slabs_now)
         return True
+
+    def in_use(self) -> list[Tensor]:
+        """All slabs, keys then values, without the rows that nobody uses; kept until they grow."""
+        rows, slabs = self._in_use
+        if rows != self.num_rows:
+            slabs = [slab[: self.num_rows] for slab in self._slabs()]
+            self._in_use = self.num_rows, slabs
+        return slabs
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.lengths)
@@ -231,6 +240,7 @@ class SlabCache(Cache):
         rows = max(rows, old_rows)
         if slots > old_slots:
             slots = min(rounded(slots), self.limit)
+        self._in_use = (0, [])
         grown = self._allocate((rows, like.shape[1], max(slots, old_slots), like.shape[3]), like)
         if slab is not None:
             grown[:old_rows, :, :old_slots].copy_(slab)

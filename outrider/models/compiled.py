@@ -119,15 +119,15 @@ class CompiledPass:
     def _run(
         self, each: TreePass, cache: SlabCache, inputs: Sequence[Tensor]
     ) -> list[Tensor] | None:
-        slabs = _of_rows(cache)
+        slabs = cache.in_use()
         graph = self._graphs.get(each) or self._made(each, slabs)
-        if graph is None:
-            return None
-        return graph(flat((*map(Tensor.contiguous, inputs), *slabs)))
+        return None if graph is None else graph([*map(Tensor.contiguous, inputs), *slabs])
 
-    def _made(self, each: TreePass, slabs: Slabs) -> Graph | None:
+    def _made(self, each: TreePass, in_use: Sequence[Tensor]) -> Graph | None:
         if self.failed:
             return None
+        half = len(in_use) // 2
+        slabs = in_use[:half], in_use[half:]
         try:
             with torch.inference_mode(False):
                 graph = self._make(each, lambda: trace(each, slabs))
@@ -163,13 +163,3 @@ def flat(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
     """The inputs of a pass as a graph takes them."""
     lists = ([each] if isinstance(each, Tensor) else each for each in inputs)
     return [tensor for each in lists for tensor in each]
-
-
-def _of_rows(cache: SlabCache) -> Slabs:
-    """Slabs without the rows that are not in use."""
-    B = cache.num_rows
-    keys, values = (
-        [slab if slab.shape[0] == B else slab[:B] for slab in side if slab is not None]
-        for side in (cache.keys, cache.values)
-    )
-    return keys, values

@@ -9,6 +9,7 @@ Legend: B rows, M places, V vocabulary, K drafted tokens, F forced tokens of a r
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -65,7 +66,7 @@ class Warp:
         self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
         self.is_softmax = self.only_scales and not self._scales
 
-    @property
+    @cached_property
     def temperature_B(self) -> Tensor:
         """Of the rows, in float32; 1 for greedy ones."""
         return column(tuple(self._temperature), torch.float32, self._device)
