@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -58,15 +58,17 @@ class JudgeByLogits(nn.Module):
 
     Args:
         verifier: the rule; a frozen dataclass of plain values.
+        kind: the sizes and dtypes that are fixed.
     """
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, kind: str) -> None:
         super().__init__()
         self.verifier = verifier
+        self.kind = kind
 
     def extra_repr(self) -> str:
         """All that the program depends on."""
-        return f"{self.verifier!r}, {_sources()}"
+        return f"{self.verifier!r}, {self.kind}, {_sources()}"
 
     def forward(self, logits_BNV: Tensor, tokens_BN: Tensor) -> tuple[Tensor, ...]:
         """Accepted tokens and the next one, both (B,), and the emitted ones (B, N)."""
@@ -110,7 +112,7 @@ class CompiledJudge:
         self._make = make
         self._num_nodes = num_drafted + 1
         self._exact = exact
-        self._graphs: dict[tuple[Any, ...], Graph | None] = {}
+        self._graphs: dict[tuple[Verifier, str], Graph | None] = {}
         self._asked: tuple[object, ...] = (None,) * 4
         self._answer: Graph | None = None
 
@@ -154,27 +156,27 @@ class CompiledJudge:
         return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "law")
 
     def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
-        shape, dtype = logits_BNV.shape[1:], logits_BNV.dtype
-        key = verifier, shape, dtype, None if q_BNV is None else q_BNV.dtype
-        if key not in self._graphs:
-            self._graphs[key] = self._made(verifier, logits_BNV, q_BNV)
-        return self._graphs[key]
+        sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
+        kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
+        if (verifier, kind) not in self._graphs:
+            each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier, kind)
+            self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
+        return self._graphs[verifier, kind]
 
-    def _made(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
-        each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier)
+    def _made(self, each: JudgeByLogits, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
 
         def inputs(rows: int) -> list[Tensor]:
             return _examples(rows, logits_BNV, q_BNV)
 
         try:
             with torch.inference_mode(False):
-                own = type(verifier).__module__.startswith("outrider.")
+                own = type(each.verifier).__module__.startswith("outrider.")
                 graph = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
             if not all(_agree(each(*inputs(rows)), graph(inputs(rows))) for rows in (1, 2)):
                 raise ArithmeticError("the compiled rule decides otherwise than the rule itself")
         except Exception as error:  # the compiler's own exceptions are of many kinds
             text = str(error).strip().splitlines() or [type(error).__name__]
-            name = type(verifier).__name__
+            name = type(each.verifier).__name__
             message = f"{name} does not compile, so it judges as it is: {text[0]}"
             warnings.warn(message, OutriderWarning, stacklevel=2)
             return None

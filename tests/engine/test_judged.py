@@ -18,7 +18,7 @@ from outrider.core.context import Context
 from outrider.core.errors import OutriderWarning
 from outrider.engine.judged import CompiledJudge
 from outrider.models.kernels.build import find_compiler
-from outrider.models.package import Graph, packaged
+from outrider.models.package import Graph, made_from, packaged
 from outrider.sampling import Warp
 from outrider.verifiers import (
     Block,
@@ -201,6 +201,26 @@ def test_what_does_not_compile_judges_as_it_is_after_one_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         judge(rule, *round_)
+
+
+def test_each_rule_length_and_vocabulary_has_a_name_of_its_own() -> None:
+    """A program is looked up by it, and is made for these sizes."""
+    names = []
+
+    def named(module: nn.Module, trace: Any, own: bool) -> Graph:
+        names.append(str(made_from(module)))
+        return interpreted(module, trace)
+
+    for num_drafted, logits_BNV in (
+        (γ, torch.zeros(1, γ + 1, V)),
+        (γ - 1, torch.zeros(1, γ, V)),
+        (γ, torch.zeros(1, γ + 1, V + 1)),
+        (γ, torch.zeros(1, γ + 1, V, dtype=torch.bfloat16)),
+    ):
+        judge = CompiledJudge(named, num_drafted)
+        for rule in (Rejection(), Lenience(0.4), Lenience(0.5), Greedy()):
+            judge.warm_up(rule, logits_BNV)
+    assert len(names) == len(set(names)) == 16
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
