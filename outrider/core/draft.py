@@ -3,7 +3,7 @@
 Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D depth, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -40,7 +40,8 @@ class Draft:
             continuations of all beams; 1 at the root. None from other drafters.
         longest_walk: most nodes that a walk from the root down may come to, refused siblings
             included, where whoever drafted knows it without a look at the device.
-        is_full: it is a chain all of whose nodes exist (known without a look at the device).
+        is_full: it is a chain all of whose nodes are known to exist, without a look at the device;
+            said by :meth:`chain`, not by a draft that was changed since.
     """
 
     tokens_BN: Tensor
@@ -52,7 +53,7 @@ class Draft:
     logits_BNV: Tensor | None = None
     step_probs_BN: Tensor | None = None
     longest_walk: int | None = None
-    is_full: bool = False
+    is_full: bool = field(default=False, init=False)
 
     @classmethod
     def chain(
@@ -67,17 +68,12 @@ class Draft:
         """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
         all nodes exist."""
         full = full_chains(tokens_BN)
-        return cls(
-            tokens_BN,
-            full.parents_BN,
-            full.mask_BN if mask_BN is None else mask_BN,
-            probs_BNV,
-            drawn,
-            True,
-            logits_BNV,
-            step_probs_BN,
-            is_full=mask_BN is None,
+        all_BN = full.mask_BN if mask_BN is None else mask_BN
+        draft = cls(
+            tokens_BN, full.parents_BN, all_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
         )
+        object.__setattr__(draft, "is_full", mask_BN is None)  # so that no copy inherits it
+        return draft
 
     @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":

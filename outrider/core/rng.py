@@ -187,7 +187,7 @@ class Coming:
     @staticmethod
     def pays(key_B: Tensor) -> bool:
         """Whether it is worth the while."""
-        return key_B.device.type == "cpu" and key_B.shape[0] <= _FEW // 4
+        return key_B.device.type == "cpu" and key_B.shape[0] <= _FEW // 16
 
 
 def _refuse_to_trace() -> None:

@@ -142,7 +142,8 @@ class CompiledJudge:
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, law: Law
     ) -> Graph | None:
         fits = draft.is_full and draft.num_nodes == self._num_nodes
-        if not fits or logits_BNV.dtype == torch.float64:  # temperatures are in float32
+        bare = draft.logits_BNV is None and draft.step_probs_BN is None
+        if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         asked = verifier, law, draft.drawn, logits_BNV.dtype
         same = all(map(operator.is_, asked, self._asked))  # from round to round, as a rule
@@ -187,9 +188,7 @@ def _fits(verifier: Verifier, draft: Draft, law: Law) -> bool:
     """Whether there may be a program for full chains like this one."""
     by_law = verifier.needs == "law"
     return (
-        draft.logits_BNV is None
-        and draft.step_probs_BN is None
-        and draft.drawn == ("iid" if by_law else "chosen")
+        draft.drawn == ("iid" if by_law else "chosen")
         and isinstance(law, Warp)
         and (law.only_scales if by_law else law.keeps_logits)
         and _is_traceable(verifier)

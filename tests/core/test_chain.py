@@ -1,5 +1,7 @@
 """What full chains share, against the same made anew."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -27,6 +29,14 @@ def test_a_mask_of_its_own_is_not_full():
     draft = Draft.chain(torch.zeros(1, 3, dtype=torch.int64), mask_BN, None, "chosen")
     assert not draft.is_full
     assert draft.num_drafted_B.tolist() == [1]
+
+
+def test_a_full_chain_with_another_mask_is_not_full():
+    full = Draft.chain(torch.zeros(1, 3, dtype=torch.int64), None, None, "chosen")
+    shorter = replace(full, mask_BN=torch.tensor([[True, True, False]]))
+    assert full.is_full
+    assert not shorter.is_full
+    assert shorter.num_drafted_B.tolist() == [1]
 
 
 def test_what_a_chain_emits_is_its_path_and_the_next_token():
