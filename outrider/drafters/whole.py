@@ -8,6 +8,8 @@ a temperature.
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
 
+from weakref import ref
+
 from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Law, Role, Stream
@@ -23,7 +25,7 @@ class WholeDrafter(ModelDrafter):
     """
 
     num_whole: int = 0
-    _asked: Law | None = None
+    _asked: ref[Law] | None = None
     _answer: bool = False
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
@@ -37,8 +39,8 @@ class WholeDrafter(ModelDrafter):
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
         if self.num_whole != budget.max_tokens:
             return False
-        if context.law is not self._asked:  # as a rule the same from round to round
-            self._asked, self._answer = context.law, self._draws(context.law)
+        if self._asked is None or self._asked() is not context.law:  # as a rule it stays the same
+            self._asked, self._answer = ref(context.law), self._draws(context.law)
         return self._answer and max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, law: Law) -> bool:

@@ -14,13 +14,13 @@ Legend: B rows, N nodes, R random numbers, V vocabulary.
 
 import hashlib
 import inspect
-import operator
 import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,8 @@ class CompiledJudge:
         self._num_nodes = num_drafted + 1
         self._exact = exact
         self._graphs: dict[tuple[Verifier, str], Graph | None] = {}
-        self._asked: tuple[object, ...] = (None,) * 4
+        self._asked: tuple[object, ...] = ()
+        self._law: ref[Law] | None = None
         self._answer: Graph | None = None
 
     def __call__(
@@ -145,12 +146,11 @@ class CompiledJudge:
         bare = draft.logits_BNV is None and draft.step_probs_BN is None
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
-        asked = verifier, law, draft.drawn, logits_BNV.dtype
-        same = all(map(operator.is_, asked, self._asked))  # from round to round, as a rule
-        if not same:
+        asked = verifier, draft.drawn, logits_BNV.dtype
+        if self._law is None or self._law() is not law or asked != self._asked:
             fits = _fits(verifier, draft, law) and self._allows(verifier)
-            graph = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
-            self._asked, self._answer = asked, graph
+            self._answer = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
+            self._asked, self._law = asked, ref(law)  # as a rule the same from round to round
         return self._answer
 
     def _allows(self, verifier: Verifier) -> bool:

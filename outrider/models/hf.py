@@ -250,7 +250,8 @@ class HFModel:
     def drain_sums(self) -> Tensor | None:
         """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
         the round's other numbers). None when there was no pass."""
-        sums, self._sums = self._sums, []
+        sums = list(self._sums)
+        self._sums.clear()
         if len(sums) < 2:
             return sums[0] if sums else None
         return torch.stack(sums).sum(0)
