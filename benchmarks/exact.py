@@ -158,7 +158,8 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"## {name[0].upper()}{name[1:]}",
             "",
-            f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+            f"{about['date']}, {about['hardware']}, {about['threads']} "
+            f"thread{'' if about['threads'] == 1 else 's'}, torch "
             f"{about['torch']}; embedded draft, γ = {asked['gamma']}, temperature 0, "
             f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {asked['tokens']} tokens "
             f"each.{about['note']}",
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.fresh or part is None or part["asked"] != asked:
         part = {"asked": asked, "pieces": {}}
     told = " ".join(f"--{key} {value}" for key, value in asked.items() if key != "batch")
-    told += " --exact-only" if args.exact_only else ""
+    told += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
     part["about"] = {
         "date": date.today().isoformat(),
         "hardware": hardware(),

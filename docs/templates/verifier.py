@@ -38,6 +38,9 @@ class Shy:
             kind would be *silently* wrong, and this turns it into an error.
         needs: ``"law"``; ``"argmax"`` when the rule looks at p only through its argmax;
             ``"logits"`` when it is for temperature 0 and judges by the logits themselves.
+        traceable: whether the code looks at no number (no ``bool(tensor)``) and draws by
+            ``rng.uniform`` alone; then compiled engines compile the rule as well. Leave it out if
+            not, or if in doubt.
         bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 
@@ -45,6 +48,7 @@ class Shy:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "law"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __post_init__(self) -> None:

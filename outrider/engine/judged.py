@@ -165,13 +165,12 @@ class CompiledJudge:
         return self._graphs[verifier, kind]
 
     def _made(self, each: JudgeByLogits, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
-
         def inputs(rows: int) -> list[Tensor]:
             return _examples(rows, logits_BNV, q_BNV)
 
         try:
             with torch.inference_mode(False):
-                own = type(each.verifier).__module__.startswith("outrider.")
+                own = type(each.verifier).__module__.startswith("outrider.verifiers.")
                 graph = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
             if not all(_agree(each(*inputs(rows)), graph(inputs(rows))) for rows in (1, 2)):
                 raise ArithmeticError("the compiled rule decides otherwise than the rule itself")

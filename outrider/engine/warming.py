@@ -16,7 +16,7 @@ Report = Callable[[str, float], None]
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
     """Makes every graph that the engine will need and has not; the first time on a machine it takes
-    a minute or two."""
+    some minutes."""
     whole = engine.drafter if isinstance(engine.drafter, WholeDrafter) else None
     todo = [
         (f"{what} of {model.name}", make)

@@ -10,10 +10,7 @@ Legend: B rows, N columns of a pass, S slots, D depth, H heads, C width of a hea
 """
 
 import math
-import os
-import time
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -22,6 +19,7 @@ from transformers.cache_utils import Cache
 from outrider.core.context import Context
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import OutOfMemoryError
+from outrider.models.free import free_bytes
 from outrider.models.slabs import Layout, SlabPlan
 
 PLAIN = SlabPlan()
@@ -259,7 +257,7 @@ class SlabCache(Cache):
             raise
 
     def _free_bytes(self, device: torch.device) -> int:
-        free, allowance = _free_bytes(device), self.plan.allowance
+        free, allowance = free_bytes(device), self.plan.allowance
         return free if allowance is None else min(free, allowance.num_bytes - allowance.held())
 
     def _refuse(self, shape: tuple[int, int, int, int], wanted: int, at_hand: int) -> None:
@@ -287,22 +285,3 @@ def rounded(slots: int) -> int:
 def size(num_bytes: int) -> str:
     """A number of bytes, to read."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
-    if device.type == "cpu" and hasattr(os, "sysconf"):
-        return _available(int(20 * time.monotonic()))
-    return 2**62
-
-
-@lru_cache(maxsize=1)
-def _available(moment: int) -> int:
-    """Memory that is to be had, asked for once a moment: growing slabs ask for each layer."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -23,7 +23,7 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
-from outrider.models.masks import Nodes, chain_mask, tree_mask
+from outrider.models.masks import Nodes, pass_mask
 from outrider.models.slabs import Allowance, KvDtype, SlabPlan
 from outrider.models.support import check_supported, windows_of
 from outrider.sampling import Sampling
@@ -235,7 +235,7 @@ class HFModel:
         if nodes is not None:
             positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, first:]
         masks = {
-            kind: self._mask(cache, positions_BN, nodes, window)
+            kind: pass_mask(positions_BN, nodes, cache, self.dtype, window)
             for kind, window in self.windows.items()
         }
         positions_BN = positions_BN.clamp(max=self.limit - 1)
@@ -295,15 +295,3 @@ class HFModel:
             **arguments,
         ).logits
         return logits_BNV
-
-    def _mask(
-        self, cache: SlabCache, positions_BN: Tensor, nodes: Nodes | None, window: int | None
-    ) -> Tensor:
-        alone = positions_BN.shape[1] == 1 and (nodes is None or not nodes.first)
-        if alone and window is None and cache.is_uniform:
-            return torch.zeros(1, 1, 1, cache.span, dtype=self.dtype, device=self.device).expand(
-                cache.num_rows, 1, 1, cache.span
-            )
-        if nodes is None:
-            return chain_mask(positions_BN, cache.span, self.dtype, window)
-        return tree_mask(nodes, cache.length_B, cache.span, self.dtype, window)

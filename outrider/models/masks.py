@@ -8,6 +8,7 @@ Legend: B rows, N nodes of a pass, M nodes behind the committed slots, S slots (
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +70,40 @@ def tree_mask(
             position_BS[:, None] > positions_BM[:, nodes.first :, None] - window
         )
     return _additive(~visible_BNS, dtype)
+
+
+class Filled(Protocol):
+    """What a mask asks of the slabs.
+
+    Attributes:
+        length_B: committed slots of each row.
+        span: slots read, those of the pass included.
+        is_uniform: whether all rows have the same length.
+    """
+
+    length_B: Tensor
+    span: int
+
+    @property
+    def is_uniform(self) -> bool: ...
+
+
+def pass_mask(
+    positions_BN: Tensor,
+    nodes: Nodes | None,
+    slabs: Filled,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Tensor:
+    """The mask of a pass over columns that follow one another, or over these nodes."""
+    B, N = positions_BN.shape
+    alone = N == 1 and (nodes is None or not nodes.first)
+    if alone and window is None and slabs.is_uniform:
+        nothing = torch.zeros(1, 1, 1, slabs.span, dtype=dtype, device=positions_BN.device)
+        return nothing.expand(B, 1, 1, slabs.span)
+    if nodes is None:
+        return chain_mask(positions_BN, slabs.span, dtype, window)
+    return tree_mask(nodes, slabs.length_B, slabs.span, dtype, window)
 
 
 def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:

@@ -33,7 +33,7 @@ _PROBE = 12  # tokens that an exact model is tried on
 def prepare(
     model: HFModel, compile: str = "off", *, exact: bool = False, own: bool = False
 ) -> None:
-    """Sets up how a model runs; its graphs are made by :func:`warm_up`, or when first needed.
+    """Sets up how a model runs; its graphs are made by :func:`stages`, or when first needed.
 
     Args:
         model: the model; its module is changed in place.
@@ -67,12 +67,6 @@ def prepare(
     model.exact = exact
     if exact:
         check_exact(model)
-
-
-def warm_up(model: HFModel, drafts: int = 0) -> None:
-    """Makes the graphs of a compiled model that it has not yet; arguments as of :func:`stages`."""
-    for _, make in stages(model, drafts):
-        make()
 
 
 def stages(model: HFModel, drafts: int = 0) -> list[tuple[str, Callable[[], None]]]:

@@ -12,7 +12,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from torch import nn
 from torch.export import ExportedProgram
 
-from outrider import Engine, Sampling
+from outrider import Engine, Sampling, verifiers
 from outrider.core import AHEAD, Draft, Stream, Verdict, by_the_rule
 from outrider.core.context import Context
 from outrider.core.errors import OutriderWarning
@@ -91,6 +91,12 @@ def test_decides_as_the_rule_does(rule: Any) -> None:
         assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
         torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
     assert judge._answer is not None
+
+
+def test_every_rule_that_takes_part_is_tried() -> None:
+    public = (getattr(verifiers, name) for name in verifiers.__all__)
+    traceable = {rule for rule in public if vars(rule).get("traceable") is True}
+    assert traceable == {type(rule) for rule in LAWS + LOGITS}
 
 
 @pytest.mark.parametrize("batch", [1, 3])

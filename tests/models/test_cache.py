@@ -199,7 +199,7 @@ def test_out_of_memory_says_what_was_wanted_and_what_fits(
 ) -> None:
     """A token of a row takes 256 bytes: keys and values, 2 layers, 2 heads of 8 floats. Refused
     before the first slab that would not fit with its sisters, not when the last one does not."""
-    monkeypatch.setattr(cache_module, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(cache_module, "free_bytes", lambda device: free)
     target = tiny(max_position_embeddings=4096)
     engine = engine_of(target)
     with pytest.raises(OutOfMemoryError) as caught:

@@ -23,7 +23,7 @@ from outrider.models import HFModel
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.kernels import NarrowLinear, build, use_kernels
 from outrider.models.package import Graph
-from outrider.models.runtime import prepare, warm_up
+from outrider.models.runtime import prepare, stages
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
@@ -196,7 +196,8 @@ def test_compiled_for_real() -> None:
         assert isinstance(model.module.lm_head, NarrowLinear)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)
-        warm_up(target)
+        for _, make in stages(target):
+            make()
         after = token_ids(engine_of(target, draft).generate(prompts[:1], greedy(20)))
     assert after == before
 
