@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import overload
 
@@ -125,7 +126,8 @@ class Engine:
             self.drafter.num_whole = num_speculative_tokens
         self.judge: CompiledJudge | None = None
         if target.compiled is not None:
-            self.judge = CompiledJudge(packaged, num_speculative_tokens, exact=target.exact)
+            make = partial(packaged, device=target.device)
+            self.judge = CompiledJudge(make, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
         self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
         self._memory = None

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import ExportedProgram
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning
@@ -28,8 +29,11 @@ MOST_TOKENS = 128
 """Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a prefill, the
 arithmetic decides and not the overhead."""
 
-Maker = Callable[[nn.Module, Callable[[], ExportedProgram]], Graph]
+Maker = Callable[[TreePass, Callable[[], ExportedProgram]], Graph]
 """Makes a graph of a pass and the program it has when it is traced."""
+
+Span = Callable[[int, int], int]
+"""How many slots a pass reads, of those that it must read and those that there are."""
 
 
 def check_compile(value: str) -> None:
@@ -49,6 +53,7 @@ class CompiledPass:
         limit: its longest context in tokens.
         name: how messages call it.
         make: makes a graph.
+        read: how many slots a pass reads; by default those that it must.
 
     Attributes:
         failed: whether it has given up.
@@ -61,10 +66,11 @@ class CompiledPass:
         limit: int,
         name: str,
         make: Maker = packaged,
+        read: Span = min,
     ) -> None:
         self.name = name
         self.failed = False
-        self._make = make
+        self._make, self._read = make, read
         self._of_model = module, windows, limit, module.dtype
         self._tree, self._chain = TreePass(*self._of_model), ChainPass(*self._of_model)
         self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
@@ -107,14 +113,19 @@ class CompiledPass:
         masks: Sequence[Tensor],
     ) -> list[Tensor] | None:
         """The same for columns with places and masks, one (B, 1, N, S) per kind of layer."""
-        each = (mask.expand(cache.num_rows, -1, -1, -1) for mask in masks)
+        span, rows = self._span(cache), cache.num_rows
+        each = (_widened(mask, span).expand(rows, -1, -1, -1) for mask in masks)
         return self._run(self._tree, cache, (tokens_BN, positions_BN, slots_BN, *each))
 
     def _slots(self, cache: SlabCache) -> Tensor:
         """A tensor of as many numbers as there are slots to read."""
-        if self._slot_S.shape[0] < cache.span:
-            self._slot_S = torch.arange(2 * cache.span, device=cache.length_B.device)
-        return self._slot_S[: cache.span]
+        span = self._span(cache)
+        if self._slot_S.shape[0] < span:
+            self._slot_S = torch.arange(2 * span, device=cache.length_B.device)
+        return self._slot_S[:span]
+
+    def _span(self, cache: SlabCache) -> int:
+        return self._read(cache.span, cache.in_use()[0].shape[2])
 
     def _run(
         self, each: TreePass, cache: SlabCache, inputs: Sequence[Tensor]
@@ -144,6 +155,13 @@ class CompiledPass:
             return None
         self._graphs[each] = graph
         return graph
+
+
+def _widened(mask: Tensor, span: int) -> Tensor:
+    """The mask over more slots, which it hides."""
+    more = span - mask.shape[-1]
+    hidden = torch.finfo(mask.dtype).min
+    return functional.pad(mask, (0, more), value=hidden) if more else mask
 
 
 def _agree(each: TreePass, graph: Graph, slabs: Slabs) -> bool:

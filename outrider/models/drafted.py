@@ -84,6 +84,10 @@ class GreedyDraft(ChainPass):
 class SampledDraft(GreedyDraft):
     """A chain drawn at each row's temperature."""
 
+    @property
+    def num_moving(self) -> int:
+        return super().num_moving + 2
+
     def forward(  # type: ignore[override]
         self,
         tokens_BN: Tensor,

@@ -31,6 +31,7 @@ from outrider.models.masks import chain_mask
 Graph = Callable[[list[Tensor]], list[Tensor]]
 """A compiled pass: its inputs one after the other, its outputs."""
 
+CPU = torch.device("cpu")
 _HANDLE = "AtenTensorHandle"
 _LIST = f"const {_HANDLE}*, int64_t"
 _SHIMS = {
@@ -45,6 +46,7 @@ def packaged(
     trace: Callable[[], ExportedProgram],
     own: bool = False,
     thorough: bool = False,
+    device: torch.device = CPU,
 ) -> Graph:
     """The graph of a pass, from the cache folder or made anew.
 
@@ -54,19 +56,20 @@ def packaged(
         own: whether the module is as its class and its configuration say. Another's might be
             patched, so that only its program tells what it computes.
         thorough: let the compiler try several ways to multiply and keep the fastest.
+        device: where it runs.
 
     Raises:
         Exception: whatever the tracer or the compiler raise, which is of many kinds.
     """
     program = None if own else trace()
-    parts = [*made_from(module), str(thorough)]
+    parts = [*made_from(module), str(thorough), *_made_for(device)]
     if program is not None:
         parts += [str(program.graph), str(program.range_constraints)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = cache_folder() / "graphs" / f"{key}.pt2"
     if not path.exists():
         _compile(trace() if program is None else program, path, thorough, uses_kernels(module))
-    return _load(path, _tensors(module))
+    return _load(path, _tensors(module), device)
 
 
 def uses_kernels(module: nn.Module) -> bool:
@@ -95,6 +98,13 @@ def made_from(module: nn.Module) -> list[str]:
         described = {k: v for k, v in config.to_dict().items() if k != "_name_or_path"}
         parts += [json.dumps(described, sort_keys=True, default=str), config._attn_implementation]
     return parts
+
+
+def _made_for(device: torch.device) -> list[str]:
+    """What a program depends on besides, where it is not for the CPU."""
+    if device.type == "cuda":
+        return ["cuda", torch.cuda.get_device_name(device), str(torch.version.cuda)]
+    return [] if device.type == "cpu" else [device.type]
 
 
 def _is_local(name: str) -> bool:
@@ -148,8 +158,11 @@ def _literals(program: ExportedProgram) -> dict[str, Tensor]:
     return literals
 
 
-def _load(path: Path, tensors: Mapping[str, Tensor]) -> Graph:
-    package = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Graph:
+    index = -1 if device.index is None else device.index
+    package = torch._inductor.aoti_load_package(
+        str(path), run_single_threaded=True, device_index=index
+    )  # single-threaded, for else no CUDA graph could record it
     names = package.get_constant_fqns()
     found = dict(tensors)
     if not set(names) <= set(found):

@@ -1,7 +1,8 @@
 """How a model is run: as ``transformers`` does, with our kernels, compiled, exactly.
 
     off     the module as it is
-    auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph
+    auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph; on
+            CUDA the same graphs, whose launches a CUDA graph records
     max     the same, and the compiler tries several ways to multiply, which takes longer; on a CPU
             our kernels leave it little to try
 
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from outrider.core.context import Context
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
-from outrider.models.compiled import CompiledPass, check_compile
+from outrider.models.compiled import CompiledPass, Maker, Span, check_compile
+from outrider.models.cuda_graphs import CudaRecorder, recorded, rounded_span
 from outrider.models.hf import HFModel
 from outrider.models.kernels import use_kernels
 from outrider.models.masks import Nodes
@@ -127,8 +129,12 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.opening is not None:
         _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
         return
-    make = partial(packaged, own=own, thorough=thorough)
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, make)
+    make: Maker = partial(packaged, own=own, thorough=thorough, device=model.device)
+    read: Span = min
+    if model.device.type == "cuda":
+        recorder = CudaRecorder(model.device)
+        make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
+    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, make, read)
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:

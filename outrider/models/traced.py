@@ -97,6 +97,11 @@ class TreePass(nn.Module):
         ).logits
         return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
 
+    @property
+    def num_moving(self) -> int:
+        """How many tensors the inputs have before the slabs."""
+        return 3 + len(self.windows)
+
     def inputs(
         self, slabs: Slabs, rows: int, columns: int, span: int, slots: int
     ) -> tuple[Any, ...]:
@@ -115,6 +120,10 @@ class TreePass(nn.Module):
 
 class ChainPass(TreePass):
     """A pass over columns that follow one another: places and masks are part of the program."""
+
+    @property
+    def num_moving(self) -> int:
+        return 3
 
     def forward(  # type: ignore[override]
         self,

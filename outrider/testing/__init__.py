@@ -23,6 +23,7 @@ from outrider.testing.enumerate import (
 )
 from outrider.testing.partition import Boxes, partition
 from outrider.testing.script import Script
+from outrider.testing.tape import Tape, record_on_tape
 from outrider.testing.toy import SoftmaxLaw, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Script",
     "ScriptedContext",
     "SoftmaxLaw",
+    "Tape",
     "ToyCache",
     "ToyDrafter",
     "ToyModel",
@@ -46,6 +48,7 @@ __all__ = [
     "greedy_law",
     "last_accepted",
     "partition",
+    "record_on_tape",
     "sample_rounds",
     "softmax_law",
     "target_law",

@@ -1,0 +1,55 @@
+"""The stand-in for CUDA graphs holds places, not numbers, and refuses what a GPU would refuse."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.testing import record_on_tape
+
+
+def test_replays_on_the_same_tensors() -> None:
+    x_N, sum_N = torch.tensor([1.0, 2.0]), torch.zeros(2)
+
+    def run() -> list[Tensor]:
+        sum_N.add_(x_N)
+        head, tail = (x_N.view(2, 1) * 10).split(1)
+        return [torch.cat([tail, head]).squeeze(1), sum_N[1:]]
+
+    replay, (swapped, last) = record_on_tape(run)
+    assert (swapped.tolist(), last.tolist()) == ([20, 10], [2])
+    x_N.copy_(torch.tensor([5.0, 6.0]))
+    assert swapped.tolist() == [20, 10]
+    replay()
+    assert (swapped.tolist(), last.tolist(), sum_N.tolist()) == ([60, 50], [8], [6, 8])
+
+
+def test_what_python_decided_stays_decided() -> None:
+    """As with a CUDA graph: another branch would need another recording."""
+    x_N, turns = torch.ones(2), iter([2, 3])
+    replay, (result,) = record_on_tape(lambda: [x_N * next(turns)])
+    replay()
+    assert result.tolist() == [2, 2]
+    assert next(turns) == 3
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x_N: x_N[0].item(),
+        lambda x_N: bool((x_N > 0).all()),
+        lambda x_N: torch.equal(x_N, x_N),
+        lambda x_N: x_N[x_N > 0],
+        lambda x_N: x_N.nonzero(),
+        lambda x_N: x_N.unique(),
+        lambda x_N: x_N.masked_select(x_N > 0),
+        lambda x_N: x_N + torch.tensor([1.0, 2.0]),
+    ],
+)
+def test_refuses_to_look_at_numbers_and_to_copy_from_the_host(
+    look: Callable[[Tensor], object],
+) -> None:
+    x_N = torch.tensor([1.0, 2.0])
+    with pytest.raises(RuntimeError, match="not permitted while recording"):
+        record_on_tape(lambda: [look(x_N)])  # type: ignore[list-item]
