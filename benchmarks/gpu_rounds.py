@@ -27,7 +27,7 @@ from outrider.bench.profile.spans import Recorder
 from outrider.core import Bound, Budget, Context, Draft, Drawn, Needs, Role, Stream, Verdict, match
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.none import NoDraft, NoState
-from outrider.engine.request import Event, Request, Row
+from outrider.engine.request import Request, Row
 from outrider.engine.slots import Slots
 from outrider.engine.stop import Ending
 from outrider.methods import Method
@@ -135,29 +135,28 @@ class Work:
             self.step(slots)
         return slots
 
-    def step(self, slots: Slots) -> list[tuple[Row, Event]]:
+    def step(self, slots: Slots) -> None:
         """A round of all rows.
 
         Raises:
             InvalidParameterError: a row has no room for another one.
         """
-        events = slots.step()
+        slots.step()
         if any(row.finished for row in slots.rows):
             raise InvalidParameterError(
                 f"the context of {self.engine.limit} tokens is full: ask for fewer rounds, or for "
                 f"a smaller γ"
             )
-        return events
 
     def timed(self, rounds: int) -> Rounds:
         """So many rounds, each until the device has done its part."""
         slots = self.started()
-        seconds, tokens = [], 0
+        seconds, before = [], sum(len(row.token_ids) for row in slots.rows)
         for _ in range(rounds):
             began = time.perf_counter()
-            events = self.step(slots)
+            self.step(slots)
             seconds.append(time.perf_counter() - began)
-            tokens += sum(len(event.token_ids) for _, event in events)
+        tokens = sum(len(row.token_ids) for row in slots.rows) - before
         stats = Stats.total(row.stats for row in slots.rows)
         slots.close()
         return Rounds(tuple(seconds), tokens, stats)

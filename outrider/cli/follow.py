@@ -14,14 +14,14 @@ def follow(
     engine: "Engine",
     prompt: str,
     sampling: "Sampling",
-    show: Callable[["Event"], None] = lambda event: None,
+    show: Callable[["Event"], None] | None = None,
 ) -> "Result":
     """The result; after Ctrl-C what there is so far, its ``finish_reason`` then ``cancelled``."""
     row = None
     try:
-        for current, event in engine.run(prompt, sampling):
-            row = current
-            show(event)
+        for row in engine.run(prompt, sampling):
+            if show is not None:
+                show(row.event())
     except KeyboardInterrupt:
         if row is None:
             raise

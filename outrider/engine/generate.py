@@ -182,7 +182,7 @@ class Engine:
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts  # type: ignore[assignment]
         requests = self._requests(listed, sampling)
         finished: dict[int, Result] = {}
-        for index, row, _ in self._run(requests):
+        for index, row in self._run(requests):
             if row.finished:
                 finished[index] = row.result()
         if single:
@@ -199,12 +199,13 @@ class Engine:
         if sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
         requests = self._requests([prompt], sampling)
-        return (event for _, _, event in self._run(requests))
+        return (row.event() for _, row in self._run(requests))
 
-    def run(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[tuple[Row, Event]]:
-        """As :meth:`stream`, each event with the row it belongs to, for its running statistics."""
+    def run(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Row]:
+        """As :meth:`stream`, but gives the row after each round: its tokens and statistics so far,
+        and, by ``row.event()``, what was added."""
         requests = self._requests([prompt], sampling)
-        return ((row, event) for _, row, event in self._run(requests))
+        return (row for _, row in self._run(requests))
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids, checked.
@@ -223,8 +224,9 @@ class Engine:
                 self._memory.check(request)
         return requests
 
-    def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row, Event]]:
-        """The loop of every method. Rows of like length run together; a free slot is refilled."""
+    def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row]]:
+        """The loop of every method; each row after each of its rounds. Rows of like length run
+        together; a free slot is refilled."""
         indices = range(len(requests))
         groups = [list(indices)]
         if self.recipe.greedy_apart:
@@ -233,9 +235,7 @@ class Engine:
         for group in groups:
             yield from self._run_group(requests, group)
 
-    def _run_group(
-        self, requests: list[Request], group: list[int]
-    ) -> Iterator[tuple[int, Row, Event]]:
+    def _run_group(self, requests: list[Request], group: list[int]) -> Iterator[tuple[int, Row]]:
         slots = Slots(
             self.target,
             self.drafter,
@@ -255,8 +255,9 @@ class Engine:
                     rows = [self._row(requests[i]) for i in islice(waiting, count)]
                     index_of |= {id(row): waiting.popleft() for row in rows}
                     slots.admit(rows)
-                for row, event in slots.step():
-                    yield index_of[id(row)], row, event
+                slots.step()
+                for row in slots.rows:
+                    yield index_of[id(row)], row
                 for row in slots.leave():
                     del index_of[id(row)]
         finally:

@@ -28,7 +28,7 @@ class TopLogprobs:
 
 @dataclass(frozen=True)
 class Event:
-    """What one round added to a text.
+    """What a round added to a text.
 
     Attributes:
         text: new text; may be empty while a character or a possible stop string is incomplete.
@@ -109,6 +109,7 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     stats: Stats = field(default_factory=lambda: Stats(texts=1))
+    _told: int = field(default=0, init=False, repr=False)
 
     @property
     def finished(self) -> bool:
@@ -120,7 +121,7 @@ class Row:
         counts: Counts,
         logprobs: list[float],
         top_logprobs: list[TopLogprobs],
-    ) -> Event:
+    ) -> None:
         """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends."""
         accepted = len(tokens) - 1
         last: Origin = "plain"
@@ -134,12 +135,16 @@ class Row:
         self.origins += origins
         self.logprobs += logprobs[:kept]
         self.top_logprobs += top_logprobs[:kept]
+
+    def event(self) -> Event:
+        """What was added since this was asked last."""
+        new, self._told = slice(self._told, None), len(self.token_ids)
         return Event(
             self.ending.shown(),
-            tuple(tokens[:kept]),
-            tuple(origins),
-            tuple(logprobs[:kept]),
-            tuple(top_logprobs[:kept]),
+            tuple(self.token_ids[new]),
+            tuple(self.origins[new]),
+            tuple(self.logprobs[new]),
+            tuple(self.top_logprobs[new]),
             self.ending.reason,
         )
 

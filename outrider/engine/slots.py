@@ -19,7 +19,7 @@ from outrider.engine.counts import count_columns, read_counts
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.reading import read
 from outrider.engine.realised import per_place, realised
-from outrider.engine.request import Event, Request, Row
+from outrider.engine.request import Request, Row
 from outrider.models import HFModel
 from outrider.sampling import Warp
 
@@ -104,8 +104,8 @@ class Slots:
         self._charge(began)
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Row, Event]]:
-        """One round of all rows; what it added to each."""
+    def step(self) -> None:
+        """One round of all rows."""
         assert self._context is not None
         began = self._clock()
         context = self._context
@@ -122,9 +122,8 @@ class Slots:
         )
         logprobs = Logprobs.of(turn, [row.request.sampling.logprobs for row in self.rows])
         strayed_BDM = realised(turn, verifier) if self._measure else None
-        events = self._read(turn, logprobs, strayed_BDM)
+        self._read(turn, logprobs, strayed_BDM)
         self._charge(began)
-        return events
 
     def leave(self) -> list[Row]:
         """Removes the finished rows and returns them."""
@@ -161,9 +160,7 @@ class Slots:
         room = [row.ending.left for row in self.rows]
         return plan(self._gamma, room, self._target.device)
 
-    def _read(
-        self, turn: Round, logprobs: Logprobs, strayed_BDM: Tensor | None
-    ) -> list[tuple[Row, Event]]:
+    def _read(self, turn: Round, logprobs: Logprobs, strayed_BDM: Tensor | None) -> None:
         """The round's one look at the device; hands each row its tokens."""
         assert self._context is not None
         models = (self._target, *self._draft_models)
@@ -174,7 +171,6 @@ class Slots:
         lines = read([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
         self._context.advance([int(line[0][0]) + 1 for line in lines])
-        events = []
         for row, start, line in zip(self.rows, starts, lines, strict=True):
             numbers = [number for (number,) in line[: len(counts) + len(sums)]]
             for (model, _), total in zip(sums, numbers[len(counts) :], strict=True):
@@ -186,8 +182,7 @@ class Slots:
             chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
             places = per_place(line[len(own) - 1]) if strayed else ()
             done = read_counts(turn, numbers[: len(counts)], places)
-            events.append((row, row.take(tokens, done, chosen, best)))
-        return events
+            row.take(tokens, done, chosen, best)
 
     def _clock(self) -> tuple[float, float, float]:
         draft = sum(model.watch.seconds() for model in self._draft_models)

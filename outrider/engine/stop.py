@@ -19,7 +19,6 @@ class Ending:
         eos_ids: end-of-sequence tokens of the model.
         room: tokens the context still has room for.
         detokenizer: turns tokens into text; None when there is no tokenizer.
-        text: all text so far, cut before a stop string.
         reason: ``eos``, ``stop``, ``length``, ``context``, or None while it goes on.
     """
 
@@ -27,8 +26,9 @@ class Ending:
     eos_ids: Collection[int]
     room: int
     detokenizer: Detokenizer | None
-    text: str = ""
     reason: str | None = None
+    _text: str = field(default="", repr=False)
+    _unread: list[int] = field(default_factory=list, repr=False)
     _shown: int = field(default=0, repr=False)
     _emitted: int = field(default=0, repr=False)
 
@@ -37,22 +37,27 @@ class Ending:
         """Tokens that may still be emitted."""
         return min(self.sampling.max_new_tokens - self._emitted, self.room)
 
+    @property
+    def text(self) -> str:
+        """All text so far, cut before a stop string; decoded when somebody asks."""
+        if self._unread and self.detokenizer is not None:
+            self._text += self.detokenizer.push(self._unread)
+            self._unread = []
+            if self.reason is not None:
+                self._text += self.detokenizer.flush()
+        return self._text
+
     def take(self, tokens: list[int]) -> int:
         """Takes a round's tokens; returns how many are kept, with the one that ends the text."""
         if not self.sampling.stop_strings:
             kept, self.reason = self._scan(tokens)
-            if self.detokenizer is not None:
-                self.text += self.detokenizer.push(tokens[:kept])
-        else:
-            kept = 0
-            while kept < len(tokens) and self.reason is None:
-                _, self.reason = self._scan(tokens[kept : kept + 1])
-                self._search(tokens[kept])
-                kept += 1
-        if self.reason is not None and self.detokenizer is not None and self.reason != "string":
-            self.text += self.detokenizer.flush()
-        if self.reason == "string":
-            self.reason = "stop"
+            self._unread += tokens[:kept]
+            return kept
+        kept = 0
+        while kept < len(tokens) and self.reason is None:
+            _, self.reason = self._scan(tokens[kept : kept + 1])
+            self._search(tokens[kept])
+            kept += 1
         return kept
 
     def shown(self) -> str:
@@ -60,11 +65,12 @@ class Ending:
 
         What might be the beginning of a stop string is held back until it is decided.
         """
-        end = len(self.text)
+        text = self.text
+        end = len(text)
         if self.reason is None:
-            end -= max((_overlap(self.text, s) for s in self.sampling.stop_strings), default=0)
+            end -= max((_overlap(text, s) for s in self.sampling.stop_strings), default=0)
         end = max(end, self._shown)
-        delta = self.text[self._shown : end]
+        delta = text[self._shown : end]
         self._shown = end
         return delta
 
@@ -89,14 +95,14 @@ class Ending:
         if self.detokenizer is None:
             return
         longest = max(len(s) for s in self.sampling.stop_strings)
-        first = max(0, len(self.text) - longest + 1)
-        self.text += self.detokenizer.push([token])
+        first = max(0, len(self._text) - longest + 1)
+        self._text += self.detokenizer.push([token])
         if self.reason is not None:
-            self.text += self.detokenizer.flush()
-        found = [at for s in self.sampling.stop_strings if (at := self.text.find(s, first)) >= 0]
+            self._text += self.detokenizer.flush()
+        found = [at for s in self.sampling.stop_strings if (at := self._text.find(s, first)) >= 0]
         if found:
-            self.text = self.text[: min(found)]
-            self.reason = "string"
+            self._text = self._text[: min(found)]
+            self.reason = "stop"
 
 
 def _overlap(text: str, stop: str) -> int:

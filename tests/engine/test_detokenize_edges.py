@@ -1,6 +1,11 @@
 """Pieces of text where tokens and characters do not line up."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from outrider.engine.detokenize import Detokenizer
+from outrider.engine.stop import Ending
+from outrider.sampling import Sampling
 
 
 class Bytes:
@@ -30,3 +35,41 @@ def test_bytes_that_never_become_a_character_come_out_replaced_at_the_end() -> N
 
 def test_a_replacement_character_in_the_text_is_kept() -> None:
     assert "".join(pieces("a\ufffd".encode(), "b\ufffdc".encode())) == "b\ufffdc"
+
+
+@given(
+    st.lists(st.sampled_from([*"aé😀".encode(), *"\ufffd".encode(), 0xFF]), max_size=12), st.data()
+)
+def test_it_is_the_same_text_whenever_somebody_asks(output: list[int], data: st.DataObject) -> None:
+    """Rounds of any length, looked at now and then or at the end only."""
+    sampling = Sampling(max_new_tokens=len(output) + 1)
+    asked, unasked = (
+        Ending(sampling, (), 99, Detokenizer(Bytes(), b"a\xc3"))  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    shown = ""
+    rest = [*output, 10]
+    while rest:
+        tokens = rest[: data.draw(st.integers(1, len(rest)), "round")]
+        rest = rest[len(tokens) :]
+        assert asked.take(tokens) == unasked.take(tokens) == len(tokens)
+        if data.draw(st.booleans(), "asks"):
+            shown += asked.shown()
+    assert asked.reason == "length"
+    assert shown + asked.shown() == asked.text == unasked.text
+
+
+def test_nothing_is_decoded_before_somebody_asks() -> None:
+    calls: list[int] = []
+
+    class Counted(Bytes):
+        def decode(self, tokens: list[int], **options: bool) -> str:
+            calls.append(1)
+            return super().decode(tokens, **options)
+
+    ending = Ending(Sampling(max_new_tokens=9), (), 99, Detokenizer(Counted(), b"a"))  # type: ignore[arg-type]
+    for _ in range(3):
+        ending.take([97, 98, 99])
+    assert not calls
+    assert ending.text == "abcabcabc"
+    assert calls

@@ -33,9 +33,9 @@ def write(engine: Engine, prompt: Sequence[int], sampling: Sampling, rounds: int
     most = (rounds + 2) * (engine.num_speculative_tokens + 1)  # so that no draft is cut short
     sampling = replace(sampling, max_new_tokens=min(most, engine.limit))
     began, first, num = 0.0, 0, 0
-    for row, event in engine.run(prompt, sampling):
+    for row in engine.run(prompt, sampling):
         if num == 0:
-            began, first = time.perf_counter(), len(event.token_ids)
+            began, first = time.perf_counter(), len(row.token_ids)
         num += 1
         if num > rounds or row.finished:
             break
