@@ -7,8 +7,6 @@ addresses that they read and write, and launches them together. So what differs 
 are part of the recording, and results are copied out before the next one overwrites them. Spans
 are rounded up to few sizes, lest every pass need a recording of its own; what lies behind a pass's
 own span is hidden by its mask.
-
-Legend: S slots read by a pass.
 """
 
 import warnings
