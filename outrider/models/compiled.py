@@ -26,8 +26,8 @@ from outrider.models.traced import ChainPass, Slabs, TreePass, trace
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 128
-"""Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a prefill, the
-arithmetic decides and not the overhead."""
+"""Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a long prefill,
+the arithmetic decides and not the overhead."""
 
 Maker = Callable[[TreePass, Callable[[], ExportedProgram]], Graph]
 """Makes a graph of a pass and the program it has when it is traced."""

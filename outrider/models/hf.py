@@ -24,11 +24,11 @@ from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.masks import Nodes, pass_mask
-from outrider.models.slabs import Allowance, KvDtype, SlabPlan
+from outrider.models.prefill import all_logits_are_cheap, prefill
+from outrider.models.slabs import Allowance, KvDtype, Layout, SlabPlan
 from outrider.models.support import check_supported, windows_of
 from outrider.sampling import Sampling
 
-_PREFILL_COLUMNS = 512
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
 
 
@@ -47,6 +47,7 @@ class HFModel:
         windows: what each kind of layer sees, None for everything; each kind has a mask.
         plan: how its caches store keys and values, and how much they may.
         compiled: its compiled pass, if it has one (``runtime.py``).
+        layout: the shapes of its slabs, if somebody asked for them (``prefill.py``).
         exact: whether bits may not depend on a pass's width, so that all rounds run the same code.
         opening: the tokens every text begins with, where the prompt is a source that an encoder
             reads; None where the text begins with the prompt.
@@ -58,6 +59,7 @@ class HFModel:
 
     opening: tuple[int, ...] | None = None
     compiled: CompiledPass | None = None
+    layout: Layout | None = None
     exact: bool = False
 
     def __init__(
@@ -122,15 +124,7 @@ class HFModel:
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""
         cache = self._cache(context)
-        longest = max(context.lengths) - 1
-        for first in range(0, longest, _PREFILL_COLUMNS):
-            columns = slice(first, min(first + _PREFILL_COLUMNS, longest))
-            cache.lengths = [first] * context.num_rows
-            cache.length_B = torch.full_like(context.length_B, first)
-            tokens_BN = context.tokens_BT[:, columns].clamp(max=self.num_tokens - 1)
-            self.extend(cache, tokens_BN, num_logits=1)
-        cache.lengths = [length - 1 for length in context.lengths]
-        cache.length_B = context.length_B - 1
+        prefill(self, cache, context)
         self._sums.clear()
         return cache
 
@@ -152,6 +146,19 @@ class HFModel:
         """Appends the rows of another cache."""
         cache.join(other)
 
+    def graph_of(
+        self, cache: SlabCache, num_columns: int, num_logits: int = 0
+    ) -> CompiledPass | None:
+        """The compiled pass, where there is one for such a pass; it gives all logits, whether asked
+        for or not. In an exact model the number of columns decides nothing."""
+        num_tokens = cache.num_rows * num_columns
+        if self.exact:
+            fits = num_logits == 0
+        else:
+            cheap = num_logits == 0 or all_logits_are_cheap(self, num_tokens)
+            fits = num_tokens <= MOST_TOKENS and cheap
+        return self.compiled if fits and cache.is_plain else None
+
     def extend(
         self,
         cache: SlabCache,
@@ -171,7 +178,7 @@ class HFModel:
         Returns:
             Logits (B, N, V), in the model's dtype.
         """
-        graph = self._graph(cache, tokens_BN.shape[1]) if num_logits == 0 else None
+        graph = self.graph_of(cache, tokens_BN.shape[1], num_logits)
         cache.begin(tokens_BN.shape[1], nodes.first if nodes is not None else 0)
         if graph is not None and not cache.make_room():
             graph = None
@@ -183,7 +190,7 @@ class HFModel:
             done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
         logits_BNV, sum_B = done
         self._sums.append(sum_B)
-        return logits_BNV
+        return logits_BNV[:, -num_logits:] if num_logits else logits_BNV
 
     def draft(
         self,
@@ -205,7 +212,7 @@ class HFModel:
             Laws, or logits of greedy rows (B, D + 1, V), zero at the last place, and the chain
             (B, D + 1), root first; None where there is no such graph.
         """
-        graph = self._graph(cache, tokens_BN.shape[1])
+        graph = self.graph_of(cache, tokens_BN.shape[1])
         if graph is None:
             return None
         cache.begin(tokens_BN.shape[1] + depth - 1)
@@ -269,11 +276,6 @@ class HFModel:
     def _cache(self, context: Context) -> SlabCache:
         """An empty cache for a batch."""
         return SlabCache(context, self.num_layers, self.limit + MARGIN, self.plan)
-
-    def _graph(self, cache: SlabCache, num_columns: int) -> CompiledPass | None:
-        """The compiled pass, where there is one for such a pass."""
-        few = self.exact or cache.num_rows * num_columns <= MOST_TOKENS
-        return self.compiled if few and cache.is_plain else None
 
     def _forward(
         self,
