@@ -45,18 +45,20 @@ def prefill(model: "HFModel", cache: "SlabCache", context: Context) -> None:
 
 def all_logits_are_cheap(model: "HFModel", num_tokens: int) -> bool:
     """Whether the logits behind so many tokens cost less than a pass without a graph would."""
-    width = model.module.config.get_text_config().hidden_size
-    products = num_tokens * model.num_tokens * width
-    return bool(products <= _PRODUCTS_PER_LAYER * model.num_layers)
+    width: int = model.module.get_input_embeddings().weight.shape[1]
+    return num_tokens * model.num_tokens * width <= _PRODUCTS_PER_LAYER * model.num_layers
 
 
 def _layout(model: "HFModel") -> Layout:
-    """The shapes of a model's slabs, learned from a pass over one token."""
+    """The shapes of a model's slabs, learned from a pass over one token; none where not every layer
+    has slabs, which then come with the passes."""
     law: Any = None  # nothing is sampled
     twin = copy.copy(model)
     twin.compiled, twin.plan, twin.watch = None, SlabPlan(), Stopwatch(model.device)
     cache = twin.start(Context.start([[0, 0]], law, [0], [0], model.device))
     sides = zip(cache.keys, cache.values, strict=True)
     slabs = [(key, value) for key, value in sides if key is not None and value is not None]
+    if len(slabs) < model.num_layers:
+        return Layout((), model.dtype, model.device)
     shapes = tuple((key.shape[1], key.shape[3], value.shape[3]) for key, value in slabs)
     return Layout(shapes, slabs[0][0].dtype, model.device)

@@ -96,3 +96,16 @@ def test_the_layout_is_learned_once_and_counts_for_nothing(
         assert model.drain_sums() is None
     assert learned == [1]
     assert widths == [8, 8]
+
+
+@torch.inference_mode()
+def test_a_model_without_slabs_in_every_layer_is_left_to_its_passes() -> None:
+    """As some share keys and values between layers."""
+    model, widths = with_graph(tiny())
+    model.num_layers += 1  # a layer that keeps nothing
+    cache = model.start(context_of([9]))
+    assert cache.keys[-1] is None
+    assert not widths
+    wanted = tiny().start(context_of([9]))
+    for one, other in zip(wanted.keys, cache.keys, strict=False):
+        torch.testing.assert_close(one, other)
