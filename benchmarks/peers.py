@@ -202,10 +202,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
-    options = parser().parse_args()
+    command_line = parser()
+    options = command_line.parse_args()
     for name, value in vars(PLANS[options.pair]).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    try:
+        rows = parse_rows(options.rows)
+    except ValueError as error:
+        command_line.error(str(error))
     named = dict(text.split("=", 1) for text in options.python_for)
     exports = (options.peers / "exports").resolve()
     pair = PAIRS[options.pair](exports)
@@ -220,7 +225,7 @@ def main() -> None:
         exports=str(exports),
     )
     environments = Environments(options.peers, named)
-    run = Run(parse_rows(options.rows), environments, job, prompts, options.max_new_tokens)
+    run = Run(rows, environments, job, prompts, options.max_new_tokens)
     about = {
         "date": date.today().isoformat(),
         "hardware": hardware(),

@@ -52,7 +52,14 @@ PEERS: dict[str, Entry] = {
         Entry(
             "transformers",
             f"{_WORKERS}.transformers_worker",
-            ("plain", "assisted", "prompt-lookup", "plain compiled", "assisted compiled"),
+            (
+                "plain",
+                "assisted",
+                "prompt-lookup",
+                "plain compiled",
+                "assisted compiled",
+                "prompt-lookup compiled",
+            ),
             "assisted",
             own_environment=False,
         ),

@@ -7,6 +7,7 @@ the methods that it judges.
     CHI2      chi2(target, drafter, verifier) > 1e-4
     Contract  check_model, check_drafter, check_verifier
     MUT       outrider.testing.mutants: wrong implementations that the above must reject
+    Tape      record_on_tape(run): what a CUDA graph would hold, where there is no GPU
 """
 
 from outrider.testing.checks import check_draft, check_drafter, check_model, check_verifier
