@@ -1,13 +1,10 @@
 """What a model's slabs take, learned from a pass over one token: exact for any family of models."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from outrider.core.context import Context
 from outrider.models.cross import Seq2SeqCache
 from outrider.models.hf import HFModel
+from outrider.models.prefill import example_cache
 
 
 @dataclass(frozen=True)
@@ -25,13 +22,9 @@ class Footprint:
     plane: int
 
     @classmethod
-    @torch.inference_mode()
     def of(cls, model: HFModel) -> "Footprint":
         """That of a model, with the plan that it has now."""
-        law: Any = None  # nothing is sampled
-        sources = None if model.opening is None else [[0]]
-        context = Context.start([[0, 0]], law, [0], [0], model.device, sources)
-        cache = model.storing("auto").start(context)  # with nothing to hold it to
+        cache = example_cache(model)
         planes = [slab[0, :, 0].nbytes for slab in cache._slabs()]
         cross = cache.cross._slabs() if isinstance(cache, Seq2SeqCache) else []
         return cls(sum(planes), sum(slab[0, :, 0].nbytes for slab in cross), max(planes))

@@ -45,17 +45,35 @@ def prefill(model: "HFModel", cache: "SlabCache", context: Context) -> None:
 
 def all_logits_are_cheap(model: "HFModel", num_tokens: int) -> bool:
     """Whether the logits behind so many tokens cost less than a pass without a graph would."""
-    width: int = model.module.get_input_embeddings().weight.shape[1]
+    width: int | None = getattr(model.module.config.get_text_config(), "hidden_size", None)
+    if width is None:
+        return False
     return num_tokens * model.num_tokens * width <= _PRODUCTS_PER_LAYER * model.num_layers
 
 
-def _layout(model: "HFModel") -> Layout:
-    """The shapes of a model's slabs, learned from a pass over one token; none where not every layer
-    has slabs, which then come with the passes."""
-    law: Any = None  # nothing is sampled
+def lawless(model: "HFModel", tokens: list[int], rows: int = 1) -> Context:
+    """Rows with these tokens, of which nothing is sampled; where an encoder reads a source, that
+    has them too."""
+    law: Any = None
+    sources = None if model.opening is None else [tuple(tokens)] * rows
+    none = [0] * rows
+    return Context.start([tokens] * rows, law, none, none, model.device, sources)
+
+
+@torch.inference_mode()
+def example_cache(model: "HFModel") -> "SlabCache":
+    """The cache behind one token, filled without a graph and held to no bound: what a model's slabs
+    look like."""
     twin = copy.copy(model)
-    twin.compiled, twin.plan, twin.watch = None, SlabPlan(), Stopwatch(model.device)
-    cache = twin.start(Context.start([[0, 0]], law, [0], [0], model.device))
+    twin.compiled, twin.plan = None, SlabPlan(model.plan.kv_dtype)
+    twin.watch, twin._sums = Stopwatch(model.device), []
+    return twin.start(lawless(model, [0, 0]))
+
+
+def _layout(model: "HFModel") -> Layout:
+    """The shapes of a model's slabs; none where not every layer has slabs, which then come with the
+    passes."""
+    cache = example_cache(model)
     sides = zip(cache.keys, cache.values, strict=True)
     slabs = [(key, value) for key, value in sides if key is not None and value is not None]
     if len(slabs) < model.num_layers:

@@ -15,12 +15,10 @@ nothing else in a model does either is put to the test when it is loaded.
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core.context import Context
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
 from outrider.models.compiled import CompiledPass, Maker, Span, check_compile
 from outrider.models.cuda_graphs import CudaRecorder, recorded, rounded_span
@@ -28,6 +26,7 @@ from outrider.models.hf import HFModel
 from outrider.models.kernels import use_kernels
 from outrider.models.masks import Nodes
 from outrider.models.package import packaged
+from outrider.models.prefill import lawless
 
 _PROBE = 12  # tokens that an exact model is tried on
 
@@ -92,14 +91,14 @@ def stages(model: HFModel, drafts: int = 0) -> list[tuple[str, Callable[[], None
 
 @torch.inference_mode()
 def _pass(model: HFModel) -> None:
-    context = _context(model, [0, 0, 0])
+    context = lawless(model, [0, 0, 0])
     model.extend(model.start(context), context.tokens_BT[:, :2])
     model.drain_sums()
 
 
 @torch.inference_mode()
 def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tensor | None) -> None:
-    context = _context(model, [0, 0, 0])
+    context = lawless(model, [0, 0, 0])
     cache = model.start(context)
     model.draft(cache, context.tokens_BT[:, :2], drafts, temperature_B, u_BD)
     model.drain_sums()
@@ -140,8 +139,8 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
     """Logits of the last row behind each of the last tokens, (N, V), in passes of these widths."""
     done = len(tokens) - sum(widths)
-    context = _context(model, tokens, rows)
-    cache = model.start(_context(model, tokens[: done + 1], rows))
+    context = lawless(model, tokens, rows)
+    cache = model.start(lawless(model, tokens[: done + 1], rows))
     logits = []
     for width in widths:
         cache.lengths = [done] * rows
@@ -156,7 +155,7 @@ def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
     """Logits behind the last token, (V,), as the leaf of a tree with a stranger before each node
     of its path."""
     half = len(tokens) // 2
-    cache = model.start(_context(model, tokens[: half + 1]))
+    cache = model.start(lawless(model, tokens[: half + 1]))
     path = tokens[half:]
     nodes_N = torch.arange(2 * len(path), device=model.device)
     sees_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N % 2 == 1)
@@ -167,13 +166,6 @@ def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
     logits_1NV = model.extend(cache, tokens_1N, Nodes(sees_NN[None], nodes_N[None] // 2))
     model.drain_sums()
     return logits_1NV[0, -1]
-
-
-def _context(model: HFModel, tokens: list[int], rows: int = 1) -> Context:
-    law: Any = None
-    sources = None if model.opening is None else [tuple(tokens)] * rows
-    none = [0] * rows
-    return Context.start([tokens] * rows, law, none, none, model.device, sources)
 
 
 def _warn(message: str) -> None:

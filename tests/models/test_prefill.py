@@ -10,6 +10,7 @@ from tiny_models import FAMILIES, engine_of, greedy, ragged_prompts, tiny, token
 from outrider.core import Context
 from outrider.models import HFModel, prefill
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
+from outrider.models.footprint import Footprint
 from outrider.testing import SoftmaxLaw
 
 
@@ -109,3 +110,10 @@ def test_a_model_without_slabs_in_every_layer_is_left_to_its_passes() -> None:
     wanted = tiny().start(context_of([9]))
     for one, other in zip(wanted.keys, cache.keys, strict=False):
         torch.testing.assert_close(one, other)
+
+
+def test_what_slabs_take_is_learned_without_the_graph() -> None:
+    """An engine asks before its graphs are made, under a bar."""
+    model, widths = with_graph(tiny())
+    assert Footprint.of(model) == Footprint.of(tiny())
+    assert not widths
