@@ -1,0 +1,109 @@
+"""How long a first token takes: prompts read by the compiled graph, and as they were without it.
+
+    python -m benchmarks.first_token [--tokens 5 10 24 48 100 128 300] [--repeats 25]
+
+The embedded pair, compiled, γ 5, temperature 0: prefill of both models and one round, by the wall
+clock. Both ways take turns. Beyond 128 tokens there is one way only. Writes JSON and Markdown.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import outrider
+from outrider import Engine, Sampling
+from outrider.bench.frontier import about
+from outrider.models import prefill
+
+WAYS = ("eager", "graph")
+ONE = Sampling(temperature=0, max_new_tokens=1, ignore_eos=True)
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Lets no prompt go by a graph."""
+    kept, prefill._PRODUCTS_PER_LAYER = prefill._PRODUCTS_PER_LAYER, 0
+    try:
+        yield
+    finally:
+        prefill._PRODUCTS_PER_LAYER = kept
+
+
+def measure(engine: Engine, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds to the first token of such a prompt, median, least and most, by way."""
+    vocabulary = engine.target.num_tokens
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    for repeat in range(repeats + 1):
+        prompt = [[(37 * place + repeat) % (vocabulary - 10) + 10 for place in range(num_tokens)]]
+        for way in WAYS:
+            began = time.perf_counter()
+            if way == "graph":
+                engine.generate(prompt, ONE)
+            else:
+                with eagerly():
+                    engine.generate(prompt, ONE)
+            if repeat:  # the first one warms up
+                times[way].append(1e3 * (time.perf_counter() - began))
+    ways = {way: [statistics.median(of), min(of), max(of)] for way, of in times.items()}
+    return {"tokens": num_tokens, **ways}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The page."""
+    told = report["about"]
+    lines = [
+        "# First token, embedded pair, compiled",
+        "",
+        f"{told['date']}, {told['hardware']}, {told['threads']} threads, torch "
+        f"{told['versions']['torch']}; γ 5, temperature 0, prefill of both models and one round; "
+        f"median of {told['repeats']} (least to most), both ways in turns.",
+        "",
+        f"Command: `{report['command']}`",
+        "",
+        "| tokens of the prompt | eager, ms | graph, ms | eager ÷ graph |",
+        "|---:|---:|---:|---:|",
+    ]
+    for row in report["rows"]:
+        cells = ("{:.1f} ({:.1f}–{:.1f})".format(*row[way]) for way in WAYS)
+        ratio = row["eager"][0] / row["graph"][0]
+        lines.append(f"| {row['tokens']} | {' | '.join(cells)} | {ratio:.2f}× |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the options, measures, writes the report and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[5, 10, 24, 48, 100, 128, 300])
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    engine = outrider.load(compile="auto", num_speculative_tokens=5)
+    if max(options.tokens) > engine.prompt_limit or min(options.tokens) < 1:
+        parser.error(f"--tokens: prompts have 1 to {engine.prompt_limit} tokens")
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: must be 1 or more")
+    listed = " ".join(map(str, options.tokens))
+    report = {
+        "about": about(repeats=options.repeats),
+        "command": f"python -m benchmarks.first_token --tokens {listed} --repeats "
+        f"{options.repeats} --threads {options.threads}",
+        "rows": [measure(engine, num, options.repeats) for num in options.tokens],
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "first_token.json"
+    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    file.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+    print(markdown(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The benchmark of first tokens: both ways are really taken, and the page shows them."""
+
+from typing import Any
+
+import pytest
+from tiny_models import engine_of, tiny
+
+from benchmarks.first_token import eagerly, markdown, measure
+from outrider.models import prefill
+
+
+def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    engine = engine_of(tiny())
+    generate = engine.generate
+
+    def watched(*arguments: Any) -> Any:
+        taken.append(prefill.all_logits_are_cheap(engine.target, 5))
+        return generate(*arguments)
+
+    monkeypatch.setattr(engine, "generate", watched)
+    found = measure(engine, 5, 2)
+    assert taken == [False, True] * 3
+    for way in ("eager", "graph"):
+        median, least, most = found[way]
+        assert 0 < least <= median <= most
+
+
+def test_afterwards_all_is_as_before() -> None:
+    kept = prefill._PRODUCTS_PER_LAYER
+    with pytest.raises(KeyError), eagerly():
+        raise KeyError
+    assert kept == prefill._PRODUCTS_PER_LAYER > 0
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "repeats": 3}
+    row = {"tokens": 5, "eager": [14.0, 13.0, 20.0], "graph": [4.0, 3.5, 5.0]}
+    page = markdown({"about": about, "command": "c", "rows": [row]})
+    assert "| 5 | 14.0 (13.0–20.0) | 4.0 (3.5–5.0) | 3.50× |" in page
