@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.models.cache import SlabCache
 from outrider.models.drafted import GreedyDraft, SampledDraft
+from outrider.models.kernels.exact import use_exact_operators
 from outrider.models.package import Graph, packaged
 from outrider.models.traced import ChainPass, Slabs, TreePass, trace
 
@@ -54,6 +55,7 @@ class CompiledPass:
         name: how messages call it.
         make: makes a graph.
         read: how many slots a pass reads; by default those that it must.
+        exact: whether a token's bits may not depend on how many tokens share its forward pass.
 
     Attributes:
         failed: whether it has given up.
@@ -67,9 +69,11 @@ class CompiledPass:
         name: str,
         make: Maker = packaged,
         read: Span = min,
+        exact: bool = False,
     ) -> None:
         self.name = name
         self.failed = False
+        self._trace = _exact_trace if exact else trace
         self._make, self._read = make, read
         self._of_model = module, windows, limit, module.dtype
         self._tree, self._chain = TreePass(*self._of_model), ChainPass(*self._of_model)
@@ -141,7 +145,7 @@ class CompiledPass:
         slabs = in_use[:half], in_use[half:]
         try:
             with torch.inference_mode(False):
-                graph = self._make(each, lambda: trace(each, slabs))
+                graph = self._make(each, lambda: self._trace(each, slabs))
             if not _agree(each, graph, slabs):
                 raise ArithmeticError("the compiled pass has other results than the model")
         except Exception as error:  # the compiler's own exceptions are of many kinds
@@ -155,6 +159,10 @@ class CompiledPass:
             return None
         self._graphs[each] = graph
         return graph
+
+
+def _exact_trace(each: TreePass, slabs: Slabs) -> ExportedProgram:
+    return use_exact_operators(trace(each, slabs))
 
 
 def _widened(mask: Tensor, span: int) -> Tensor:

@@ -133,6 +133,7 @@ class FirstLayers(HFModel):
     def __init__(self, target: HFModel, layers: SplitLayers) -> None:
         name = f"the first {len(layers.first)} layers of {target.name}"
         super().__init__(target.module, target.tokenizer, name)
+        self.exact = target.exact
         self.num_layers = len(layers.first)
         self._layers = layers
 
@@ -174,6 +175,7 @@ class EarlyExit(HFModel):
                 f"take a decoder-only model"
             )
         super().__init__(target.module, target.tokenizer, target.name)
+        self.exact = target.exact
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k < self.num_layers:
             raise InvalidParameterError(
                 f"layer={k!r}: {target.name} has {self.num_layers} layers; the exit is behind "

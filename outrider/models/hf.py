@@ -10,6 +10,7 @@ Legend: B rows, N nodes or columns of a pass, S slots, V vocabulary, H hidden wi
 import copy
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
+from outrider.models.kernels.exact import exact_mode
 from outrider.models.masks import Nodes, pass_mask
 from outrider.models.prefill import all_logits_are_cheap, prefill
 from outrider.models.slabs import Allowance, KvDtype, Layout, SlabPlan
@@ -118,7 +120,8 @@ class HFModel:
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Logits behind a text and its prompt, by one plain pass without any cache, (V,)."""
         ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
-        logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
+        with self.arithmetic():
+            logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]
 
     def start(self, context: Context) -> SlabCache:
@@ -270,6 +273,10 @@ class HFModel:
             f"its weights may be damaged, or {self.dtype} too narrow for it: try dtype='float32'"
         )
 
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """How the module computes within this context: exactly, or as it is."""
+        return exact_mode() if self.exact else nullcontext()
+
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_supported(module, name)
 
@@ -288,12 +295,13 @@ class HFModel:
     ) -> Tensor:
         """The model's own forward pass: logits (B, N, V)."""
         arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
-        logits_BNV: Tensor = self.module(
-            input_ids=tokens_BN,
-            position_ids=positions_BN,
-            attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-            past_key_values=cache,
-            use_cache=True,
-            **arguments,
-        ).logits
+        with self.arithmetic():
+            logits_BNV: Tensor = self.module(
+                input_ids=tokens_BN,
+                position_ids=positions_BN,
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                past_key_values=cache,
+                use_cache=True,
+                **arguments,
+            ).logits
         return logits_BNV

@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from outrider.core import draw
-from outrider.models.kernels import NarrowLinear
+from outrider.models.kernels import NarrowLinear, exact, is_exact
 from outrider.models.kernels.build import cache_folder
 from outrider.models.kernels.join import JoinLinears
 from outrider.models.masks import chain_mask
@@ -38,6 +38,9 @@ _SHIMS = {
     "linear": f"{_HANDLE}, {_HANDLE}, const {_HANDLE}*, int64_t, int64_t",
     "linears": f"{_HANDLE}, {_LIST}, {_LIST}, const int64_t*, int64_t, int64_t",
     "attend": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, double",
+    "mean": f"{_HANDLE}, int32_t",
+    "layer_norm": f"{_HANDLE}, const {_HANDLE}*, const {_HANDLE}*, double",
+    **dict.fromkeys(exact.FUNCTIONS, _HANDLE),
 }
 
 
@@ -68,7 +71,7 @@ def packaged(
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     path = cache_folder() / "graphs" / f"{key}.pt2"
     if not path.exists():
-        _compile(trace() if program is None else program, path, thorough, uses_kernels(module))
+        _compile(trace() if program is None else program, path, _options(module, thorough))
     return _load(path, _tensors(module), device)
 
 
@@ -81,7 +84,8 @@ def made_from(module: nn.Module) -> list[str]:
     """All that a program depends on, so far as it can be told without tracing it."""
     tensors = _tensors(module).items()
     classes = {base for each in module.modules() for base in type(each).__mro__}
-    sources = {each.__module__ for each in classes} | {chain_mask.__module__, draw.__module__}
+    sources = {each.__module__ for each in classes}
+    sources |= {chain_mask.__module__, draw.__module__, exact.__name__}
     config: Any = getattr(getattr(module, "module", None), "config", None)
     parts = [
         torch.__version__,
@@ -118,17 +122,18 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in (*parameters, *buffers)}
 
 
-def _compile(program: ExportedProgram, path: Path, thorough: bool, kernels: bool) -> None:
-    """Compiles to a file that appears when it is whole; what the program itself holds besides the
-    module's tensors goes beside it."""
+def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
+    """How the compiler treats the program of a module."""
     options: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
         "always_keep_tensor_constants": True,  # else small weights are part of the code
         "size_asserts": False,
         "cpp.dynamic_threads": True,
         "max_autotune": thorough,
+        # fused operators round where the model does, so that all programs have the same bits
+        "emulate_precision_casts": is_exact(module),
     }
-    if kernels:
+    if uses_kernels(module):
         options["post_grad_custom_post_pass"] = JoinLinears()
         options["aot_inductor.custom_ops_to_c_shims"] = {
             getattr(torch.ops.outrider, name).default: [
@@ -136,6 +141,12 @@ def _compile(program: ExportedProgram, path: Path, thorough: bool, kernels: bool
             ]
             for name, arguments in _SHIMS.items()
         }
+    return options
+
+
+def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+    """Compiles to a file that appears when it is whole; what the program itself holds besides the
+    module's tensors goes beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.pt2")
     torch.save(_literals(program), path.with_suffix(".pt"))

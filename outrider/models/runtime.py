@@ -8,8 +8,9 @@
 
 ``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
 draft, a tree or a batch, so that greedy and coupled texts are plain decoding's, token for token,
-in any precision. Our kernels add in an order that does not depend on the width of a pass; that
-nothing else in a model does either is put to the test when it is loaded.
+in any precision and on any processor. It follows from what a forward pass is made of
+(``kernels/exact.py``): when a model is loaded, the operators of a pass are listed, and the model is
+refused if one of them is of another kind. A few passes of different widths are compared besides.
 """
 
 import warnings
@@ -24,6 +25,7 @@ from outrider.models.compiled import CompiledPass, Maker, Span, check_compile
 from outrider.models.cuda_graphs import CudaRecorder, recorded, rounded_span
 from outrider.models.hf import HFModel
 from outrider.models.kernels import use_kernels
+from outrider.models.kernels.exact import inexact_operator
 from outrider.models.masks import Nodes
 from outrider.models.package import packaged
 from outrider.models.prefill import lawless
@@ -63,9 +65,9 @@ def prepare(
                 raise
             _warn(f"{model.name} runs eagerly: {error}")
             return
+    model.exact = exact
     if compile != "off":
         _compile(model, own, thorough=compile == "max")
-    model.exact = exact
     if exact:
         check_exact(model)
 
@@ -109,6 +111,12 @@ def check_exact(model: HFModel) -> None:
     """Raises UnsupportedModelError unless a model's bits are the same in passes of any width."""
     tokens = [7 * step % model.num_tokens for step in range(1, _PROBE + 1)]
     half = _PROBE // 2
+    kind = type(model.module).__name__
+    if operator := inexact_operator(lambda: _logits(model, tokens, [half])):
+        raise UnsupportedModelError(
+            f"exact=True: {model.name} ({kind}) computes with {operator}, whose bits depend on how "
+            f"many tokens share a forward pass: load it without exact"
+        )
     alone_NV = _logits(model, tokens, [1] * half)
     others = (
         _logits(model, tokens, [half]),
@@ -118,9 +126,8 @@ def check_exact(model: HFModel) -> None:
     same = all(torch.equal(alone_NV, other) for other in others)
     if not same or not torch.equal(alone_NV[-1], _leaf_logits(model, tokens)):
         raise UnsupportedModelError(
-            f"exact=True: {model.name} ({type(model.module).__name__}) has layers beside linear "
-            f"ones and attention whose bits depend on how many tokens a pass has: load it without "
-            f"exact"
+            f"exact=True: {model.name} ({kind}) has layers whose bits depend on how many tokens "
+            f"share a forward pass: load it without exact"
         )
 
 
@@ -133,7 +140,9 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.device.type == "cuda":
         recorder = CudaRecorder(model.device)
         make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, make, read)
+    model.compiled = CompiledPass(
+        model.module, model.windows, model.limit, model.name, make, read, model.exact
+    )
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:

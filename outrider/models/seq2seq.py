@@ -67,11 +67,12 @@ class Seq2SeqModel(HFModel):
         return with_demands(sampling, self.module.generation_config, prompt, room, self.device)
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        logits_1TV: Tensor = self.module(
-            input_ids=torch.tensor([list(prompt)], device=self.device),
-            decoder_input_ids=torch.tensor([[*self.opening, *text]], device=self.device),
-            use_cache=False,
-        ).logits
+        with self.arithmetic():
+            logits_1TV: Tensor = self.module(
+                input_ids=torch.tensor([list(prompt)], device=self.device),
+                decoder_input_ids=torch.tensor([[*self.opening, *text]], device=self.device),
+                use_cache=False,
+            ).logits
         return logits_1TV[0, -1]
 
     def _check(self, module: PreTrainedModel, name: str) -> None:
@@ -86,7 +87,7 @@ class Seq2SeqModel(HFModel):
         for b, source in enumerate(context.sources):
             ids_BS[b, : len(source)] = torch.tensor(source)
             seen_BS[b, : len(source)] = 1
-        with self.watch:
+        with self.watch, self.arithmetic():
             states_BSW: Tensor = self._encoder(
                 input_ids=ids_BS.to(self.device), attention_mask=seen_BS.to(self.device)
             ).last_hidden_state
@@ -111,7 +112,7 @@ class Seq2SeqModel(HFModel):
         else:
             slot_BS = slot_positions(nodes, cache.length_B, cache.span)
         places = Places(positions_BN, slot_BS)
-        with placed(self._decoder, places, relative=self._relative):
+        with self.arithmetic(), placed(self._decoder, places, relative=self._relative):
             logits_BNV: Tensor = self.module(
                 encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
                 attention_mask=cache.mask_B11S,

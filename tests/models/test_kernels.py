@@ -12,7 +12,10 @@ from outrider.core.errors import KernelError
 from outrider.models.kernels import NARROW, build, use_kernels
 from outrider.models.kernels.build import load_kernels
 
-pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+pytestmark = [
+    pytest.mark.vector_width,
+    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here"),
+]
 
 
 def linear(inputs: int, outputs: int, bias: bool = True, compact: bool = False) -> nn.Linear:

@@ -186,6 +186,7 @@ def test_models_in_other_precisions_keep_the_libraries(dtype: torch.dtype) -> No
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.vector_width
 def test_compiled_for_real() -> None:
     """Kernels and the code generator together: the text of the model as it was."""
     prompts = ragged_prompts([9, 3])
@@ -203,6 +204,7 @@ def test_compiled_for_real() -> None:
 
 
 @needs_compiler
+@pytest.mark.vector_width
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "opt", "mistral", "gemma3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_texts_are_plain_ones(family: str, dtype: torch.dtype) -> None:

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "attend.h"
+#include "elementwise.h"
 #include "linear.h"
 #include "pages.h"
 
@@ -104,6 +105,10 @@ TORCH_LIBRARY(outrider, library) {
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
   library.def("pages(int bytes) -> Tensor", &outrider::pages);
+#define DEFINE(name) library.def(#name "(Tensor x) -> Tensor");
+  OUTRIDER_FUNCTIONS(DEFINE)
+  library.def("mean(Tensor x, bool keepdim) -> Tensor");
+  library.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
@@ -112,4 +117,8 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("attend", &outrider::attend);
   library.impl("pack", &outrider::pack);
   library.impl("pack_int8", &outrider::pack_int8);
+#define IMPLEMENT(name) library.impl(#name, &outrider::elementwise<outrider::name##_of>);
+  OUTRIDER_FUNCTIONS(IMPLEMENT)
+  library.impl("mean", &outrider::mean);
+  library.impl("layer_norm", &outrider::layer_norm);
 }

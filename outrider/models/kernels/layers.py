@@ -8,6 +8,8 @@ width.
 Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from outrider.models.kernels.build import load_kernels
+from outrider.models.kernels.exact import FUNCTIONS
 from outrider.models.quantize import Int8Linear
 
 NARROW = 32
@@ -57,11 +60,8 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     Raises:
         KernelError: they cannot be compiled here.
     """
-    if not hasattr(torch.ops.outrider, "linear"):
-        load_kernels()
-        torch.library.register_fake("outrider::linear", _fake_linear)
-        torch.library.register_fake("outrider::linears", _fake_linears)
-        torch.library.register_fake("outrider::attend", _fake_attend)
+    load_kernels()
+    _register_fakes()
     widest = _ANY if exact else NARROW
     pages = _Pages()
     for name, layer in module.named_modules():
@@ -81,6 +81,17 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         return
     if config._attn_implementation in ("sdpa", *_NAMES.values()):
         module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
+
+
+@cache
+def _register_fakes() -> None:
+    for operator, fake in _FAKES.items():
+        torch.library.register_fake(f"outrider::{operator}", fake)
+
+
+def is_exact(module: nn.Module) -> bool:
+    """Whether linear layers of a module use the kernels for forward passes of any width."""
+    return any(isinstance(each, NarrowLinear) and each.widest == _ANY for each in module.modules())
 
 
 class _Pages:
@@ -154,3 +165,26 @@ def _fake_linears(
 def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     B, H, N, _ = q.shape
     return q.new_empty((B, N, H, v.shape[3]))
+
+
+def _fake_function(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_mean(x: Tensor, keepdim: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1) if keepdim else x.shape[:-1])
+
+
+def _fake_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+_FAKES: dict[str, Callable[..., Tensor]] = {
+    "linear": _fake_linear,
+    "linears": _fake_linears,
+    "attend": _fake_attend,
+    "mean": _fake_mean,
+    "layer_norm": _fake_layer_norm,
+    **dict.fromkeys(FUNCTIONS, _fake_function),
+}
+"""What each kernel returns, in shape and dtype, for whoever traces it."""

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/utils.h>
 
+#include "elementwise.h"
 #include "kernels.h"
 
 using torch::aot_inductor::new_tensor_handle;
@@ -54,6 +55,31 @@ AOTITorchError aoti_torch_cpu_attend(AtenTensorHandle q, AtenTensorHandle k,
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     *result = new_tensor_handle(
         outrider::attend(tensor(q), tensor(k), tensor(v), tensor(mask), scale));
+  });
+}
+
+#define SHIM(name)                                                                          \
+  AOTITorchError aoti_torch_cpu_##name(AtenTensorHandle x, AtenTensorHandle* result) {      \
+    AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                            \
+      *result = new_tensor_handle(outrider::elementwise<outrider::name##_of>(tensor(x)));   \
+    });                                                                                     \
+  }
+OUTRIDER_FUNCTIONS(SHIM)
+
+AOTITorchError aoti_torch_cpu_mean(AtenTensorHandle x, int32_t keepdim, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE(
+      { *result = new_tensor_handle(outrider::mean(tensor(x), keepdim)); });
+}
+
+AOTITorchError aoti_torch_cpu_layer_norm(AtenTensorHandle x, const AtenTensorHandle* weight,
+                                         const AtenTensorHandle* bias, double eps,
+                                         AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    auto maybe = [](const AtenTensorHandle* each) {
+      return each ? std::optional(tensor(*each)) : std::nullopt;
+    };
+    *result = new_tensor_handle(
+        outrider::layer_norm(tensor(x), maybe(weight), maybe(bias), eps));
   });
 }
 

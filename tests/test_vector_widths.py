@@ -1,0 +1,53 @@
+"""What depends on the processor's vector width, run again at each narrower width that it has.
+
+torch, the kernels and the code generator all follow ``ATEN_CPU_CAPABILITY``, which is read once per
+process: so each width is a run of pytest of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+WIDTHS = ("default", "avx2", "avx512")
+MARK = "vector_width"
+
+
+def narrower_widths() -> tuple[str, ...]:
+    """The vector widths below the one that this process has."""
+    own = torch.backends.cpu.get_cpu_capability().lower()
+    return WIDTHS[: WIDTHS.index(own)] if own in WIDTHS else ()
+
+
+def marked_files() -> list[str]:
+    """Files with tests to run at every width."""
+    here = Path(__file__)
+    files = (path for path in ROOT.glob("tests/**/test_*.py") if path != here)
+    return sorted(
+        str(path.relative_to(ROOT)) for path in files if f"mark.{MARK}" in path.read_text()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", narrower_widths())
+@pytest.mark.parametrize("file", marked_files())
+def test_passes_at_narrower_widths(width: str, file: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", MARK, file]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"ATEN_CPU_CAPABILITY": width},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_there_is_something_to_run() -> None:
+    assert "tests/models/test_kernels.py" in marked_files()
+    assert "tests/models/test_exact_arithmetic.py" in marked_files()
