@@ -5,7 +5,15 @@
 // this key for such modes of third parties in tests and uses it nowhere itself.
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/Functions.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/tanh.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
