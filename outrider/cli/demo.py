@@ -53,6 +53,8 @@ def demo(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
+            "--max-new-tokens",
+            "-n",
             metavar="N",
             help="Tokens per text. Default: what fits into half a minute here, at most 96.",
             rich_help_panel=SAMPLING,

@@ -101,7 +101,8 @@ def frontier(
 
     A pair and prompts of your own:
 
-      outrider frontier -f prompts.txt --target big/ --draft small/ --temperature 0.8
+      outrider frontier -f prompts.txt --target big/ --draft small/ \\
+        --temperature 0.8
 
     Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
     divergence at the same place: one of the two is then wrong.

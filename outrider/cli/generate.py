@@ -66,7 +66,8 @@ def generate(
 
     A pair of your own, against plain decoding, at temperature 0:
 
-      outrider generate -f prompt.txt --target big/ --draft small/ --compare --temperature 0
+      outrider generate -f prompt.txt --target big/ --draft small/ \\
+        --compare --temperature 0
     """
     text = read_prompt(prompt, file)
     biases = parse_logit_bias(logit_bias)
