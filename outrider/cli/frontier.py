@@ -14,7 +14,7 @@ from outrider.cli.options.sampling import MaxNewTokens, Penalties, Seed, Truncat
 from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.engine import Engine
@@ -118,7 +118,7 @@ def frontier(
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if not prompts:
         raise fail(f"no prompts in '{file}': write one per line")
-    silence()
+    start()
     import outrider.bench.frontier as bench
     from outrider.bench import plots
     from outrider.sampling import Sampling

@@ -30,7 +30,7 @@ from outrider.cli.options.sampling import (
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_prompt
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 from outrider.cli.summary import as_document, comparison_lines, summary_line
 from outrider.cli.trace import Painter, has_colour, legend
 
@@ -77,7 +77,7 @@ def generate(
         raise fail("--logprobs needs --json, whose document holds them")
     if compare and speculation.method == "plain":
         raise fail("--compare holds a method against plain: choose another --method")
-    silence()
+    start()
     from outrider.sampling import Sampling
 
     sampling = Sampling(

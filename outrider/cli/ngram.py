@@ -27,7 +27,7 @@ from outrider.cli.options.sampling import MaxNewTokens, Seed, Temperature
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,7 +114,7 @@ def build(
     if not out.absolute().parent.is_dir():
         raise fail(f"--out {out}: there is no folder {out.parent}")
     prompts = None if file is None else read_prompts(file)
-    silence()
+    start()
     from outrider import assets
     from outrider.drafters.ngram import vocabulary_digest
     from outrider.models import load_tokenizer

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.start import start
+
 
 class Dtype(StrEnum):
     """Number format of the matrix products; weights are always kept in float32."""
@@ -172,7 +174,7 @@ def train(
         Dtype,
         typer.Option(
             metavar="DTYPE",
-            help="float32, which resumes bit for bit, or bfloat16, faster where the processor has it.",
+            help="float32, which resumes bit for bit; or bfloat16, faster on many processors.",
             rich_help_panel=_RUN,
         ),
     ] = Dtype.float32,
@@ -230,6 +232,7 @@ def train(
         if folder is not None and not folder.is_dir():
             _fail(f"{name}: no such folder: {folder}")
 
+    start("outrider.train.run")
     from outrider.train.loop import Interrupted
     from outrider.train.models import Architecture
     from outrider.train.optim import Schedule
