@@ -1,6 +1,7 @@
 """``outrider frontier``: what lossy rules gain on a pair, and what they give up."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,7 +131,7 @@ def frontier(
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
-    _prepare(out)
+    _check_writable(out)
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
     engine = open_engine(models, speculation)
     require_decoder_only(engine, "frontier")
@@ -173,6 +174,7 @@ def frontier(
         document = {"about": about, "plane": plane.as_dict(), "generations": generations}
         progress.show("drawing")
         try:
+            out.mkdir(parents=True, exist_ok=True)
             bench.write(document, out / "frontier.json")
             plots.frontier(document, out)
         except OSError as error:
@@ -188,14 +190,19 @@ def frontier(
         raise typer.Exit(FAILED)
 
 
-def _prepare(folder: Path) -> None:
-    """Makes the folder and sees whether it can be written to, before any work is done."""
+def _check_writable(folder: Path) -> None:
+    """Fails before any work where the folder could not be written to; leaves nothing behind."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
 
 
 def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:

@@ -103,7 +103,7 @@ def generate(
         other = plain.generate(text, sampling)
         comparison = against_plain(engine, result, other, sampling.greedy)
     if as_json:
-        document = as_document(engine, result, comparison)
+        document = as_document(engine, models, sampling, speculation.options, result, comparison)
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
