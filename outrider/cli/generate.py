@@ -98,10 +98,12 @@ def generate(
     result = follow(engine, text, sampling, _display(engine, text, trace, as_json))
     if not as_json:
         _line_break(result.text)
-    comparison = None
-    if plain is not None and result.finish_reason != CANCELLED:
-        other = plain.generate(text, sampling)
-        comparison = against_plain(engine, result, other, sampling.greedy)
+    comparison, interrupted = None, result.finish_reason == CANCELLED
+    if plain is not None and not interrupted:
+        other = follow(plain, text, sampling)
+        interrupted = other.finish_reason == CANCELLED
+        if not interrupted:
+            comparison = against_plain(engine, result, other, sampling.greedy)
     if as_json:
         document = as_document(engine, models, sampling, speculation.options, result, comparison)
         typer.echo(json.dumps(document, ensure_ascii=False))
@@ -109,7 +111,7 @@ def generate(
         say(summary_line(result))
         for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
             say(line)
-    if result.finish_reason == CANCELLED:
+    if interrupted:
         raise typer.Exit(INTERRUPTED)
     if comparison is not None and comparison.failed:
         raise typer.Exit(FAILED)
