@@ -42,7 +42,8 @@ format: $(READY)  ## apply the formatter and the linter's safe repairs
 bench: $(READY)  ## compare with transformers; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.vs_transformers
 
-docs: $(READY)  ## redraw what is generated: docs/cli.md, the trace's picture, the README's results
+docs: $(READY)  ## redraw what is generated: the list of methods, docs/cli.md, the trace's picture, the README's results
+	@$(BIN)/python -m outrider.methods.catalogue
 	@$(BIN)/python -m outrider.cli.reference
 	@$(BIN)/python -m outrider.cli.screenshot
 	@$(BIN)/python scripts/fill_results.py

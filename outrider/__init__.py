@@ -4,8 +4,9 @@ The names below are imported when they are first used, so that ``import outrider
 ``outrider --help`` do not wait for torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from outrider.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
@@ -46,14 +47,4 @@ _HOME = {
     "load_model": "outrider.models",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _HOME)

@@ -10,7 +10,8 @@ from outrider.cli.certify import certify
 from outrider.cli.demo import demo
 from outrider.cli.frontier import frontier
 from outrider.cli.generate import generate
-from outrider.cli.group import Group, add_command, paragraphs
+from outrider.cli.group import Group, add_command
+from outrider.cli.help import paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
@@ -55,7 +56,7 @@ app = typer.Typer(
     help=paragraphs(_outrider),
     invoke_without_command=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 add_command(app, demo, "demo")

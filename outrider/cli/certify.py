@@ -17,7 +17,7 @@ from outrider.cli.options.sampling import Penalties, Seed, Truncation
 from outrider.cli.options.speculation import SPECULATION, Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.bench.certify import Certificate
@@ -109,7 +109,7 @@ def certify(
     Ends with code 1 if the rule does not keep what it claims. A lossy rule is held to its bound.
     """
     prompts = list(PROMPTS) if file is None else read_prompts(file)
-    silence()
+    start()
     import torch
 
     from outrider.bench.certify import certify as run

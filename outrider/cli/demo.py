@@ -17,7 +17,7 @@ from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
 from outrider.cli.options.sampling import SAMPLING, Seed
 from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 from outrider.cli.summary import summary_line
 from outrider.cli.trace import Painter, has_colour, legend
 
@@ -53,6 +53,8 @@ def demo(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
+            "--max-new-tokens",
+            "-n",
             metavar="N",
             help="Tokens per text. Default: what fits into half a minute here, at most 96.",
             rich_help_panel=SAMPLING,
@@ -68,7 +70,7 @@ def demo(
 
     Ends with code 1 if greedy texts differ by more than rounding explains.
     """
-    silence()
+    start()
     from outrider.sampling import Sampling
 
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)

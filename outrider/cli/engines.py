@@ -35,7 +35,7 @@ def open_engine(
         )
     if not needs_draft and draft is not None:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
-    with Progress(quiet=models.compile == "off") as progress:
+    with Progress() as progress:
         return load(
             models.target,
             draft,

@@ -1,6 +1,7 @@
 """``outrider frontier``: what lossy rules gain on a pair, and what they give up."""
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from outrider.cli.options.sampling import MaxNewTokens, Penalties, Seed, Truncat
 from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.engine import Engine
@@ -101,7 +102,8 @@ def frontier(
 
     A pair and prompts of your own:
 
-      outrider frontier -f prompts.txt --target big/ --draft small/ --temperature 0.8
+      outrider frontier -f prompts.txt --target big/ --draft small/ \\
+        --temperature 0.8
 
     Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
     divergence at the same place: one of the two is then wrong.
@@ -117,7 +119,7 @@ def frontier(
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if not prompts:
         raise fail(f"no prompts in '{file}': write one per line")
-    silence()
+    start()
     import outrider.bench.frontier as bench
     from outrider.bench import plots
     from outrider.sampling import Sampling
@@ -129,7 +131,7 @@ def frontier(
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
-    _prepare(out)
+    _check_writable(out)
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
     engine = open_engine(models, speculation)
     require_decoder_only(engine, "frontier")
@@ -172,6 +174,7 @@ def frontier(
         document = {"about": about, "plane": plane.as_dict(), "generations": generations}
         progress.show("drawing")
         try:
+            out.mkdir(parents=True, exist_ok=True)
             bench.write(document, out / "frontier.json")
             plots.frontier(document, out)
         except OSError as error:
@@ -187,14 +190,19 @@ def frontier(
         raise typer.Exit(FAILED)
 
 
-def _prepare(folder: Path) -> None:
-    """Makes the folder and sees whether it can be written to, before any work is done."""
+def _check_writable(folder: Path) -> None:
+    """Fails before any work where the folder could not be written to; leaves nothing behind."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
+    finally:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
 
 
 def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:

@@ -30,7 +30,7 @@ from outrider.cli.options.sampling import (
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_prompt
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 from outrider.cli.summary import as_document, comparison_lines, summary_line
 from outrider.cli.trace import Painter, has_colour, legend
 
@@ -66,7 +66,8 @@ def generate(
 
     A pair of your own, against plain decoding, at temperature 0:
 
-      outrider generate -f prompt.txt --target big/ --draft small/ --compare --temperature 0
+      outrider generate -f prompt.txt --target big/ --draft small/ \\
+        --compare --temperature 0
     """
     text = read_prompt(prompt, file)
     biases = parse_logit_bias(logit_bias)
@@ -76,7 +77,7 @@ def generate(
         raise fail("--logprobs needs --json, whose document holds them")
     if compare and speculation.method == "plain":
         raise fail("--compare holds a method against plain: choose another --method")
-    silence()
+    start()
     from outrider.sampling import Sampling
 
     sampling = Sampling(
@@ -97,18 +98,20 @@ def generate(
     result = follow(engine, text, sampling, _display(engine, text, trace, as_json))
     if not as_json:
         _line_break(result.text)
-    comparison = None
-    if plain is not None and result.finish_reason != CANCELLED:
-        other = plain.generate(text, sampling)
-        comparison = against_plain(engine, result, other, sampling.greedy)
+    comparison, interrupted = None, result.finish_reason == CANCELLED
+    if plain is not None and not interrupted:
+        other = follow(plain, text, sampling)
+        interrupted = other.finish_reason == CANCELLED
+        if not interrupted:
+            comparison = against_plain(engine, result, other, sampling.greedy)
     if as_json:
-        document = as_document(engine, result, comparison)
+        document = as_document(engine, models, sampling, speculation.options, result, comparison)
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
         for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
             say(line)
-    if result.finish_reason == CANCELLED:
+    if interrupted:
         raise typer.Exit(INTERRUPTED)
     if comparison is not None and comparison.failed:
         raise typer.Exit(FAILED)

@@ -1,4 +1,4 @@
-"""typer's group and command, with our errors and help texts that read well in 80 columns."""
+"""typer's group and command, with our errors and help pages."""
 
 import functools
 import inspect
@@ -11,20 +11,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from outrider.cli.errors import INTERRUPTED, report, say
+from outrider.cli.help import Helpful, paragraphs
 
 
-class Command(TyperCommand):
-    """A command whose help shows switches without a type."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _switches_without_type(super().get_params(ctx))
+class Command(Helpful, TyperCommand):
+    """A command with a help page of ours."""
 
 
-class Group(TyperGroup):
+class Group(Helpful, TyperGroup):
     """A group that reports every error on one line, with the exit codes of ``errors``."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _switches_without_type(super().get_params(ctx))
 
     def main(
         self,
@@ -93,20 +88,3 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in given}
     return command
-
-
-def paragraphs(function: Callable[..., None]) -> str:
-    """A docstring without the line breaks inside its paragraphs."""
-    text = inspect.cleandoc(function.__doc__ or "")
-    joined = [
-        block if block.startswith(" ") else " ".join(block.split())
-        for block in text.replace("[", r"\[").split("\n\n")
-    ]
-    return "\n\n".join(joined)
-
-
-def _switches_without_type(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-    return params

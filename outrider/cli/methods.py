@@ -1,16 +1,11 @@
 """``outrider methods``: what ``--method`` may be."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from outrider.cli.quiet import silence
-
-if TYPE_CHECKING:
-    from outrider.methods import Method
+from outrider.methods import catalogue
 
 
 def methods(
@@ -27,27 +22,8 @@ def methods(
     Lossless: the text has exactly the target's law, as if the target had written it alone. Lossy:
     it may differ, in return for speed.
     """
-    silence()
-    from outrider.methods import METHODS
-
     if as_json:
-        rows = [
-            {
-                "name": method.name,
-                "summary": method.summary,
-                "paper": method.paper,
-                "lossless": method.lossless,
-                "bound": asdict(method.recipe().verifier.bound),
-                "needs": method.needs,
-                "greedy_only": method.recipe().greedy_only,
-                "options": {
-                    option.name: {"default": option.plain, "choices": list(option.choices)}
-                    for option in method.options.values()
-                },
-            }
-            for method in METHODS.values()
-        ]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        typer.echo(catalogue.FILE.read_text(encoding="utf-8"), nl=False)
         return
 
     from rich import box
@@ -58,20 +34,18 @@ def methods(
     table.add_column("method", style="bold", no_wrap=True)
     table.add_column("law", no_wrap=True)
     table.add_column("what it does; where it was published; its options", overflow="fold")
-    for method in METHODS.values():
-        table.add_row(
-            method.name,
-            "lossless" if method.lossless else "lossy",
-            "\n".join(_lines(method)),
-        )
+    for entry in catalogue.entries().values():
+        promise = "lossless" if entry.lossless else "lossy"
+        table.add_row(entry.name, promise, "\n".join(_lines(entry)))
     Console(highlight=False).print(table)
 
 
-def _lines(method: "Method") -> Iterator[str]:
+def _lines(entry: catalogue.Entry) -> Iterator[str]:
     """Summary and source; for a lossy rule what it keeps to; the options with their defaults."""
-    yield method.summary + ("" if method.needs_draft else " Needs no draft model.")
-    yield method.paper
-    if not method.lossless:
-        yield f"keeps: {method.recipe().verifier.bound.words}"
-    if method.options:
-        yield "options: " + ", ".join(f"{o.name}={o.default}" for o in method.options.values())
+    yield entry.summary + ("" if entry.needs_draft else " Needs no draft model.")
+    yield entry.paper
+    if not entry.lossless:
+        yield f"keeps: {entry.bound['words']}"
+    if entry.options:
+        defaults = (f"{name}={option['default']}" for name, option in entry.options.items())
+        yield "options: " + ", ".join(defaults)

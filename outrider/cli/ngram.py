@@ -27,7 +27,7 @@ from outrider.cli.options.sampling import MaxNewTokens, Seed, Temperature
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def build(
         typer.Option(
             metavar="N",
             min=0,
-            help="Count N tokens that the target writes itself.",
+            help="Count N tokens that the target writes itself, behind the last four of a prompt.",
             rich_help_panel=_CORPUS,
         ),
     ] = 0,
@@ -114,7 +114,7 @@ def build(
     if not out.absolute().parent.is_dir():
         raise fail(f"--out {out}: there is no folder {out.parent}")
     prompts = None if file is None else read_prompts(file)
-    silence()
+    start()
     from outrider import assets
     from outrider.drafters.ngram import vocabulary_digest
     from outrider.models import load_tokenizer
@@ -160,13 +160,25 @@ def build(
             min_count,
             vocabulary=vocabulary_digest(vocabulary),
         )
+    told["sampled"] = from_samples
     if as_json:
         typer.echo(json.dumps(told))
         return
     grams = ", ".join(f"{count:,} of order {k}" for k, count in enumerate(told["grams"], 1))
     say(
-        f"{told['tokens']:,} tokens, grams: {grams}; {told['bytes'] / 1e6:.1f} MB in "
+        f"{_counted(told)}, grams: {grams}; {told['bytes'] / 1e6:.1f} MB in "
         f"{time.perf_counter() - began:.1f} s: {out}"
+    )
+
+
+def _counted(told: dict[str, Any]) -> str:
+    """How many tokens, and where they come from."""
+    tokens, sampled = told["tokens"], told["sampled"]
+    if not sampled:
+        return f"{tokens:,} tokens"
+    return (
+        f"{tokens:,} tokens, {sampled:,} of them written by the target and {tokens - sampled:,} "
+        f"of text and of the prompts before them"
     )
 
 

@@ -15,7 +15,7 @@ from outrider.cli.options.sampling import Seed, Truncation
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompt
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 PROMPT = "import argparse\n\n\ndef read_lines(path):\n    "
 _MEASUREMENT = "Measurement"
@@ -85,7 +85,7 @@ def profile(
     """
     text = PROMPT if prompt is None and file is None else read_prompt(prompt, file)
     _check_files(trace, plot)
-    silence()
+    start()
     from outrider.bench import plots
     from outrider.bench import profile as bench
     from outrider.bench.frontier import about

@@ -14,7 +14,7 @@ class Progress:
         quiet: say nothing.
     """
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         console = Console(stderr=True)
         self._shown = console.is_terminal and not quiet
         stage = Column(ratio=1, no_wrap=True, overflow="ellipsis")

@@ -26,6 +26,12 @@ def silence() -> None:
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", category=UserWarning, module=r"outrider\.")
     warnings.showwarning = _note
+
+
+def silence_transformers() -> None:
+    """Imports transformers' own logging and turns it off."""
+    if debugging():
+        return
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -19,7 +19,8 @@ Written by `python -m outrider.cli.reference` from the commands themselves; a te
 Text goes to standard output and nothing else; summaries, notes and errors go to standard error. An
 error is one line. Exit codes: 0 done; 1 a comparison failed, or an unexpected error
 (`OUTRIDER_DEBUG=1` shows where); 2 bad input; 130 Ctrl-C, with the text so far kept. `NO_COLOR`
-turns colours into signs. `outrider --install-completion` sets up completion in your shell.
+turns colours into signs. `outrider --install-completion` sets up completion in your shell. The keys
+that `outrider generate --json` prints are in [json.md](json.md).
 """
 
 

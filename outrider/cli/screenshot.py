@@ -13,7 +13,7 @@ from outrider.cli.engines import open_engine
 from outrider.cli.follow import follow
 from outrider.cli.options.models import Models
 from outrider.cli.options.speculation import Speculation
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 from outrider.cli.summary import summary_line
 from outrider.cli.trace import Painter, legend
 
@@ -25,7 +25,7 @@ WIDTH = 80
 
 def screenshot(target: str = "embedded", draft: str | None = None, tokens: int = 120) -> str:
     """The picture of a real run, as SVG. It shows no speed: that belongs to a benchmark."""
-    silence()
+    start()
     from outrider.sampling import Sampling
 
     engine = open_engine(Models(target, draft), Speculation(num_speculative_tokens=5))

@@ -1,11 +1,26 @@
 """The closing lines of a run, and its JSON document."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.compare import Comparison
+from outrider.cli.options.models import EMBEDDED, Models
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, Result
+    from outrider.sampling import Sampling
+
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_new_tokens",
+)
 
 
 def summary_line(result: "Result") -> str:
@@ -38,12 +53,27 @@ def comparison_lines(result: "Result", comparison: Comparison, method: str) -> l
 
 
 def as_document(
-    engine: "Engine", result: "Result", comparison: Comparison | None
+    engine: "Engine",
+    models: Models,
+    sampling: "Sampling",
+    options: Mapping[str, str],
+    result: "Result",
+    comparison: Comparison | None,
 ) -> dict[str, Any]:
-    """What ``--json`` prints."""
+    """What ``--json`` prints; docs/json.md says what the keys mean."""
+    from outrider.bench.versions import versions
+
+    drafts = engine.method.name != "plain"
     return {
         "method": engine.method.name,
-        "target": engine.target.name,
+        "options": dict(options),
+        "target": models.target,
+        "draft": None if engine.draft is None else models.draft or EMBEDDED,
+        "dtype": str(engine.target.dtype).removeprefix("torch."),
+        "device": str(engine.target.device),
+        "num_speculative_tokens": engine.num_speculative_tokens if drafts else None,
+        **{name: getattr(sampling, name) for name in _SAMPLING},
+        "versions": versions(),
         "prompt": result.prompt,
         "prompt_ids": list(result.prompt_ids),
         "text": result.text,

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.start import start
+
 
 class Dtype(StrEnum):
     """Number format of the matrix products; weights are always kept in float32."""
@@ -25,11 +27,15 @@ _DATA, _SHAPE, _RUN = "Data", "Shape of the model", "The run"
 
 def train(
     out: Annotated[
-        Path, typer.Option(help="Folder of the run: corpus, checkpoints and, at the end, model/.")
+        Path,
+        typer.Option(
+            metavar="DIR", help="Folder of the run: corpus, checkpoints and, at the end, model/."
+        ),
     ],
     package: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="PACKAGE",
             help="Train on this installed package's source (python-stdlib: the standard library). "
             "May be repeated. Packages without a permissive licence are refused.",
             rich_help_panel=_DATA,
@@ -38,6 +44,7 @@ def train(
     text: Annotated[
         list[Path] | None,
         typer.Option(
+            metavar="PATH",
             help="Train on this text file, or on the *.py and *.txt files of this folder. "
             "May be repeated.",
             rich_help_panel=_DATA,
@@ -46,6 +53,7 @@ def train(
     pairs: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="Train an encoder-decoder (a T5) on this file of pairs: a JSON object with source "
             "and text per line. Needs no --kv-heads and no --context; --layers counts for encoder "
             "and decoder alike.",
@@ -54,35 +62,53 @@ def train(
     ] = None,
     max_package_mb: Annotated[
         float,
-        typer.Option(help="Take at most this many megabytes of a package.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="MB",
+            help="Take at most this many megabytes of a package.",
+            rich_help_panel=_DATA,
+        ),
     ] = 4.0,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
+            metavar="DIR",
             help="Folder of a tokenizer to use. Default: the teacher's, else one is trained.",
             rich_help_panel=_DATA,
         ),
     ] = None,
     vocab_size: Annotated[
-        int, typer.Option(help="Entries of the tokenizer to train.", rich_help_panel=_DATA)
+        int,
+        typer.Option(metavar="N", help="Entries of the tokenizer to train.", rich_help_panel=_DATA),
     ] = 6144,
-    layers: Annotated[int, typer.Option(help="Layers.", rich_help_panel=_SHAPE)] = 16,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.", rich_help_panel=_SHAPE)] = 16,
     hidden: Annotated[
-        int, typer.Option(help="Width of the hidden state.", rich_help_panel=_SHAPE)
+        int, typer.Option(metavar="N", help="Width of the hidden state.", rich_help_panel=_SHAPE)
     ] = 256,
     ffn: Annotated[
-        int, typer.Option(help="Width inside the feed-forward blocks.", rich_help_panel=_SHAPE)
+        int,
+        typer.Option(
+            metavar="N", help="Width inside the feed-forward blocks.", rich_help_panel=_SHAPE
+        ),
     ] = 640,
-    heads: Annotated[int, typer.Option(help="Attention heads.", rich_help_panel=_SHAPE)] = 4,
+    heads: Annotated[
+        int, typer.Option(metavar="N", help="Attention heads.", rich_help_panel=_SHAPE)
+    ] = 4,
     kv_heads: Annotated[
-        int, typer.Option(help="Key-value heads; divides the heads.", rich_help_panel=_SHAPE)
+        int,
+        typer.Option(
+            metavar="N", help="Key-value heads; divides the heads.", rich_help_panel=_SHAPE
+        ),
     ] = 2,
     context: Annotated[
-        int, typer.Option(help="Longest text, in tokens, it can read.", rich_help_panel=_SHAPE)
+        int,
+        typer.Option(
+            metavar="N", help="Longest text, in tokens, it can read.", rich_help_panel=_SHAPE
+        ),
     ] = 1024,
     teacher: Annotated[
         Path | None,
         typer.Option(
+            metavar="DIR",
             help="Folder of a trained target: the new model becomes its draft, trained to imitate "
             "its distribution (forward KL), and starts from its embeddings.",
             rich_help_panel=_RUN,
@@ -91,30 +117,42 @@ def train(
     init_from: Annotated[
         Path | None,
         typer.Option(
+            metavar="DIR",
             help="Folder of a Llama to start from; its shape replaces the options above.",
             rich_help_panel=_RUN,
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(help="Updates of the weights, in all.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Updates of the weights, in all.", rich_help_panel=_RUN)
     ] = 2000,
-    batch: Annotated[int, typer.Option(help="Rows in a step.", rich_help_panel=_RUN)] = 16,
-    length: Annotated[int, typer.Option(help="Tokens in a row.", rich_help_panel=_RUN)] = 256,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Rows in a step.", rich_help_panel=_RUN)
+    ] = 16,
+    length: Annotated[
+        int, typer.Option(metavar="N", help="Tokens in a row.", rich_help_panel=_RUN)
+    ] = 256,
     learning_rate: Annotated[
-        float, typer.Option("--learning-rate", "--lr", help="Peak rate.", rich_help_panel=_RUN)
+        float,
+        typer.Option(
+            "--learning-rate", "--lr", metavar="X", help="Peak rate.", rich_help_panel=_RUN
+        ),
     ] = 4e-3,
     warmup: Annotated[
-        int, typer.Option(help="Steps until the peak rate.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Steps until the peak rate.", rich_help_panel=_RUN)
     ] = 60,
     decay: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             help="Last steps, over which the rate falls to zero. Default: a quarter.",
             rich_help_panel=_RUN,
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(help="Fixes the first weights and the batches.", rich_help_panel=_RUN)
+        int,
+        typer.Option(
+            metavar="N", help="Fixes the first weights and the batches.", rich_help_panel=_RUN
+        ),
     ] = 0,
     resume: Annotated[
         bool,
@@ -135,12 +173,13 @@ def train(
     dtype: Annotated[
         Dtype,
         typer.Option(
-            help="bfloat16 is faster where the processor has it; float32 resumes bit for bit.",
+            metavar="DTYPE",
+            help="float32, which resumes bit for bit; or bfloat16, faster on many processors.",
             rich_help_panel=_RUN,
         ),
     ] = Dtype.float32,
     checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Steps between checkpoints.", rich_help_panel=_RUN)
     ] = 100,
     tensorboard: Annotated[
         bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
@@ -153,9 +192,10 @@ def train(
 
     A target, then its draft:
 
-      outrider train --out runs/target --package python-stdlib --compile --dtype bfloat16
+      outrider train --out runs/target --package python-stdlib --compile
 
-      outrider train --out runs/draft --package python-stdlib --teacher runs/target/model --layers 1
+      outrider train --out runs/draft --package python-stdlib --layers 1 \\
+        --teacher runs/target/model
     """
     counts = {
         "--steps": steps,
@@ -192,6 +232,7 @@ def train(
         if folder is not None and not folder.is_dir():
             _fail(f"{name}: no such folder: {folder}")
 
+    start("outrider.train.run")
     from outrider.train.loop import Interrupted
     from outrider.train.models import Architecture
     from outrider.train.optim import Schedule

@@ -15,7 +15,7 @@ from outrider.cli.options.sampling import Seed, Truncation
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
 from outrider.cli.prompt import read_prompts
-from outrider.cli.quiet import silence
+from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.bench.tree_plan import PairPlan
@@ -102,7 +102,7 @@ def tree_plan(
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if output is not None and not output.absolute().parent.is_dir():
         raise fail(f"--output {output}: there is no folder {output.parent}")
-    silence()
+    start()
     import torch
 
     from outrider.bench.tree_plan import plan_for_pair

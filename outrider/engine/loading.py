@@ -79,7 +79,8 @@ def load(
             What does not compile runs eagerly, after a warning.
         exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
             coupled texts are plain decoding's in any precision, token for token. On a CPU only.
-        report: is told what is being compiled, and what share of it all is done.
+        report: is told which model is being loaded or what is being compiled, and what share of
+            it all is done, where that is known.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -106,11 +107,14 @@ def load(
         )
 
     def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
-        if isinstance(source, str) and source == EMBEDDED:
+        name = source if isinstance(source, str | Path) else "from memory"
+        if source == EMBEDDED:
             try:
                 source = assets.target_path() if role == "target" else assets.draft_path()
             except FileNotFoundError as error:
                 raise ModelLoadError(str(error)) from error
+        if report is not None:
+            report(f"loading {role} {name}", None)
         loaded = load_model(
             source,
             dtype=dtype,

@@ -10,8 +10,8 @@ from outrider.engine.generate import Engine
 from outrider.engine.slots import models_of
 from outrider.models.runtime import stages
 
-Report = Callable[[str, float], None]
-"""Is told what is being done, and what share of it all is done."""
+Report = Callable[[str, float | None], None]
+"""Is told what is being done, and what share of it all is done, or None where nobody knows."""
 
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:

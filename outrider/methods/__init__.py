@@ -1,43 +1,22 @@
-"""The named methods: the one place where a command-line string meets a class."""
+"""The named methods. They are imported when they are first used; ``catalogue`` describes them
+without that, and so without torch."""
 
-import difflib
+from typing import TYPE_CHECKING
 
-from outrider.core.errors import UnknownMethodError
-from outrider.methods.chains import CHAINS
-from outrider.methods.copying import COPYING
-from outrider.methods.hybrid import HYBRIDS
-from outrider.methods.joint import JOINT
-from outrider.methods.method import Method, Parts, Recipe
-from outrider.methods.ngram import NGRAMS
-from outrider.methods.self_draft import SELF_DRAFTS
-from outrider.methods.trees import TREES
-from outrider.methods.vocabularies import VOCABULARIES
+from outrider.lazy import lazy
+
+if TYPE_CHECKING:
+    from outrider.methods.method import Method, Parts, Recipe
+    from outrider.methods.registry import METHODS, find_method
 
 __all__ = ["METHODS", "Method", "Parts", "Recipe", "find_method"]
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        *CHAINS,
-        *TREES,
-        *JOINT,
-        *NGRAMS,
-        *COPYING,
-        *VOCABULARIES,
-        *SELF_DRAFTS,
-        *HYBRIDS,
-    )
+_HOME = {
+    "METHODS": "outrider.methods.registry",
+    "Method": "outrider.methods.method",
+    "Parts": "outrider.methods.method",
+    "Recipe": "outrider.methods.method",
+    "find_method": "outrider.methods.registry",
 }
 
-
-def find_method(name: str) -> Method:
-    """The method of that name.
-
-    Raises:
-        UnknownMethodError: naming the nearest one.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UnknownMethodError(f"unknown method {name!r}: {hint}known: {', '.join(METHODS)}")
+__getattr__, __dir__ = lazy(__name__, _HOME)

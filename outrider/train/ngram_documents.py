@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,26 @@ def read_texts(paths: Iterable[str | Path]) -> Iterator[str]:
 def samples(
     engine: Engine, num_tokens: int, sampling: Sampling, prompts: Sequence[str | Sequence[int]]
 ) -> Iterator[list[int]]:
-    """Texts that the engine writes behind the prompts, in turn, until that many tokens are there.
+    """Texts that the engine writes behind the prompts, in turn: that many tokens in all.
 
-    A document begins with the last tokens of its prompt, which are context and hardly counted.
+    The last text is cut where the number is reached. A document begins with the last tokens of its
+    prompt, which are context and come on top.
     """
-    written, seed, waiting = 0, sampling.seed, cycle(prompts)
-    while written < num_tokens:
-        batch = list(islice(waiting, engine.max_batch_size))
-        for result in engine.generate(batch, replace(sampling, seed=seed)):
-            yield [*result.prompt_ids[-MAX_ORDER + 1 :], *result.token_ids]
-            written += len(result.token_ids)
+    left, typical, seed, waiting = (
+        num_tokens,
+        sampling.max_new_tokens,
+        sampling.seed,
+        cycle(prompts),
+    )
+    while left > 0:
+        rows = min(engine.max_batch_size, ceil(left / typical))
+        results = engine.generate(list(islice(waiting, rows)), replace(sampling, seed=seed))
+        for result in results:
+            written = result.token_ids[:left]
+            left -= len(written)
+            if written:
+                yield [*result.prompt_ids[-MAX_ORDER + 1 :], *written]
+        typical = max(1, sum(len(result.token_ids) for result in results) // rows)
         seed += 1
 
 

@@ -189,6 +189,21 @@ def test_a_folder_that_cannot_be_written(frontier: Run, prompts: Path) -> None:
     assert_refused(frontier("--out", prompts / "in" / "a" / "file"), "--out", "cannot write")
 
 
+def test_an_interrupted_run_leaves_no_folder(
+    frontier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "meet", interrupt)
+    result = frontier("--out", tmp_path / "new" / "out")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "out").mkdir()
+    assert frontier().exit_code == 130
+    assert (tmp_path / "out").exists()  # it was the user's
+
+
 def test_without_matplotlib_nothing_is_done(
     frontier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

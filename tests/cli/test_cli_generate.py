@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from typer.testing import Result
 
@@ -56,6 +57,35 @@ def test_json_is_one_document(generate: Run, expected: str) -> None:
     assert document["comparison"]["text"] == document["text"]
     assert document["comparison"]["speedup"] > 0
     assert json.loads(generate(PROMPT, "--json").stdout)["text"] == expected
+
+
+def test_json_says_how_the_text_was_made(generate: Run, pair: tuple[Path, Path]) -> None:
+    """Every key is documented, and with what is in the document the text can be made again."""
+    target, draft = map(str, pair)
+    given = ("--seed", 7, "--temperature", 0.7, "--top-k", 40, "--num-speculative-tokens", 3)
+    mentored = ("--method", "mentored", "-o", "budget=0.2")
+    document = json.loads(generate(PROMPT, "--json", *given, *mentored).stdout)
+    expected = {
+        "method": "mentored",
+        "options": {"budget": "0.2"},
+        "target": target,
+        "draft": draft,
+        "dtype": "float32",
+        "device": "cpu",
+        "num_speculative_tokens": 3,
+        "temperature": 0.7,
+        "top_k": 40,
+        "seed": 7,
+        "max_new_tokens": 8,
+    }
+    assert {name: document[name] for name in expected} == expected
+    assert document["versions"]["torch"] == torch.__version__
+    assert set(document["versions"]) == {"outrider", "torch", "transformers", "python"}
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [*document]
+    plain = json.loads(generate(PROMPT, "--json", "--method", "plain").stdout)
+    assert (plain["draft"], plain["num_speculative_tokens"]) == (None, None)
 
 
 def test_trace_marks_tokens_without_colour(generate: Run, expected: str) -> None:

@@ -45,6 +45,11 @@ def test_from_the_targets_own_samples(build: Run, tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert len(told["grams"]) == 4
     assert 100 <= told["tokens"] < 100 + 32 * 20
+    assert told["sampled"] == 100
+    context = told["tokens"] - 100  # of the prompts, at most four tokens for each text
+    assert 7 <= context <= 4 * 100
+    said = build("--from-samples", 100, *prompts).stderr
+    assert f"{told['tokens']} tokens, 100 of them written by the target and {context} of" in said
     assert build("--from-samples", 20, "--max-new-tokens", 8).exit_code == 0
 
 

@@ -84,6 +84,25 @@ def test_ctrl_c_before_the_first_token_is_one_line(pair: tuple[Path, Path]) -> N
     assert (done.returncode, done.stderr) == (130, b"interrupted\n")
 
 
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
+    program = (
+        "import sys\n"
+        "from outrider.__main__ import main\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'outrider.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert (done.returncode, done.stderr) == (130, b"interrupted\n")
+
+
+def test_it_is_a_module_to_run_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "outrider", "--version"], capture_output=True)
+    assert (done.returncode, done.stdout[:9]) == (0, b"outrider ")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 @pytest.mark.parametrize("options", [["--trace"], ["--json"]])
 def test_a_closed_pipe_is_silent(pair: tuple[Path, Path], options: list[str]) -> None:

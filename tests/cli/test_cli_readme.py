@@ -29,3 +29,28 @@ def test_python_of_the_readme_is_python() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     compile(snippet, "README.md", "exec")
     assert "<!-- results -->" in README
+
+
+def test_numbers_of_the_first_table_come_from_the_results() -> None:
+    """Every number beside a link stands in the file that is linked in the same row."""
+    table = README.split("| You have |")[1].split("\n\n")[0]
+    rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| ")]
+    assert len(rows) == 6
+    for _, method, measured in rows:
+        names = re.findall(r"`([\w-]+)`", method)
+        assert names
+        assert set(names) <= set(METHODS)
+        files = re.findall(r"\]\((benchmarks/results/[^)]+)\)", measured)
+        results = " ".join((ROOT / file).read_text(encoding="utf-8") for file in files)
+        results = results.replace("1,050.8M parameters", "1.05 billion parameters")
+        shown = re.sub(r"\]\([^)]*\)", "", measured)
+        numbers = re.findall(r"\d+\.\d+", shown.replace("at 0.8", ""))
+        assert numbers
+        for number in numbers:
+            assert number in results, number
+
+
+def test_the_readme_says_how_to_install_and_call_it() -> None:
+    install = README.split("## Install")[1].split("\n## ")[0]
+    for line in ("pip install .", "source .venv/bin/activate", ".venv/bin/outrider", "make demo"):
+        assert line in install

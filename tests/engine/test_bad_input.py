@@ -141,8 +141,11 @@ def test_methods() -> None:
         with pytest.raises(UnknownMethodError, match=f"did you mean '{near}'") as caught:
             find_method(wrong)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UnknownMethodError, match="known: plain, speculative, block, greedy"):
-        find_method("zzz")
+    for wrong in ("zzz", "foo", "beam"):  # near none of the names: only the list
+        with pytest.raises(
+            UnknownMethodError, match=f"'{wrong}': known: plain, speculative, block, greedy"
+        ):
+            find_method(wrong)
     engine = engine_of(tiny(), tiny(seed=1), "greedy")
     message = refusal(engine, [[1]], Sampling(temperature=0.3), IncompatibleError)
     assert "'greedy'" in message

@@ -122,7 +122,7 @@ def test_samples_are_the_targets_texts() -> None:
     prompts = ragged_prompts([9, 2, 3])
     sampling = Sampling(max_new_tokens=10, seed=5, ignore_eos=True)
     found = list(samples(engine, 45, sampling, prompts))
-    assert len(found) == 6  # batches of two, until there are 45 tokens
+    assert [len(ids) for ids in found] == [4 + 10, 2 + 10, 3 + 10, 4 + 10, 2 + 5]  # 45 are new
     texts = engine.generate(prompts[:2], sampling)
     assert found[0] == [*prompts[0][-4:], *texts[0].token_ids]
     assert found[1] == [*prompts[1], *texts[1].token_ids]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-import outrider
+from outrider.bench.versions import versions
 
 
 def about(**settings: Any) -> dict[str, Any]:
@@ -20,12 +19,7 @@ def about(**settings: Any) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": hardware(),
         "threads": torch.get_num_threads(),
-        "versions": {
-            "outrider": outrider.__version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         **settings,
     }
 

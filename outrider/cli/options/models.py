@@ -32,6 +32,9 @@ def _complete_kinds() -> list[str]:
 Target = Annotated[
     str,
     typer.Option(
+        "--target",
+        "--model",
+        "-m",
         metavar="MODEL",
         help="The model whose text you want: a local folder, a Hugging Face id, or 'embedded', "
         "the small one that comes with Outrider.",

@@ -70,7 +70,14 @@ Seed = Annotated[
     typer.Option(metavar="N", help="The same seed gives the same text.", rich_help_panel=SAMPLING),
 ]
 MaxNewTokens = Annotated[
-    int, typer.Option(metavar="N", help="Most tokens to write.", rich_help_panel=SAMPLING)
+    int,
+    typer.Option(
+        "--max-new-tokens",
+        "-n",
+        metavar="N",
+        help="Most tokens to write.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Stop = Annotated[
     list[str] | None,

@@ -6,15 +6,14 @@ from typing import Annotated
 import typer
 
 from outrider.cli.errors import fail
+from outrider.methods import catalogue
 
 SPECULATION = "Speculation"
 
 
-def _complete_methods() -> list[str]:
-    """Names of methods, for the shell."""
-    from outrider.methods import METHODS
-
-    return list(METHODS)
+def _complete_methods() -> list[tuple[str, str]]:
+    """Names of methods and what they do, for the shell."""
+    return [(entry.name, entry.summary) for entry in catalogue.entries().values()]
 
 
 def _complete_lengths() -> list[str]:

@@ -1,0 +1,18 @@
+"""The console script, and ``python -m outrider``."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C ends it quietly even while it is still being imported."""
+    try:
+        from outrider.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

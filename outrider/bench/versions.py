@@ -1,0 +1,18 @@
+"""The versions that a result depends on."""
+
+import platform
+
+import torch
+import transformers
+
+import outrider
+
+
+def versions() -> dict[str, str]:
+    """Of this package, torch, transformers and Python."""
+    return {
+        "outrider": outrider.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }

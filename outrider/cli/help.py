@@ -1,0 +1,80 @@
+"""Help pages in two plain columns: within 80 no name is cut, and no example is rewrapped."""
+
+import inspect
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_NAMES = 28  # columns of names; the description of a longer one begins on the next line
+_FACTS = re.compile(r"\s+\[([^]]*)\]$")  # such as the default, behind a description
+
+Row = tuple[str, str]
+
+
+class Helpful:
+    """A mixin for typer's commands and groups: options under the titles of their panels."""
+
+    help: str | None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Writes the page."""
+        command: Any = self
+        command.format_usage(ctx, formatter)
+        for block in (self.help or "").split("\n\n"):
+            example = block.startswith(" ")
+            text = block if example else textwrap.fill(block, formatter.width)
+            formatter.write(f"\n{text}\n")
+        for title, rows in _sections(command, ctx).items():
+            formatter.write(f"\n{title}:\n")
+            for line in _lines(rows, formatter.width):
+                formatter.write(f"{line}\n")
+
+
+def paragraphs(function: Callable[..., None]) -> str:
+    """A docstring without the line breaks inside its paragraphs; an indented one is an example."""
+    text = inspect.cleandoc(function.__doc__ or "")
+    blocks = text.split("\n\n")
+    return "\n\n".join(b if b.startswith(" ") else " ".join(b.split()) for b in blocks)
+
+
+def _sections(command: Any, ctx: Any) -> dict[str, list[Row]]:
+    """Names and descriptions by title: arguments, options without a panel, panels, commands."""
+    sections: dict[str, list[Row]] = defaultdict(list)
+    for param in sorted(command.get_params(ctx), key=_order):
+        record = param.get_help_record(ctx)
+        if record is not None:
+            argument = param.param_type_name == "argument"
+            name = param.metavar or param.name.upper() if argument else record[0]
+            sections[_title(param)].append((name, record[1]))
+    for name in command.list_commands(ctx) if hasattr(command, "list_commands") else ():
+        child = command.get_command(ctx, name)
+        sections["Commands"].append((name, (child.help or "").split("\n\n")[0]))
+    return sections
+
+
+def _title(param: Any) -> str:
+    general = "Arguments" if param.param_type_name == "argument" else "Options"
+    return getattr(param, "rich_help_panel", None) or general
+
+
+def _order(param: Any) -> int:
+    """Arguments first, then options without a panel, then the panels as they come."""
+    general = ["Arguments", "Options"]
+    return general.index(_title(param)) if _title(param) in general else len(general)
+
+
+def _lines(rows: list[Row], width: int) -> Iterator[str]:
+    """The two columns of a section."""
+    names = min(_NAMES, max(len(name) for name, _ in rows))
+    indent = " " * (names + 4)
+    for name, description in rows:
+        whole = _FACTS.sub(lambda facts: f" [{facts[1].replace(' ', chr(0))}]", description)
+        wrapped = textwrap.wrap(whole, width - len(indent), break_on_hyphens=False)
+        first, *more = [line.replace(chr(0), " ") for line in wrapped] or [""]
+        if len(name) > names:
+            yield f"  {name}"
+            name = ""
+        yield f"  {name:{names}}  {first}".rstrip()
+        yield from (indent + line for line in more)

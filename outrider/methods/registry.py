@@ -1,0 +1,41 @@
+"""The named methods: the one place where a command-line string meets a class."""
+
+import difflib
+
+from outrider.core.errors import UnknownMethodError
+from outrider.methods.chains import CHAINS
+from outrider.methods.copying import COPYING
+from outrider.methods.hybrid import HYBRIDS
+from outrider.methods.joint import JOINT
+from outrider.methods.method import Method
+from outrider.methods.ngram import NGRAMS
+from outrider.methods.self_draft import SELF_DRAFTS
+from outrider.methods.trees import TREES
+from outrider.methods.vocabularies import VOCABULARIES
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *CHAINS,
+        *TREES,
+        *JOINT,
+        *NGRAMS,
+        *COPYING,
+        *VOCABULARIES,
+        *SELF_DRAFTS,
+        *HYBRIDS,
+    )
+}
+
+
+def find_method(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        UnknownMethodError: naming a method of nearly that name, if there is one, and all others.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name.lower(), METHODS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UnknownMethodError(f"unknown method {name!r}: {hint}known: {', '.join(METHODS)}")
