@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from outrider.core.errors import InvalidParameterError
+from outrider.core.values import as_python, shown
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,13 @@ class Option:
         Raises:
             InvalidParameterError: text that is none, or a value of another type.
         """
+        value = as_python(value)
         if hasattr(self.type, "parse"):
             return self._object(value)
         parsed = self._number(value) if self.type in (int, float) else self._word(value)
         if parsed is not None:
             return parsed
-        raise InvalidParameterError(f"{self.name}={value!r}: must be {self._expected}")
+        raise InvalidParameterError(f"{self.name}={shown(value)}: must be {self._expected}")
 
     def _number(self, value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -62,7 +64,7 @@ class Option:
         try:
             return self.type.parse(value)
         except InvalidParameterError as error:
-            raise InvalidParameterError(f"{self.name}={value!r}: {error}") from None
+            raise InvalidParameterError(f"{self.name}={shown(value)}: {error}") from None
 
     def _word(self, value: object) -> object:
         if self.type is bool:
@@ -97,11 +99,15 @@ def resolve(
     Raises:
         InvalidParameterError: a name that the owner has not, or a value of the wrong type.
     """
+    if not isinstance(values, Mapping):
+        raise InvalidParameterError(
+            f"options={shown(values)}: must map names to values, such as {{'budget': 0.2}}"
+        )
     for name in values:
         if name not in options:
             if not options:
                 raise InvalidParameterError(f"option {name!r}: {owner} has no options")
-            near = difflib.get_close_matches(name, options, n=1)
+            near = difflib.get_close_matches(str(name), options, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InvalidParameterError(
                 f"option {name!r}: {owner} has no such option; {hint}it has {', '.join(options)}"

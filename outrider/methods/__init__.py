@@ -3,6 +3,7 @@
 import difflib
 
 from outrider.core.errors import UnknownMethodError
+from outrider.core.values import shown
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
 from outrider.methods.hybrid import HYBRIDS
@@ -36,6 +37,10 @@ def find_method(name: str) -> Method:
     Raises:
         UnknownMethodError: naming the nearest one.
     """
+    if not isinstance(name, str):
+        raise UnknownMethodError(
+            f"method={shown(name)}: must be a name, such as 'speculative' or 'prompt-lookup'"
+        )
     if name in METHODS:
         return METHODS[name]
     near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.3)

@@ -34,7 +34,7 @@ class ExitLayer:
             return cls()
         try:
             return cls(int(value))  # type: ignore[call-overload]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InvalidParameterError("must be 'half' or a whole number of layers") from None
 
     def __str__(self) -> str:
