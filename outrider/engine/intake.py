@@ -94,10 +94,10 @@ class Intake:
 
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
-            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
+            other = "the method's option mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
-                f"{sampling.temperature}: set temperature=0 or take {other}"
+                f"{sampling.temperature}: set temperature=0, or take {other}"
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
