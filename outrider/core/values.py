@@ -58,5 +58,8 @@ def check_flag(name: str, value: object) -> None:
 
 def shown(value: object) -> str:
     """A value in an error message: on one line, and not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an int of more digits than Python writes
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
