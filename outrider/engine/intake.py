@@ -94,11 +94,8 @@ class Intake:
 
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
-            other = (
-                "the method's option mode='mjsd'"
-                if "mode" in self.method.options
-                else "method='speculative'"
-            )
+            has_mode = "mode" in self.method.options
+            other = "the method's option mode='mjsd'" if has_mode else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
                 f"{sampling.temperature}: set temperature=0, or take {other}"
