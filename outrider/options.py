@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from outrider.core.errors import InvalidParameterError
+from outrider.core.values import as_python, shown
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,13 @@ class Option:
         Raises:
             InvalidParameterError: text that is none, or a value of another type.
         """
+        value = as_python(value)
         if hasattr(self.type, "parse"):
             return self._object(value)
         parsed = self._number(value) if self.type in (int, float) else self._word(value)
         if parsed is not None:
             return parsed
-        raise InvalidParameterError(f"{self.name}={value!r}: must be {self._expected}")
+        raise InvalidParameterError(f"{self.name}={shown(value)}: must be {self._expected}")
 
     def _number(self, value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -53,6 +55,8 @@ class Option:
         try:
             number = self.type(value)
         except (ValueError, OverflowError):
+            return None
+        if self.type is int and abs(number) >= 2**63:
             return None
         return number if isinstance(value, str) or number == value else None
 
@@ -62,12 +66,12 @@ class Option:
         try:
             return self.type.parse(value)
         except InvalidParameterError as error:
-            raise InvalidParameterError(f"{self.name}={value!r}: {error}") from None
+            raise InvalidParameterError(f"{self.name}={shown(value)}: {error}") from None
 
     def _word(self, value: object) -> object:
         if self.type is bool:
             words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            return words.get(str(value).lower())
+            return words.get(value.lower() if isinstance(value, str) else shown(value).lower())
         return value if isinstance(value, str) and value in (self.choices or (value,)) else None
 
     @property
@@ -97,13 +101,18 @@ def resolve(
     Raises:
         InvalidParameterError: a name that the owner has not, or a value of the wrong type.
     """
+    if not isinstance(values, Mapping):
+        raise InvalidParameterError(
+            f"options={shown(values)}: must map names to values, such as {{'budget': 0.2}}"
+        )
     for name in values:
         if name not in options:
             if not options:
-                raise InvalidParameterError(f"option {name!r}: {owner} has no options")
-            near = difflib.get_close_matches(name, options, n=1)
+                raise InvalidParameterError(f"option {shown(name)}: {owner} has no options")
+            near = difflib.get_close_matches(shown(name), options, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InvalidParameterError(
-                f"option {name!r}: {owner} has no such option; {hint}it has {', '.join(options)}"
+                f"option {shown(name)}: {owner} has no such option; {hint}it has "
+                f"{', '.join(options)}"
             )
     return {name: options[name].parse(value) for name, value in values.items()}

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core.values import shown
 from outrider.drafters.stop import Both, Confidence, Stop, Survival
 
 START = 5
 MOST = 20
+_LONGEST = 2**31
 
 
 class _Around:
@@ -183,17 +185,27 @@ class DraftLength:
                 return cls()
             if name == "heuristic":
                 start = int(number) if colon else START
-                if start >= 1:
+                if 1 <= start <= _LONGEST:
                     return cls(start=start)
             elif name in ("confidence", "survival"):
                 make = Confidence if name == "confidence" else Survival
                 return cls(make(float(number)) if colon else make())
         except ValueError:
             pass
-        raise InvalidParameterError(
-            f"draft_length={text!r}: must be fixed, heuristic or heuristic:START (1 or more), "
-            f"confidence:C or survival:THETA (0 to 1)"
-        )
+        raise _no_policy(text)
+
+    @classmethod
+    def of(cls, value: object) -> "DraftLength":
+        """A policy itself, its name, or None for ``fixed``.
+
+        Raises:
+            InvalidParameterError: anything else.
+        """
+        if value is None or isinstance(value, cls):
+            return value or FIXED
+        if not isinstance(value, str):
+            raise _no_policy(value)
+        return cls.parse(value)
 
     def and_confidence(self, threshold: float) -> Stop | None:
         """Where drafts stop if an unsure token stops them as well; 0 never does."""
@@ -214,6 +226,13 @@ class DraftLength:
 
 
 FIXED = DraftLength()
+
+
+def _no_policy(value: object) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"draft_length={shown(value)}: must be fixed, heuristic or heuristic:START (1 or more), "
+        f"confidence:C or survival:THETA (0 to 1)"
+    )
 
 
 def cut(draft: Draft, stop: Stop) -> Draft:

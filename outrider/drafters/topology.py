@@ -12,6 +12,7 @@ at some depth is the first part of the whole one.
 """
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,9 +104,10 @@ class Topology:
         words = text.split(",")
         if all(word.strip().isdecimal() for word in words):
             return cls.expansion([int(word) for word in words])
-        if "," in text and not File(text).exists():
+        file = File(os.path.expanduser(text))
+        if "," in text and not os.path.exists(file):
             raise InvalidParameterError("must be whole numbers such as '4,2,1', or a file")
-        return cls.rank_paths(_paths_in(File(text)))
+        return cls.rank_paths(_paths_in(file))
 
     @classmethod
     def read(cls, file: str | File) -> "Topology":
@@ -115,14 +117,14 @@ class Topology:
             InvalidParameterError: naming the file, the place in it and the remedy.
         """
         try:
-            return cls.rank_paths(_paths_in(File(file)))
+            return cls.rank_paths(_paths_in(File(os.path.expanduser(file))))
         except InvalidParameterError as error:
             raise InvalidParameterError(f"topology {str(file)!r}: {error}") from None
 
     def write(self, file: str | File) -> None:
         """Writes a topology file."""
         paths = json.dumps([list(path) for path in self.paths])
-        File(file).write_text(
+        File(os.path.expanduser(file)).write_text(
             f'{{"format": "{FORMAT}", "version": {VERSION}, "paths": {paths}}}\n', encoding="utf-8"
         )
 

@@ -16,6 +16,7 @@ vocabulary of its own a text may be longer; it is booked at ``STRETCH`` times it
 booking was too low all the same, an :class:`Allowance` holds the bound: a slab beyond it raises.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
+from outrider.core.values import is_whole, shown
 from outrider.engine.request import Request
 from outrider.models import HFModel
 from outrider.models.cache import rounded, size
@@ -41,16 +43,16 @@ def parse_bytes(max_memory: int | str) -> int:
     Raises:
         InvalidParameterError: anything else, or less than a byte.
     """
-    if isinstance(max_memory, int) and not isinstance(max_memory, bool) and max_memory > 0:
+    if isinstance(max_memory, int) and is_whole(max_memory) and max_memory > 0:
         return max_memory
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)((?:I?B)?)\s*", str(max_memory).upper())
     if isinstance(max_memory, str) and found is not None:
         number, unit, kind = found.groups()
-        num_bytes = int(float(number) * (1000 if kind == "B" else 1024) ** _UNITS[unit])
-        if num_bytes > 0:
-            return num_bytes
+        num_bytes = float(number) * (1000 if kind == "B" else 1024) ** _UNITS[unit]
+        if 1 <= num_bytes < math.inf:
+            return int(num_bytes)
     raise InvalidParameterError(
-        f"max_memory={max_memory!r}: must be a number of bytes, such as 512MiB or 2GB"
+        f"max_memory={shown(max_memory)}: must be a number of bytes, such as 512MiB or 2GB"
     )
 
 

@@ -9,6 +9,7 @@ import torch
 
 from outrider.core import Budget, moved
 from outrider.core.errors import InvalidParameterError
+from outrider.core.values import is_whole, shown
 
 NUM_SPECULATIVE_TOKENS = 5
 MAX_SPECULATIVE_TOKENS = 64
@@ -37,5 +38,7 @@ def check_speculative_tokens(number: int | None) -> None:
 
 def check_range(name: str, value: int, most: int) -> None:
     """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidParameterError(f"{name}={value!r}: must be a whole number from 1 to {most}")
+    if not is_whole(value) or not 1 <= value <= most:
+        raise InvalidParameterError(
+            f"{name}={shown(value)}: must be a whole number from 1 to {most}"
+        )

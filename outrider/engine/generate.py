@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import overload
+from typing import Any, overload
 
-from outrider.core.errors import IncompatibleError
+from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Verifier
+from outrider.core.values import check_flag, shown
 from outrider.drafters.policy import DraftLength
 from outrider.drafters.whole import WholeDrafter
-from outrider.engine.admission import STRETCH, Memory, parse_bytes
-from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
+from outrider.engine.admission import STRETCH, Memory
+from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
 from outrider.engine.detokenize import Detokenizer
-from outrider.engine.intake import Intake, Prompt
+from outrider.engine.hints import ChatHint
+from outrider.engine.intake import Intake, read_sampling, read_samplings
 from outrider.engine.judged import CompiledJudge
+from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Event, Request, Result, Results, Row
+from outrider.engine.settings import Settings
 from outrider.engine.slots import Slots, models_of
 from outrider.engine.stop import Ending
-from outrider.methods import Method, Parts, Recipe
+from outrider.methods import Method, Parts
 from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
 from outrider.models.package import packaged
-from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
+from outrider.models.slabs import KvDtype
 from outrider.sampling import Sampling
 
 
@@ -68,7 +72,7 @@ class Engine:
         *,
         num_speculative_tokens: int | None = None,
         draft_confidence: float = 0.0,
-        draft_length: str | DraftLength = "fixed",
+        draft_length: str | DraftLength | None = "fixed",
         max_batch_size: int = 16,
         max_memory: int | str | None = None,
         kv_dtype: KvDtype = "auto",
@@ -76,40 +80,42 @@ class Engine:
         verifier: Verifier | None = None,
         measure: bool = True,
     ) -> None:
-        check_speculative_tokens(num_speculative_tokens)
-        check_range("max_batch_size", max_batch_size, 65536)
-        check_kv_dtype(kv_dtype)
-        allowance = None if max_memory is None else Allowance(parse_bytes(max_memory))
-        recipe = method.recipe(options)
-        if verifier is not None:
-            recipe = Recipe(verifier, verifier, recipe.drafter)
-        if method.needs_draft and draft is None:
-            raise IncompatibleError(
-                f"method {method.name!r} needs a draft model: pass draft=..., or take "
-                f"method='plain'"
-            )
-        length = DraftLength.parse(draft_length) if isinstance(draft_length, str) else draft_length
-        if length.and_confidence(draft_confidence) and not method.stops_when_unsure:
-            raise IncompatibleError(
-                f"draft_confidence={draft_confidence}, draft_length={str(draft_length)!r}: method "
-                f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
-                f"0 and 'fixed'"
-            )
+        _check_parts(target, draft, method)
+        settings = Settings.checked(
+            method,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_confidence=draft_confidence,
+            draft_length=draft_length,
+            max_batch_size=max_batch_size,
+            max_memory=max_memory,
+            kv_dtype=kv_dtype,
+            options=options,
+            verifier=verifier,
+            measure=measure,
+        )
+        method.require_draft(draft)
+        allowance, num_speculative_tokens = settings.allowance, settings.num_speculative_tokens
         self.draft = draft if method.needs_draft else None
         self.target = target = target.storing(kv_dtype, allowance)
         if self.draft is not None:
             self.draft = self.draft.storing(kv_dtype, allowance)
         self.method = method
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = settings.max_batch_size
         if self.draft is target:  # one model in two roles needs two clocks and two health checks
             self.draft = type(target)(target.module, target.tokenizer, f"draft {target.name}")
         if self.draft is not None:
             check_kinds(target, self.draft)
         if self.draft is not None and not method.any_vocabulary:
             check_vocabularies(target, self.draft)
-        self.recipe = recipe
-        self.measure = measure
-        parts = Parts(target, self.draft, draft_confidence, num_speculative_tokens, length)
+        self.recipe = recipe = settings.recipe
+        self.measure = settings.measure
+        parts = Parts(
+            target,
+            self.draft,
+            settings.draft_confidence,
+            num_speculative_tokens,
+            settings.draft_length,
+        )
         self.drafter = recipe.build(parts)
         plan, target = target.plan, getattr(self.drafter, "target", target)
         models = (target, *models_of(self.drafter))
@@ -129,6 +135,7 @@ class Engine:
             make = partial(packaged, device=target.device)
             self.judge = CompiledJudge(make, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
+        self._hint = ChatHint(target.tokenizer)
         self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
         self._memory = None
         if allowance is not None:
@@ -152,35 +159,60 @@ class Engine:
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
-        self, prompts: str, sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: str,
+        sampling: Sampling | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> Result: ...
     @overload
+    def generate(  # type: ignore[overload-overlap]  # a Tensor is an Iterable[Tensor], too
+        self,
+        prompts: Array | Mapping[str, Any],
+        sampling: Sampling | Iterable[Sampling] | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> Result | Results: ...
+    @overload
     def generate(
-        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+        self,
+        prompts: Iterable[Prompt],
+        sampling: Sampling | Iterable[Sampling] | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> Results: ...
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling: Sampling | Sequence[Sampling] | None = None,
+        prompts: Prompts,
+        sampling: Sampling | Iterable[Sampling] | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> Result | Results:
         """Continues one prompt or thousands.
 
         Args:
-            prompts: a text, or a list of texts and token-id lists.
+            prompts: one prompt: a text, a 1-D tensor or array of token ids, or a tokenizer's output
+                with 1-D ``input_ids``. Or a batch: an iterable of prompts and lists of token ids, a
+                2-D tensor or array, or a tokenizer's output with 2-D ``input_ids``. Padding is
+                removed where ``attention_mask`` says so.
             sampling: for all, or one per prompt; the default is ``Sampling()``.
+            add_special_tokens: whether the tokenizer puts its special tokens around texts. One that
+                already begins with the beginning-of-sequence token does not get a second one.
 
         Returns:
-            A :class:`Result` for a single text, else :class:`Results` in the order of the prompts.
+            A :class:`Result` for a prompt alone, else :class:`Results` in the order of the prompts.
 
         Raises:
-            PromptError: an empty prompt, one longer than the context, token ids out of range.
+            PromptError: what is no prompt, an empty one, one longer than the context, token ids out
+                of range.
+            InvalidParameterError: sampling parameters that are none, or do not fit the model.
             NonFiniteLogitsError: a model produced NaN or infinite logits.
             OutOfMemoryError: the key-value slabs do not fit: those of one request alone, before any
                 runs, or all of them, where ``max_memory`` is not set.
         """
-        single = isinstance(prompts, str)
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts  # type: ignore[assignment]
-        requests = self._requests(listed, sampling)
+        read, single = read_prompts(prompts)
+        samplings = read_samplings(sampling, len(read))
+        requests = self._requests(read, samplings, add_special_tokens)
         finished: dict[int, Result] = {}
         for index, row in self._run(requests):
             if row.finished:
@@ -189,36 +221,46 @@ class Engine:
             return finished[0]
         return Results(finished[index] for index in range(len(requests)))
 
-    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Event]:
+    def stream(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, add_special_tokens: bool = True
+    ) -> Iterator[Event]:
         """Continues one prompt, an event per round; log-probabilities included.
 
         Closing the iterator, or an exception such as Ctrl-C, frees the row; the engine can be used
-        on. Raises as :meth:`generate`, before the first event.
+        on. Arguments, and errors before the first event, as those of :meth:`generate`.
         """
-        sampling = sampling or Sampling()
+        sampling = read_sampling(sampling)
         if sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
-        requests = self._requests([prompt], sampling)
+        requests = self._requests([read_prompt(prompt)], [sampling], add_special_tokens)
         return (row.event() for _, row in self._run(requests))
 
-    def run(self, prompt: Prompt, sampling: Sampling | None = None) -> Iterator[Row]:
+    def run(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, add_special_tokens: bool = True
+    ) -> Iterator[Row]:
         """As :meth:`stream`, but gives the row after each round: its tokens and statistics so far,
         and, by ``row.event()``, what was added."""
-        requests = self._requests([prompt], sampling)
+        samplings = [read_sampling(sampling)]
+        requests = self._requests([read_prompt(prompt)], samplings, add_special_tokens)
         return (row for _, row in self._run(requests))
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids, checked.
 
         Raises:
-            PromptError: empty, longer than the context, or ids out of range.
+            PromptError: what is no prompt, an empty one, one longer than the context, or ids out of
+                range.
         """
-        return self._intake.encode(prompt)
+        return self._intake.encode(read_prompt(prompt), add_special_tokens)
 
     def _requests(
-        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None
+        self,
+        prompts: Sequence[ReadPrompt],
+        samplings: Sequence[Sampling],
+        add_special_tokens: bool,
     ) -> list[Request]:
-        requests = self._intake.requests(prompts, sampling)
+        check_flag("add_special_tokens", add_special_tokens)
+        requests = self._intake.requests(prompts, samplings, add_special_tokens)
         if self._memory is not None:
             for request in requests:
                 self._memory.check(request)
@@ -257,6 +299,8 @@ class Engine:
                     slots.admit(rows)
                 slots.step()
                 for row in slots.rows:
+                    if row.finished:
+                        self._hint(row)
                     yield index_of[id(row)], row
                 for row in slots.leave():
                     del index_of[id(row)]
@@ -271,3 +315,18 @@ class Engine:
 
     def _verifier(self, greedy: bool) -> Verifier:
         return self.recipe.greedy_verifier if greedy else self.recipe.verifier
+
+
+def _check_parts(target: object, draft: object, method: object) -> None:
+    """Raises InvalidParameterError for what is no loaded model, or no method."""
+    for role, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, HFModel) and not (role == "draft" and model is None):
+            raise InvalidParameterError(
+                f"{role}={shown(model)}: must come from outrider.load_model; outrider.load takes "
+                f"folders, hub ids and transformers models"
+            )
+    if not isinstance(method, Method):
+        raise InvalidParameterError(
+            f"method={shown(method)}: must be one of outrider.METHODS.values(); outrider.load "
+            f"takes names"
+        )

@@ -1,15 +1,15 @@
 """From prompts and sampling parameters to requests: what is wrong with them is said here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
+from outrider.core.values import as_python, shown
+from outrider.engine.prompts import ReadPrompt
 from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
 from outrider.models import HFModel
 from outrider.sampling import Sampling
-
-Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,11 @@ class Intake:
     limit: int
     prompt_limit: int
 
-    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
-        if isinstance(prompt, str):
-            if self.target.tokenizer is None:
-                raise PromptError("the target has no tokenizer: give the prompt as token ids")
-            ids = tuple(self.target.tokenizer(prompt)["input_ids"])
-        elif isinstance(prompt, int):
-            raise PromptError(
-                "token ids come as a list per prompt: write [[1, 2, 3]], not [1, 2, 3]"
-            )
-        else:
-            ids = tuple(int(token) for token in prompt)
+        ids = prompt.ids
+        if ids is None:
+            ids = self._encode_text(str(prompt.given), add_special_tokens)
         if not ids:
             raise PromptError("the prompt is empty: give it at least one token")
         if len(ids) > self.prompt_limit:
@@ -61,25 +54,19 @@ class Intake:
         return ids
 
     def requests(
-        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None
+        self,
+        prompts: Sequence[ReadPrompt],
+        samplings: Sequence[Sampling],
+        add_special_tokens: bool = True,
     ) -> list[Request]:
         """A request per prompt; raises as :meth:`Engine.generate` says."""
-        if sampling is None or isinstance(sampling, Sampling):
-            samplings = [sampling or Sampling()] * len(prompts)
-        else:
-            samplings = list(sampling)
-        if len(samplings) != len(prompts):
-            raise InvalidParameterError(
-                f"{len(samplings)} sampling parameters for {len(prompts)} prompts: give one for "
-                f"all, or one for each"
-            )
         for each in samplings:
             self._check_sampling(each)
-        encoded = [self.encode(prompt) for prompt in prompts]
+        encoded = [self.encode(prompt, add_special_tokens) for prompt in prompts]
         numbers = request_numbers(encoded)
         return [
             Request(
-                prompt,
+                prompt.given,
                 ids,
                 self.target.with_demands(sampling, ids, self.room(ids)),
                 number,
@@ -94,12 +81,24 @@ class Intake:
         """Tokens the context has room for behind a prompt."""
         return self.limit - len(self.target.opening or ids)
 
+    def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """A text's token ids. One that begins with the beginning-of-sequence token, as chat
+        templates write it, does not get a second one."""
+        tokenizer = self.target.tokenizer
+        if tokenizer is None:
+            raise PromptError("the target has no tokenizer: give the prompt as token ids")
+        ids = tuple(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        bos = tokenizer.bos_token
+        twice = ids[:2] == (tokenizer.bos_token_id, tokenizer.bos_token_id)
+        return ids[1:] if add_special_tokens and bos and text.startswith(bos) and twice else ids
+
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
-            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
+            has_mode = "mode" in self.method.options
+            other = "the method's option mode='mjsd'" if has_mode else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
-                f"{sampling.temperature}: set temperature=0 or take {other}"
+                f"{sampling.temperature}: set temperature=0, or take {other}"
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
@@ -109,3 +108,45 @@ class Intake:
                 f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
                 f"{self.target.num_tokens - 1}"
             )
+
+
+def read_samplings(sampling: object, num_prompts: int) -> list[Sampling]:
+    """Sampling parameters per prompt, from one for all or one for each.
+
+    Raises:
+        InvalidParameterError: what is no :class:`Sampling`, or another number of them.
+    """
+    sampling = as_python(sampling)
+    if sampling is None or isinstance(sampling, Sampling | str | Mapping):
+        return [read_sampling(sampling)] * num_prompts
+    if not isinstance(sampling, Iterable):
+        raise _no_sampling(sampling)
+    samplings = [read_sampling(each) for each in sampling]
+    if len(samplings) != num_prompts:
+        raise InvalidParameterError(
+            f"{len(samplings)} sampling parameters for {num_prompts} prompts: give one for all, or "
+            f"one for each"
+        )
+    return samplings
+
+
+def read_sampling(sampling: object) -> Sampling:
+    """One request's sampling parameters; None takes the defaults.
+
+    Raises:
+        InvalidParameterError: what is no :class:`Sampling`.
+    """
+    if sampling is None:
+        return Sampling()
+    if not isinstance(sampling, Sampling):
+        raise _no_sampling(sampling)
+    return sampling
+
+
+def _no_sampling(value: object) -> InvalidParameterError:
+    example = "temperature=0.8, max_new_tokens=64"
+    if isinstance(value, Mapping) and value:
+        example = ", ".join(f"{name}={each!r}" for name, each in value.items())
+    return InvalidParameterError(
+        f"sampling={shown(value)}: must be outrider.Sampling; write Sampling({example})"
+    )

@@ -4,43 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
+from outrider.core.values import check_flag, shown
 from outrider.drafters.policy import DraftLength
-from outrider.engine.admission import parse_bytes
-from outrider.engine.budget import check_speculative_tokens
 from outrider.engine.generate import Engine
+from outrider.engine.settings import Settings
 from outrider.engine.warming import Report, warm_up
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 from outrider.models.compiled import Compile, check_compile
+from outrider.models.load import check_source
 from outrider.models.quantize import check_kind
 from outrider.models.runtime import prepare
-from outrider.models.slabs import KvDtype, check_kv_dtype
+from outrider.models.slabs import KvDtype
 
 EMBEDDED = "embedded"
+DEFAULT = "speculative"
+
+Source = str | Path | PreTrainedModel | HFModel
+"""Where a model comes from: a folder, a hub id, or memory."""
 
 
 def load(
-    target: str | Path | PreTrainedModel | HFModel = EMBEDDED,
-    draft: str | Path | PreTrainedModel | HFModel | None = None,
-    method: str = "speculative",
+    target: Source = EMBEDDED,
+    draft: Source | None = None,
+    method: str | None = DEFAULT,
     num_speculative_tokens: int | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
     measure: bool = True,
     draft_confidence: float = 0.0,
-    draft_length: str | DraftLength = "fixed",
+    draft_length: str | DraftLength | None = "fixed",
     max_batch_size: int = 16,
     max_memory: int | str | None = None,
     kv_dtype: KvDtype = "auto",
-    dtype: str | None = None,
-    device: str = "auto",
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = "auto",
     trust_remote_code: bool = False,
     quantize_draft: str | None = None,
     quantize_target: str | None = None,
@@ -54,7 +61,7 @@ def load(
         target: a folder, a hub id, a model in memory, or ``"embedded"`` for the pair that comes
             with the package (its draft is then the default draft).
         draft: the same for the draft model.
-        method: a name from ``outrider methods``.
+        method: a name from ``outrider methods``; None takes ``speculative``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
@@ -85,36 +92,43 @@ def load(
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
-    row = find_method(method)
-    row.recipe(options)  # an error in an option should not wait for the models
-    check_speculative_tokens(num_speculative_tokens)
+    row = find_method(DEFAULT if method is None else method)
+    settings: dict[str, Any] = {
+        "num_speculative_tokens": num_speculative_tokens,
+        "draft_confidence": draft_confidence,
+        "draft_length": draft_length,
+        "max_batch_size": max_batch_size,
+        "max_memory": max_memory,
+        "kv_dtype": kv_dtype,
+        "options": options,
+        "verifier": verifier,
+        "measure": measure,
+    }
+    Settings.checked(row, **settings)  # what is wrong should not wait for the models
     kinds = {"target": quantize_target, "draft": quantize_draft}
     for role, kind in kinds.items():
         if kind is not None:
             check_kind(kind, f"quantize_{role}")
     check_compile(compile)
-    check_kv_dtype(kv_dtype)
-    if max_memory is not None:
-        max_memory = parse_bytes(max_memory)
-    if isinstance(draft_length, str):
-        draft_length = DraftLength.parse(draft_length)
+    if report is not None and not callable(report):
+        raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
+    for name, flag in (("exact", exact), ("trust_remote_code", trust_remote_code)):
+        check_flag(name, flag)
     if draft is None and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
     if quantize_draft is not None and (draft is None or not row.needs_draft):
         raise InvalidParameterError(
-            f"quantize_draft={quantize_draft!r}: method {method!r} has no draft model here; leave "
-            f"it out"
+            f"quantize_draft={quantize_draft!r}: method {row.name!r} has no draft model here; "
+            f"leave it out"
         )
+    row.require_draft(draft)
+    target = _found(target, "target")
+    draft = _found(draft, "draft") if draft is not None and row.needs_draft else None
 
-    def model(source: str | Path | PreTrainedModel | HFModel, role: str) -> HFModel:
-        name = source if isinstance(source, str | Path) else "from memory"
-        if source == EMBEDDED:
-            try:
-                source = assets.target_path() if role == "target" else assets.draft_path()
-            except FileNotFoundError as error:
-                raise ModelLoadError(str(error)) from error
+    def model(source: Source, role: str) -> HFModel:
         if report is not None:
-            report(f"loading {role} {name}", None)
+            where = source if isinstance(source, str | Path) else "from memory"
+            report(f"loading {role} {where}", None)
         loaded = load_model(
             source,
             dtype=dtype,
@@ -128,17 +142,20 @@ def load(
 
     engine = Engine(
         model(target, "target"),
-        model(draft, "draft") if draft is not None and row.needs_draft else None,
+        None if draft is None else model(draft, "draft"),
         row,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_confidence=draft_confidence,
-        draft_length=draft_length,
-        max_batch_size=max_batch_size,
-        max_memory=max_memory,
-        kv_dtype=kv_dtype,
-        options=options,
-        verifier=verifier,
-        measure=measure,
+        **settings,
     )
     warm_up(engine, report)
     return engine
+
+
+def _found(source: Source, role: str) -> Source:
+    """Where a model is; what can be wrong with it before it is read is said here."""
+    if isinstance(source, str) and source == EMBEDDED:
+        try:
+            return assets.target_path() if role == "target" else assets.draft_path()
+        except FileNotFoundError as error:
+            raise ModelLoadError(str(error)) from error
+    check_source(source, role)
+    return source

@@ -38,8 +38,8 @@ class SourceNames:
         Raises:
             InvalidParameterError: another name, or one twice.
         """
-        names = tuple(text.split(","))
-        if not set(names) <= set(_NAMES) or len(set(names)) < len(names):
+        names = tuple(text.split(",")) if isinstance(text, str) else ()
+        if not names or not set(names) <= set(_NAMES) or len(set(names)) < len(names):
             raise InvalidParameterError(
                 f"must be some of {', '.join(_NAMES)} in an order, each once, with commas between"
             )

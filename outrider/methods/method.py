@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
 from outrider.drafters.policy import FIXED, DraftLength
@@ -106,6 +107,15 @@ class Method:
         """Whether it needs a draft model."""
         return self.needs == "draft model"
 
+    def require_draft(self, draft: object) -> None:
+        """Raises IncompatibleError without a draft model, where the method needs one."""
+        if self.needs_draft and draft is None:
+            raise IncompatibleError(
+                f"method {self.name!r} needs a draft model: pass draft=..., a small model with the "
+                f"target's tokenizer; or take method='prompt-lookup' or method='suffix', which "
+                f"copy from the text and need none, or method='plain'"
+            )
+
     @property
     def lossless(self) -> bool:
         """Whether the text has exactly the target's law."""
@@ -122,7 +132,7 @@ class Method:
         Raises:
             InvalidParameterError: an unknown option, or a value outside its domain.
         """
-        values = resolve(f"method {self.name!r}", self.options, options or {})
+        values = resolve(f"method {self.name!r}", self.options, {} if options is None else options)
         mine = {name: values[name] for name in options_of(self.rule) if name in values}
         rule = self.rule(**mine)
         theirs = {name: values[name] for name in options_of(self.drafter) if name in values}

@@ -3,6 +3,7 @@
 import difflib
 
 from outrider.core.errors import UnknownMethodError
+from outrider.core.values import shown
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
 from outrider.methods.hybrid import HYBRIDS
@@ -34,8 +35,12 @@ def find_method(name: str) -> Method:
     Raises:
         UnknownMethodError: naming a method of nearly that name, if there is one, and all others.
     """
+    if not isinstance(name, str):
+        raise UnknownMethodError(
+            f"method={shown(name)}: must be a name, such as 'speculative' or 'prompt-lookup'"
+        )
     if name in METHODS:
         return METHODS[name]
     near = difflib.get_close_matches(name.lower(), METHODS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UnknownMethodError(f"unknown method {name!r}: {hint}known: {', '.join(METHODS)}")
+    raise UnknownMethodError(f"unknown method {shown(name)}: {hint}known: {', '.join(METHODS)}")

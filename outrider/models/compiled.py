@@ -18,7 +18,8 @@ from torch.export import ExportedProgram
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from outrider.core.errors import InvalidParameterError, OutriderWarning
+from outrider.core.errors import OutriderWarning
+from outrider.core.values import check_choice
 from outrider.models.cache import SlabCache
 from outrider.models.drafted import GreedyDraft, SampledDraft
 from outrider.models.kernels.exact import use_exact_operators
@@ -39,10 +40,7 @@ Span = Callable[[int, int], int]
 
 def check_compile(value: str) -> None:
     """Raises InvalidParameterError unless the value is one that can be."""
-    if value not in get_args(Compile):
-        raise InvalidParameterError(
-            f"compile={value!r}: must be one of {', '.join(get_args(Compile))}"
-        )
+    check_choice("compile", value, get_args(Compile))
 
 
 class CompiledPass:

@@ -268,9 +268,14 @@ class HFModel:
 
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose sum is not finite; ``position`` is where its round began."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        wider = {"float16": "dtype='bfloat16' or dtype='float32'", "bfloat16": "dtype='float32'"}
+        remedy = f"{dtype} is wide enough: check its files, or get them again"
+        if dtype in wider:
+            remedy = f"or {dtype} is too narrow for it: try {wider[dtype]}"
         return NonFiniteLogitsError(
             f"{self.name} produced NaN or infinite logits at or just after position {position}; "
-            f"its weights may be damaged, or {self.dtype} too narrow for it: try dtype='float32'"
+            f"its weights may be damaged, {remedy}"
         )
 
     def arithmetic(self) -> AbstractContextManager[None]:

@@ -5,7 +5,8 @@ Sections: load, dtype and device, the vocabulary that a draft and a target must 
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from transformers.utils import logging as transformers_logging
 from outrider.core.errors import (
     InvalidParameterError,
     ModelLoadError,
+    UnsupportedModelError,
     VocabularyMismatchError,
 )
+from outrider.core.values import check_choice, check_flag, shown
 from outrider.models.hf import HFModel
 from outrider.models.quantize import check_kind, quantize
 from outrider.models.seq2seq import Seq2SeqModel, check_seq2seq_config
@@ -32,6 +35,8 @@ from outrider.models.support import check_config
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
+_WEIGHTS = {".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx"}
+_FOLDERS = "a model is a folder with config.json, a tokenizer and safetensors weights"
 _TOKENIZER_FILES = ("tokenizer*", "*vocab*", "*.spm", "spiece.model", "*.tiktoken", "tekken.json")
 
 _DTYPES = {
@@ -49,7 +54,7 @@ def load_model(
     source: str | Path | PreTrainedModel | HFModel,
     *,
     dtype: str | torch.dtype | None = None,
-    device: str = "auto",
+    device: str | torch.device | None = "auto",
     trust_remote_code: bool = False,
     role: str = "model",
     quantized: str | None = None,
@@ -58,10 +63,10 @@ def load_model(
 
     Args:
         source: a local folder, a hub id, or a model already in memory (then used as it is, without
-            a tokenizer unless it is an HFModel).
+            a tokenizer unless it is an HFModel; what ``torch.compile`` made of it is left aside).
         dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
             where the hardware computes in it, else float32.
-        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps`` or ``auto``.
+        device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).
         trust_remote_code: run the Python code that comes with a model.
         role: what messages call it (``target``, ``draft``).
         quantized: ``int8`` or ``int4`` weights, see ``models/quantize.py``; a model in memory is
@@ -76,30 +81,33 @@ def load_model(
     """
     if quantized is not None:
         check_kind(quantized)
+    check_flag("trust_remote_code", trust_remote_code)
+    place = resolve_device(device)
+    kind = resolve_dtype(dtype, place)
+    check_source(source, role)
     if isinstance(source, HFModel):
         if quantized is None:
             return source
         module = quantize(copy.deepcopy(source.module), quantized, source.name)
         return type(source)(module, source.tokenizer, source.name)
-    if isinstance(source, PreTrainedModel):
-        adapter = Seq2SeqModel if source.config.is_encoder_decoder else HFModel
+    if not isinstance(source, str | Path):
+        eager: PreTrainedModel = _eager(source)
+        adapter = Seq2SeqModel if eager.config.is_encoder_decoder else HFModel
         if quantized is not None:
-            source = quantize(copy.deepcopy(source), quantized, role)
-        return adapter(source, name=role)
-    place = resolve_device(device)
-    kind = resolve_dtype(dtype, place)
-    _check_folder(str(source), role)
+            eager = quantize(copy.deepcopy(eager), quantized, role)
+        return adapter(eager, name=role)
+    folder = os.path.expanduser(source)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with _quiet():
         try:
-            config = AutoConfig.from_pretrained(source, **shared)
+            config = AutoConfig.from_pretrained(folder, **shared)
             two_stacks = config.is_encoder_decoder
             check = check_seq2seq_config if two_stacks else check_config
             check(config, type(config).__name__, f"{role} {source}")
             softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
             auto: Any = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(
-                source,
+                folder,
                 config=config,
                 dtype=kind,
                 use_safetensors=True,
@@ -108,9 +116,9 @@ def load_model(
                 **shared,
             )
         except _LOAD_ERRORS as error:
-            remedy = "" if Path(source).expanduser().exists() else _NO_FOLDER
+            remedy = "" if os.path.exists(folder) else _NO_FOLDER
             raise ModelLoadError(
-                f"cannot load {role} {str(source)!r}: {_first_line(error)}{remedy}"
+                f"cannot load {role} {str(source)!r}: {_reason(error)}{remedy}"
             ) from error
     module, report = loaded
     missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
@@ -127,18 +135,20 @@ def load_model(
     return adapter(module, tokenizer, f"{role} {source}")
 
 
-def resolve_device(device: str) -> torch.device:
-    """The device by name; ``auto`` takes cuda, then mps, then cpu."""
-    if device == "auto":
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device by name; ``auto`` or None takes cuda, then mps, then cpu."""
+    if device is None or (isinstance(device, str) and device == "auto"):
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        place = torch.device(device) if isinstance(device, str | torch.device) else None
     except RuntimeError:
         place = None
     if place is None or place.type not in ("cpu", "cuda", "mps"):
-        raise InvalidParameterError(f"device={device!r}: must be cpu, cuda, cuda:n, mps or auto")
+        raise InvalidParameterError(
+            f"device={shown(device)}: must be cpu, cuda, cuda:n, mps or auto"
+        )
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise InvalidParameterError(
             f"device={device!r}: {torch.cuda.device_count()} CUDA devices here; use device='auto'"
@@ -152,10 +162,10 @@ def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torc
     """The dtype by name; the default is bfloat16 where the hardware computes in it."""
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype is not None:
+        check_choice("dtype", dtype, [*_DTYPES, "auto"])
     if dtype in (None, "auto"):
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
-    if dtype not in _DTYPES:
-        raise InvalidParameterError(f"dtype={dtype!r}: must be one of {', '.join(_DTYPES)}, auto")
     return _DTYPES[str(dtype)]
 
 
@@ -177,13 +187,7 @@ def check_vocabularies(target: HFModel, draft: HFModel) -> None:
     if target.tokenizer is not None and draft.tokenizer is not None:
         ours, theirs = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
         if ours != theirs:
-            differing = sum(ours.get(token) != theirs.get(token) for token in {*ours, *theirs})
-            example = next(t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t))
-            raise VocabularyMismatchError(
-                f"target and draft have different vocabularies: {differing} of {len(ours)} tokens "
-                f"differ, such as {example!r} (ids {ours.get(example)} and {theirs.get(example)}); "
-                f"use a draft with the target's tokenizer, or method='tli' or 'slem'"
-            )
+            raise VocabularyMismatchError(_difference(ours, theirs))
         smallest = len(ours)
         narrow = min(target.num_tokens, draft.num_tokens)
         if narrow >= smallest:
@@ -199,25 +203,90 @@ def check_vocabularies(target: HFModel, draft: HFModel) -> None:
         )
 
 
+def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
+    """How two vocabularies differ: counted among the target's tokens, or, if the draft has all of
+    them and more, among the draft's."""
+    whose, one, other = ("target", ours, theirs)
+    differing = [token for token in one if other.get(token) != one[token]]
+    if not differing:
+        whose, one, other = ("draft", theirs, ours)
+        differing = [token for token in one if other.get(token) != one[token]]
+    example = differing[0]
+    return (
+        f"target and draft have different vocabularies: {len(differing)} of the {whose}'s "
+        f"{len(one)} tokens differ, such as {example!r} (ids {ours.get(example)} and "
+        f"{theirs.get(example)}); use a draft with the target's tokenizer, or method='tli' or "
+        f"'slem'"
+    )
+
+
+def check_source(source: object, role: str) -> None:
+    """What can be said of a model's source before anything is read.
+
+    Raises:
+        ModelLoadError: a path that is no model folder.
+        UnsupportedModelError: a module that is no ``transformers`` model.
+        InvalidParameterError: what is neither a path, nor a hub id, nor a model.
+    """
+    if isinstance(source, str | Path):
+        _check_folder(str(source), role)
+    elif not isinstance(_eager(source), HFModel | PreTrainedModel):
+        kind = f"{role} ({type(source).__name__})"
+        if hasattr(source, "merge_and_unload"):  # PEFT
+            raise UnsupportedModelError(f"{kind} has adapters: pass model.merge_and_unload()")
+        if isinstance(source, torch.nn.Module):
+            raise UnsupportedModelError(
+                f"{kind} is no transformers model: pass what "
+                f"AutoModelForCausalLM.from_pretrained returns, unwrapped"
+            )
+        raise InvalidParameterError(
+            f"{role}={shown(source)}: must be a folder, a hub id or a transformers model"
+        )
+
+
+def _eager(source: Any) -> Any:
+    """The module inside of what ``torch.compile`` returns; anything else as it is."""
+    return getattr(source, "_orig_mod", source) if isinstance(source, torch.nn.Module) else source
+
+
 def _check_folder(source: str, role: str) -> None:
-    folder = Path(source).expanduser()
-    if not folder.exists():
+    folder = Path(os.path.expanduser(source))
+    start = f"cannot load {role} {source!r}: "
+    if not source:
+        raise ModelLoadError(f"{start}no name; {_FOLDERS}")
+    suffix = folder.suffix.lower()
+    if not os.path.exists(folder):
+        if suffix in _WEIGHTS:
+            raise ModelLoadError(f"{start}no such file; {_FOLDERS}")
         if source.startswith((".", "/", "~")) or source.count("/") > 1:
-            raise ModelLoadError(f"cannot load {role} {source!r}: no such folder")
+            raise ModelLoadError(f"{start}no such folder")
         return
     if not folder.is_dir():
-        raise ModelLoadError(f"cannot load {role} {source!r}: not a folder")
+        what = _gguf(folder) if suffix == ".gguf" else f"not a folder; {_FOLDERS}"
+        raise ModelLoadError(f"{start}{what}")
+    has_weights = any(folder.glob("*.safetensors"))
+    quantized = sorted(folder.glob("*.gguf"))
+    if quantized and not has_weights:
+        raise ModelLoadError(f"{start}{_gguf(quantized[0])}")
     if not (folder / "config.json").exists():
-        raise ModelLoadError(f"cannot load {role} {source!r}: the folder has no config.json")
-    if not any(folder.glob("*.safetensors")):
+        raise ModelLoadError(f"{start}the folder has no config.json")
+    if not has_weights:
         found = sorted(p.name for p in folder.glob("*.bin")) + sorted(
             p.name for p in folder.glob("*.pt*")
         )
         what = f"only {', '.join(found[:3])}, which are pickles" if found else "no weights"
         raise ModelLoadError(
-            f"cannot load {role} {source!r}: the folder holds {what}; pickles can run code, so "
-            f"convert to safetensors first (model.save_pretrained)"
+            f"{start}the folder holds {what}; pickles can run code, so convert to safetensors "
+            f"first (model.save_pretrained)"
         )
+
+
+def _gguf(file: Path) -> str:
+    return (
+        f"{file.name} is a GGUF file, which is not read yet: convert it with transformers, by "
+        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r})"
+        f".save_pretrained(FOLDER), and AutoTokenizer in the same way"
+    )
 
 
 @contextlib.contextmanager
@@ -243,7 +312,7 @@ def load_tokenizer(
     Raises:
         ModelLoadError: no such folder or id, or no tokenizer in it.
     """
-    folder = Path(source).expanduser()
+    folder = Path(os.path.expanduser(source))
     if folder.is_dir() and not any(
         file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)
     ):
@@ -252,13 +321,17 @@ def load_tokenizer(
             f"model's own tokenizer into it (tokenizer.save_pretrained)"
         )
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
     except _LOAD_ERRORS as error:
         raise ModelLoadError(
-            f"cannot load the tokenizer of {role} {str(source)!r}: {_first_line(error)}"
+            f"cannot load the tokenizer of {role} {str(source)!r}: {_reason(error)}"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def _reason(error: Exception) -> str:
+    """The first line of a library's error, and the remedy where it is on another one."""
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(" :")
+    first = text.splitlines()[0].rstrip(" :")
+    if "trust_remote_code=True" in text and "trust_remote_code" not in first:
+        return f"{first} If you trust its authors, run it with trust_remote_code=True"
+    return first

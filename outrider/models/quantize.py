@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
+from outrider.core.values import check_choice
 
 KINDS = ("int8", "int4")
 
@@ -85,8 +86,7 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
 
 def check_kind(kind: str, parameter: str = "quantized") -> None:
     """Raises InvalidParameterError, which names the parameter, for a kind there is not."""
-    if kind not in KINDS:
-        raise InvalidParameterError(f"{parameter}={kind!r}: must be one of {', '.join(KINDS)}")
+    check_choice(parameter, kind, KINDS)
 
 
 class PackedLinear(nn.Module):

@@ -25,6 +25,7 @@ from outrider.models.demands import check_demands, with_demands
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
 from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
+from outrider.models.support import check_head
 from outrider.sampling import Sampling
 
 
@@ -77,6 +78,7 @@ class Seq2SeqModel(HFModel):
 
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_seq2seq_config(module.config, type(module).__name__, name)
+        check_head(module, name)
 
     def _cache(self, context: Context) -> Seq2SeqCache:
         """A cache with the sources of a batch in it, and nothing else."""

@@ -30,7 +30,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from outrider.core.errors import InvalidParameterError
+from outrider.core.values import check_choice
 
 KvDtype = Literal["auto", "bfloat16", "int8"]
 
@@ -138,10 +138,7 @@ class SlabPlan:
 
 def check_kv_dtype(kv_dtype: str) -> None:
     """Raises InvalidParameterError for a kind of storage that there is not."""
-    if kv_dtype not in _STORAGES:
-        raise InvalidParameterError(
-            f"kv_dtype={kv_dtype!r}: must be one of {', '.join(get_args(KvDtype))}"
-        )
+    check_choice("kv_dtype", kv_dtype, get_args(KvDtype))
 
 
 @dataclass(frozen=True)

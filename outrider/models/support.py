@@ -16,6 +16,7 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
     """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
     kind = type(module).__name__
     check_config(module.config, kind, name)
+    check_head(module, name)
     if getattr(module, "_is_stateful", False):
         last = module.config.get_text_config().num_hidden_layers - 1
         raise UnsupportedModelError(
@@ -27,6 +28,17 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
             raise UnsupportedModelError(
                 f"{name} ({kind}) takes no explicit {needed}, which ragged batches and trees need"
             )
+
+
+def check_head(module: PreTrainedModel, name: str) -> None:
+    """Raises UnsupportedModelError for a model whose output is no logits over the vocabulary."""
+    if not module.can_generate() and module.get_output_embeddings() is None:
+        auto = (
+            "AutoModelForSeq2SeqLM" if module.config.is_encoder_decoder else "AutoModelForCausalLM"
+        )
+        raise UnsupportedModelError(
+            f"{name} ({type(module).__name__}) has no language-modelling head: load it with {auto}"
+        )
 
 
 def check_config(config: PretrainedConfig, kind: str, name: str) -> None:

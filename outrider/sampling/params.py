@@ -1,22 +1,47 @@
 """What a user may ask of the sampled text; one immutable record per request."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from outrider.core.errors import InvalidParameterError
+from outrider.core.values import (
+    as_python,
+    check_choice,
+    check_flag,
+    is_finite,
+    is_id,
+    is_whole,
+    shown,
+)
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V)."""
+
+_SCALARS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_new_tokens",
+    "ignore_eos",
+    "logprobs",
+)
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters of one request, applied alike to draft and target at every place.
+
+    Numbers may be numpy's; None for a collection is an empty one.
 
     Order of application: logit bias, repetition, presence and frequency penalties, user
     processors, forced tokens, temperature, top-k, top-p, min-p (the order of ``transformers``).
@@ -67,85 +92,82 @@ class Sampling:
     top_p_convention: Literal["hf", "paper"] = "hf"
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str | int) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        object.__setattr__(self, "processors", tuple(self.processors))
-        object.__setattr__(self, "forced", dict(self.forced))
+        for name in _SCALARS:
+            object.__setattr__(self, name, as_python(getattr(self, name)))
+        for name in ("logit_bias", "forced"):
+            object.__setattr__(self, name, _mapping(name, getattr(self, name)))
+        for name in ("stop", "processors"):
+            object.__setattr__(self, name, _listed(name, getattr(self, name)))
         _require(
-            _finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6),
+            is_finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6),
             "temperature",
             self.temperature,
             "must be 0 (greedy) or at least 1e-6",
         )
         _require(
-            _whole(self.top_k) and self.top_k >= 0,
+            is_whole(self.top_k) and self.top_k >= 0,
             "top_k",
             self.top_k,
             "must be a whole number, 0 (off) or greater",
         )
         _require(
-            _finite(self.top_p) and 0 < self.top_p <= 1,
+            is_finite(self.top_p) and 0 < self.top_p <= 1,
             "top_p",
             self.top_p,
             "must be in (0, 1]; 1 is off",
         )
         _require(
-            _finite(self.min_p) and 0 <= self.min_p <= 1,
+            is_finite(self.min_p) and 0 <= self.min_p <= 1,
             "min_p",
             self.min_p,
             "must be in [0, 1]; 0 is off",
         )
         _require(
-            _finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            is_finite(self.repetition_penalty) and self.repetition_penalty > 0,
             "repetition_penalty",
             self.repetition_penalty,
             "must be above 0; 1 is off",
         )
         for name in ("presence_penalty", "frequency_penalty"):
-            _require(_finite(getattr(self, name)), name, getattr(self, name), "must be finite")
+            _require(is_finite(getattr(self, name)), name, getattr(self, name), "must be finite")
         for token, bias in self.logit_bias.items():
             _require(
-                _whole(token) and token >= 0 and not math.isnan(bias) and bias < math.inf,
+                is_id(token) and _is_bias(bias),
                 "logit_bias",
                 {token: bias},
                 "must map token ids to finite numbers or -inf",
             )
         for place, token in self.forced.items():
             _require(
-                _whole(place) and place >= 0 and _whole(token) and token >= 0,
+                is_id(place) and is_id(token),
                 "forced",
                 {place: token},
                 "must map places, from 0 on, to token ids",
             )
-        _require(_whole(self.seed), "seed", self.seed, "must be a whole number")
+        _require(is_whole(self.seed), "seed", self.seed, "must be a whole number")
         _require(
-            _whole(self.max_new_tokens) and self.max_new_tokens >= 1,
+            is_whole(self.max_new_tokens) and self.max_new_tokens >= 1,
             "max_new_tokens",
             self.max_new_tokens,
             "must be a whole number, 1 or greater",
         )
-        for item in stop:
+        for item in _items(self.stop):
             _require(
-                (isinstance(item, str) and item != "") or (_whole(item) and int(item) >= 0),
+                (isinstance(item, str) and item != "") or is_id(item),
                 "stop",
                 item,
                 "must be non-empty strings or token ids",
             )
         _require(
-            self.logprobs is None or (_whole(self.logprobs) and self.logprobs >= 0),
+            self.logprobs is None or (is_whole(self.logprobs) and self.logprobs >= 0),
             "logprobs",
             self.logprobs,
             "must be None or a whole number, 0 or greater",
         )
         for processor in self.processors:
             _require(callable(processor), "processors", processor, "must be callable")
-        _require(
-            self.top_p_convention in ("hf", "paper"),
-            "top_p_convention",
-            self.top_p_convention,
-            "must be 'hf' or 'paper'",
-        )
+        check_flag("ignore_eos", self.ignore_eos)
+        check_choice("top_p_convention", self.top_p_convention, ("hf", "paper"))
 
     @property
     def greedy(self) -> bool:
@@ -173,14 +195,33 @@ def _items(stop: str | int | Sequence[str | int]) -> Sequence[str | int]:
     return (stop,) if isinstance(stop, str | int) else stop
 
 
-def _finite(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+def _mapping(name: str, value: object) -> dict[Any, Any]:
+    """A mapping, or pairs; None is empty."""
+    try:
+        pairs = dict(() if value is None else value)  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        raise InvalidParameterError(
+            f"{name}={shown(value)}: must be a mapping, such as {{42: 1}}"
+        ) from None
+    return {as_python(key): as_python(number) for key, number in pairs.items()}
 
 
-def _whole(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    """A collection, or its only item if that is a text or a token id; None is empty."""
+    value = as_python(value)
+    if value is None:
+        return ()
+    if name == "stop" and isinstance(value, str | int):
+        return (value,)
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidParameterError(f"{name}={shown(value)}: must be a list")
+    return tuple(as_python(item) for item in value)
+
+
+def _is_bias(value: object) -> bool:
+    return is_finite(value) or (isinstance(value, float) and value == -math.inf)
 
 
 def _require(ok: bool, name: str, value: object, remedy: str) -> None:
     if not ok:
-        raise InvalidParameterError(f"{name}={value!r}: {remedy}")
+        raise InvalidParameterError(f"{name}={shown(value)}: {remedy}")

@@ -1,0 +1,43 @@
+"""What a user may have overlooked, said once per engine as a warning."""
+
+import re
+import warnings
+
+from transformers import PreTrainedTokenizerBase
+
+from outrider.core.errors import OutriderWarning
+from outrider.engine.request import Row
+
+_MARKER = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,20}\]")  # <|im_start|>, <s>, [INST], [/INST]
+
+
+class ChatHint:
+    """Says that a chat model, asked without its template, ended at once.
+
+    Args:
+        tokenizer: the target's; None without one.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        template = getattr(tokenizer, "chat_template", None)
+        templates = template.values() if isinstance(template, dict) else [template or ""]
+        begins = getattr(tokenizer, "bos_token", None)
+        self._markers = {each for text in templates for each in _MARKER.findall(text)} - {begins}
+        self._due = bool(template)
+
+    def __call__(self, row: Row) -> None:
+        """Warns, the first time that a finished row's text is empty for this reason."""
+        prompt = row.request.prompt
+        if not self._due or not isinstance(prompt, str) or row.ending.reason != "eos":
+            return
+        empty = len(row.token_ids) == 1 or not row.ending.text.strip()
+        if not empty or any(marker in prompt for marker in self._markers):
+            return
+        self._due = False
+        warnings.warn(
+            "the model ended its text at once; it is a chat model, and the prompt does not follow "
+            "its template: build it by tokenizer.apply_chat_template(messages, tokenize=False, "
+            "add_generation_prompt=True)",
+            OutriderWarning,
+            stacklevel=1,
+        )

@@ -1,0 +1,100 @@
+"""What an engine is told besides its models; checked before any model is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core.protocols import Verifier
+from outrider.core.values import as_python, check_flag, is_finite, shown
+from outrider.drafters.policy import DraftLength
+from outrider.engine.admission import parse_bytes
+from outrider.engine.budget import check_range, check_speculative_tokens
+from outrider.methods import Method, Recipe
+from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
+
+_VERIFIER = ("lossless", "accepts", "needs", "bound", "__call__")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An engine's settings, each within its domain; attributes as the arguments of ``Engine``.
+
+    Attributes:
+        recipe: the method with its options, or the user's own verifier in place of the method's.
+        allowance: what ``max_memory`` allows; None without a bound.
+    """
+
+    recipe: Recipe
+    num_speculative_tokens: int | None
+    draft_confidence: float
+    draft_length: DraftLength
+    max_batch_size: int
+    allowance: Allowance | None
+    kv_dtype: KvDtype
+    measure: bool
+
+    @classmethod
+    def checked(
+        cls,
+        method: Method,
+        *,
+        num_speculative_tokens: int | None,
+        draft_confidence: float,
+        draft_length: str | DraftLength | None,
+        max_batch_size: int,
+        max_memory: int | str | None,
+        kv_dtype: KvDtype,
+        options: Mapping[str, object] | None,
+        verifier: Verifier | None,
+        measure: bool,
+    ) -> "Settings":
+        """The settings from what the user gave.
+
+        Raises:
+            InvalidParameterError: a value of another type or outside its range, an option the
+                method has not.
+            IncompatibleError: a draft that could stop early, of a method whose drafts cannot.
+        """
+        recipe = method.recipe(options)
+        num_speculative_tokens = as_python(num_speculative_tokens)
+        max_batch_size = as_python(max_batch_size)
+        check_speculative_tokens(num_speculative_tokens)
+        check_range("max_batch_size", max_batch_size, 65536)
+        check_kv_dtype(kv_dtype)
+        check_flag("measure", measure)
+        if verifier is not None:
+            _check_verifier(verifier)
+            recipe = Recipe(verifier, verifier, recipe.drafter)
+        confidence = as_python(draft_confidence)
+        if not is_finite(confidence):
+            raise InvalidParameterError(
+                f"draft_confidence={shown(confidence)}: must be a number in [0, 1]; 0 never stops "
+                f"early"
+            )
+        length = DraftLength.of(draft_length)
+        if length.and_confidence(confidence) and not method.stops_when_unsure:
+            raise IncompatibleError(
+                f"draft_confidence={confidence}, draft_length={str(draft_length)!r}: method "
+                f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
+                f"0 and 'fixed'"
+            )
+        memory = as_python(max_memory)
+        return cls(
+            recipe,
+            num_speculative_tokens,
+            confidence,
+            length,
+            max_batch_size,
+            None if memory is None else Allowance(parse_bytes(memory)),
+            kv_dtype,
+            measure,
+        )
+
+
+def _check_verifier(verifier: object) -> None:
+    missing = [name for name in _VERIFIER if not hasattr(verifier, name)]
+    if isinstance(verifier, type) or missing:
+        raise InvalidParameterError(
+            f"verifier={shown(verifier)}: must be a verification rule with lossless, accepts, "
+            f"needs, bound and a call, such as outrider.verifiers.Rejection()"
+        )
