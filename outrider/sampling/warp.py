@@ -72,7 +72,16 @@ class Warp:
         return column(tuple(self._temperature), torch.float32, self._device)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties, user processors and forced tokens, at least float32."""
+        """Logits after bias, penalties, user processors and forced tokens, at least float32.
+
+        Where these leave no token, or make a logit NaN or infinite, all logits are 0, and
+        ``prefix.dead_BM`` says so.
+        """
+        z_BMV = self.raw_logits(logits_BMV, prefix)
+        return z_BMV if self.keeps_logits else _without_dead_ends(z_BMV, prefix)
+
+    def raw_logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """The same, whatever bias, penalties and processors leave."""
         z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
         if self._bias_BV is not None:
             z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
@@ -97,6 +106,8 @@ class Warp:
     def _truncated(self, z_BMV: Tensor) -> Tensor:
         if self._scales:
             z_BMV = z_BMV / self._column(self._temperature, z_BMV)
+            if not self.keeps_logits:  # a bias of 1e38 is finite until it is divided
+                z_BMV = z_BMV.clamp(max=torch.finfo(z_BMV.dtype).max)
         if any(self._top_k):
             z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
         p_BMV = z_BMV.softmax(-1)
@@ -196,6 +207,15 @@ def _force(z_BMV: Tensor, forced_BF2: Tensor, prefix: Prefix) -> Tensor:
     token_BM1 = torch.where(hit_BMF, token_BF[:, None], -1).amax(2, keepdim=True)
     only_BMV = torch.full_like(z_BMV, -torch.inf).scatter(2, token_BM1.clamp(min=0), 0.0)
     return torch.where(token_BM1 < 0, z_BMV, only_BMV)
+
+
+def _without_dead_ends(z_BMV: Tensor, prefix: Prefix) -> Tensor:
+    """Uniform logits wherever there is no greatest finite one; marks these places."""
+    dead_BM = ~z_BMV.amax(-1).isfinite()
+    prefix.dead_BM = dead_BM
+    if dead_BM.device.type == "cpu" and not dead_BM.any():
+        return z_BMV
+    return z_BMV.masked_fill(dead_BM[..., None], 0.0)
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:
