@@ -13,6 +13,7 @@ from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Verifier
 from outrider.drafters.policy import DraftLength
 from outrider.drafters.whole import WholeDrafter
+from outrider.drafters.within import unwrapped
 from outrider.engine.admission import STRETCH, Memory, parse_bytes
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS, check_range, check_speculative_tokens
 from outrider.engine.detokenize import Detokenizer
@@ -117,13 +118,14 @@ class Engine:
             if model not in (self.draft, self.target):  # made of the target by the drafter
                 model.plan = plan
         self.target = target
-        self.limit = min(model.limit for model in models)
-        self.prompt_limit = min(model.prompt_limit for model in models)
+        self.limit = target.limit
+        self.prompt_limit = target.prompt_limit
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
-        if isinstance(self.drafter, WholeDrafter):
-            self.drafter.num_whole = num_speculative_tokens
+        whole = unwrapped(self.drafter)
+        if isinstance(whole, WholeDrafter):
+            whole.num_whole = num_speculative_tokens
         self.judge: CompiledJudge | None = None
         if target.compiled is not None:
             make = partial(packaged, device=target.device)

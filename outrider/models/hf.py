@@ -263,6 +263,13 @@ class HFModel:
             return sums[0] if sums else None
         return torch.stack(sums).sum(0)
 
+    def spread_sums(self, rows: Sequence[int], num_rows: int) -> None:
+        """Makes the sums since the last call those of these rows of a larger batch; 0 elsewhere."""
+        sums_R = self.drain_sums()
+        if sums_R is not None:
+            index_R = torch.tensor(rows, dtype=torch.int64, device=sums_R.device)
+            self._sums.append(sums_R.new_zeros(num_rows).index_copy(0, index_R, sums_R))
+
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose sum is not finite; ``position`` is where its round began."""
         return NonFiniteLogitsError(

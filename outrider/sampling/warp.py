@@ -66,6 +66,11 @@ class Warp:
         self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
         self.is_softmax = self.only_scales and not self._scales
 
+    def of_rows(self, rows: Sequence[int]) -> "Warp":
+        """The laws of some rows."""
+        samplings = [self.samplings[row] for row in rows]
+        return Warp(samplings, self._num_tokens, self._device)
+
     @cached_property
     def temperature_B(self) -> Tensor:
         """Of the rows, in float32; 1 for greedy ones."""
