@@ -11,6 +11,7 @@ from typing import overload
 
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Verifier
+from outrider.drafters.none import NoDraft
 from outrider.drafters.policy import DraftLength
 from outrider.drafters.whole import WholeDrafter
 from outrider.drafters.within import unwrapped
@@ -21,8 +22,9 @@ from outrider.engine.intake import Intake, Prompt
 from outrider.engine.judged import CompiledJudge
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.slots import Slots, models_of
+from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
-from outrider.methods import Method, Parts, Recipe
+from outrider.methods import METHODS, Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
 from outrider.models.ends import eos_ids
 from outrider.models.package import packaged
@@ -131,7 +133,10 @@ class Engine:
             make = partial(packaged, device=target.device)
             self.judge = CompiledJudge(make, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
-        self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
+        drafts = not isinstance(self.drafter, NoDraft)
+        self._intake = Intake(
+            target, method, recipe, self.limit, self.prompt_limit, drafts, self.eos_ids
+        )
         self._memory = None
         if allowance is not None:
             self._memory = Memory(
@@ -150,7 +155,7 @@ class Engine:
 
     def verifier_at(self, temperature: float) -> Verifier:
         """The rule that judges a request at this temperature."""
-        return self._verifier(temperature == 0)
+        return _verifier(self.recipe, temperature == 0)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
@@ -229,19 +234,21 @@ class Engine:
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row]]:
         """The loop of every method; each row after each of its rounds. Rows of like length run
         together; a free slot is refilled."""
-        indices = range(len(requests))
-        groups = [list(indices)]
-        if self.recipe.greedy_apart:
-            greedy = [i for i in indices if requests[i].sampling.greedy]
-            groups = [greedy, [i for i in indices if not requests[i].sampling.greedy]]
-        for group in groups:
-            yield from self._run_group(requests, group)
+        apart = self.recipe.greedy_apart
+        kinds = [(r.sampling.in_order, apart and not r.sampling.greedy) for r in requests]
+        for kind in sorted(set(kinds)):
+            group = [i for i, other in enumerate(kinds) if other == kind]
+            yield from self._run_group(requests, group, plainly=kind[0])
 
-    def _run_group(self, requests: list[Request], group: list[int]) -> Iterator[tuple[int, Row]]:
+    def _run_group(
+        self, requests: list[Request], group: list[int], *, plainly: bool
+    ) -> Iterator[tuple[int, Row]]:
+        """The same for requests that may share a batch; ``plainly`` as method ``plain`` does."""
+        recipe = METHODS["plain"].recipe() if plainly else self.recipe
         slots = Slots(
             self.target,
-            self.drafter,
-            self._verifier,
+            NoDraft() if plainly else self.drafter,
+            partial(_verifier, recipe),
             self.num_speculative_tokens,
             self.measure,
             self._memory,
@@ -266,10 +273,14 @@ class Engine:
             slots.close()
 
     def _row(self, request: Request) -> Row:
-        tokenizer = self.target.tokenizer
-        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.first_ids)
+        tokenizer, first_ids = self.target.tokenizer, request.first_ids
+        detokenizer = special = None
+        if tokenizer is not None:
+            detokenizer = Detokenizer(tokenizer, first_ids)
+            special = SpecialStops.among(request.sampling.stop_strings, tokenizer, first_ids)
         room = self._intake.room(request.prompt_ids)
-        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
+        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer, special))
 
-    def _verifier(self, greedy: bool) -> Verifier:
-        return self.recipe.greedy_verifier if greedy else self.recipe.verifier
+
+def _verifier(recipe: Recipe, greedy: bool) -> Verifier:
+    return recipe.greedy_verifier if greedy else recipe.verifier

@@ -8,6 +8,8 @@ from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
 from outrider.models import HFModel
 from outrider.sampling import Sampling
+from outrider.sampling.stateless import check_stateless
+from outrider.verifiers import Commit
 
 Prompt = str | Sequence[int]
 
@@ -22,6 +24,8 @@ class Intake:
         recipe: the same with its options settled.
         limit: longest context in tokens.
         prompt_limit: longest prompt in tokens.
+        drafts: whether anything is drafted, so that processors must be stateless.
+        eos_ids: end-of-sequence tokens of the model.
     """
 
     target: HFModel
@@ -29,6 +33,8 @@ class Intake:
     recipe: Recipe
     limit: int
     prompt_limit: int
+    drafts: bool = True
+    eos_ids: frozenset[int] = frozenset()
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
@@ -76,6 +82,7 @@ class Intake:
         for each in samplings:
             self._check_sampling(each)
         encoded = [self.encode(prompt) for prompt in prompts]
+        self._check_processors(samplings, encoded)
         numbers = request_numbers(encoded)
         return [
             Request(
@@ -95,12 +102,39 @@ class Intake:
         """Tokens the context has room for behind a prompt."""
         return self.limit - len(self.target.opening or ids)
 
+    def _check_processors(
+        self, samplings: Sequence[Sampling], encoded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Raises InvalidParameterError for a processor with a state that drafts, or other requests,
+        would spoil."""
+        checked: dict[int, object] = {}
+        owned: dict[int, object] = {}
+        for sampling, ids in zip(samplings, encoded, strict=True):
+            for number, processor in enumerate(sampling.processors):
+                if sampling.in_order and id(processor) in owned:
+                    raise InvalidParameterError(
+                        f"processors[{number}] ({type(processor).__name__}) is used by several "
+                        f"requests, with stateless=False: give each request a processor of its own"
+                    )
+                owned[id(processor)] = processor
+                if sampling.stateless is None and self.drafts and id(processor) not in checked:
+                    checked[id(processor)] = processor
+                    first = self.target.opening or ids
+                    ends = self.eos_ids | sampling.stop_token_ids
+                    width, device = self.target.num_tokens, self.target.device
+                    check_stateless(processor, number, first, width, ends, device)
+
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
             other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
                 f"{sampling.temperature}: set temperature=0 or take {other}"
+            )
+        if sampling.in_order and isinstance(self.recipe.verifier, Commit):
+            raise IncompatibleError(
+                f"method {self.method.name!r} searches, which calls logits processors out of "
+                f"order: take method='plain' for processors with stateless=False"
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")

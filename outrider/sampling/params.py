@@ -11,7 +11,13 @@ from torch import Tensor
 from outrider.core.errors import InvalidParameterError
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V)."""
+"""``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V).
+
+The contract: the scores are a function of the arguments. A processor is asked about drafted tokens,
+too: in any order, repeatedly, and about some that are never emitted. It may change ``scores`` in
+place, and may keep caches. One whose answers depend on its earlier calls needs
+``Sampling(stateless=False)``.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,12 @@ class Sampling:
         logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
             beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
             before any of the above is applied.
-        processors: further logits processors, such as a ``transformers.LogitsProcessorList``.
+        processors: further logits processors, such as a ``transformers.LogitsProcessorList``; see
+            :data:`Processor` for what is asked of them.
+        stateless: whether the processors' answers depend on their arguments alone. None has this
+            checked, by a few calls, before anything is drafted; True promises it; with False they
+            are called exactly as in plain decoding, once per emitted token and in order, and the
+            request runs without drafts.
         forced: place in the output, from 0 on -> token that stands there whatever the models say
             (an encoder-decoder's language token, say).
         top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;
@@ -63,6 +74,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     processors: Sequence[Processor] = ()
+    stateless: bool | None = None
     forced: Mapping[int, int] = field(default_factory=dict)
     top_p_convention: Literal["hf", "paper"] = "hf"
 
@@ -141,6 +153,12 @@ class Sampling:
         for processor in self.processors:
             _require(callable(processor), "processors", processor, "must be callable")
         _require(
+            self.stateless is None or isinstance(self.stateless, bool),
+            "stateless",
+            self.stateless,
+            "must be None (checked), True or False",
+        )
+        _require(
             self.top_p_convention in ("hf", "paper"),
             "top_p_convention",
             self.top_p_convention,
@@ -158,6 +176,11 @@ class Sampling:
     @cached_property
     def stop_token_ids(self) -> frozenset[int]:
         return frozenset(item for item in _items(self.stop) if isinstance(item, int))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether processors must be called once per emitted token, in order."""
+        return self.stateless is False and len(self.processors) > 0
 
     @property
     def penalises(self) -> bool:

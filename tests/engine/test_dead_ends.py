@@ -100,7 +100,7 @@ def test_a_dead_end_names_its_request_and_leaves_others_alone() -> None:
     each = engine("speculative")
     alone = [each.generate([prompts[i]], samplings[i])[0].token_ids for i in (0, 2)]
     rows = dict.fromkeys(range(3))
-    with pytest.raises(DeadEndError, match="request 1: .*position 12 "):
+    with pytest.raises(DeadEndError, match=r"request 1: .*position 12 "):
         each.generate(prompts, samplings)
     requests = each._requests(prompts, samplings)
     with pytest.raises(DeadEndError):
