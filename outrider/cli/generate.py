@@ -21,17 +21,18 @@ from outrider.cli.options.sampling import (
     IgnoreEos,
     LogitBias,
     MaxNewTokens,
+    NoGenerationConfig,
+    OwnTruncation,
     Penalties,
     Seed,
     Stop,
     StopTokenId,
-    Truncation,
     parse_logit_bias,
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_prompt
 from outrider.cli.quiet import silence
-from outrider.cli.summary import as_document, comparison_lines, summary_line
+from outrider.cli.summary import as_document, comparison_lines, obeyed_line, summary_line
 from outrider.cli.trace import Painter, has_colour, legend
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def generate(
     models: Models,
     max_memory: MaxMemory = None,
     speculation: Speculation,
-    truncation: Truncation,
+    truncation: OwnTruncation,
     penalties: Penalties,
     logit_bias: LogitBias = None,
     seed: Seed = 0,
@@ -53,6 +54,7 @@ def generate(
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
+    no_generation_config: NoGenerationConfig = False,
     trace: Trace = False,
     compare: Compare = False,
     as_json: AsJson = False,
@@ -89,7 +91,9 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
-    engine = open_engine(models, speculation, max_memory=max_memory)
+    engine = open_engine(
+        models, speculation, max_memory=max_memory, generation_config=not no_generation_config
+    )
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
@@ -100,12 +104,14 @@ def generate(
     comparison = None
     if plain is not None and result.finish_reason != CANCELLED:
         other = plain.generate(text, sampling)
-        comparison = against_plain(engine, result, other, sampling.greedy)
+        comparison = against_plain(engine, result, other, engine.settled(sampling).greedy)
     if as_json:
         document = as_document(engine, result, comparison)
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
+        if engine.obeyed:
+            say(obeyed_line(engine.obeyed))
         for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
             say(line)
     if result.finish_reason == CANCELLED:

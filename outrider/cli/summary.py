@@ -1,11 +1,14 @@
 """The closing lines of a run, and its JSON document."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.compare import Comparison
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, Result
+
+_LONGEST = 24
 
 
 def summary_line(result: "Result") -> str:
@@ -23,6 +26,17 @@ def summary_line(result: "Result") -> str:
         middle += f" | KL {stats.kl_per_token:.3f} nats per token, {stats.kl:.2f} in all"
     tokens = "1 token" if stats.emitted == 1 else f"{stats.emitted} tokens"
     return f"{tokens}, {stats.tokens_per_second:.0f} tok/s | {middle} | end: {result.finish_reason}"
+
+
+def obeyed_line(obeyed: Mapping[str, object]) -> str:
+    """What of the target's generation config the text obeys, where the options do not say else."""
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in obeyed.items())
+    return f"generation config: {settings} (leave it aside: --no-generation-config)"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def comparison_lines(result: "Result", comparison: Comparison, method: str) -> list[str]:

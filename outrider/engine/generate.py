@@ -26,6 +26,7 @@ from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
 from outrider.methods import METHODS, Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
+from outrider.models.demands import check_demands, obeyed
 from outrider.models.ends import eos_ids
 from outrider.models.package import packaged
 from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
@@ -55,6 +56,13 @@ class Engine:
         verifier: a rule of your own in place of the method's.
         measure: work out how far a lossy rule strays, for ``result.stats``; costs a few passes
             over the vocabulary per drafted token.
+        generation_config: obey the target's generation config, as ``generate`` does: its values
+            where ``Sampling`` leaves a parameter None, and its rules (``bad_words_ids``, say) for
+            every text; see ``models/demands.py``. False asks for the bare model. End-of-sequence
+            tokens are taken from it either way.
+
+    Attributes:
+        obeyed: what of the generation config changes texts, by name; empty if nothing does.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method has not.
@@ -78,6 +86,7 @@ class Engine:
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
         measure: bool = True,
+        generation_config: bool = True,
     ) -> None:
         check_speculative_tokens(num_speculative_tokens)
         check_range("max_batch_size", max_batch_size, 65536)
@@ -135,8 +144,20 @@ class Engine:
         self.eos_ids = eos_ids(target)
         drafts = not isinstance(self.drafter, NoDraft)
         self._intake = Intake(
-            target, method, recipe, self.limit, self.prompt_limit, drafts, self.eos_ids
+            target,
+            method,
+            recipe,
+            self.limit,
+            self.prompt_limit,
+            drafts,
+            self.eos_ids,
+            generation_config,
         )
+        self.generation_config = generation_config
+        self.obeyed: dict[str, object] = {}
+        if generation_config:
+            check_demands(target.generation_config, target.name)
+            self.obeyed = obeyed(target.generation_config)
         self._memory = None
         if allowance is not None:
             self._memory = Memory(
@@ -213,6 +234,11 @@ class Engine:
         and, by ``row.event()``, what was added."""
         requests = self._requests([prompt], sampling)
         return (row for _, row in self._run(requests))
+
+    def settled(self, sampling: Sampling) -> Sampling:
+        """The parameters that a request with these has: those that are None filled in from the
+        generation config, or by default."""
+        return self._intake.settled(sampling)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids, checked.

@@ -7,6 +7,7 @@ from outrider.core.errors import IncompatibleError, InvalidParameterError, Promp
 from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
 from outrider.models import HFModel
+from outrider.models.demands import with_defaults
 from outrider.sampling import Sampling
 from outrider.sampling.stateless import check_stateless
 from outrider.verifiers import Commit
@@ -26,6 +27,7 @@ class Intake:
         prompt_limit: longest prompt in tokens.
         drafts: whether anything is drafted, so that processors must be stateless.
         eos_ids: end-of-sequence tokens of the model.
+        obeys_config: whether texts obey the target's generation config.
     """
 
     target: HFModel
@@ -35,6 +37,7 @@ class Intake:
     prompt_limit: int
     drafts: bool = True
     eos_ids: frozenset[int] = frozenset()
+    obeys_config: bool = True
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
@@ -71,9 +74,9 @@ class Intake:
     ) -> list[Request]:
         """A request per prompt; raises as :meth:`Engine.generate` says."""
         if sampling is None or isinstance(sampling, Sampling):
-            samplings = [sampling or Sampling()] * len(prompts)
+            samplings = [self.settled(sampling or Sampling())] * len(prompts)
         else:
-            samplings = list(sampling)
+            samplings = [self.settled(each) for each in sampling]
         if len(samplings) != len(prompts):
             raise InvalidParameterError(
                 f"{len(samplings)} sampling parameters for {len(prompts)} prompts: give one for "
@@ -88,7 +91,7 @@ class Intake:
             Request(
                 prompt,
                 ids,
-                self.target.with_demands(sampling, ids, self.room(ids)),
+                self._with_rules(sampling, ids),
                 number,
                 self.target.opening,
                 index,
@@ -97,6 +100,16 @@ class Intake:
                 zip(prompts, encoded, samplings, numbers, strict=True)
             )
         ]
+
+    def settled(self, sampling: Sampling) -> Sampling:
+        """The parameters with those that are None filled in; see :class:`Sampling`."""
+        config = self.target.generation_config if self.obeys_config else None
+        return with_defaults(sampling, config, self.target.name)
+
+    def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
+        if not self.obeys_config:
+            return sampling
+        return self.target.with_demands(sampling, ids, self.room(ids))
 
     def room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""

@@ -46,6 +46,7 @@ def load(
     quantize_target: str | None = None,
     compile: Compile = "off",
     exact: bool = False,
+    generation_config: bool = True,
     report: Report | None = None,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
@@ -79,6 +80,9 @@ def load(
             What does not compile runs eagerly, after a warning.
         exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
             coupled texts are plain decoding's in any precision, token for token. On a CPU only.
+        generation_config: obey the target's generation config: its temperature, repetition penalty
+            and the like where ``Sampling`` leaves them None, and its rules for every text, such as
+            suppressed tokens. False asks for the bare model.
         report: is told what is being compiled, and what share of it all is done.
 
     Raises:
@@ -135,6 +139,7 @@ def load(
         options=options,
         verifier=verifier,
         measure=measure,
+        generation_config=generation_config,
     )
     warm_up(engine, report)
     return engine

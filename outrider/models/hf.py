@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
@@ -23,6 +23,7 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
+from outrider.models.demands import with_demands
 from outrider.models.masks import Nodes, pass_mask
 from outrider.models.prefill import all_logits_are_cheap, prefill
 from outrider.models.slabs import Allowance, KvDtype, Layout, SlabPlan
@@ -106,14 +107,22 @@ class HFModel:
         return twin
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
-        """What a request asks for, and what the model demands of every text besides (here nothing).
+        """What a request asks for, and what the model's generation config asks of every text.
 
         Args:
-            sampling: the request's parameters.
+            sampling: the request's parameters, defaults filled in.
             prompt: its prompt or source.
             room: tokens the context has room for.
         """
-        return sampling
+        if self.generation_config is None:
+            return sampling
+        num_first = len(self.opening or prompt)
+        return with_demands(sampling, self.generation_config, prompt, num_first, room, self.device)
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """The model's settings for ``generate``, if it has any."""
+        return getattr(self.module, "generation_config", None)
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Logits behind a text and its prompt, by one plain pass without any cache, (V,)."""

@@ -30,7 +30,7 @@ class Warp:
         device: where the logits live.
 
     Attributes:
-        samplings: as given.
+        samplings: as given, defaults filled in.
         keeps_logits: whether :meth:`logits` changes none, whatever precedes.
         only_scales: whether the laws are the softmax of logits ÷ temperature, whatever precedes.
         is_softmax: the same at temperature 1.
@@ -39,7 +39,7 @@ class Warp:
     def __init__(
         self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.samplings = tuple(samplings)
+        self.samplings = samplings = tuple(sampling.settled() for sampling in samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -50,10 +50,11 @@ class Warp:
         self._scales = any(s.temperature not in (0, 1) for s in samplings)
         self._temperature = [s.temperature or 1.0 for s in samplings]
         self._greedy_B = torch.tensor([s.greedy for s in samplings], device=device)
-        self._top_k = [s.top_k for s in samplings]
-        self._top_p = [s.top_p for s in samplings]
+        self._top_k = [s.top_k or 0 for s in samplings]
+        self._top_p = [s.top_p or 1.0 for s in samplings]
         self._strict = [s.top_p_convention == "paper" for s in samplings]
-        self._min_p = [s.min_p for s in samplings]
+        self._min_p = [s.min_p or 0.0 for s in samplings]
+        self._repetition = [s.repetition_penalty or 1.0 for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
         self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
         self.keeps_logits = not (
@@ -142,7 +143,7 @@ class Warp:
         drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
         output_BMV = drafted_BMV + output_BV[:, None]
         seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._column([s.repetition_penalty for s in self.samplings], z_BMV)
+        repetition_B = self._column(self._repetition, z_BMV)
         z_BMV = torch.where(
             seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
         )
