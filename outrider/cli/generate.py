@@ -18,12 +18,12 @@ from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
 from outrider.cli.options.output import AsJson, Compare, Logprobs, PromptArgument, PromptFile, Trace
 from outrider.cli.options.sampling import (
+    GenerationConfig,
     IgnoreEos,
     LogitBias,
     MaxNewTokens,
-    NoGenerationConfig,
+    OwnPenalties,
     OwnTruncation,
-    Penalties,
     Seed,
     Stop,
     StopTokenId,
@@ -47,14 +47,14 @@ def generate(
     max_memory: MaxMemory = None,
     speculation: Speculation,
     truncation: OwnTruncation,
-    penalties: Penalties,
+    penalties: OwnPenalties,
     logit_bias: LogitBias = None,
     seed: Seed = 0,
     max_new_tokens: MaxNewTokens = 128,
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
-    no_generation_config: NoGenerationConfig = False,
+    generation_config: GenerationConfig = True,
     trace: Trace = False,
     compare: Compare = False,
     as_json: AsJson = False,
@@ -92,7 +92,7 @@ def generate(
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
     engine = open_engine(
-        models, speculation, max_memory=max_memory, generation_config=not no_generation_config
+        models, speculation, max_memory=max_memory, generation_config=generation_config
     )
     plain = plain_engine(engine) if compare else None
     if plain is not None:

@@ -63,7 +63,7 @@ def test_public_names_are_exact_and_resolve() -> None:
 def test_defaults_are_those_of_python() -> None:
     flags = inspect.signature(expanded(generate)).parameters
     engine = inspect.signature(load).parameters
-    parts = {"stop", "logit_bias", "processors", "forced", "top_p_convention"}  # no plain flags
+    parts = {"stop", "logit_bias", "processors", "stateless", "forced", "top_p_convention"}
     for field in fields(Sampling):
         if field.name not in parts:
             assert flags[field.name].default == field.default, field.name

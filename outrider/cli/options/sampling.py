@@ -38,6 +38,14 @@ MinP = Annotated[
     ),
 ]
 RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        help="Divides the logits of tokens already in prompt or text; 1 is off.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+OwnRepetitionPenalty = Annotated[
     float | None,
     typer.Option(
         metavar="X",
@@ -81,10 +89,11 @@ OwnMinP = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
-NoGenerationConfig = Annotated[
+GenerationConfig = Annotated[
     bool,
     typer.Option(
-        "--no-generation-config",
+        " /--no-generation-config",
+        show_default=False,
         help="Leave the target's generation_config.json aside: its temperature, penalties and "
         "forbidden tokens.",
         rich_help_panel=SAMPLING,
@@ -163,7 +172,16 @@ class OwnTruncation:
 class Penalties:
     """What a token loses that was there before."""
 
-    repetition_penalty: RepetitionPenalty = None
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+
+
+@dataclass(frozen=True)
+class OwnPenalties:
+    """The same where the model's generation config may say what is not asked for."""
+
+    repetition_penalty: OwnRepetitionPenalty = None
     presence_penalty: PresencePenalty = 0.0
     frequency_penalty: FrequencyPenalty = 0.0
 
