@@ -18,10 +18,10 @@ from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
 from outrider.cli.options.output import AsJson, Compare, Logprobs, PromptArgument, PromptFile, Trace
 from outrider.cli.options.sampling import (
-    GenerationConfig,
     IgnoreEos,
     LogitBias,
     MaxNewTokens,
+    NoGenerationConfig,
     OwnPenalties,
     OwnTruncation,
     Seed,
@@ -54,7 +54,7 @@ def generate(
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
-    generation_config: GenerationConfig = True,
+    no_generation_config: NoGenerationConfig = False,
     trace: Trace = False,
     compare: Compare = False,
     as_json: AsJson = False,
@@ -92,7 +92,7 @@ def generate(
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
     engine = open_engine(
-        models, speculation, max_memory=max_memory, generation_config=generation_config
+        models, speculation, max_memory=max_memory, generation_config=not no_generation_config
     )
     plain = plain_engine(engine) if compare else None
     if plain is not None:

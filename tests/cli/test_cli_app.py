@@ -69,7 +69,10 @@ def test_defaults_are_those_of_python() -> None:
             assert flags[field.name].default == field.default, field.name
     assert {"stop", "logit_bias"} <= set(flags)
     spelled = {"dtype": "auto"}  # None in Python
-    own = {"options", "verifier", "measure", "max_batch_size", "report"}
+    negated = {"generation_config"}  # a switch that is on in Python
+    for name in negated:
+        assert flags[f"no_{name}"].default is not engine[name].default
+    own = negated | {"options", "verifier", "measure", "max_batch_size", "report"}
     for name in engine.keys() - own:
         assert flags[name].default == spelled.get(name, engine[name].default), name
 

@@ -89,13 +89,12 @@ OwnMinP = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
-GenerationConfig = Annotated[
+NoGenerationConfig = Annotated[
     bool,
     typer.Option(
-        " /--no-generation-config",
-        show_default=False,
-        help="Leave the target's generation_config.json aside: its temperature, penalties and "
-        "forbidden tokens.",
+        "--no-generation-config",
+        help="Leave the target's generation config aside: its temperature, penalties and forbidden "
+        "tokens.",
         rich_help_panel=SAMPLING,
     ),
 ]
