@@ -62,6 +62,9 @@ class Engine:
             tokens are taken from it either way.
 
     Attributes:
+        limit: longest text in tokens, prompt included: the target's context.
+        shared_limit: longest text that every model has room for; rows beyond it go on without
+            drafts.
         obeyed: what of the generation config changes texts, by name; empty if nothing does.
 
     Raises:
@@ -130,6 +133,7 @@ class Engine:
                 model.plan = plan
         self.target = target
         self.limit = target.limit
+        self.shared_limit = min(model.limit for model in models)
         self.prompt_limit = target.prompt_limit
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)

@@ -93,6 +93,8 @@ class _Reader:
         self._seen[id(value)] = value  # kept, so that no other object gets its id
         if isinstance(value, Tensor):
             return _digest(value)
+        if callable(tobytes := getattr(value, "tobytes", None)):  # an array of numpy's
+            return hashlib.sha256(tobytes()).hexdigest()
         if isinstance(value, type | types.ModuleType | nn.Module):
             return id(value)
         if isinstance(value, Mapping):

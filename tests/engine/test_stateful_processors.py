@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import VOCAB, engine_of, ragged_prompts, tiny, token_ids
@@ -65,6 +66,17 @@ def counting_closure() -> Callable[[Tensor, Tensor], Tensor]:
     return processor
 
 
+class Marks:
+    """Marks the tokens it was asked about in an array."""
+
+    def __init__(self) -> None:
+        self.marks = np.zeros(VOCAB)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.marks[int(input_ids[0, -1])] += 1
+        return scores
+
+
 class Remembers:
     """Answers by a cache."""
 
@@ -86,7 +98,9 @@ def sampling(processor: Any, temperature: float = 1.0, **settings: Any) -> Sampl
     return Sampling(temperature, processors=[processor], max_new_tokens=NUM, **settings)
 
 
-@pytest.mark.parametrize("make", [Every, Matcher, counting_closure, lambda: partial(Every())])
+@pytest.mark.parametrize(
+    "make", [Every, Matcher, Marks, counting_closure, lambda: partial(Every())]
+)
 def test_a_state_is_found(make: Callable[[], Any]) -> None:
     message = r"processors\[0\] .*pass stateless=False .* or stateless=True"
     with pytest.raises(InvalidParameterError, match=message):
