@@ -139,7 +139,7 @@ def certify(
             length=length,
             seed=seed,
             device=engine.target.device,
-            limit=engine.limit,
+            limit=engine.shared_limit,
             batch_size=max(4, min(_MOST_ROWS, rows)),
             progress=lambda stage: progress.show(f"checking: {stage}"),
         )
@@ -192,10 +192,10 @@ def _encoded(
 ) -> list[list[int]]:
     encoded = [list(engine.encode(prompt)) for prompt in prompts]
     longest = max(map(len, encoded))
-    if longest + length > engine.limit:
+    if longest + length > engine.shared_limit:
         raise fail(
             f"a prompt of {longest} tokens and {length} new ones do not fit into the context of "
-            f"{engine.limit}: shorten it, or take a smaller --length"
+            f"{engine.shared_limit}: shorten it, or take a smaller --length"
         )
     return encoded
 

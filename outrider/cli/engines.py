@@ -21,6 +21,7 @@ def open_engine(
     verifier: "Verifier | None" = None,
     max_batch_size: int = 1,
     max_memory: str | None = None,
+    generation_config: bool = True,
 ) -> "Engine":
     """Loads the models and builds the engine; what can be checked before loading, is."""
     from outrider.engine import load
@@ -49,6 +50,7 @@ def open_engine(
             max_memory=max_memory,
             compile=cast("Compile", models.compile),
             exact=models.exact,
+            generation_config=generation_config,
             report=progress.show,
         )
 
@@ -58,7 +60,13 @@ def plain_engine(engine: "Engine") -> "Engine":
     from outrider.engine import Engine
     from outrider.methods import METHODS
 
-    return Engine(engine.target, None, METHODS["plain"], max_batch_size=1)
+    return Engine(
+        engine.target,
+        None,
+        METHODS["plain"],
+        max_batch_size=1,
+        generation_config=engine.generation_config,
+    )
 
 
 def require_draft(models: Models, command: str) -> None:

@@ -205,9 +205,9 @@ def _check_writable(folder: Path) -> None:
 def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:
     encoded = [engine.encode(prompt) for prompt in prompts]
     longest = max(map(len, encoded))
-    if longest + room > engine.limit:
+    if longest + room > engine.shared_limit:
         raise fail(
             f"a prompt of {longest} tokens and {room} new ones do not fit into the context of "
-            f"{engine.limit}: shorten it, or take a smaller --max-new-tokens"
+            f"{engine.shared_limit}: shorten it, or take a smaller --max-new-tokens"
         )
     return encoded

@@ -21,17 +21,18 @@ from outrider.cli.options.sampling import (
     IgnoreEos,
     LogitBias,
     MaxNewTokens,
-    Penalties,
+    NoGenerationConfig,
+    OwnPenalties,
+    OwnTruncation,
     Seed,
     Stop,
     StopTokenId,
-    Truncation,
     parse_logit_bias,
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_prompt
 from outrider.cli.start import start
-from outrider.cli.summary import as_document, comparison_lines, summary_line
+from outrider.cli.summary import as_document, comparison_lines, obeyed_line, summary_line
 from outrider.cli.trace import Painter, has_colour, legend
 
 if TYPE_CHECKING:
@@ -45,14 +46,15 @@ def generate(
     models: Models,
     max_memory: MaxMemory = None,
     speculation: Speculation,
-    truncation: Truncation,
-    penalties: Penalties,
+    truncation: OwnTruncation,
+    penalties: OwnPenalties,
     logit_bias: LogitBias = None,
     seed: Seed = 0,
     max_new_tokens: MaxNewTokens = 128,
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
+    no_generation_config: NoGenerationConfig = False,
     trace: Trace = False,
     compare: Compare = False,
     as_json: AsJson = False,
@@ -90,7 +92,9 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
-    engine = open_engine(models, speculation, max_memory=max_memory)
+    engine = open_engine(
+        models, speculation, max_memory=max_memory, generation_config=not no_generation_config
+    )
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
@@ -103,12 +107,14 @@ def generate(
         other = follow(plain, text, sampling)
         interrupted = other.finish_reason == CANCELLED
         if not interrupted:
-            comparison = against_plain(engine, result, other, sampling.greedy)
+            comparison = against_plain(engine, result, other, engine.settled(sampling).greedy)
     if as_json:
         document = as_document(engine, models, sampling, speculation.options, result, comparison)
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
+        if engine.obeyed:
+            say(obeyed_line(engine.obeyed))
         for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
             say(line)
     if interrupted:

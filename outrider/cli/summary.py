@@ -22,6 +22,8 @@ _SAMPLING = (
     "max_new_tokens",
 )
 
+_LONGEST = 24
+
 
 def summary_line(result: "Result") -> str:
     """Tokens, speed, the three acceptance numbers, how far a lossy rule strayed from the target's
@@ -38,6 +40,17 @@ def summary_line(result: "Result") -> str:
         middle += f" | KL {stats.kl_per_token:.3f} nats per token, {stats.kl:.2f} in all"
     tokens = "1 token" if stats.emitted == 1 else f"{stats.emitted} tokens"
     return f"{tokens}, {stats.tokens_per_second:.0f} tok/s | {middle} | end: {result.finish_reason}"
+
+
+def obeyed_line(obeyed: Mapping[str, object]) -> str:
+    """What of the target's generation config the text obeys, where the options do not say else."""
+    settings = ", ".join(f"{name} {_short(value)}" for name, value in obeyed.items())
+    return f"generation config: {settings} (leave it aside: --no-generation-config)"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def comparison_lines(result: "Result", comparison: Comparison, method: str) -> list[str]:

@@ -158,7 +158,14 @@ class Prefix:
         context: the committed tokens.
         tokens: gives ``tokens_BK``, drafted tokens in order.
         on_path: gives ``on_path_BMK``, whether token k lies on the path to place m.
+
+    Attributes:
+        dead_BM: at which places the law that was asked about them found no token to sample; None
+            where no law has reported any. The law there is uniform, so that no rule computes with
+            NaN: whether such a place is reached at all is known after verification.
     """
+
+    dead_BM: Tensor | None = None
 
     def __init__(
         self, context: Context, tokens: Callable[[], Tensor], on_path: Callable[[], Tensor]

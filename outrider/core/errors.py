@@ -37,6 +37,10 @@ class NonFiniteLogitsError(OutriderError, ArithmeticError):
     """A model produced NaN or infinite logits."""
 
 
+class DeadEndError(OutriderError, ValueError):
+    """A request's parameters leave no token to sample, or make a logit NaN or infinite."""
+
+
 class OutOfMemoryError(OutriderError, MemoryError):
     """The key-value slabs do not fit into the memory at hand."""
 

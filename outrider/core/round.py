@@ -32,6 +32,7 @@ class Round:
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
         judged_by_logits: whether ``p_BNV`` holds logits only.
         overlap_B: the sum of min(1, p/q) over the verified tokens, where the judge knows it.
+        dead_BN: at which nodes the law left no token to sample; None where it reports none.
     """
 
     draft: Draft
@@ -41,6 +42,7 @@ class Round:
     emitted_BK: Tensor
     judged_by_logits: bool
     overlap_B: Tensor | None = None
+    dead_BN: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Judgement:
     verdict: Verdict
     emitted_BK: Tensor
     overlap_B: Tensor | None = None
+    dead_BN: Tensor | None = None
 
 
 class Judge(Protocol):
@@ -86,7 +89,14 @@ def run_round(
     context.append(found.emitted_BK, found.verdict.num_emitted_B)
     by_logits = verifier.needs != "law"
     return Round(
-        draft, scores, found.p_BNV, found.verdict, found.emitted_BK, by_logits, found.overlap_B
+        draft,
+        scores,
+        found.p_BNV,
+        found.verdict,
+        found.emitted_BK,
+        by_logits,
+        found.overlap_B,
+        found.dead_BN,
     )
 
 
@@ -95,12 +105,13 @@ def by_the_rule(
 ) -> Judgement:
     """The judge of any rule, any draft and any law."""
     law = context.law if verifier.needs == "law" else context.law.logits
-    p_BNV = law(logits_BNV, Prefix.of_draft(context, draft))
+    prefix = Prefix.of_draft(context, draft)
+    p_BNV = law(logits_BNV, prefix)
     reading: Reading | None = getattr(verifier, "reading", None)
     if reading is not None:
         verifier = reading(logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
-    return Judgement(p_BNV, verdict, verdict.emitted(draft))
+    return Judgement(p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

@@ -80,9 +80,12 @@ class Follower(ModelBacked, ABC):
 
     Attributes:
         bridge: between the target's vocabulary and theirs.
+        heeds_context: a row whose text, in their tokens, fills the draft model's context goes on
+            without drafts.
     """
 
     bridge: Bridge
+    heeds_context = True
 
     def start(self, context: Context) -> FollowState:
         tokens_BT = context.tokens_BT.tolist()

@@ -160,6 +160,12 @@ class Asking:
         return tuple(m for each in self.sources for m in getattr(each.drafter, "models", ()))
 
     @property
+    def heeds_context(self) -> bool:
+        """Whether every source with a model stops where that model's context is full."""
+        modelled = [each.drafter for each in self.sources if getattr(each.drafter, "models", ())]
+        return all(getattr(drafter, "heeds_context", False) for drafter in modelled)
+
+    @property
     def depth(self) -> int:
         """The longest draft that there can be."""
         return max(each.tokens for each in self.sources)

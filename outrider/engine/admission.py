@@ -98,7 +98,7 @@ class Memory:
         own = [m for m in models if not (isinstance(target, EarlyExit) and m is target.first)]
         self._models = [(model, Footprint.of(model)) for model in (target, *own)]
         self._stretches = [1, *[stretch] * len(own)]
-        self._limit = min(model.limit for model, _ in self._models)
+        self._limit = target.limit
         max_nodes = getattr(drafter, "max_nodes", None)
         self._nodes = MARGIN if max_nodes is None else max_nodes(num_speculative_tokens)
 

@@ -18,10 +18,14 @@ class Detokenizer:
     Args:
         tokenizer: the model's.
         prompt: the prompt's token ids; its end is decoded along as context.
+        special: whether special tokens are part of the text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], *, special: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._tokens = list(prompt[-_CONTEXT:])
         self._window = 0
         self._read = len(self._tokens)
@@ -52,7 +56,7 @@ class Detokenizer:
     def _decode(self, end: int | None) -> str:
         text = self._tokenizer.decode(
             self._tokens[self._window : end],
-            skip_special_tokens=True,
+            skip_special_tokens=not self._special,
             clean_up_tokenization_spaces=False,
         )
         assert isinstance(text, str)

@@ -12,8 +12,10 @@ from typing import Any, overload
 from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Verifier
 from outrider.core.values import check_flag, shown
+from outrider.drafters.none import NoDraft
 from outrider.drafters.policy import DraftLength
 from outrider.drafters.whole import WholeDrafter
+from outrider.drafters.within import unwrapped
 from outrider.engine.admission import STRETCH, Memory
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
 from outrider.engine.detokenize import Detokenizer
@@ -24,9 +26,11 @@ from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_pro
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.settings import Settings
 from outrider.engine.slots import Slots, models_of
+from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
-from outrider.methods import Method, Parts
+from outrider.methods import METHODS, Method, Parts, Recipe
 from outrider.models import HFModel, check_kinds, check_vocabularies
+from outrider.models.demands import check_demands, obeyed
 from outrider.models.ends import eos_ids
 from outrider.models.package import packaged
 from outrider.models.slabs import KvDtype
@@ -56,6 +60,16 @@ class Engine:
         verifier: a rule of your own in place of the method's.
         measure: work out how far a lossy rule strays, for ``result.stats``; costs a few passes
             over the vocabulary per drafted token.
+        generation_config: obey the target's generation config, as ``generate`` does: its values
+            where ``Sampling`` leaves a parameter None, and its rules (``bad_words_ids``, say) for
+            every text; see ``models/demands.py``. False asks for the bare model. End-of-sequence
+            tokens are taken from it either way.
+
+    Attributes:
+        limit: longest text in tokens, prompt included: the target's context.
+        shared_limit: longest text that every model has room for; rows beyond it go on without
+            drafts.
+        obeyed: what of the generation config changes texts, by name; empty if nothing does.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method has not.
@@ -79,6 +93,7 @@ class Engine:
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
         measure: bool = True,
+        generation_config: bool = True,
     ) -> None:
         _check_parts(target, draft, method)
         settings = Settings.checked(
@@ -92,6 +107,7 @@ class Engine:
             options=options,
             verifier=verifier,
             measure=measure,
+            generation_config=generation_config,
         )
         method.require_draft(draft)
         allowance, num_speculative_tokens = settings.allowance, settings.num_speculative_tokens
@@ -123,20 +139,37 @@ class Engine:
             if model not in (self.draft, self.target):  # made of the target by the drafter
                 model.plan = plan
         self.target = target
-        self.limit = min(model.limit for model in models)
-        self.prompt_limit = min(model.prompt_limit for model in models)
+        self.limit = target.limit
+        self.shared_limit = min(model.limit for model in models)
+        self.prompt_limit = target.prompt_limit
         if num_speculative_tokens is None:
             num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
         self.num_speculative_tokens = num_speculative_tokens
-        if isinstance(self.drafter, WholeDrafter):
-            self.drafter.num_whole = num_speculative_tokens
+        whole = unwrapped(self.drafter)
+        if isinstance(whole, WholeDrafter):
+            whole.num_whole = num_speculative_tokens
         self.judge: CompiledJudge | None = None
         if target.compiled is not None:
             make = partial(packaged, device=target.device)
             self.judge = CompiledJudge(make, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
         self._hint = ChatHint(target.tokenizer)
-        self._intake = Intake(target, method, recipe, self.limit, self.prompt_limit)
+        drafts = not isinstance(self.drafter, NoDraft)
+        self._intake = Intake(
+            target,
+            method,
+            recipe,
+            self.limit,
+            self.prompt_limit,
+            drafts,
+            self.eos_ids,
+            generation_config,
+        )
+        self.generation_config = generation_config
+        self.obeyed: dict[str, object] = {}
+        if generation_config:
+            check_demands(target.generation_config, target.name)
+            self.obeyed = obeyed(target.generation_config)
         self._memory = None
         if allowance is not None:
             self._memory = Memory(
@@ -155,7 +188,7 @@ class Engine:
 
     def verifier_at(self, temperature: float) -> Verifier:
         """The rule that judges a request at this temperature."""
-        return self._verifier(temperature == 0)
+        return _verifier(self.recipe, temperature == 0)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str], too
@@ -244,6 +277,11 @@ class Engine:
         requests = self._requests([read_prompt(prompt)], samplings, add_special_tokens)
         return (row for _, row in self._run(requests))
 
+    def settled(self, sampling: Sampling) -> Sampling:
+        """The parameters that a request with these has: those that are None filled in from the
+        generation config, or by default."""
+        return self._intake.settled(sampling)
+
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids, checked.
 
@@ -269,19 +307,21 @@ class Engine:
     def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row]]:
         """The loop of every method; each row after each of its rounds. Rows of like length run
         together; a free slot is refilled."""
-        indices = range(len(requests))
-        groups = [list(indices)]
-        if self.recipe.greedy_apart:
-            greedy = [i for i in indices if requests[i].sampling.greedy]
-            groups = [greedy, [i for i in indices if not requests[i].sampling.greedy]]
-        for group in groups:
-            yield from self._run_group(requests, group)
+        apart = self.recipe.greedy_apart
+        kinds = [(r.sampling.in_order, apart and not r.sampling.greedy) for r in requests]
+        for kind in sorted(set(kinds)):
+            group = [i for i, other in enumerate(kinds) if other == kind]
+            yield from self._run_group(requests, group, plainly=kind[0])
 
-    def _run_group(self, requests: list[Request], group: list[int]) -> Iterator[tuple[int, Row]]:
+    def _run_group(
+        self, requests: list[Request], group: list[int], *, plainly: bool
+    ) -> Iterator[tuple[int, Row]]:
+        """The same for requests that may share a batch; ``plainly`` as method ``plain`` does."""
+        recipe = METHODS["plain"].recipe() if plainly else self.recipe
         slots = Slots(
             self.target,
-            self.drafter,
-            self._verifier,
+            NoDraft() if plainly else self.drafter,
+            partial(_verifier, recipe),
             self.num_speculative_tokens,
             self.measure,
             self._memory,
@@ -308,13 +348,17 @@ class Engine:
             slots.close()
 
     def _row(self, request: Request) -> Row:
-        tokenizer = self.target.tokenizer
-        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, request.first_ids)
+        tokenizer, first_ids = self.target.tokenizer, request.first_ids
+        detokenizer = special = None
+        if tokenizer is not None:
+            detokenizer = Detokenizer(tokenizer, first_ids)
+            special = SpecialStops.among(request.sampling.stop_strings, tokenizer, first_ids)
         room = self._intake.room(request.prompt_ids)
-        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer))
+        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer, special))
 
-    def _verifier(self, greedy: bool) -> Verifier:
-        return self.recipe.greedy_verifier if greedy else self.recipe.verifier
+
+def _verifier(recipe: Recipe, greedy: bool) -> Verifier:
+    return recipe.greedy_verifier if greedy else recipe.verifier
 
 
 def _check_parts(target: object, draft: object, method: object) -> None:

@@ -9,7 +9,10 @@ from outrider.engine.prompts import ReadPrompt
 from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
 from outrider.models import HFModel
+from outrider.models.demands import with_defaults
 from outrider.sampling import Sampling
+from outrider.sampling.stateless import check_stateless
+from outrider.verifiers import Commit
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class Intake:
         recipe: the same with its options settled.
         limit: longest context in tokens.
         prompt_limit: longest prompt in tokens.
+        drafts: whether anything is drafted, so that processors must be stateless.
+        eos_ids: end-of-sequence tokens of the model.
+        obeys_config: whether texts obey the target's generation config.
     """
 
     target: HFModel
@@ -29,6 +35,9 @@ class Intake:
     recipe: Recipe
     limit: int
     prompt_limit: int
+    drafts: bool = True
+    eos_ids: frozenset[int] = frozenset()
+    obeys_config: bool = True
 
     def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
@@ -60,22 +69,35 @@ class Intake:
         add_special_tokens: bool = True,
     ) -> list[Request]:
         """A request per prompt; raises as :meth:`Engine.generate` says."""
+        samplings = [self.settled(each) for each in samplings]
         for each in samplings:
             self._check_sampling(each)
         encoded = [self.encode(prompt, add_special_tokens) for prompt in prompts]
+        self._check_processors(samplings, encoded)
         numbers = request_numbers(encoded)
         return [
             Request(
                 prompt.given,
                 ids,
-                self.target.with_demands(sampling, ids, self.room(ids)),
+                self._with_rules(sampling, ids),
                 number,
                 self.target.opening,
+                index,
             )
-            for prompt, ids, sampling, number in zip(
-                prompts, encoded, samplings, numbers, strict=True
+            for index, (prompt, ids, sampling, number) in enumerate(
+                zip(prompts, encoded, samplings, numbers, strict=True)
             )
         ]
+
+    def settled(self, sampling: Sampling) -> Sampling:
+        """The parameters with those that are None filled in; see :class:`Sampling`."""
+        config = self.target.generation_config if self.obeys_config else None
+        return with_defaults(sampling, config, self.target.name)
+
+    def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
+        if not self.obeys_config:
+            return sampling
+        return self.target.with_demands(sampling, ids, self.room(ids))
 
     def room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""
@@ -92,6 +114,28 @@ class Intake:
         twice = ids[:2] == (tokenizer.bos_token_id, tokenizer.bos_token_id)
         return ids[1:] if add_special_tokens and bos and text.startswith(bos) and twice else ids
 
+    def _check_processors(
+        self, samplings: Sequence[Sampling], encoded: Sequence[tuple[int, ...]]
+    ) -> None:
+        """Raises InvalidParameterError for a processor with a state that drafts, or other requests,
+        would spoil."""
+        checked: dict[int, object] = {}
+        owned: dict[int, object] = {}
+        for sampling, ids in zip(samplings, encoded, strict=True):
+            for number, processor in enumerate(sampling.processors):
+                if sampling.in_order and id(processor) in owned:
+                    raise InvalidParameterError(
+                        f"processors[{number}] ({type(processor).__name__}) is used by several "
+                        f"requests, with stateless=False: give each request a processor of its own"
+                    )
+                owned[id(processor)] = processor
+                if sampling.stateless is None and self.drafts and id(processor) not in checked:
+                    checked[id(processor)] = processor
+                    first = self.target.opening or ids
+                    ends = self.eos_ids | sampling.stop_token_ids
+                    width, device = self.target.num_tokens, self.target.device
+                    check_stateless(processor, number, first, width, ends, device)
+
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
             has_mode = "mode" in self.method.options
@@ -100,8 +144,18 @@ class Intake:
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
                 f"{sampling.temperature}: set temperature=0, or take {other}"
             )
+        if sampling.in_order and isinstance(self.recipe.verifier, Commit):
+            raise IncompatibleError(
+                f"method {self.method.name!r} searches, which calls logits processors out of "
+                f"order: take method='plain' for processors with stateless=False"
+            )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
+        if sampling.logprobs is not None and sampling.logprobs > self.target.num_tokens:
+            raise InvalidParameterError(
+                f"logprobs={sampling.logprobs}: the vocabulary has {self.target.num_tokens} "
+                f"tokens; ask for at most so many"
+            )
         bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
         if bad:
             raise InvalidParameterError(

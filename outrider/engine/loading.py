@@ -53,6 +53,7 @@ def load(
     quantize_target: str | None = None,
     compile: Compile = "off",
     exact: bool = False,
+    generation_config: bool = True,
     report: Report | None = None,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
@@ -86,6 +87,9 @@ def load(
             What does not compile runs eagerly, after a warning.
         exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
             coupled texts are plain decoding's in any precision, token for token. On a CPU only.
+        generation_config: obey the target's generation config: its temperature, repetition penalty
+            and the like where ``Sampling`` leaves them None, and its rules for every text, such as
+            suppressed tokens. False asks for the bare model.
         report: is told which model is being loaded or what is being compiled, and what share of
             it all is done, where that is known.
 
@@ -103,6 +107,7 @@ def load(
         "options": options,
         "verifier": verifier,
         "measure": measure,
+        "generation_config": generation_config,
     }
     Settings.checked(row, **settings)  # what is wrong should not wait for the models
     kinds = {"target": quantize_target, "draft": quantize_draft}

@@ -84,13 +84,15 @@ class Results(list[Result]):
 @dataclass(frozen=True)
 class Request:
     """What to generate. ``number`` is part of the key of its random numbers; ``opening`` is what
-    the text begins with where the prompt is a source, which an encoder reads."""
+    the text begins with where the prompt is a source, which an encoder reads; ``index`` is its
+    place among the prompts of the call."""
 
     prompt: str | Sequence[int]
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     number: int
     opening: tuple[int, ...] | None = None
+    index: int = 0
 
     @property
     def first_ids(self) -> tuple[int, ...]:
@@ -121,8 +123,9 @@ class Row:
         counts: Counts,
         logprobs: list[float],
         top_logprobs: list[TopLogprobs],
-    ) -> None:
-        """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends."""
+    ) -> int:
+        """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends;
+        returns how many were kept."""
         accepted = len(tokens) - 1
         last: Origin = "plain"
         if counts.drafted:
@@ -135,6 +138,7 @@ class Row:
         self.origins += origins
         self.logprobs += logprobs[:kept]
         self.top_logprobs += top_logprobs[:kept]
+        return kept
 
     def event(self) -> Event:
         """What was added since this was asked last."""

@@ -32,6 +32,7 @@ class Settings:
     allowance: Allowance | None
     kv_dtype: KvDtype
     measure: bool
+    generation_config: bool
 
     @classmethod
     def checked(
@@ -47,6 +48,7 @@ class Settings:
         options: Mapping[str, object] | None,
         verifier: Verifier | None,
         measure: bool,
+        generation_config: bool,
     ) -> "Settings":
         """The settings from what the user gave.
 
@@ -62,6 +64,7 @@ class Settings:
         check_range("max_batch_size", max_batch_size, 65536)
         check_kv_dtype(kv_dtype)
         check_flag("measure", measure)
+        check_flag("generation_config", generation_config)
         if verifier is not None:
             _check_verifier(verifier)
             recipe = Recipe(verifier, verifier, recipe.drafter)
@@ -88,6 +91,7 @@ class Settings:
             None if memory is None else Allowance(parse_bytes(memory)),
             kv_dtype,
             measure,
+            generation_config,
         )
 
 

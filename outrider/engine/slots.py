@@ -16,6 +16,7 @@ from outrider.core import Budget, Context, Drafter, Judge, Round, Verifier, run_
 from outrider.engine.admission import Booking, Memory
 from outrider.engine.budget import plan
 from outrider.engine.counts import count_columns, read_counts
+from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.reading import read
 from outrider.engine.realised import per_place, realised
@@ -167,13 +168,15 @@ class Slots:
         sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
         counts = count_columns(turn)
         strayed = [] if strayed_BDM is None else [strayed_BDM.flatten(1)]
-        own = [*counts, *(s for _, s in sums), turn.emitted_BK, *strayed]
+        dead = [] if (first_B := first_dead(turn)) is None else [first_B]
+        own = [*counts, *(s for _, s in sums), *dead, turn.emitted_BK, *strayed]
         lines = read([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
         self._context.advance([int(line[0][0]) + 1 for line in lines])
-        for row, start, line in zip(self.rows, starts, lines, strict=True):
-            numbers = [number for (number,) in line[: len(counts) + len(sums)]]
-            for (model, _), total in zip(sums, numbers[len(counts) :], strict=True):
+        errors = []
+        for b, (row, start, line) in enumerate(zip(self.rows, starts, lines, strict=True)):
+            numbers = [number for (number,) in line[: len(counts) + len(sums) + len(dead)]]
+            for (model, _), total in zip(sums, numbers[len(counts) :], strict=False):
                 if total - total != 0:
                     raise model.non_finite(start)
             emitted = line[len(numbers)]
@@ -182,7 +185,11 @@ class Slots:
             chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
             places = per_place(line[len(own) - 1]) if strayed else ()
             done = read_counts(turn, numbers[: len(counts)], places)
-            row.take(tokens, done, chosen, best)
+            kept = row.take(tokens, done, chosen, best)
+            if dead and numbers[-1] < kept:
+                errors.append(dead_end(turn, b, row, int(numbers[-1]), kept))
+        if errors:
+            raise errors[0]
 
     def _clock(self) -> tuple[float, float, float]:
         draft = sum(model.watch.seconds() for model in self._draft_models)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from outrider.engine.detokenize import Detokenizer
+from outrider.engine.special_stops import SpecialStops, overlap
 from outrider.sampling import Sampling
 
 
@@ -19,6 +20,7 @@ class Ending:
         eos_ids: end-of-sequence tokens of the model.
         room: tokens the context still has room for.
         detokenizer: turns tokens into text; None when there is no tokenizer.
+        special: the stop strings that have special tokens in them; None if there are none.
         reason: ``eos``, ``stop``, ``length``, ``context``, or None while it goes on.
     """
 
@@ -26,6 +28,7 @@ class Ending:
     eos_ids: Collection[int]
     room: int
     detokenizer: Detokenizer | None
+    special: SpecialStops | None = None
     reason: str | None = None
     _text: str = field(default="", repr=False)
     _unread: list[int] = field(default_factory=list, repr=False)
@@ -68,7 +71,8 @@ class Ending:
         text = self.text
         end = len(text)
         if self.reason is None:
-            end -= max((_overlap(text, s) for s in self.sampling.stop_strings), default=0)
+            end -= max((overlap(text, s) for s in self.sampling.stop_strings), default=0)
+            end = end if self.special is None else min(end, self.special.certain)
         end = max(end, self._shown)
         delta = text[self._shown : end]
         self._shown = end
@@ -100,14 +104,8 @@ class Ending:
         if self.reason is not None:
             self._text += self.detokenizer.flush()
         found = [at for s in self.sampling.stop_strings if (at := self._text.find(s, first)) >= 0]
+        if self.special is not None:
+            found += self.special.push(token, len(self._text), over=self.reason is not None)
         if found:
             self._text = self._text[: min(found)]
             self.reason = "stop"
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that is a proper beginning of the stop string."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

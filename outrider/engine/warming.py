@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from outrider.drafters.whole import WholeDrafter
+from outrider.drafters.within import unwrapped
 from outrider.engine.generate import Engine
 from outrider.engine.slots import models_of
 from outrider.models.runtime import stages
@@ -17,7 +18,8 @@ Report = Callable[[str, float | None], None]
 def warm_up(engine: Engine, report: Report | None = None) -> None:
     """Makes every graph that the engine will need and has not; the first time on a machine it takes
     some minutes."""
-    whole = engine.drafter if isinstance(engine.drafter, WholeDrafter) else None
+    drafter = unwrapped(engine.drafter)
+    whole = drafter if isinstance(drafter, WholeDrafter) else None
     todo = [
         (f"{what} of {model.name}", make)
         for model in (engine.target, *models_of(engine.drafter))

@@ -13,6 +13,7 @@ from outrider.drafters.pick import INDEPENDENT
 from outrider.drafters.prompt_lookup import PromptLookup
 from outrider.drafters.sources import Source
 from outrider.drafters.suffix import SuffixDecoding
+from outrider.drafters.within import within_context
 from outrider.methods.method import Method, Parts
 from outrider.models import HFModel
 from outrider.verifiers import Rejection
@@ -74,7 +75,7 @@ def _hybrid(
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     cost = cost_ratio or num_parameters(draft) / num_parameters(parts.target)
     picker = BEST if mode == "tree" else INDEPENDENT
-    model = ModelDrafter(draft, num_tokens, parts.stop, picker=picker)
+    model = within_context(ModelDrafter(draft, num_tokens, parts.stop, picker=picker), parts.target)
     known = {
         "lookup": Source(PromptLookup(prompt_lookup_max, prompt_lookup_min), PromptLookup.depth),
         "suffix": Source(SuffixDecoding(min_prob=min_prob, corpus_tokens=0), SuffixDecoding.depth),

@@ -9,6 +9,7 @@ from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
 from outrider.drafters.policy import FIXED, DraftLength
 from outrider.drafters.stop import Stop
+from outrider.drafters.within import within_context
 from outrider.models import HFModel
 from outrider.options import Option, options_of, resolve
 from outrider.verifiers import Greedy
@@ -71,7 +72,8 @@ class Recipe:
         Raises:
             IncompatibleError: a rule that cannot judge it.
         """
-        drafter = parts.draft_length.around(self.drafter(parts))
+        drafter = within_context(self.drafter(parts), parts.target)
+        drafter = parts.draft_length.around(drafter)
         check_compatible(drafter, self.verifier)
         return drafter
 

@@ -1,12 +1,21 @@
-"""What an encoder-decoder's generation config demands of every text, as sampling parameters.
+"""What a model's generation config asks of every text, as sampling parameters.
 
-Such models are trained and published with rules that ``generate`` obeys unasked: mBART begins with
-a language's token, BART ends with the end-of-sequence token even when cut off, Marian never writes
-its padding token. Single forbidden tokens become a bias, forced ones ``Sampling.forced``, all else
-``transformers``' own logits processors, in the order of ``generate``. Processors look at one place
-at a time, so such a model is slower; set the field to None in ``module.generation_config`` to be
-rid of a rule. Settings of sampling and beam search (temperature, ``num_beams``, ``max_length``) are
-not rules of the text: they are the caller's.
+Models are published with settings that ``generate`` obeys unasked, and that their texts need: Qwen
+penalises repetition, mBART begins with a language's token, BART ends with the end-of-sequence token
+even when cut off, Marian never writes its padding token. There are two kinds.
+
+*Defaults* are ``repetition_penalty``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``: they
+hold where a request leaves the parameter None. ``do_sample: false`` makes the default temperature
+0, except in a generation config that was derived from the model's config and written by nobody
+(``_from_model_config``), where it means nothing.
+
+*Rules* hold for all requests. Single forbidden tokens become a bias, forced ones
+``Sampling.forced``, all else ``transformers``' own logits processors, in the order of ``generate``.
+Processors look at one position at a time, so such a model is slower.
+
+Set a field of ``module.generation_config`` to None to be rid of it, or load with
+``generation_config=False`` to be rid of all. How long a text is and how it is searched for
+(``max_length``, ``num_beams``) is up to the caller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,75 +32,132 @@ from transformers import (
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from outrider.core.errors import UnsupportedModelError
+from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.sampling import Sampling
+from outrider.sampling.params import DEFAULTS
 
 _REFUSED = ("guidance_scale", "watermarking_config", "forced_decoder_ids")
+_REFUSED_SAMPLERS = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
+_RULES = {  # and what means that there is none
+    "sequence_bias": None,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 
 
-def check_demands(config: GenerationConfig, name: str) -> None:
-    """Raises UnsupportedModelError for a rule that is no matter of one text's logits."""
-    for field in _REFUSED:
+def check_demands(config: GenerationConfig | None, name: str) -> None:
+    """Raises UnsupportedModelError for a setting that cannot be obeyed here."""
+    unlike: dict[str, float | None] = dict.fromkeys(_REFUSED, 1.0)
+    if getattr(config, "do_sample", None):
+        unlike |= _REFUSED_SAMPLERS
+    for field, off in unlike.items():
         value = getattr(config, field, None)
-        if value is not None and value != 1:
+        if value is not None and value != off:
             raise UnsupportedModelError(
                 f"{name} sets {field}={value!r} in its generation config, which is not supported "
-                f"here: set module.generation_config.{field} = None"
+                f"here: set module.generation_config.{field} = None, or load it with "
+                f"generation_config=False"
             )
+
+
+def defaults_of(config: GenerationConfig | None) -> dict[str, Any]:
+    """Sampling parameters that a generation config sets, by name."""
+    values = {name: getattr(config, name, None) for name in DEFAULTS}
+    if getattr(config, "do_sample", None) is False:
+        greedy = None if getattr(config, "_from_model_config", False) else 0.0
+        values = {"temperature": greedy, "repetition_penalty": values["repetition_penalty"]}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def obeyed(config: GenerationConfig | None) -> dict[str, Any]:
+    """All that a generation config changes: defaults and rules, by name."""
+    rules = {field: getattr(config, field, None) for field in _RULES}
+    return defaults_of(config) | {
+        field: value for field, value in rules.items() if value and value != _RULES[field]
+    }
+
+
+def with_defaults(sampling: Sampling, config: GenerationConfig | None, name: str) -> Sampling:
+    """The parameters, those that are None taken from a generation config.
+
+    Raises:
+        InvalidParameterError: a value there that is outside its domain.
+    """
+    try:
+        return sampling.settled(defaults_of(config))
+    except InvalidParameterError as error:
+        raise InvalidParameterError(
+            f"the generation config of {name} has {error}; set it in Sampling, or load the model "
+            f"with generation_config=False"
+        ) from None
 
 
 def with_demands(
     sampling: Sampling,
     config: GenerationConfig,
-    source: Sequence[int],
+    prompt: Sequence[int],
+    num_first: int,
     room: int,
     device: torch.device,
 ) -> Sampling:
-    """The parameters with the model's demands added.
+    """The parameters with the model's rules added.
 
     Args:
         sampling: what the user asks for.
         config: the model's generation config.
-        source: the request's source text.
-        room: tokens the decoder's context has room for.
+        prompt: the request's prompt, or its source.
+        num_first: tokens that the output continues: the prompt, or what a decoder begins with.
+        room: tokens the context has room for.
         device: where logits live.
     """
     eos = _ids(config.eos_token_id)
     words = [word for word in config.bad_words_ids or [] if word not in [[token] for token in eos]]
     banned = {*(config.suppress_tokens or []), *(word[0] for word in words if len(word) == 1)}
     forced = {}
-    if config.forced_bos_token_id is not None:
+    if config.forced_bos_token_id is not None and num_first == 1:
         forced[0] = int(config.forced_bos_token_id)
     if config.forced_eos_token_id is not None:
         forced[min(sampling.max_new_tokens, room) - 1] = min(_ids(config.forced_eos_token_id))
+    words = [word for word in words if len(word) > 1]
+    processors = tuple(_processors(config, eos, words, prompt, num_first, device))
+    if not (banned or forced or processors):
+        return sampling
     return replace(
         sampling,
         logit_bias={**sampling.logit_bias, **dict.fromkeys(banned, -float("inf"))},
         forced={**forced, **sampling.forced},
-        processors=(
-            *sampling.processors,
-            *_processors(config, eos, [word for word in words if len(word) > 1], source, device),
-        ),
+        processors=(*sampling.processors, *processors),
     )
 
 
 def _processors(
-    config: Any, eos: list[int], words: list[list[int]], source: Sequence[int], device: torch.device
+    config: Any,
+    eos: list[int],
+    words: list[list[int]],
+    prompt: Sequence[int],
+    num_first: int,
+    device: torch.device,
 ) -> Iterator[Any]:
     """``transformers``' processors for what is set, in the order of ``generate``."""
     place = str(device)
-    ids_1S: Any = torch.tensor([list(source)], device=device)
+    ids_1S: Any = torch.tensor([list(prompt)], device=device)
     if config.sequence_bias is not None:
         yield SequenceBiasLogitsProcessor(config.sequence_bias)
     if config.encoder_repetition_penalty not in (None, 1.0):
         yield EncoderRepetitionPenaltyLogitsProcessor(config.encoder_repetition_penalty, ids_1S)
-    if config.repetition_penalty not in (None, 1.0):
-        yield RepetitionPenaltyLogitsProcessor(config.repetition_penalty)
     if config.no_repeat_ngram_size:
         yield NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size)
     if config.encoder_no_repeat_ngram_size:
@@ -101,11 +167,13 @@ def _processors(
     if config.min_length and eos:
         yield MinLengthLogitsProcessor(config.min_length, eos, device=place)
     if config.min_new_tokens and eos:
-        yield MinNewTokensLengthLogitsProcessor(1, config.min_new_tokens, eos, device=place)
+        yield MinNewTokensLengthLogitsProcessor(num_first, config.min_new_tokens, eos, device=place)
     if config.exponential_decay_length_penalty is not None and eos:
-        yield ExponentialDecayLengthPenalty(config.exponential_decay_length_penalty, eos, 1)
+        penalty = config.exponential_decay_length_penalty
+        yield ExponentialDecayLengthPenalty(penalty, eos, num_first)
     if config.begin_suppress_tokens:
-        first = 1 if config.forced_bos_token_id is None else 2
+        forced = num_first == 1 and config.forced_bos_token_id is not None
+        first = num_first + 1 if forced else num_first
         yield SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, first, place)
 
 

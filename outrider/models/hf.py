@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
@@ -24,6 +24,7 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
+from outrider.models.demands import with_demands
 from outrider.models.kernels.exact import exact_mode
 from outrider.models.masks import Nodes, pass_mask
 from outrider.models.prefill import all_logits_are_cheap, prefill
@@ -108,14 +109,22 @@ class HFModel:
         return twin
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
-        """What a request asks for, and what the model demands of every text besides (here nothing).
+        """What a request asks for, and what the model's generation config asks of every text.
 
         Args:
-            sampling: the request's parameters.
+            sampling: the request's parameters, defaults filled in.
             prompt: its prompt or source.
             room: tokens the context has room for.
         """
-        return sampling
+        if self.generation_config is None:
+            return sampling
+        num_first = len(self.opening or prompt)
+        return with_demands(sampling, self.generation_config, prompt, num_first, room, self.device)
+
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """The model's settings for ``generate``, if it has any."""
+        return getattr(self.module, "generation_config", None)
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Logits behind a text and its prompt, by one plain pass without any cache, (V,)."""
@@ -265,6 +274,13 @@ class HFModel:
         if len(sums) < 2:
             return sums[0] if sums else None
         return torch.stack(sums).sum(0)
+
+    def spread_sums(self, rows: Sequence[int], num_rows: int) -> None:
+        """Makes the sums since the last call those of these rows of a larger batch; 0 elsewhere."""
+        sums_R = self.drain_sums()
+        if sums_R is not None:
+            index_R = torch.tensor(rows, dtype=torch.int64, device=sums_R.device)
+            self._sums.append(sums_R.new_zeros(num_rows).index_copy(0, index_R, sums_R))
 
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose sum is not finite; ``position`` is where its round began."""

@@ -21,12 +21,10 @@ from outrider.core.context import Context
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
 from outrider.models.cache import SlabCache
 from outrider.models.cross import Seq2SeqCache
-from outrider.models.demands import check_demands, with_demands
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
 from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
 from outrider.models.support import check_head
-from outrider.sampling import Sampling
 
 
 class Seq2SeqModel(HFModel):
@@ -57,15 +55,11 @@ class Seq2SeqModel(HFModel):
         self._decoder: Any = module.get_decoder()
         self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
         self.opening: tuple[int, ...] = (_start_token(module, name),)
-        check_demands(module.generation_config, name)
 
     @property
     def prompt_limit(self) -> int:
         """Longest source in tokens: as long as the longest text."""
         return self.limit
-
-    def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
-        return with_demands(sampling, self.module.generation_config, prompt, room, self.device)
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         with self.arithmetic():

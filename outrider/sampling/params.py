@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,7 +20,22 @@ from outrider.core.values import (
 )
 
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V)."""
+"""``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V).
+
+The contract: the scores are a function of the arguments. A processor is asked about drafted tokens,
+too: in any order, repeatedly, and about some that are never emitted. It may change ``scores`` in
+place, and may keep caches. One whose answers depend on its earlier calls needs
+``Sampling(stateless=False)``.
+"""
+
+DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""What these parameters are where neither the request nor a generation config says."""
 
 _SCALARS = (
     "temperature",
@@ -46,14 +61,19 @@ class Sampling:
     Order of application: logit bias, repetition, presence and frequency penalties, user
     processors, forced tokens, temperature, top-k, top-p, min-p (the order of ``transformers``).
 
+    A parameter that is None takes the value of the target's generation config, and where that has
+    none, or is not obeyed (``generation_config=False``), Outrider's own default. A number given
+    here wins over the generation config. ``engine.settled(sampling)`` shows what comes out.
+
     Attributes:
-        temperature: 0 takes the argmax; otherwise logits are divided by it.
-        top_k: keep the k most probable tokens, ties included; 0 is off.
-        top_p: keep the smallest set of most probable tokens that holds this mass; 1 is off. It
-            refers to the mass left by top-k.
-        min_p: keep tokens at least this fraction as probable as the best one; 0 is off.
+        temperature: 0 takes the argmax; otherwise logits are divided by it. Default 1.
+        top_k: keep the k most probable tokens, ties included; 0, the default, is off.
+        top_p: keep the smallest set of most probable tokens that holds this mass; 1, the default,
+            is off. It refers to the mass left by top-k.
+        min_p: keep tokens at least this fraction as probable as the best one; 0, the default, is
+            off.
         repetition_penalty: divides positive and multiplies negative logits of every token in
-            prompt and output (Keskar et al., CTRL, 2019); 1 is off.
+            prompt and output (Keskar et al., CTRL, 2019); 1, the default, is off.
         presence_penalty: subtracted from the logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id -> number added to its logit.
@@ -64,7 +84,12 @@ class Sampling:
         logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
             beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
             before any of the above is applied.
-        processors: further logits processors, such as a ``transformers.LogitsProcessorList``.
+        processors: further logits processors, such as a ``transformers.LogitsProcessorList``; see
+            :data:`Processor` for what is asked of them.
+        stateless: whether the processors' answers depend on their arguments alone. None has this
+            checked, by a few calls, before anything is drafted; True promises it; with False they
+            are called exactly as in plain decoding, once per emitted token and in order, and the
+            request runs without drafts.
         forced: place in the output, from 0 on -> token that stands there whatever the models say
             (an encoder-decoder's language token, say).
         top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;
@@ -74,11 +99,11 @@ class Sampling:
         InvalidParameterError: a value outside its domain.
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -88,6 +113,7 @@ class Sampling:
     ignore_eos: bool = False
     logprobs: int | None = None
     processors: Sequence[Processor] = ()
+    stateless: bool | None = None
     forced: Mapping[int, int] = field(default_factory=dict)
     top_p_convention: Literal["hf", "paper"] = "hf"
 
@@ -99,31 +125,35 @@ class Sampling:
         for name in ("stop", "processors"):
             object.__setattr__(self, name, _listed(name, getattr(self, name)))
         _require(
-            is_finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6),
+            self.temperature is None
+            or (
+                is_finite(self.temperature) and (self.temperature == 0 or self.temperature >= 1e-6)
+            ),
             "temperature",
             self.temperature,
             "must be 0 (greedy) or at least 1e-6",
         )
         _require(
-            is_whole(self.top_k) and self.top_k >= 0,
+            self.top_k is None or (is_whole(self.top_k) and self.top_k >= 0),
             "top_k",
             self.top_k,
             "must be a whole number, 0 (off) or greater",
         )
         _require(
-            is_finite(self.top_p) and 0 < self.top_p <= 1,
+            self.top_p is None or (is_finite(self.top_p) and 0 < self.top_p <= 1),
             "top_p",
             self.top_p,
             "must be in (0, 1]; 1 is off",
         )
         _require(
-            is_finite(self.min_p) and 0 <= self.min_p <= 1,
+            self.min_p is None or (is_finite(self.min_p) and 0 <= self.min_p <= 1),
             "min_p",
             self.min_p,
             "must be in [0, 1]; 0 is off",
         )
         _require(
-            is_finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            self.repetition_penalty is None
+            or (is_finite(self.repetition_penalty) and self.repetition_penalty > 0),
             "repetition_penalty",
             self.repetition_penalty,
             "must be above 0; 1 is off",
@@ -168,10 +198,22 @@ class Sampling:
             _require(callable(processor), "processors", processor, "must be callable")
         check_flag("ignore_eos", self.ignore_eos)
         check_choice("top_p_convention", self.top_p_convention, ("hf", "paper"))
+        if self.stateless is not None:
+            check_flag("stateless", self.stateless)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    def settled(self, defaults: Mapping[str, float] | None = None) -> "Sampling":
+        """The same with no parameter left None that has a default.
+
+        Args:
+            defaults: by name, instead of Outrider's own.
+        """
+        known = {**DEFAULTS, **(defaults or {})}
+        unset = {name: value for name, value in known.items() if getattr(self, name) is None}
+        return replace(self, **unset) if unset else self  # type: ignore[arg-type]
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
@@ -182,10 +224,15 @@ class Sampling:
         return frozenset(item for item in _items(self.stop) if isinstance(item, int))
 
     @property
+    def in_order(self) -> bool:
+        """Whether processors must be called once per emitted token, in order."""
+        return self.stateless is False and len(self.processors) > 0
+
+    @property
     def penalises(self) -> bool:
         """Whether the law depends on which tokens came before."""
         return (
-            self.repetition_penalty != 1
+            self.repetition_penalty not in (None, 1)
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )

@@ -30,7 +30,7 @@ class Warp:
         device: where the logits live.
 
     Attributes:
-        samplings: as given.
+        samplings: as given, defaults filled in.
         keeps_logits: whether :meth:`logits` changes none, whatever precedes.
         only_scales: whether the laws are the softmax of logits ÷ temperature, whatever precedes.
         is_softmax: the same at temperature 1.
@@ -39,7 +39,7 @@ class Warp:
     def __init__(
         self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.samplings = tuple(samplings)
+        self.samplings = samplings = tuple(sampling.settled() for sampling in samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -50,10 +50,11 @@ class Warp:
         self._scales = any(s.temperature not in (0, 1) for s in samplings)
         self._temperature = [s.temperature or 1.0 for s in samplings]
         self._greedy_B = torch.tensor([s.greedy for s in samplings], device=device)
-        self._top_k = [s.top_k for s in samplings]
-        self._top_p = [s.top_p for s in samplings]
+        self._top_k = [s.top_k or 0 for s in samplings]
+        self._top_p = [s.top_p or 1.0 for s in samplings]
         self._strict = [s.top_p_convention == "paper" for s in samplings]
-        self._min_p = [s.min_p for s in samplings]
+        self._min_p = [s.min_p or 0.0 for s in samplings]
+        self._repetition = [s.repetition_penalty or 1.0 for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
         self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
         self.keeps_logits = not (
@@ -66,13 +67,27 @@ class Warp:
         self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
         self.is_softmax = self.only_scales and not self._scales
 
+    def of_rows(self, rows: Sequence[int]) -> "Warp":
+        """The laws of some rows."""
+        samplings = [self.samplings[row] for row in rows]
+        return Warp(samplings, self._num_tokens, self._device)
+
     @cached_property
     def temperature_B(self) -> Tensor:
         """Of the rows, in float32; 1 for greedy ones."""
         return column(tuple(self._temperature), torch.float32, self._device)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties, user processors and forced tokens, at least float32."""
+        """Logits after bias, penalties, user processors and forced tokens, at least float32.
+
+        Where these leave no token, or make a logit NaN or infinite, all logits are 0, and
+        ``prefix.dead_BM`` says so.
+        """
+        z_BMV = self.raw_logits(logits_BMV, prefix)
+        return z_BMV if self.keeps_logits else _without_dead_ends(z_BMV, prefix)
+
+    def raw_logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """The same, whatever bias, penalties and processors leave."""
         z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
         if self._bias_BV is not None:
             z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
@@ -97,6 +112,8 @@ class Warp:
     def _truncated(self, z_BMV: Tensor) -> Tensor:
         if self._scales:
             z_BMV = z_BMV / self._column(self._temperature, z_BMV)
+            if not self.keeps_logits:  # a bias of 1e38 is finite until it is divided
+                z_BMV = z_BMV.clamp(max=torch.finfo(z_BMV.dtype).max)
         if any(self._top_k):
             z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
         p_BMV = z_BMV.softmax(-1)
@@ -126,7 +143,7 @@ class Warp:
         drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
         output_BMV = drafted_BMV + output_BV[:, None]
         seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._column([s.repetition_penalty for s in self.samplings], z_BMV)
+        repetition_B = self._column(self._repetition, z_BMV)
         z_BMV = torch.where(
             seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
         )
@@ -196,6 +213,15 @@ def _force(z_BMV: Tensor, forced_BF2: Tensor, prefix: Prefix) -> Tensor:
     token_BM1 = torch.where(hit_BMF, token_BF[:, None], -1).amax(2, keepdim=True)
     only_BMV = torch.full_like(z_BMV, -torch.inf).scatter(2, token_BM1.clamp(min=0), 0.0)
     return torch.where(token_BM1 < 0, z_BMV, only_BMV)
+
+
+def _without_dead_ends(z_BMV: Tensor, prefix: Prefix) -> Tensor:
+    """Uniform logits wherever there is no greatest finite one; marks these places."""
+    dead_BM = ~z_BMV.amax(-1).isfinite()
+    prefix.dead_BM = dead_BM
+    if dead_BM.device.type == "cpu" and not dead_BM.any():
+        return z_BMV
+    return z_BMV.masked_fill(dead_BM[..., None], 0.0)
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:

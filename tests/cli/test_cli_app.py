@@ -63,13 +63,16 @@ def test_public_names_are_exact_and_resolve() -> None:
 def test_defaults_are_those_of_python() -> None:
     flags = inspect.signature(expanded(generate)).parameters
     engine = inspect.signature(load).parameters
-    parts = {"stop", "logit_bias", "processors", "forced", "top_p_convention"}  # no plain flags
+    parts = {"stop", "logit_bias", "processors", "stateless", "forced", "top_p_convention"}
     for field in fields(Sampling):
         if field.name not in parts:
             assert flags[field.name].default == field.default, field.name
     assert {"stop", "logit_bias"} <= set(flags)
     spelled = {"dtype": "auto"}  # None in Python
-    own = {"options", "verifier", "measure", "max_batch_size", "report"}
+    negated = {"generation_config"}  # a switch that is on in Python
+    for name in negated:
+        assert flags[f"no_{name}"].default is not engine[name].default
+    own = negated | {"options", "verifier", "measure", "max_batch_size", "report"}
     for name in engine.keys() - own:
         assert flags[name].default == spelled.get(name, engine[name].default), name
 

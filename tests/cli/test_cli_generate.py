@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,3 +141,26 @@ def test_options_reach_the_engine(generate: Run, pair: tuple[Path, Path]) -> Non
     plain = generate(PROMPT, "--json", "--method", "plain", "--temperature", 0)
     assert json.loads(plain.stdout)["token_ids"] == ids
     assert plain.stderr.startswith("note: method 'plain' uses no draft model; --draft ")
+
+
+def test_the_generation_config_is_obeyed_and_named(
+    generate: Run, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its settings and rules, or with a flag the bare model; options win over it."""
+    target = tmp_path / "target"
+    shutil.copytree(pair[0], target)
+    bare = generate(PROMPT, "--temperature", 0)
+    words = [
+        int(token)
+        for token in json.loads(generate(PROMPT, "--json", "--temperature", 0).stdout)["token_ids"]
+    ]
+    file = target / "generation_config.json"
+    settings = {"do_sample": False, "suppress_tokens": words, "eos_token_id": 0}
+    file.write_text(json.dumps(settings))
+    obedient = generate(PROMPT, "--target", target, "--compare")
+    assert obedient.exit_code == 0
+    assert obedient.stdout != bare.stdout
+    assert "generation config: temperature 0.0, suppress_tokens [" in obedient.stderr
+    assert "greedy texts, plain and speculative: identical" in obedient.stderr
+    free = generate(PROMPT, "--target", target, "--no-generation-config", "--temperature", 0)
+    assert (free.stdout, "generation config" in free.stderr) == (bare.stdout, False)

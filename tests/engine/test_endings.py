@@ -343,7 +343,7 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(
     engine = engine_with(target, γ)
     prompts = ragged_prompts([4, 9, 2])
     wanted = engine.generate(prompts, greedy(15))
-    broken = greedy(15, processors=[Interrupting(calls, error)])
+    broken = greedy(15, processors=[Interrupting(calls, error)], stateless=True)
     with pytest.raises(error):
         engine.generate(prompts[:2], broken)
     with pytest.raises(error):

@@ -88,11 +88,11 @@ def test_sources_that_cannot_be_read() -> None:
         engine.generate([[VOCAB]], greedy(3))
 
 
-def test_a_smaller_draft_bounds_the_source() -> None:
+def test_a_smaller_draft_bounds_neither_source_nor_text() -> None:
     engine = engine_of(tiny_seq2seq("t5"), tiny_seq2seq("bart", max_position_embeddings=16))
-    with pytest.raises(PromptError, match="the encoder reads 16"):
-        engine.generate([[1] * 17], greedy(3))
-    assert len(engine.generate([[1] * 16], greedy(30))[0].token_ids) == 15
+    results = engine.generate([[1] * 17, [1] * 16], greedy(30))
+    assert [len(result.token_ids) for result in results] == [30, 30]
+    assert [result.stats.drafted > 0 for result in results] == [False, True]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,10 +10,10 @@ from outrider.sampling import Sampling
 
 NAN, INF = math.nan, math.inf
 WRONG = {
-    "temperature": [-0.1, NAN, INF, "1", None, True],
-    "top_k": [-1, 2.0, None, True],
-    "top_p": [0, -0.5, 1.01, NAN, None],
-    "min_p": [-0.01, 1.01, NAN, None],
+    "temperature": [-0.1, NAN, INF, "1", True],
+    "top_k": [-1, 2.0, True],
+    "top_p": [0, -0.5, 1.01, NAN],
+    "min_p": [-0.01, 1.01, NAN],
     "repetition_penalty": [0, -1, NAN, INF],
     "presence_penalty": [NAN, INF, None],
     "frequency_penalty": [NAN, -INF, None],
@@ -24,14 +24,15 @@ WRONG = {
     "stop": [[""], [-1], [1.5], ["a", None]],
     "logprobs": [-1, 1.5, True],
     "processors": [[3]],
+    "stateless": [0, "no"],
     "top_p_convention": ["HF", None],
 }
 RIGHT = {
-    "temperature": [0, 0.0, 1e-3, 100, 1],
-    "top_k": [0, 1, 10**9],
-    "top_p": [1e-9, 0.5, 1, 1.0],
-    "min_p": [0, 0.5, 1],
-    "repetition_penalty": [0.5, 1, 2.0],
+    "temperature": [None, 0, 0.0, 1e-3, 100, 1],
+    "top_k": [None, 0, 1, 10**9],
+    "top_p": [None, 1e-9, 0.5, 1, 1.0],
+    "min_p": [None, 0, 0.5, 1],
+    "repetition_penalty": [None, 0.5, 1, 2.0],
     "presence_penalty": [-2, 0, 2.5],
     "frequency_penalty": [-2, 0, 2.5],
     "logit_bias": [{}, {3: -INF, 0: 5}],
@@ -41,6 +42,7 @@ RIGHT = {
     "stop": [(), "end", 0, ["end", 7]],
     "logprobs": [None, 0, 20],
     "processors": [(), [lambda ids, scores: scores]],
+    "stateless": [None, True, False],
     "top_p_convention": ["hf", "paper"],
 }
 

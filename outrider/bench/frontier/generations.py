@@ -53,6 +53,7 @@ class Series:
                 max_batch_size=batch,
                 options=setting.options,
                 measure=measure,
+                generation_config=False,
             )
 
         return cls(setting, engine(1, False), engine(_BATCH, True))

@@ -31,7 +31,7 @@ def meet(
     The target continues the prompts by its own samples; all prompts have about equal shares in the
     places. There are fewer than ``num_places`` if the texts are too short.
     """
-    plain = Engine(target, None, METHODS["plain"])
+    plain = Engine(target, None, METHODS["plain"], generation_config=False)
     p, q, found = [], [], 0
     for round_ in range(_MOST_TEXTS):
         share = -(-(num_places - found) // len(prompts))

@@ -75,7 +75,12 @@ def take_turns(
     """Method, plain decoding and the method recorded take turns, so that a machine whose speed
     drifts favours none. The first turn of the first two warms up."""
     plain = Engine(
-        engine.target, None, METHODS["plain"], num_speculative_tokens=1, max_batch_size=1
+        engine.target,
+        None,
+        METHODS["plain"],
+        num_speculative_tokens=1,
+        max_batch_size=1,
+        generation_config=engine.generation_config,
     )
     turns = Turns([], [], [])
     for repeat in range(repeats + 1):

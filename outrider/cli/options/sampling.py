@@ -45,6 +45,59 @@ RepetitionPenalty = Annotated[
         rich_help_panel=SAMPLING,
     ),
 ]
+OwnRepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="Divides the logits of tokens already in prompt or text; 1 is off. Default: the "
+        "model's, else 1.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+OwnTemperature = Annotated[
+    float | None,
+    typer.Option(
+        metavar="T",
+        help="0 always takes the most probable token; 1 samples from the model as it is. Default: "
+        "the model's, else 1.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+OwnTopK = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K",
+        help="Keep the K best tokens; 0 is off. Default: the model's, else 0.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+OwnTopP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Keep the best tokens that hold this much probability together; 1 is off. Default: "
+        "the model's, else 1.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+OwnMinP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Keep tokens at least this fraction as probable as the best one; 0 is off. Default: "
+        "the model's, else 0.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+NoGenerationConfig = Annotated[
+    bool,
+    typer.Option(
+        "--no-generation-config",
+        help="Leave the target's generation config aside: its temperature, penalties and forbidden "
+        "tokens.",
+        rich_help_panel=SAMPLING,
+    ),
+]
 PresencePenalty = Annotated[
     float,
     typer.Option(
@@ -112,10 +165,29 @@ class Truncation:
 
 
 @dataclass(frozen=True)
+class OwnTruncation:
+    """The same where the model's generation config may say what is not asked for."""
+
+    temperature: OwnTemperature = None
+    top_k: OwnTopK = None
+    top_p: OwnTopP = None
+    min_p: OwnMinP = None
+
+
+@dataclass(frozen=True)
 class Penalties:
     """What a token loses that was there before."""
 
     repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+
+
+@dataclass(frozen=True)
+class OwnPenalties:
+    """The same where the model's generation config may say what is not asked for."""
+
+    repetition_penalty: OwnRepetitionPenalty = None
     presence_penalty: PresencePenalty = 0.0
     frequency_penalty: FrequencyPenalty = 0.0
 

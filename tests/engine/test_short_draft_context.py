@@ -1,0 +1,119 @@
+"""A draft model with a shorter context than the target's: the target's texts are whole, and drafted
+for as long as there is room."""
+
+from typing import Any
+
+import pytest
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_seq2seq import tiny_seq2seq
+
+from outrider import Engine, Sampling
+from outrider.core.errors import IncompatibleError
+from outrider.methods import METHODS
+
+LIMIT, CONTEXT, NUM = 16, 64, 24
+TARGET = tiny(max_position_embeddings=CONTEXT)
+PROMPTS = ragged_prompts([3, 13, 15, 16, 30])
+METHODS_WITH_A_MODEL = {
+    "speculative": {},
+    "block": {},
+    "coupled": {},
+    "sequoia": {},
+    "specinfer": {},
+    "top-k-tree": {},
+    "dynamic-tree": {},
+    "traversal": {},
+    "staged": {},
+    "hybrid": {},
+    "hybrid, tree": {"mode": "tree"},
+    "hybrid, bandit": {"mode": "bandit"},
+}
+
+
+def short(seed: int = 0, limit: int = LIMIT, std: float = 0.28) -> Any:
+    """A draft that is often right."""
+    return tiny(seed=seed, max_position_embeddings=limit, std=std, name="draft")
+
+
+def engine(method: str, **settings: Any) -> Engine:
+    options = METHODS_WITH_A_MODEL[method]
+    return engine_of(TARGET, short(), method.split(",")[0], γ=3, options=options, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[int, ...]]:
+    return token_ids(engine_of(TARGET).generate(PROMPTS, greedy(NUM)))
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_A_MODEL)
+def test_texts_are_plain_decodings(method: str, expected: list[tuple[int, ...]]) -> None:
+    each = engine(method, max_batch_size=3)  # rows leave the draft, and others join the batch
+    assert (each.limit, each.shared_limit) == (CONTEXT, LIMIT)
+    results = each.generate(PROMPTS, greedy(NUM))
+    assert token_ids(results) == expected
+    if "bandit" not in method:  # which asks the cheaper sources first
+        assert results[0].stats.accepted > 0, "the draft helps while it has room"
+    assert results[0].origins[-5:] == ("plain",) * 5 or "hybrid" in method
+    if "hybrid" not in method:
+        assert results[4].stats.drafted == 0, "the prompt is longer than the draft's context"
+
+
+def test_hybrids_copy_beyond_the_models_context() -> None:
+    prompt = ragged_prompts([6])[0] * 5
+    result = engine("hybrid").generate([prompt], greedy(20))[0]
+    assert result.stats.drafted > 0
+
+
+@pytest.mark.parametrize("draft_length", ["heuristic", "confidence:0.2"])
+def test_with_a_policy(draft_length: str, expected: list[tuple[int, ...]]) -> None:
+    results = engine("speculative", draft_length=draft_length).generate(PROMPTS, greedy(NUM))
+    assert token_ids(results) == expected
+
+
+def test_sampled_texts_do_not_depend_on_their_batch() -> None:
+    """Rows of their own in the draft's batch draw the numbers that they always draw."""
+    each = engine("speculative")
+    sampling = Sampling(temperature=0.8, repetition_penalty=1.2, max_new_tokens=NUM)
+    samplings = [sampling if i % 2 else Sampling(max_new_tokens=NUM) for i in range(len(PROMPTS))]
+    together = each.generate(PROMPTS, samplings)
+    alone = [each.generate([p], s)[0] for p, s in zip(PROMPTS, samplings, strict=True)]
+    assert token_ids(together) == token_ids(alone)
+    assert [r.finish_reason for r in together] == ["length"] * len(PROMPTS)
+
+
+def test_coupled_texts_keep_their_seed() -> None:
+    sampling = Sampling(temperature=0.8, max_new_tokens=NUM)
+    both = [engine_of(TARGET, method="coupled", draft=short(), γ=3), engine("coupled")]
+    plain = engine_of(TARGET, tiny(seed=5, max_position_embeddings=CONTEXT), "coupled")
+    wanted = token_ids(plain.generate(PROMPTS, sampling))
+    assert [token_ids(each.generate(PROMPTS, sampling)) for each in both] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("method", ["mjsd", "mtad"])
+def test_joint_methods_go_on(method: str) -> None:
+    each = engine_of(TARGET, short(), METHODS[method], γ=3)
+    results = each.generate(PROMPTS, Sampling(max_new_tokens=NUM, ignore_eos=True))
+    assert [len(result.token_ids) for result in results] == [NUM] * len(PROMPTS)
+
+
+def test_encoder_decoders() -> None:
+    """Texts and sources beyond the draft's context."""
+    target = tiny_seq2seq("bart", max_position_embeddings=64)
+    draft = tiny_seq2seq("bart", max_position_embeddings=16, std=0.19)
+    sources = ragged_prompts([5, 16, 17, 30])
+    wanted = token_ids(engine_of(target).generate(sources, greedy(30)))
+    results = engine_of(target, draft).generate(sources, greedy(30))
+    assert token_ids(results) == wanted
+    assert results[0].stats.drafted > 0
+    assert results[2].stats.drafted == 0
+
+
+def test_memory_is_booked_for_the_targets_context() -> None:
+    each = engine("speculative", max_memory="4MiB")
+    results = each.generate(PROMPTS, greedy(NUM))
+    assert [len(result.token_ids) for result in results] == [NUM] * len(PROMPTS)
+
+
+def test_a_context_of_one_token_is_too_short() -> None:
+    with pytest.raises(IncompatibleError, match="draft has a context of 1 token"):
+        engine_of(TARGET, short(limit=1))
