@@ -39,7 +39,9 @@ class Sampling:
         logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
             beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
             before any of the above is applied.
-        processors: further logits processors, such as a ``transformers.LogitsProcessorList``.
+        processors: further logits processors, such as a ``transformers.LogitsProcessorList``. They
+            are asked about prefixes that plain decoding could show them: none behind an end token,
+            beyond the sequence's length, or with a token that they themselves forbid.
         forced: place in the output, from 0 on -> token that stands there whatever the models say
             (an encoder-decoder's language token, say).
         top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;

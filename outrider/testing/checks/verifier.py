@@ -47,6 +47,8 @@ def check_verifier(
 
     Runs ENUM for every kind of draft that it accepts, on chains and trees. Returns the total
     variations found, by name of the case; a lossy rule's caller holds them against its bound.
+    Rows that lie behind the end of a sequence, or belong to no node, may hold anything, NaN too,
+    and must not change what is emitted up to the end.
 
     Args:
         verifier: the rule.
