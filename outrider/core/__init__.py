@@ -5,6 +5,7 @@ from outrider.core.chain import counting, full_chains, straight
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
+from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
@@ -20,7 +21,15 @@ from outrider.core.protocols import (
 )
 from outrider.core.race import noise, race
 from outrider.core.rng import AHEAD, Role, Stream, row_keys
-from outrider.core.round import Judge, Judgement, Round, by_the_rule, check_compatible, run_round
+from outrider.core.round import (
+    Judge,
+    Judgement,
+    Overlap,
+    Round,
+    by_the_rule,
+    check_compatible,
+    run_round,
+)
 from outrider.core.transfer import moved
 from outrider.core.walk import (
     ClosedForm,
@@ -45,6 +54,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Drawn",
+    "Ends",
     "Judge",
     "Judgement",
     "Law",
@@ -52,6 +62,7 @@ __all__ = [
     "Needs",
     "NodeRule",
     "OutriderError",
+    "Overlap",
     "Prefix",
     "ReadsLogits",
     "Role",

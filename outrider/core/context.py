@@ -6,12 +6,14 @@ Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted to
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from outrider.core.chain import counting
 from outrider.core.draft import Draft
+from outrider.core.ends import Ends
 from outrider.core.protocols import Law
 from outrider.core.rng import Coming, Stream, row_keys
 
@@ -31,6 +33,7 @@ class Context:
         law: the sampling law of the rows.
         sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
             the row's own tokens are then the decoder's alone. None without an encoder.
+        ends: where the rows' sequences end; None if nowhere.
     """
 
     tokens_BT: Tensor
@@ -40,6 +43,7 @@ class Context:
     key_B: Tensor
     law: Law
     sources: list[tuple[int, ...]] | None = None
+    ends: Ends | None = None
     _coming: Coming | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -51,9 +55,10 @@ class Context:
         requests: Sequence[int],
         device: torch.device | str = "cpu",
         sources: Sequence[Sequence[int]] | None = None,
+        ends: Ends | None = None,
     ) -> "Context":
-        """A batch of non-empty prompts (token ids), one seed and request number per row, and one
-        non-empty source text where there is an encoder."""
+        """A batch of non-empty prompts (token ids), one seed and request number per row, one
+        non-empty source text where there is an encoder, and where the sequences end."""
         lengths = [len(prompt) for prompt in prompts]
         tokens_BT = torch.zeros(len(prompts), max(lengths) + _SLACK, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -67,6 +72,7 @@ class Context:
             row_keys(list(seeds), list(requests), device),
             law,
             None if sources is None else [tuple(source) for source in sources],
+            ends,
         )
 
     @property
@@ -88,6 +94,18 @@ class Context:
         if self.is_even:
             return self.tokens_BT[:, self.lengths[0] - 1]
         return self.tokens_BT.gather(1, self.length_B[:, None] - 1)[:, 0]
+
+    @property
+    def ended_B(self) -> Tensor:
+        """Which rows have an end token in their output. Rows of an engine leave when they end, but
+        what a drafter writes for itself may run past the end."""
+        if self.ends is None:
+            return torch.zeros_like(self.length_B, dtype=torch.bool)
+        place_T = counting(self.tokens_BT.shape[1], self.device)
+        in_output_BT = (place_T >= self.prompt_length_B[:, None]) & (
+            place_T < self.length_B[:, None]
+        )
+        return (in_output_BT & self.ends.are_ends(self.tokens_BT)).any(1)
 
     @property
     def rng(self) -> Stream:
@@ -121,6 +139,8 @@ class Context:
         self.prompt_length_B = self.prompt_length_B[index_B]
         if self.sources is not None:
             self.sources = [self.sources[row] for row in rows]
+        if self.ends is not None:
+            self.ends = self.ends.keep(rows)
 
     def join(self, other: "Context") -> None:
         """Appends the rows of another context. The caller replaces the law."""
@@ -133,6 +153,8 @@ class Context:
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
         if self.sources is not None and other.sources is not None:
             self.sources = self.sources + other.sources
+        if self.ends is not None and other.ends is not None:
+            self.ends = self.ends.join(other.ends)
 
     def _made(self) -> Tensor:
         if self._coming is None or not self._coming.reaches(self.lengths):
@@ -158,6 +180,8 @@ class Prefix:
         context: the committed tokens.
         tokens: gives ``tokens_BK``, drafted tokens in order.
         on_path: gives ``on_path_BMK``, whether token k lies on the path to place m.
+        exists: gives which places there are, (B, M); None if all.
+        draft: the draft whose nodes the places are; None if they are no nodes.
 
     Attributes:
         dead_BM: at which places the law that was asked about them found no token to sample; None
@@ -168,26 +192,42 @@ class Prefix:
     dead_BM: Tensor | None = None
 
     def __init__(
-        self, context: Context, tokens: Callable[[], Tensor], on_path: Callable[[], Tensor]
+        self,
+        context: Context,
+        tokens: Callable[[], Tensor],
+        on_path: Callable[[], Tensor],
+        exists: Callable[[], Tensor] | None = None,
+        draft: Draft | None = None,
     ) -> None:
         self.context = context
+        self.draft = draft
         self._tokens = tokens
         self._on_path = on_path
+        self._exists = exists
 
     @classmethod
     def of_draft(cls, context: Context, draft: Draft) -> "Prefix":
         """The places are the nodes of a draft."""
-        return cls(context, lambda: draft.tokens_BN[:, 1:], lambda: draft.ancestors_BNN[:, :, 1:])
+        return cls(
+            context,
+            lambda: draft.tokens_BN[:, 1:],
+            lambda: draft.ancestors_BNN[:, :, 1:],
+            lambda: draft.mask_BN,
+            draft,
+        )
 
     @classmethod
-    def of_chain(cls, context: Context, tokens: Sequence[Tensor]) -> "Prefix":
-        """One place, behind all the tokens, each (B,)."""
+    def of_chain(
+        cls, context: Context, tokens: Sequence[Tensor], exists_B: Tensor | None = None
+    ) -> "Prefix":
+        """One place, behind all the tokens, each (B,); in which rows it exists, if not in all."""
         B, K = context.num_rows, len(tokens)
         none_B0 = context.tokens_BT[:, :0]
         return cls(
             context,
             lambda: torch.stack(list(tokens), 1) if K else none_B0,
             lambda: torch.ones(B, 1, K, dtype=torch.bool, device=context.device),
+            None if exists_B is None else lambda: exists_B[:, None],
         )
 
     @cached_property
@@ -198,8 +238,31 @@ class Prefix:
     def on_path_BMK(self) -> Tensor:
         return self._on_path()
 
+    @cached_property
+    def is_open_BM(self) -> Tensor:
+        """Whether a token may come to stand at each place: the place exists, no end token is in the
+        output before it, and the row is not at its greatest length."""
+        context, on_path_BMK = self.context, self.on_path_BMK
+        B, M, _ = on_path_BMK.shape
+        open_BM = torch.ones(B, M, dtype=torch.bool, device=context.device)
+        if self._exists is not None:
+            open_BM = open_BM & self._exists()
+        if context.ends is None:
+            return open_BM
+        ends_BK = context.ends.are_ends(self.tokens_BK)
+        ended_BM = context.ended_B[:, None] | (on_path_BMK & ends_BK[:, None]).any(2)
+        length_BM = context.length_B[:, None] + on_path_BMK.sum(2)
+        return open_BM & ~ended_BM & (length_BM < context.ends.length_B[:, None])
+
     def row(self, b: int, m: int) -> Tensor:
         """All token ids before place m of row b, shape (1, T)."""
         context = self.context
         committed_T = context.tokens_BT[b, : context.lengths[b]]
-        return torch.cat([committed_T, self.tokens_BK[b][self.on_path_BMK[b, m]]])[None]
+        drafted_K = torch.tensor(self.paths[b][m], dtype=torch.int64, device=context.device)
+        return torch.cat([committed_T, drafted_K])[None]
+
+    @cached_property
+    def paths(self) -> list[list[list[int]]]:
+        """The drafted tokens before each place of each row, on the host."""
+        rows = zip(self.tokens_BK.tolist(), self.on_path_BMK.tolist(), strict=True)
+        return [[list(compress(tokens, path)) for path in paths] for tokens, paths in rows]

@@ -38,6 +38,9 @@ class Draft:
             truncation; None unless the rule reads them.
         step_probs_BN: of a search, the share of each token's path in what its step chose from: all
             continuations of all beams; 1 at the root. None from other drafters.
+        drawn_probs_BN: of chosen tokens that were drawn all the same, by noise that the rule
+            shares: the draft's probability of each behind its parent, for the statistics; arbitrary
+            at the root. None from other drafters.
         longest_walk: most nodes that a walk from the root down may come to, refused siblings
             included, where whoever drafted knows it without a look at the device.
         is_full: it is a chain all of whose nodes are known to exist, without a look at the device;
@@ -53,6 +56,7 @@ class Draft:
     logits_BNV: Tensor | None = None
     step_probs_BN: Tensor | None = None
     longest_walk: int | None = None
+    drawn_probs_BN: Tensor | None = None
     is_full: bool = field(default=False, init=False)
 
     @classmethod
@@ -64,13 +68,22 @@ class Draft:
         drawn: Drawn,
         logits_BNV: Tensor | None = None,
         step_probs_BN: Tensor | None = None,
+        drawn_probs_BN: Tensor | None = None,
     ) -> "Draft":
         """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
         all nodes exist."""
         full = full_chains(tokens_BN)
         all_BN = full.mask_BN if mask_BN is None else mask_BN
         draft = cls(
-            tokens_BN, full.parents_BN, all_BN, probs_BNV, drawn, True, logits_BNV, step_probs_BN
+            tokens_BN,
+            full.parents_BN,
+            all_BN,
+            probs_BNV,
+            drawn,
+            True,
+            logits_BNV,
+            step_probs_BN,
+            drawn_probs_BN=drawn_probs_BN,
         )
         object.__setattr__(draft, "is_full", mask_BN is None)  # so that no copy inherits it
         return draft

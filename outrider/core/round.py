@@ -5,7 +5,7 @@ Legend: B rows, N nodes, K columns emitted (depth + 1), V vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -24,14 +24,14 @@ class Round:
     """Everything a round decided, still on the device.
 
     Attributes:
-        draft: what was proposed.
+        draft: what was judged: the drafter's draft without what lies behind an end token.
         scores: the target's raw logits at the nodes.
         p_BNV: what the verifier judged by: the target's laws, or its warped logits where the
             verifier needs no laws.
         verdict: what was accepted.
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
         judged_by_logits: whether ``p_BNV`` holds logits only.
-        overlap_B: the sum of min(1, p/q) over the verified tokens, where the judge knows it.
+        overlap: what the draft says of α, where the judge knows it.
         dead_BN: at which nodes the law left no token to sample; None where it reports none.
     """
 
@@ -41,18 +41,32 @@ class Round:
     verdict: Verdict
     emitted_BK: Tensor
     judged_by_logits: bool
-    overlap_B: Tensor | None = None
+    overlap: "Overlap | None" = None
     dead_BN: Tensor | None = None
+
+
+class Overlap(NamedTuple):
+    """What a round's draft says of α = E[Σ_x min(p, q)], by depth (``engine/counts.py``).
+
+    Attributes:
+        reached_BD: the probability that token-level rejection sampling comes to the position; 0
+            where nothing was drafted.
+        overlap_BD: the same times an unbiased estimate of Σ_x min(p, q) there.
+    """
+
+    reached_BD: Tensor
+    overlap_BD: Tensor
 
 
 @dataclass(frozen=True)
 class Judgement:
     """What a rule made of a draft; attributes as in :class:`Round`."""
 
+    draft: Draft
     p_BNV: Tensor
     verdict: Verdict
     emitted_BK: Tensor
-    overlap_B: Tensor | None = None
+    overlap: Overlap | None = None
     dead_BN: Tensor | None = None
 
 
@@ -81,21 +95,21 @@ def run_round(
     calls ``context.advance``.
     """
     rng = context.rng
-    draft = drafter.propose(state, context, budget, rng)
-    scores = target.score(cache, draft)
-    found = (judge or by_the_rule)(verifier, draft, scores.logits_BNV, context, rng)
-    target.commit(cache, draft, found.verdict)
-    drafter.commit(state, draft, found.verdict, scores)
+    proposed = drafter.propose(state, context, budget, rng)
+    scores = target.score(cache, proposed)
+    found = (judge or by_the_rule)(verifier, proposed, scores.logits_BNV, context, rng)
+    target.commit(cache, proposed, found.verdict)
+    drafter.commit(state, proposed, found.verdict, scores)
     context.append(found.emitted_BK, found.verdict.num_emitted_B)
     by_logits = verifier.needs != "law"
     return Round(
-        draft,
+        found.draft,
         scores,
         found.p_BNV,
         found.verdict,
         found.emitted_BK,
         by_logits,
-        found.overlap_B,
+        found.overlap,
         found.dead_BN,
     )
 
@@ -103,7 +117,13 @@ def run_round(
 def by_the_rule(
     verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
 ) -> Judgement:
-    """The judge of any rule, any draft and any law."""
+    """The judge of any rule, any draft and any law.
+
+    Nodes behind an end token are taken out of the draft first, so that neither a law nor a rule
+    comes to see what plain decoding never would.
+    """
+    if context.ends is not None:
+        draft = context.ends.cut(draft)
     law = context.law if verifier.needs == "law" else context.law.logits
     prefix = Prefix.of_draft(context, draft)
     p_BNV = law(logits_BNV, prefix)
@@ -111,7 +131,7 @@ def by_the_rule(
     if reading is not None:
         verifier = reading(logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
-    return Judgement(p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
+    return Judgement(draft, p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:

@@ -149,7 +149,7 @@ class BeamDrafter(ModelBacked):
         )
         for pick in picks:
             logits_BnV = self._logits(state, context, tree)
-            q_BnV = self._laws(logits_BnV, tree.prefix(context))
+            q_BnV = self._laws(logits_BnV, tree.prefix(context, score_Bn))
             total_B = score_Bn.logsumexp(1)
             score_Bn, index_Bn = pick(score_Bn, q_BnV)
             V = q_BnV.shape[2]

@@ -190,7 +190,8 @@ class _Beams:
     def continuations(self, k: int) -> tuple[list[float], list[int], list[int]]:
         """Scores, parents and tokens of the k best, best first; one pass of the model."""
         log_p_BnV = self._logits().float().log_softmax(-1)
-        log_p_BnV = self._context.law.logits(log_p_BnV, self._tree.prefix(self._context))
+        prefix = self._tree.prefix(self._context, self._score_Bn)
+        log_p_BnV = self._context.law.logits(log_p_BnV, prefix)
         score_Bk, index_Bk = best(self._score_Bn, log_p_BnV, k)
         V = log_p_BnV.shape[2]
         return score_Bk[0].tolist(), (index_Bk[0] // V).tolist(), (index_Bk[0] % V).tolist()

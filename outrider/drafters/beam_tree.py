@@ -79,9 +79,14 @@ class BeamTree:
         tree = BeamTree(self.tokens_BM[:, old_M], new_M[self.path_BnK], self.depth_M[old_M])
         return tree, old_M
 
-    def prefix(self, context: Context) -> Prefix:
-        """What precedes the place behind each living beam."""
-        return Prefix(context, lambda: self.tokens_BM, lambda: self.on_path_BnM)
+    def prefix(self, context: Context, score_Bn: Tensor) -> Prefix:
+        """What precedes the place behind each living beam; a beam of score -inf does not exist."""
+        return Prefix(
+            context,
+            lambda: self.tokens_BM,
+            lambda: self.on_path_BnM,
+            lambda: score_Bn > -torch.inf,
+        )
 
 
 def best(score_Bn: Tensor, log_q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -108,9 +108,8 @@ class DynamicTreeDrafter(ModelBacked):
                 nodes = Nodes(on_path_BnM, depth_M.expand(B, -1))
                 logits_BnV = self.model.extend(state.cache, token_Bn, nodes)
             logits_BnV = fitted(logits_BnV, self.num_tokens)
-            log_q_Bnk, token_Bnk = _log_law(logits_BnV, _prefix(context, fed_BM, on_path_BnM)).topk(
-                k
-            )
+            prefix = _prefix(context, fed_BM, on_path_BnM, score_Bn)
+            log_q_Bnk, token_Bnk = _log_law(logits_BnV, prefix).topk(k)
             score_BE = (score_Bn[..., None] + log_q_Bnk).flatten(1)
             tokens.append(token_Bnk.flatten(1))
             parents.append(node_Bn.repeat_interleave(k, 1))
@@ -118,7 +117,8 @@ class DynamicTreeDrafter(ModelBacked):
             if level + 1 == depth:
                 break
 
-            score_Bn, place_Bn = (x[:, :k] for x in _sorted(score_BE))
+            growing_BE = _growing(context, score_BE, tokens[-1])
+            score_Bn, place_Bn = (x[:, :k] for x in _sorted(growing_BE))
             node_Bn = place_Bn + 1 + sum(x.shape[1] for x in tokens[:-1])
             fed_BM = torch.cat([fed_BM, tokens[-1].gather(1, place_Bn)], 1)
             above_BnM = on_path_BnM.gather(
@@ -161,9 +161,17 @@ def _log_law(logits_BnV: Tensor, prefix: Prefix) -> Tensor:
     return law(logits_BnV, prefix).log().clamp(max=0)
 
 
-def _prefix(context: Context, fed_BM: Tensor, on_path_BnM: Tensor) -> Prefix:
-    """What precedes the expanded nodes; all on their paths has been fed."""
-    return Prefix(context, lambda: fed_BM, lambda: on_path_BnM)
+def _growing(context: Context, score_BE: Tensor, token_BE: Tensor) -> Tensor:
+    """The scores by which nodes are expanded: nothing grows behind an end token."""
+    if context.ends is None:
+        return score_BE
+    return score_BE.masked_fill(context.ends.are_ends(token_BE), -torch.inf)
+
+
+def _prefix(context: Context, fed_BM: Tensor, on_path_BnM: Tensor, score_Bn: Tensor) -> Prefix:
+    """What precedes the expanded nodes; all on their paths has been fed. A node of score -inf does
+    not exist."""
+    return Prefix(context, lambda: fed_BM, lambda: on_path_BnM, lambda: score_Bn > -torch.inf)
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

@@ -116,9 +116,11 @@ class HostState(Generic[R]):
 
 
 def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -> Draft:
-    """Chosen chains, one list of tokens per row; the rows' own budgets cut them."""
+    """Chosen chains, one list of tokens per row; the rows' own budgets and end tokens cut them."""
+    ends, device = state.context.ends, state.context.device
+    if ends is not None:
+        found = [ends.cut_tokens(row, tokens) for row, tokens in enumerate(found)]
     N = 1 + max(map(len, found))
-    device = state.context.device
     mask_BN = None
     if any(len(tokens) + 1 < N for tokens in found):
         end_B = np.array([len(tokens) for tokens in found])

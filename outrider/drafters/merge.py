@@ -33,7 +33,7 @@ def _best(rng: Stream, num_tokens: int) -> Pick:
     return lambda q_BV, i: q_BV.argmax(-1)
 
 
-BEST = Picker("chosen", _best)
+BEST = Picker("chosen", _best, draws=False)
 """Takes the most likely token."""
 
 

@@ -203,7 +203,8 @@ class ModelDrafter(ModelBacked):
         pick = _argmax if greedy else self._picker.start(rng, γ)
         for i in range(γ):
             logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
-            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:]))
+            exists_B = None if going is None else going.exists[i]
+            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:], exists_B))
             x_B = pick(row_BV, i)
             tokens.append(x_B)
             rows.append(row_BV)
@@ -216,12 +217,14 @@ class ModelDrafter(ModelBacked):
             exists_BN = torch.stack(going.exists[: len(tokens)], 1)
             mask_BN = exists_BN if mask_BN is None else mask_BN & exists_BN
         drawn: Drawn = "chosen" if greedy or not γ else self.drawn
+        shares_noise = γ and not greedy and self._picker.draws and drawn == "chosen"
         return Draft.chain(
             torch.stack(tokens, 1),
             mask_BN,
             _with_last(rows) if drawn == "iid" else None,
             drawn,
             _with_last(rows) if greedy and γ and self.keep_logits else None,
+            drawn_probs_BN=_token_probs(rows, tokens) if shares_noise else None,
         )
 
     def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
@@ -266,6 +269,13 @@ def _argmax(row_BV: Tensor, i: int) -> Tensor:
 def _with_last(rows: list[Tensor]) -> Tensor:
     """Rows of places 0 … γ-1, and one of zeros for the last token, which has no children."""
     return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
+
+
+def _token_probs(rows: list[Tensor], tokens: list[Tensor]) -> Tensor:
+    """The probability of each drafted token under its row, (B, N); 1 at the root."""
+    pairs = zip(rows, tokens[1:], strict=True)
+    probs = [row_BV.gather(1, x_B[:, None])[:, 0] for row_BV, x_B in pairs]
+    return torch.stack([torch.ones_like(probs[0]), *probs], 1)
 
 
 def fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:

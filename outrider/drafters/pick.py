@@ -25,10 +25,12 @@ class Picker:
     Attributes:
         drawn: what the tokens are to a verifier.
         start: makes a round's :data:`Pick` from its random numbers and the most tokens drafted.
+        draws: whether a token has the probability that its law says.
     """
 
     drawn: Drawn
     start: Callable[[Stream, int], Pick]
+    draws: bool = True
 
 
 def _independent(rng: Stream, num_tokens: int) -> Pick:

@@ -32,6 +32,7 @@ class StageContext(Context):
             context.key_B,
             context.law,
             context.sources,
+            context.ends,
         )
 
     @property

@@ -139,7 +139,8 @@ class TreeDrafter(ModelBacked):
         laws = []
         for depth, level in enumerate(levels):
             logits_BnV = self._logits(state, context, tokens_BN, level)
-            q_BnV = warp(fitted(logits_BnV, self.num_tokens), _prefix(context, tokens_BN, level))
+            prefix = _prefix(context, tokens_BN, mask_BN, level)
+            q_BnV = warp(fitted(logits_BnV, self.num_tokens), prefix)
             token_Bnk, exists_Bnk = _children(q_BnV, drawn, level, u_BD)
             exists_BC = exists_Bnk.flatten(1)[:, level.slot_C] & mask_BN[:, level.parent_C]
             if budget.tokens_B is not None:
@@ -167,10 +168,15 @@ class TreeDrafter(ModelBacked):
         return self.model.extend(state.cache, tokens_Bn, nodes)
 
 
-def _prefix(context: Context, tokens_BN: Tensor, level: Level) -> Prefix:
+def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) -> Prefix:
     """What precedes the level's inner nodes and, as they are drafted too, the nodes themselves."""
     B = context.num_rows
-    return Prefix(context, lambda: tokens_BN[:, 1:], lambda: level.on_path_nK.expand(B, -1, -1))
+    return Prefix(
+        context,
+        lambda: tokens_BN[:, 1:],
+        lambda: level.on_path_nK.expand(B, -1, -1),
+        lambda: mask_BN[:, level.inner_n],
+    )
 
 
 def _children(

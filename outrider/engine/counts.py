@@ -2,7 +2,25 @@
 
 Of a full chain the host knows most by itself, and only what it does not know becomes a column.
 
-Legend: B rows, N nodes, D drafted tokens of a chain (N-1), V vocabulary.
+α, Leviathan's acceptance, is defined here once and for every method: the mean of the overlap
+Σ_x min(p, q) over the positions that token-level rejection sampling verifies, whatever rule was at
+work. Along the draft x_1 … x_n, cut where the sequence ends,
+
+    r_i = min(1, p_i(x_i) / q_i(x_i)),   w_i = r_1 … r_{i-1}
+    α   = Σ w_i r_i / Σ w_i,   both sums over all rounds
+
+As x_i ~ q_i, r_i is an unbiased estimate of Σ_x min(p_i, q_i); and w_i, the probability that
+rejection sampling accepts all tokens before position i, depends on those tokens alone. So neither
+sum is biased by what the rule decided: block verification, say, comes to a position *because* of
+the tokens behind it, and a mean over its own positions would be too high. Besides:
+
+    a chosen token has the point mass as its q: r_i = p_i(x_i), which is Σ_x min(p, q)
+    a search (beams) does not draw from q: Σ_x min(p, q) itself takes the place of r_i in the sum
+    at temperature 0 both are point masses: r_i = 1 if x_i = argmax p_i, else 0
+    of a tree, x_1 … x_n are the first children from the root down, which are draws as in a chain
+    nothing is counted behind the end of the sequence
+
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,8 +28,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from outrider.core import Draft, Round, Verdict, counting
+from outrider.core import Draft, Overlap, Round, Verdict, best
 
 
 @dataclass(frozen=True)
@@ -22,14 +41,16 @@ class Counts:
         drafted: drafted tokens; of a tree, all its nodes.
         depth: of these, the most along one path.
         refused: whether something was drafted behind the last accepted token, and refused.
-        overlap: an unbiased estimate of the sum of Σ min(p, q) over the verified positions.
+        reached: w of each position.
+        overlap: w times an unbiased estimate of Σ min(p, q), of each position.
         strayed: KL(p‖π), KL(π‖p) and total variation at each drafted place, where measured.
     """
 
     drafted: int
     depth: int
     refused: bool
-    overlap: float
+    reached: Sequence[float]
+    overlap: Sequence[float]
     strayed: Sequence[tuple[float, float, float]] = ()
 
 
@@ -38,36 +59,119 @@ def count_columns(turn: Round) -> list[Tensor]:
     columns = [turn.verdict.num_accepted_B]
     if not _is_plain(turn.draft):
         columns += [turn.draft.num_drafted_B, _depth(turn.draft), _refused(turn)]
-    if not _overlap_is_accepted(turn):
-        overlap_B = turn.overlap_B
-        if overlap_B is None:
-            overlap_B = overlap(turn.draft, turn.p_BNV, turn.verdict)
-        columns.append(overlap_B)
     return columns
 
 
 def read_counts(
-    turn: Round, numbers: Sequence[float], strayed: Sequence[tuple[float, float, float]]
+    turn: Round,
+    numbers: Sequence[float],
+    overlaps: Sequence[Sequence[float]],
+    strayed: Sequence[tuple[float, float, float]],
 ) -> Counts:
-    """A row's counts, from its share of :func:`count_columns`."""
-    accepted = numbers[0]
-    overlap = accepted if _overlap_is_accepted(turn) else numbers[-1]
+    """A row's counts, from its shares of :func:`count_columns` and :func:`overlap_of`."""
+    accepted = int(numbers[0])
     if _is_plain(turn.draft):
-        drafted = turn.draft.num_nodes - 1
-        return Counts(drafted, drafted, accepted < drafted, float(overlap), strayed)
-    counted = [int(number) for number in numbers[1:4]]
-    return Counts(counted[0], counted[1], bool(counted[2]), float(overlap), strayed)
+        drafted = depth = turn.draft.num_nodes - 1
+        refused = accepted < drafted
+    else:
+        drafted, depth, refused = int(numbers[1]), int(numbers[2]), bool(numbers[3])
+    if overlaps:
+        reached, overlap = overlaps
+    else:
+        reached, overlap = [1.0] * (accepted + refused), [1.0] * accepted
+    return Counts(drafted, depth, refused, reached, overlap, strayed)
+
+
+def overlap_of(turn: Round, lossless: bool) -> Overlap | None:
+    """What a round says of α; None where it follows from what was accepted: of chains, where a
+    lossless rule judged by the argmax."""
+    draft = turn.draft
+    if turn.overlap is not None:
+        return turn.overlap
+    if draft.num_nodes == 1 or (turn.judged_by_logits and lossless and draft.is_chain):
+        return None
+    if not turn.judged_by_logits:
+        return overlap(draft, turn.p_BNV)
+    if lossless:
+        return _by_depth(draft, _accepted(draft, turn.verdict))
+    parents_BD = draft.parents_BN[:, 1:].clamp(min=0)
+    hits_BD = best(turn.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
+    return _by_depth(draft, hits_BD.to(turn.p_BNV.dtype))
+
+
+def overlap(draft: Draft, p_BNV: Tensor) -> Overlap:
+    """What a draft of two nodes or more says of α, judged by the target's laws.
+
+    min(1, p(x)/q(x)) costs two gathers where the sum over the vocabulary would cost a pass over
+    both laws. Traced by ``judged.py``.
+    """
+    ratio_BD = _at_tokens(draft, p_BNV)
+    if draft.drawn_probs_BN is not None:
+        ratio_BD = ratio_BD / draft.drawn_probs_BN[:, 1:]
+    elif draft.probs_BNV is not None:
+        ratio_BD = ratio_BD / _at_tokens(draft, draft.probs_BNV)
+    ratio_BD = ratio_BD.clamp(max=1)
+    if draft.drawn != "searched" or draft.probs_BNV is None:
+        return _by_depth(draft, ratio_BD)
+    common_BN = torch.minimum(p_BNV, draft.probs_BNV).sum(-1)
+    return _by_depth(draft, ratio_BD, common_BN.gather(1, draft.parents_BN[:, 1:]))
+
+
+def _by_depth(draft: Draft, ratio_BD: Tensor, estimate_BD: Tensor | None = None) -> Overlap:
+    """From r of each drafted node, and the estimate of the overlap where that is another number."""
+    if not draft.is_full:
+        ratio_BD = torch.where(draft.mask_BN[:, 1:], ratio_BD, 0.0)
+    if draft.is_chain:
+        product_BD = ratio_BD.cumprod(1)
+        reached_BD = pad(product_BD[:, :-1], (1, 0), value=1.0)
+    else:
+        above_BNN = draft.ancestors_BNN.tril(-1)[:, 1:, 1:]
+        reached_BD = torch.where(above_BNN, ratio_BD[:, None], 1.0).prod(2)
+        product_BD = reached_BD * ratio_BD
+    if not draft.is_full:
+        reached_BD = torch.where(_leads(draft)[:, 1:], reached_BD, 0.0)
+    overlap_BD = product_BD if estimate_BD is None else reached_BD * estimate_BD
+    if not draft.is_full:  # rows of nodes that do not count may hold anything
+        overlap_BD = torch.where(reached_BD > 0, overlap_BD, 0.0)
+    if draft.is_chain:
+        return Overlap(reached_BD, overlap_BD)
+    place_BD = (draft.depth_BN[:, 1:] - 1).clamp(min=0)
+    zeros_BD = torch.zeros_like(reached_BD)
+    return Overlap(
+        zeros_BD.scatter_add(1, place_BD, reached_BD),
+        zeros_BD.scatter_add(1, place_BD, overlap_BD),
+    )
+
+
+def _leads(draft: Draft) -> Tensor:
+    """Which nodes are on the path of first children from the root down, (B, N)."""
+    if draft.is_chain:
+        return draft.mask_BN
+    siblings_BNN = draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
+    later_BN = (siblings_BNN & draft.mask_BN[:, None]).tril(-1).any(2)
+    return draft.mask_BN & ~(draft.ancestors_BNN & later_BN[:, None]).any(2)
+
+
+def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
+    """1 for drafted nodes on the accepted path, else 0, (B, D)."""
+    step_D = torch.arange(verdict.path_BD.shape[1], device=verdict.path_BD.device)
+    on_path_BD = (step_D < verdict.num_accepted_B[:, None]).float()
+    accepted_BN = torch.zeros(draft.tokens_BN.shape, device=on_path_BD.device)
+    return accepted_BN.scatter_reduce(1, verdict.path_BD, on_path_BD, "amax")[:, 1:]
+
+
+def _at_tokens(draft: Draft, law_BNV: Tensor) -> Tensor:
+    """What each drafted node's token has in its parent's row, (B, D)."""
+    if draft.is_chain:
+        return law_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+    V = law_BNV.shape[2]
+    place_BD = draft.parents_BN[:, 1:].clamp(min=0) * V + draft.tokens_BN[:, 1:]
+    return law_BNV.flatten(1).gather(1, place_BD)
 
 
 def _is_plain(draft: Draft) -> bool:
     """Whether what was drafted and refused follows from what was accepted."""
     return draft.is_full and draft.drawn != "searched"
-
-
-def _overlap_is_accepted(turn: Round) -> bool:
-    """Where no laws were computed (greedy), and for trees, the overlap is taken as 1 for accepted
-    tokens and 0 where all were refused."""
-    return turn.judged_by_logits or not turn.draft.is_chain or turn.draft.num_nodes == 1
 
 
 def _depth(draft: Draft) -> Tensor:
@@ -89,26 +193,9 @@ def _refused(turn: Round) -> Tensor:
     if draft.is_chain:
         last_B = num_accepted_B
     else:
-        path_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
+        path_BN = pad(verdict.path_BD, (1, 0))
         last_B = path_BN.gather(1, num_accepted_B[:, None])[:, 0]
     child_BN = draft.mask_BN & (draft.parents_BN == last_B[:, None])
     if draft.drawn == "searched":
         child_BN = child_BN & (draft.tokens_BN != verdict.next_token_B[:, None])
     return child_BN.any(1)
-
-
-def overlap(draft: Draft, p_BNV: Tensor, verdict: Verdict) -> Tensor:
-    """Sum over a chain's verified places of an unbiased estimate of Σ min(p, q), shape (B,).
-
-    min(1, p(x)/q(x)) at the drafted token has that mean under x ~ q. It costs two gathers where
-    the sum over the vocabulary would cost a pass over both laws.
-    """
-    x_BD1 = draft.tokens_BN[:, 1:, None]
-    ratio_BD = p_BNV[:, :-1].gather(2, x_BD1)[..., 0]
-    if draft.probs_BNV is not None:
-        ratio_BD = (ratio_BD / draft.probs_BNV[:, :-1].gather(2, x_BD1)[..., 0]).clamp(max=1)
-    depth_D = counting(draft.num_nodes - 1, ratio_BD.device)
-    verified_BD = depth_D <= verdict.num_accepted_B[:, None]
-    if not draft.is_full:
-        verified_BD = verified_BD & draft.mask_BN[:, 1:]
-    return torch.where(verified_BD, ratio_BD, 0.0).sum(1)

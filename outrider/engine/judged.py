@@ -5,9 +5,10 @@ softmax before it and the acceptance estimate behind it. Its random numbers are 
 the rule itself, so that it decides as it would have, up to rounding.
 
 A rule takes part by ``traceable: ClassVar[bool] = True``, if its code looks at no number (no
-``bool(tensor)``) and draws by ``rng.uniform`` alone. By the rule itself go all others, drafts that
-are no full chains, laws that are more than a temperature, and, where bits must not depend on who
-computes them, whatever samples.
+``bool(tensor)``), draws by ``rng.uniform`` alone, and decides on each token without regard to the
+rows behind it: drafts are not cut at their end tokens before a program judges them. By the rule
+itself go all others, drafts that are no full chains, laws that are more than a temperature, and,
+where bits must not depend on who computes them, whatever samples.
 
 Legend: B rows, N nodes, R random numbers, V vocabulary.
 """
@@ -32,6 +33,7 @@ from outrider.core import (
     Draft,
     Judgement,
     Law,
+    Overlap,
     Stream,
     Verdict,
     Verifier,
@@ -89,13 +91,13 @@ class JudgeByLaw(JudgeByLogits):
         temperature_B: Tensor,
         q_BNV: Tensor,
     ) -> tuple[Tensor, ...]:
-        """The same, and then the law (B, N, V) and the overlap (B,)."""
+        """The same, then the law (B, N, V), and the two parts of its overlap, each (B, D)."""
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
         p_BNV = (z_BNV / temperature_B[:, None, None].to(z_BNV.dtype)).softmax(-1)
         draft = Draft.chain(tokens_BN, None, q_BNV, "iid")
         verdict = self.verifier(draft, p_BNV, _numbers(tokens_BN[:, 0], u_BR))
-        emitted_BK, overlap_B = verdict.emitted(draft), overlap(draft, p_BNV, verdict)
-        return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, overlap_B
+        emitted_BK, found = verdict.emitted(draft), overlap(draft, p_BNV)
+        return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, *found
 
 
 class CompiledJudge:
@@ -128,10 +130,16 @@ class CompiledJudge:
             temperature_B = cast(Warp, context.law).temperature_B
             inputs += [rng.together_BR.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
         num_accepted_B, next_B, emitted_BK, *of_law = graph(inputs)
+        if context.ends is not None:
+            draft = context.ends.cut(draft)
         path_BD = full_chains(draft.tokens_BN).path_BD
         verdict = Verdict(path_BD, num_accepted_B, next_B)
-        p_BNV, overlap_B = of_law or (logits_BNV, None)
-        return Judgement(p_BNV, verdict, emitted_BK, overlap_B)
+        if not of_law:
+            return Judgement(draft, logits_BNV, verdict, emitted_BK)
+        p_BNV, *found = of_law
+        counted_BD = draft.mask_BN[:, 1:]
+        of_alpha = found if draft.is_full else (torch.where(counted_BD, x, 0.0) for x in found)
+        return Judgement(draft, p_BNV, verdict, emitted_BK, Overlap(*of_alpha))
 
     def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
         """Makes the program of a rule for drafts of such logits, unless there can be none."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Drafter, Judge, Round, Verifier, run_round
+from outrider.core import Budget, Context, Drafter, Ends, Judge, Overlap, Round, Verifier, run_round
 from outrider.engine.admission import Booking, Memory
 from outrider.engine.budget import plan
-from outrider.engine.counts import count_columns, read_counts
+from outrider.engine.counts import count_columns, overlap_of, read_counts
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.reading import read
@@ -90,6 +90,11 @@ class Slots:
             [row.request.number for row in rows],
             self._target.device,
             None if self._target.opening is None else [row.request.prompt_ids for row in rows],
+            Ends.of(
+                [row.ending.token_ids for row in rows],
+                [len(row.request.first_ids) + row.ending.left for row in rows],
+                self._target.device,
+            ),
         )
         cache, state = self._target.start(context), self._drafter.start(context)
         self.rows += rows
@@ -123,7 +128,7 @@ class Slots:
         )
         logprobs = Logprobs.of(turn, [row.request.sampling.logprobs for row in self.rows])
         strayed_BDM = realised(turn, verifier) if self._measure else None
-        self._read(turn, logprobs, strayed_BDM)
+        self._read(turn, logprobs, overlap_of(turn, verifier.lossless), strayed_BDM)
         self._charge(began)
 
     def leave(self) -> list[Row]:
@@ -161,7 +166,13 @@ class Slots:
         room = [row.ending.left for row in self.rows]
         return plan(self._gamma, room, self._target.device)
 
-    def _read(self, turn: Round, logprobs: Logprobs, strayed_BDM: Tensor | None) -> None:
+    def _read(
+        self,
+        turn: Round,
+        logprobs: Logprobs,
+        overlap: Overlap | None,
+        strayed_BDM: Tensor | None,
+    ) -> None:
         """The round's one look at the device; hands each row its tokens."""
         assert self._context is not None
         models = (self._target, *self._draft_models)
@@ -169,7 +180,8 @@ class Slots:
         counts = count_columns(turn)
         strayed = [] if strayed_BDM is None else [strayed_BDM.flatten(1)]
         dead = [] if (first_B := first_dead(turn)) is None else [first_B]
-        own = [*counts, *(s for _, s in sums), *dead, turn.emitted_BK, *strayed]
+        overlaps = list(overlap or ())
+        own = [*counts, *(s for _, s in sums), *dead, turn.emitted_BK, *overlaps, *strayed]
         lines = read([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
         self._context.advance([int(line[0][0]) + 1 for line in lines])
@@ -184,7 +196,8 @@ class Slots:
             wanted = row.request.sampling.logprobs
             chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
             places = per_place(line[len(own) - 1]) if strayed else ()
-            done = read_counts(turn, numbers[: len(counts)], places)
+            by_depth = line[len(numbers) + 1 :][: len(overlaps)]
+            done = read_counts(turn, numbers[: len(counts)], by_depth, places)
             kept = row.take(tokens, done, chosen, best)
             if dead and numbers[-1] < kept:
                 errors.append(dead_end(turn, b, row, int(numbers[-1]), kept))

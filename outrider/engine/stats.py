@@ -2,7 +2,9 @@
 
 Three numbers of the field that are often confused, all reported: the *acceptance rate* is accepted
 over drafted tokens; the *acceptance length* is emitted tokens per target pass, bonus included
-(plain decoding has 1); Leviathan's *α* is the mean of Σ min(p, q) over verified positions.
+(plain decoding has 1); Leviathan's *α* is the mean of the overlap Σ min(p, q) over the positions
+that token-level rejection sampling verifies. α says how near the draft's distribution is to the
+target's, and the same of every rule; ``counts.py`` defines it and shows why it is unbiased.
 
 A lossy rule emits tokens from a law π of its own. How far it strays from the target's p is summed
 over the places of a text: both KL divergences of texts are the sums of those of their tokens.
@@ -28,8 +30,10 @@ class Stats:
             tree, all its nodes.
         accepted: of these, the ones that were emitted.
         emitted: all tokens emitted.
-        overlap: sum over verified positions of an unbiased estimate of Σ min(p, q).
-        verified: number of these positions.
+        overlap: sum over drafted positions of an unbiased estimate of Σ min(p, q), each weighted by
+            the probability that token-level rejection sampling would come to it.
+        reached: sum of these weights. Neither sum counts what lies behind the end of a sequence.
+        verified: number of positions that the rule itself came to.
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.
         texts: number of texts.
@@ -47,6 +51,7 @@ class Stats:
     accepted: int = 0
     emitted: int = 0
     overlap: float = 0.0
+    reached: float = 0.0
     verified: int = 0
     tried_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
@@ -71,8 +76,15 @@ class Stats:
 
     @property
     def alpha(self) -> float:
-        """Leviathan's α, the mean of min(1, p(x)/q(x)) over verified positions; 0 if none."""
-        return self.overlap / self.verified if self.verified else 0.0
+        """Leviathan's α, E[Σ min(p, q)]: ``overlap / reached``, an unbiased estimate over an
+        unbiased estimate whatever the rule; 0 where nothing was drafted.
+
+        A copied or otherwise chosen token is a point mass q, so its overlap is p(x). At temperature
+        0 the overlap is 1 where the drafted token is the target's argmax, else 0. In a tree it is
+        that of each node's first child. A stop string, which only the decoded text shows, ends a
+        draft where its tokens were accepted, and not where they were refused.
+        """
+        return self.overlap / self.reached if self.reached else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -114,16 +126,16 @@ class Stats:
         A text that ends inside the accepted tokens drops the rest of the round: its drafted and
         accepted tokens then end there too.
         """
-        drafted, depth, overlap = counts.drafted, counts.depth, counts.overlap
+        drafted, depth = counts.drafted, counts.depth
         tried = accepted + counts.refused
         if kept <= accepted:
             drafted = depth = accepted = tried = kept
-            overlap = min(overlap, kept)
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
         self.emitted += kept
-        self.overlap += overlap
+        self.overlap += sum(counts.overlap[:depth])
+        self.reached += sum(counts.reached[:depth])
         self.verified += tried
         for kl, reverse_kl, tv in counts.strayed[:tried]:
             self.measured += 1

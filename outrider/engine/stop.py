@@ -41,6 +41,12 @@ class Ending:
         return min(self.sampling.max_new_tokens - self._emitted, self.room)
 
     @property
+    def token_ids(self) -> frozenset[int]:
+        """The tokens that end it."""
+        stop_ids = self.sampling.stop_token_ids
+        return stop_ids if self.sampling.ignore_eos else stop_ids.union(self.eos_ids)
+
+    @property
     def text(self) -> str:
         """All text so far, cut before a stop string; decoded when somebody asks."""
         if self._unread and self.detokenizer is not None:

@@ -85,7 +85,9 @@ class Sampling:
             beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
             before any of the above is applied.
         processors: further logits processors, such as a ``transformers.LogitsProcessorList``; see
-            :data:`Processor` for what is asked of them.
+            :data:`Processor` for what is asked of them. They are asked about prefixes that plain
+            decoding could show them: none behind an end token, beyond the sequence's length, or
+            with a token that they themselves forbid.
         stateless: whether the processors' answers depend on their arguments alone. None has this
             checked, by a few calls, before anything is drafted; True promises it; with False they
             are called exactly as in plain decoding, once per emitted token and in order, and the

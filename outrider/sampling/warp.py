@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core import Prefix, best
 from outrider.core.errors import InvalidParameterError
+from outrider.sampling.open_places import open_places
 from outrider.sampling.params import Sampling
 from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
 
@@ -152,13 +153,15 @@ class Warp:
         return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """User processors see one place at a time, as ``transformers`` would show it to them."""
+        """User processors see one place at a time, as ``transformers`` would show it to them, and
+        no place that plain decoding could not come to. There the logits stay as they are: no token
+        of a sequence is ever drawn from them."""
         z_BMV = z_BMV.clone()
-        for b, sampling in enumerate(self.samplings):
-            for m in range(z_BMV.shape[1] if sampling.processors else 0):
-                input_ids = prefix.row(b, m)
-                for processor in sampling.processors:
-                    z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
+        places = open_places(self.samplings, prefix, z_BMV)
+        for b, m in places:
+            input_ids = prefix.row(b, m)
+            for processor in self.samplings[b].processors:
+                z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
         return z_BMV
 
     def _column(self, values: Sequence[float], like: Tensor) -> Tensor:

@@ -204,6 +204,24 @@ class DuplicatesRemoved(Reference):
         return super().__call__(replace(draft, mask_BN=draft.mask_BN & ~gone_BN), p_BNV, rng)
 
 
+class ReadsBehindTheEnd(Reference):
+    """Wrong: refuses a token where the rows behind it hold no law, though it ends the sequence."""
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        lawful_BN = p_BNV.sum(-1) > 0
+        lawful_BN[:, 0] = True
+        reached_BN = (lawful_BN[:, None] | ~draft.ancestors_BNN).all(2)
+        return super().__call__(replace(draft, mask_BN=draft.mask_BN & reached_BN), p_BNV, rng)
+
+
+class ReadsMissingNodes(Reference):
+    """Wrong: a row of a node that does not exist decides with the others."""
+
+    def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        worst_B = p_BNV.sum(-1).amin(1)
+        return super().__call__(draft, p_BNV * (worst_B > 0)[:, None, None], rng)
+
+
 class WithReplacementAssumed(Reference):
     """Wrong: judges draws without replacement as if they were independent."""
 

@@ -72,7 +72,8 @@ class Mtad:
 
     def best_of_depth(self, draft: Draft, log_Q_BN: Tensor) -> Tensor:
         """log Q* at each node, (B, N): the largest log Q among the nodes of the same depth."""
-        log_Q_BN = torch.where(draft.mask_BN, log_Q_BN, -math.inf)
+        known_BN = draft.mask_BN & ~log_Q_BN.isnan()  # q behind an end token may be anything
+        log_Q_BN = torch.where(known_BN, log_Q_BN, -math.inf)
         best_BN = torch.full_like(log_Q_BN, -math.inf)
         best_BN.scatter_reduce_(1, draft.depth_BN.clamp(min=0), log_Q_BN, "amax")
         return best_BN.gather(1, draft.depth_BN.clamp(min=0))

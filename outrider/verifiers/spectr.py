@@ -9,8 +9,9 @@ are k independent draws from q:
     accept the first x in draw order with   u ρ q(x) < p(x);   probability p_acc
     none:   draw from   p - min(q, p/ρ) p_acc / β,   and stop
 
-Where x is accepted, every active sequence that continues by x stays active; at the end of a
-sequence the next token comes from p. K = 1 has ρ = 1, and is rejection sampling.
+Where x is accepted, every active sequence that continues by x stays active, and q is read where one
+of them goes on; at the end of a sequence the next token comes from p. K = 1 has ρ = 1, and is
+rejection sampling.
 
 Each draw gives x with probability min(q, p/ρ), so the first accepted one has the law
 min(q, p/ρ) p_acc / β, and the last line supplies what p has beyond it. That holds for every ρ >= ρ*
@@ -73,7 +74,8 @@ class Spectr:
         for _ in range(longest(draft)):
             next_BN = active_BN.gather(1, draft.parents_BN.clamp(min=0)) & draft.mask_BN
             next_BN = next_BN & (numbers_N > 0)
-            p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, node_B]
+            above_B = draft.parents_BN[rows_B, next_BN.long().argmax(1)].clamp(min=0)
+            p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, above_B]
             num_B = next_BN.sum(1)
             if p_BNV.device.type == "cpu" and not num_B.any():  # elsewhere a look back costs more
                 break

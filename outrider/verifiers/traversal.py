@@ -100,7 +100,8 @@ class Traversal:
             left_C = left_CV.sum(1, dtype=share_C.dtype)
             mass_C1 = left_C.to(p_CV.dtype)[:, None]
             law_RV[above_C] = torch.where(mass_C1 > 0, left_CV / mass_C1, p_CV)
-            share_R[above_C] = self.share_after(share_C, left_C)
+            after_C = self.share_after(share_C, left_C)
+            share_R[above_C] = torch.where(left_C.isnan(), share_C, after_C)  # an ended node's law
             if q_RV is not None and next_q_CV is not None and draft.drawn == "distinct":
                 q_RV[above_C] = next_q_CV
         return share_R.view(B, N), law_RV.view_as(p_BNV)

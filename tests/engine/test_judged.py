@@ -116,6 +116,25 @@ def test_writes_the_same_texts(sampling: Sampling, batch: int) -> None:
         assert one.stats.accepted == other.stats.accepted
 
 
+def test_counts_the_same_where_texts_end() -> None:
+    """Drafts run past the end; nothing behind it is read or counted."""
+    prompts = ragged_prompts([5] * 24)
+    sampling = replace(SAMPLED, temperature=1.0, ignore_eos=False)
+    engine, maker = judging(max_batch_size=24)
+    plain = engine_of(tiny(), tiny(seed=1), max_batch_size=24)
+    engine.eos_ids = plain.eos_ids = frozenset(range(0, 101, 9))
+    found, wanted = engine.generate(prompts, sampling), plain.generate(prompts, sampling)
+    assert maker.calls > 3
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_ids == other.token_ids
+        assert (one.stats.drafted, one.stats.accepted) == (
+            other.stats.drafted,
+            other.stats.accepted,
+        )
+        assert one.stats.reached == pytest.approx(other.stats.reached, abs=1e-4)
+        assert one.stats.overlap == pytest.approx(other.stats.overlap, abs=1e-4)
+
+
 def judging(**settings: Any) -> tuple[Engine, Counted]:
     """An engine that judges by programs, and their maker."""
     engine = engine_of(tiny(), tiny(seed=1), γ=γ, **settings)

@@ -72,7 +72,10 @@ def test_measuring_can_be_left_out_and_changes_no_token() -> None:
 def test_places_beyond_the_end_of_the_text_are_not_counted() -> None:
     """Four accepted tokens of which the text keeps two."""
     stats = Stats(texts=1)
-    stats.count(Counts(5, 5, True, 4.0, [(1.0, 2.0, 0.5)] * 5), accepted=4, kept=2)
+    reached, overlap = [1.0, 0.9, 0.8, 0.8, 0.4], [0.9, 0.8, 0.8, 0.4, 0.1]
+    counts = Counts(5, 5, True, reached, overlap, [(1.0, 2.0, 0.5)] * 5)
+    stats.count(counts, accepted=4, kept=2)
+    assert (stats.reached, stats.overlap) == pytest.approx((1.9, 1.7))
     assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (2, 2.0, 4.0, 1.0)
 
 

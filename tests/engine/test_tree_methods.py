@@ -57,7 +57,7 @@ def test_counts_agree_with_origins(name: str) -> None:
         assert stats.verified - stats.accepted == origins.count("correction")
         assert sum(stats.tried_at) == stats.verified
         assert sum(stats.accepted_at) == stats.accepted
-        assert stats.alpha == pytest.approx(stats.accepted / stats.verified)
+        assert 0 < stats.alpha == pytest.approx(stats.overlap / stats.reached) < 1
 
 
 def test_a_kept_leaf_above_the_deepest_level_ends_in_a_bonus() -> None:

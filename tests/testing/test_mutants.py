@@ -92,6 +92,8 @@ KILLED_BY_CHECK_VERIFIER = [
     (m.DuplicatesRemoved(), "off by"),
     (m.WithReplacementAssumed(), "off by"),
     (m.UnrenormalisedDraftLaw(), "off by"),
+    (m.ReadsBehindTheEnd(), "behind the end"),
+    (m.ReadsMissingNodes(), "belong to no node"),
 ]
 
 

@@ -4,6 +4,7 @@ Legend: B rows, N nodes, D steps of a path, V vocabulary.
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import get_args
 
 import torch
@@ -14,6 +15,7 @@ from outrider.core import (
     Context,
     Draft,
     Drawn,
+    Ends,
     Prefix,
     Role,
     Stream,
@@ -31,6 +33,7 @@ from outrider.testing.script import Script
 from outrider.testing.toy import ToyCache, ToyDrafter, ToyModel, last_accepted
 
 _BELOW_ONE = 1 - 2.0**-52
+_PROMPTS = [[0], [1, 2, 0], [2, 2], [0, 1], [1, 1, 0, 2], [2]] * 8
 
 
 def check_verifier(
@@ -44,6 +47,8 @@ def check_verifier(
 
     Runs ENUM for every kind of draft that it accepts, on chains and trees. Returns the total
     variations found, by name of the case; a lossy rule's caller holds them against its bound.
+    Rows that lie behind the end of a sequence, or belong to no node, may hold anything, NaN too,
+    and must not change what is emitted up to the end.
 
     Args:
         verifier: the rule.
@@ -95,6 +100,7 @@ def check_verifier(
                         f"claims to be lossless, but is off by {result.total_variation:.3g} "
                         f"in total variation: {case}",
                     )
+                _check_rows_behind_the_end(verifier, model, drafter, laws)
     return found
 
 
@@ -114,17 +120,12 @@ def _check_verdicts(
     laws: dict[str, LawFactory],
     keeps_support: bool,
 ) -> None:
-    """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch."""
-    prompts = [[0], [1, 2, 0], [2, 2], [0, 1], [1, 1, 0, 2], [2]] * 8
-    B = len(prompts)
+    """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch, and rows
+    behind the end of a sequence."""
+    B = len(_PROMPTS)
     for law in laws.values():
         for num_tokens in (0, 3):
-            context = Context.start(prompts, law(B), [5] * B, range(B))
-            tokens_B = torch.arange(B) % (num_tokens + 1)
-            draft = drafter.propose(
-                drafter.start(context), context, Budget(num_tokens, tokens_B), context.rng
-            )
-            logits_BNV = target.score(target.start(context), draft).logits_BNV
+            context, draft, logits_BNV = _round(target, drafter, law, num_tokens)
             p_BNV = context.law(logits_BNV, Prefix.of_draft(context, draft))
             judged_BNV = p_BNV if verifier.needs == "law" else logits_BNV
             if not keeps_support:
@@ -157,6 +158,75 @@ def _check_verdicts(
                     == together.emitted(draft)[b, : n + 1].tolist(),
                     f"row {b} alone is judged otherwise than in its batch",
                 )
+
+
+def _round(
+    target: ToyModel, drafter: ToyDrafter, law: LawFactory, num_tokens: int
+) -> tuple[Context, Draft, Tensor]:
+    """A batch of ragged prompts and budgets, its draft, and the target's logits."""
+    B = len(_PROMPTS)
+    context = Context.start(_PROMPTS, law(B), [5] * B, range(B))
+    budget = Budget(num_tokens, torch.arange(B) % (num_tokens + 1))
+    draft = drafter.propose(drafter.start(context), context, budget, context.rng)
+    return context, draft, target.score(target.start(context), draft).logits_BNV
+
+
+def _check_rows_behind_the_end(
+    verifier: Verifier, target: ToyModel, drafter: ToyDrafter, laws: dict[str, LawFactory]
+) -> None:
+    """A verdict does not hang on rows that it has no business with.
+
+    Those are: all rows of nodes that do not exist; the draft's rows of nodes without children; and,
+    where a token ends the sequence, all rows at and behind its node, whether or not the draft is
+    cut there. They are poisoned with NaN, and the tokens emitted up to the end have to stay.
+    """
+    for law, token in product(laws.values(), (None, *range(target.vocab_size))):
+        context, draft, judged_BNV = _round(target, drafter, law, 3)
+        if verifier.needs == "law":
+            judged_BNV = context.law(judged_BNV, Prefix.of_draft(context, draft))
+        rng = context.rng
+        ids = () if token is None else (token,)
+        ends = Ends.of([ids] * draft.tokens_BN.shape[0], [0] * draft.tokens_BN.shape[0])
+        cut = ends.cut(draft)
+        healthy = _emitted(verifier(cut, judged_BNV, rng), cut, token)
+        ended_BN = ends.are_ends(draft.tokens_BN)
+        ended_BN[:, 0] = False
+        behind_BN = (draft.ancestors_BNN & ended_BN[:, None]).any(2)
+        gone_BN = ~cut.mask_BN | behind_BN
+        unread_BN = gone_BN | ~_has_children(cut)
+        for what, one in (("cut at its end token", cut), ("that runs past its end", draft)):
+            poisoned = replace(
+                one,
+                probs_BNV=_poisoned(one.probs_BNV, unread_BN),
+                logits_BNV=_poisoned(one.logits_BNV, unread_BN),
+            )
+            p_BNV = _poisoned(judged_BNV, gone_BN)
+            assert p_BNV is not None
+            verdict = verifier(poisoned, p_BNV, rng)
+            within = (verdict.next_token_B >= 0) & (verdict.next_token_B < p_BNV.shape[2])
+            require(holds(within), "next_token out of range behind the end of a sequence")
+            require(
+                _emitted(verdict, poisoned, token) == healthy,
+                f"rows that lie behind the end, or belong to no node, change a verdict on a draft "
+                f"{what}",
+            )
+
+
+def _emitted(verdict: Verdict, draft: Draft, end: int | None) -> list[list[int]]:
+    """The emitted tokens of each row, up to the end token."""
+    lines = verdict.emitted(draft).tolist()
+    lines = [line[: n + 1] for line, n in zip(lines, verdict.num_accepted_B.tolist(), strict=True)]
+    return [line[: line.index(end) + 1] if end in line else line for line in lines]
+
+
+def _has_children(draft: Draft) -> Tensor:
+    """Which nodes have existing children, (B, N)."""
+    is_parent_BNN = draft.parents_BN[:, None] == torch.arange(draft.num_nodes)[:, None]
+    return (is_parent_BNN & draft.mask_BN[:, None]).any(2)
+
+
+def _poisoned(rows_BNV: Tensor | None, where_BN: Tensor) -> Tensor | None:
+    return None if rows_BNV is None else rows_BNV.masked_fill(where_BN[..., None], torch.nan)
 
 
 def _check_verdict(verdict: Verdict, draft: Draft, p_BNV: Tensor) -> None:
