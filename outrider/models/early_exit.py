@@ -173,6 +173,11 @@ class EarlyExit(HFModel):
                 f"{target.name} is an encoder-decoder, whose decoder does not exit early here: "
                 f"take a decoder-only model"
             )
+        if target.original is not None:
+            raise UnsupportedModelError(
+                f"{target.name} has LongRoPE: beyond {target.original} tokens all keys get other "
+                f"factors, and the first layers cannot recompute theirs alone: take another method"
+            )
         super().__init__(target.module, target.tokenizer, target.name)
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k < self.num_layers:
             raise InvalidParameterError(

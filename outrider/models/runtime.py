@@ -133,7 +133,7 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.device.type == "cuda":
         recorder = CudaRecorder(model.device)
         make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, model.name, make, read)
+    model.compiled = CompiledPass(model.runs, model.windows, model.limit, model.name, make, read)
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:

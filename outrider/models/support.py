@@ -38,6 +38,13 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
             f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "
             f"own), not by position_ids, which ragged batches and trees need"
         )
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    of_kinds = [layer for layer, each in rope.items() if isinstance(each, dict)]
+    if any(rope[layer].get("rope_type") == "longrope" for layer in of_kinds):
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has LongRoPE in some kinds of layers ({', '.join(of_kinds)}), which "
+            f"is supported only where all layers have the same factors; take another model"
+        )
     types = _layer_types(config.get_text_config())
     odd = sorted(set(types) - _ATTENTION)
     if odd:
