@@ -30,6 +30,7 @@ from outrider.core.draft import Draft
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import PLAIN, SlabCache
+from outrider.models.health import deviation
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.slabs import SlabPlan
 
@@ -237,7 +238,7 @@ class EarlyExit(HFModel):
         with self._layers.only_rest(cache.hidden[0]):
             halves_BNV = self.extend(cache, tokens_BN)
         self._sums.clear()
-        off, scale = float((halves_BNV - whole_BNV).abs().max()), float(whole_BNV.abs().max())
+        off, scale = deviation(halves_BNV, whole_BNV)
         if not off <= 64 * torch.finfo(self.dtype).eps * scale:
             raise UnsupportedModelError(
                 f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "

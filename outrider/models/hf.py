@@ -23,6 +23,7 @@ from outrider.core.errors import NonFiniteLogitsError
 from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
+from outrider.models.health import health_of
 from outrider.models.longrope import (
     long_rows,
     marked,
@@ -256,7 +257,7 @@ class HFModel:
         graph: CompiledPass | None,
         num_logits: int,
     ) -> Sequence[Tensor]:
-        """A pass with masks and places of its own: logits, and their sum per row."""
+        """A pass with masks and places of its own: logits, and their health per row."""
         first = nodes.first if nodes is not None else 0
         columns_N = torch.arange(first, first + tokens_BN.shape[1], device=tokens_BN.device)
         slots_BN = cache.length_B[:, None] + columns_N
@@ -276,11 +277,11 @@ class HFModel:
                 if done is not None:
                     return done
             logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
-        return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
+        return logits_BNV, health_of(logits_BNV)
 
     def drain_sums(self) -> Tensor | None:
-        """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
-        the round's other numbers). None when there was no pass."""
+        """A number per row about all logits since the last call, (B,), finite iff they were healthy
+        (``health.py``; read it with the round's other numbers). None when there was no pass."""
         sums = list(self._sums)
         self._sums.clear()
         if len(sums) < 2:

@@ -16,8 +16,9 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
     """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
     kind = type(module).__name__
     check_config(module.config, kind, name)
-    if getattr(module, "_is_stateful", False):
-        last = module.config.get_text_config().num_hidden_layers - 1
+    config = module.config.get_text_config()
+    if getattr(module, "_is_stateful", False) and not _declared_types(config):
+        last = config.num_hidden_layers - 1
         raise UnsupportedModelError(
             f"{name} ({kind}) cannot be rolled back: all its layers 0-{last} keep a recurrent "
             f"state, which cannot forget a rejected draft; use a model with attention layers only"
@@ -60,10 +61,16 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
         )
 
 
-def _layer_types(config: Any) -> list[str]:
+def _declared_types(config: Any) -> list[str]:
     for name in ("layer_types", "layers_block_type"):  # the second: older transformers
         if types := getattr(config, name, None):
             return [_RENAMED.get(kind, kind) for kind in types]
+    return []
+
+
+def _layer_types(config: Any) -> list[str]:
+    if types := _declared_types(config):
+        return types
     sliding = getattr(config, "sliding_window", None) is not None
     return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
 
