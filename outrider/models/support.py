@@ -9,14 +9,21 @@ from outrider.core.errors import UnsupportedModelError
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_REFUSED = {
+    "minimax": "takes no cache but one of its own class, which cannot be rolled back",
+    "moshi": "cuts its cache to a sliding window that its mask ignores, so that its logits depend "
+    "on how a prompt is split among forward passes",
+}
 _RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
 
 
 def check_supported(module: PreTrainedModel, name: str) -> None:
-    """Raises UnsupportedModelError when a model cannot be rolled back or told its positions."""
+    """Raises UnsupportedModelError when a model cannot be rolled back, told its positions or given
+    a mask."""
     kind = type(module).__name__
     check_config(module.config, kind, name)
     config = module.config.get_text_config()
+    check_attention(module.config, kind, name)
     if getattr(module, "_is_stateful", False) and not _declared_types(config):
         last = config.num_hidden_layers - 1
         raise UnsupportedModelError(
@@ -59,6 +66,32 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
             f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
             f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
         )
+    if reason := _REFUSED.get(config.get_text_config().model_type):
+        raise UnsupportedModelError(f"{name} ({kind}) {reason}; use another model")
+
+
+def check_attention(config: PretrainedConfig, kind: str, name: str) -> None:
+    """Raises UnsupportedModelError for an attention that reads no mask of every node and slot."""
+    used = attention_of(config)
+    if not takes_masks(used):
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has attn_implementation={used!r}, which reads no dense mask, as "
+            f"ragged batches and trees need: load it with attn_implementation='sdpa' or 'eager'"
+        )
+
+
+def attention_of(config: PretrainedConfig) -> str | None:
+    """What a text model computes attention by; None where ``transformers`` has yet to choose."""
+    used: str | None = config.get_text_config()._attn_implementation
+    return used
+
+
+def takes_masks(attention: str | None) -> bool:
+    """Whether an implementation of attention reads a mask of every node and slot. Names with a
+    slash are kernels of the hub, variants of flash attention."""
+    if attention is None:
+        return True
+    return not (attention.startswith(("flex_", "flash_", "paged|")) or "/" in attention)
 
 
 def _declared_types(config: Any) -> list[str]:
