@@ -49,7 +49,8 @@ class SplitLayers:
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module], k: int) -> None:
         self.head: Any = module.get_output_embeddings()  # type: ignore[operator]
-        self.num_tokens: int = module.config.get_text_config().vocab_size  # type: ignore[union-attr]
+        config: Any = module.config
+        self.num_tokens: int = config.get_text_config().vocab_size
         self.first, self.rest = list(layers[:k]), list(layers[k:])
         self.tupled = False
 
@@ -259,6 +260,6 @@ class EarlyExit(HFModel):
     def _inseparable(self, reason: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "
-            f"{len(self._layers.first)} on need more than one hidden state per token of those "
-            f"before ({reason}); take another method"
+            f"{len(self._layers.first)} on need more than the hidden state of those before "
+            f"({reason}); take another method"
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def health_of(logits_BNV: Tensor) -> Tensor:
-    """One number per row (B,), finite iff its logits are healthy: the sum of each node's largest."""
+    """The sum of each node's largest logit, (B,), finite iff all of a row are healthy."""
     return logits_BNV.amax(-1).sum(1, dtype=torch.float32)
 
 

@@ -28,7 +28,6 @@ from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
 from outrider.models.support import check_attention
 from outrider.sampling import Sampling
 
-
 _NO_POSITIONS = (
     "whose decoder cannot be given positions per row, which ragged batches and trees need"
 )

@@ -66,8 +66,9 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
             f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
             f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
         )
-    if reason := _REFUSED.get(config.get_text_config().model_type):
-        raise UnsupportedModelError(f"{name} ({kind}) {reason}; use another model")
+    refused = _REFUSED.get(config.get_text_config().model_type)
+    if refused is not None:
+        raise UnsupportedModelError(f"{name} ({kind}) {refused}; use another model")
 
 
 def check_attention(config: PretrainedConfig, kind: str, name: str) -> None:

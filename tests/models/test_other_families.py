@@ -1,4 +1,4 @@
-"""Families with peculiarities: equal to `generate` where supported, refused with the reason else."""
+"""Families with peculiarities: equal to `generate`, or refused with the reason."""
 
 from pathlib import Path
 from typing import Any
