@@ -66,6 +66,11 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
             f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
             f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
         )
+    if config.model_type == "xmod" and config.default_language is None:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has no language: call its set_default_language with one of "
+            f"{', '.join(config.languages)} first"
+        )
     refused = _REFUSED.get(config.get_text_config().model_type)
     if refused is not None:
         raise UnsupportedModelError(f"{name} ({kind}) {refused}; use another model")

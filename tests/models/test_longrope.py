@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from interpreted_graphs import interpreted
 from tiny_models import (
     VOCAB,
     engine_of,
@@ -22,6 +23,7 @@ from outrider import Engine
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.drafters.beam_search import beam_search
 from outrider.models import HFModel, prefill
+from outrider.models.compiled import CompiledPass
 from outrider.models.early_exit import EarlyExit
 
 ORIGINAL = 24
@@ -138,6 +140,18 @@ def test_the_users_model_stays_as_it_is() -> None:
     assert [hf_generate(module, prompt, NUM) for prompt in prompts] == before
     shared = {id(weight) for weight in module.parameters()}
     assert {id(weight) for weight in target.runs.parameters()} == shared
+
+
+def test_a_graph_takes_the_factors_of_each_row() -> None:
+    """Phi-3's forward pass as one program, which is given the positions."""
+    module, prompts = _longrope(), ragged_prompts(LENGTHS)
+    target = HFModel(module)
+    target.compiled = CompiledPass(target.runs, target.windows, target.limit, "graph", interpreted)
+    for draft in (None, target):
+        results = engine_of(target, draft).generate(prompts, greedy(NUM))
+        assert token_ids(results) == [hf_generate(module, prompt, NUM) for prompt in prompts]
+    assert target.compiled._graphs
+    assert not target.compiled.failed
 
 
 def test_int8_caches_are_recomputed(module: PreTrainedModel) -> None:

@@ -154,6 +154,16 @@ def test_decoders_are_refused_by_name(model_type: str, reason: str) -> None:
         HFModel(module)
 
 
+def test_xmod_needs_a_language() -> None:
+    config = transformers.XmodConfig(**_SMALL | {"is_decoder": True, "pad_token_id": 1})
+    module = transformers.XmodForCausalLM(config)
+    with pytest.raises(UnsupportedModelError, match="no language: call its set_default_language"):
+        HFModel(module)
+    module.set_default_language("en_XX")
+    results = engine_of(HFModel(module)).generate(ragged_prompts([5]), greedy(3))
+    assert token_ids(results) == [hf_generate(module, ragged_prompts([5])[0], 3)]
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
