@@ -88,7 +88,7 @@ class RowFactors(nn.Module):
 
     def __init__(self, rotary: nn.Module, original: int) -> None:
         super().__init__()
-        self.short, self.long = copy.deepcopy(rotary), copy.deepcopy(rotary)
+        self.short, self.long = _settled(rotary, original - 1), _settled(rotary, original)
         self.original = original
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,6 +101,16 @@ class RowFactors(nn.Module):
         long_cos, long_sin = (each[:, :-1] for each in self.long(x, far_BN))
         long_BN1 = long_BN[..., None]
         return torch.where(long_BN1, long_cos, cos), torch.where(long_BN1, long_sin, sin)
+
+
+@torch.no_grad()
+def _settled(rotary: nn.Module, position: int) -> nn.Module:
+    """A copy with the factors that it takes at a position; it chooses no others any more."""
+    settled: Any = copy.deepcopy(rotary)
+    position_11 = torch.tensor([[position]], device=settled.inv_freq.device)
+    settled(settled.inv_freq, position_11)
+    settled.rope_type = "default"
+    return settled
 
 
 def with_factors_per_row(module: PreTrainedModel, original: int, name: str) -> PreTrainedModel:
