@@ -58,6 +58,11 @@ SEQ2SEQ: dict[str, tuple[str, str, dict[str, Any]]] = {
     "pegasus": ("PegasusConfig", "PegasusForConditionalGeneration", _BART),
     "plbart": ("PLBartConfig", "PLBartForConditionalGeneration", _BART),
     "blenderbot": ("BlenderbotConfig", "BlenderbotForConditionalGeneration", _BART),
+    "blenderbot-small": (
+        "BlenderbotSmallConfig",
+        "BlenderbotSmallForConditionalGeneration",
+        _BART,
+    ),
 }
 
 

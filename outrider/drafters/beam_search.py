@@ -104,6 +104,7 @@ def beam_search(
     check_search(num_beams, length_penalty, early_stopping)
     _require_whole("num_return_sequences", num_return_sequences, num_beams)
     _require_whole("max_new_tokens", max_new_tokens, model.limit - len(prompt_ids))
+    _check_factors(len(prompt_ids), max_new_tokens, model)
     search = _Search(num_beams, max_new_tokens, length_penalty, early_stopping)
     law = Warp([sampling or Sampling()], model.num_tokens, model.device)
     sources = None if source_ids is None else [source_ids]
@@ -221,6 +222,16 @@ class _Beams:
         if sums is not None and not bool(sums.isfinite().all()):
             raise self._model.non_finite(max(self._cache.lengths))
         return logits_BnV
+
+
+def _check_factors(length: int, max_new_tokens: int, model: HFModel) -> None:
+    most = model.draft_room(length) + 1
+    if max_new_tokens > most:
+        raise InvalidParameterError(
+            f"max_new_tokens={max_new_tokens}: beam search behind {length} tokens may emit {most} "
+            f"here, for {model.name} has LongRoPE, whose factors change beyond {model.original} "
+            f"tokens; lower it, or give a prompt longer than that"
+        )
 
 
 def _check_tokens(what: str, ids: Sequence[int], model: HFModel) -> None:

@@ -163,7 +163,11 @@ class Slots:
         return Warp(samplings, self._target.num_tokens, self._target.device)
 
     def _budget(self) -> Budget:
-        room = [row.ending.left for row in self.rows]
+        assert self._context is not None
+        room = [
+            min(row.ending.left, self._target.draft_room(length) + 1)
+            for row, length in zip(self.rows, self._context.lengths, strict=True)
+        ]
         return plan(self._gamma, room, self._target.device)
 
     def _read(

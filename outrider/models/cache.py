@@ -40,6 +40,7 @@ class SlabCache(Cache):
         values: the same.
         length_B: committed slots per row, on the device.
         lengths: an upper bound of the same on the host, exact when a pass begins.
+        long: which rows have keys with long rotary factors (``longrope.py``).
     """
 
     is_compileable = False
@@ -52,6 +53,7 @@ class SlabCache(Cache):
         self.limit = limit
         self.lengths = [0] * context.num_rows
         self.length_B = torch.zeros_like(context.length_B)
+        self.long = [False] * context.num_rows
         self.plan = plan
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
@@ -169,6 +171,7 @@ class SlabCache(Cache):
                 if to != row:
                     slab[to].copy_(slab[row])
         self.lengths = [self.lengths[row] for row in rows]
+        self.long = [self.long[row] for row in rows]
         self.length_B = self.length_B[
             torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
         ]
@@ -187,7 +190,20 @@ class SlabCache(Cache):
                 mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
                 slabs[layer] = mine
         self.lengths = self.lengths + other.lengths
+        self.long = self.long + other.long
         self.length_B = torch.cat([self.length_B, other.length_B])
+
+    def row(self, index: int, context: Context) -> "SlabCache":
+        """One row as an empty cache of its own in the same memory: what it writes, this one holds.
+
+        Args:
+            index: which row.
+            context: a batch of that row alone, with no more tokens in its cache than this one has.
+        """
+        view = SlabCache(context, len(self.keys), self.limit, SlabPlan(self.plan.kv_dtype))
+        for theirs, ours in zip(view._planes(), self._planes(), strict=True):
+            theirs[:] = [None if slab is None else slab[index : index + 1] for slab in ours]
+        return view
 
     def num_bytes(self) -> int:
         """Memory held by all slabs."""

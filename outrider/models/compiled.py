@@ -160,7 +160,10 @@ class CompiledPass:
 
 
 def _exact_trace(each: TreePass, slabs: Slabs) -> ExportedProgram:
-    return use_exact_operators(trace(each, slabs))
+    """The program of a pass with exact operators; a fused draft needs none, since what it proposes
+    is verified."""
+    program = trace(each, slabs)
+    return program if isinstance(each, GreedyDraft) else use_exact_operators(program)
 
 
 def _widened(mask: Tensor, span: int) -> Tensor:

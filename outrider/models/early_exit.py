@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from outrider.core.context import Context
 from outrider.core.draft import Draft
-from outrider.core.errors import InvalidParameterError, UnsupportedModelError
+from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
 from outrider.core.protocols import Scores
 from outrider.models.cache import PLAIN, SlabCache
+from outrider.models.health import deviation
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.slabs import SlabPlan
 
@@ -48,6 +49,8 @@ class SplitLayers:
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module], k: int) -> None:
         self.head: Any = module.get_output_embeddings()  # type: ignore[operator]
+        config: Any = module.config
+        self.num_tokens: int = config.get_text_config().vocab_size
         self.first, self.rest = list(layers[:k]), list(layers[k:])
         self.tupled = False
 
@@ -75,8 +78,9 @@ class SplitLayers:
 
     @contextmanager
     def no_head(self) -> Iterator[None]:
-        """Leaves out the head; logits are some number of the right shape but V."""
-        with _doing([self.head], lambda hidden: hidden[..., :1]):
+        """Leaves out the head; all logits are 0."""
+        width = self.num_tokens
+        with _doing([self.head], lambda hidden: hidden.new_zeros(*hidden.shape[:-1], width)):
             yield
 
 
@@ -174,6 +178,11 @@ class EarlyExit(HFModel):
                 f"{target.name} is an encoder-decoder, whose decoder does not exit early here: "
                 f"take a decoder-only model"
             )
+        if target.original is not None:
+            raise UnsupportedModelError(
+                f"{target.name} has LongRoPE: beyond {target.original} tokens all keys get other "
+                f"factors, and the first layers cannot recompute theirs alone: take another method"
+            )
         super().__init__(target.module, target.tokenizer, target.name)
         self.exact = target.exact
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k < self.num_layers:
@@ -229,15 +238,30 @@ class EarlyExit(HFModel):
         whole_BNV = self.extend(self._cache(context), tokens_BN)
         hook.remove()
         self._layers.tupled = isinstance(outputs[0], tuple)
+        try:
+            halves_BNV = self._by_halves(context, tokens_BN)
+        except OutriderError:
+            raise
+        except Exception as error:  # the model's own, which are of many kinds
+            raise self._inseparable(f"{type(error).__name__}: {error}") from error
+        self._sums.clear()
+        off, scale = deviation(halves_BNV, whole_BNV)
+        if not off <= 64 * torch.finfo(self.dtype).eps * scale:
+            raise self._inseparable(f"logits differ by {off:.2g}")
+
+    def _by_halves(self, context: Context, tokens_BN: Tensor) -> Tensor:
+        """Logits of a few tokens by the first layers and then the others, (B, N, V)."""
         cache = self._cache(context)
         self.first.extend(cache, tokens_BN)
+        shape = cache.hidden[0].shape
+        if shape[:-1] != tokens_BN.shape:
+            raise self._inseparable(f"they pass on {tuple(shape)} numbers for one row")
         with self._layers.only_rest(cache.hidden[0]):
-            halves_BNV = self.extend(cache, tokens_BN)
-        self._sums.clear()
-        off, scale = float((halves_BNV - whole_BNV).abs().max()), float(whole_BNV.abs().max())
-        if not off <= 64 * torch.finfo(self.dtype).eps * scale:
-            raise UnsupportedModelError(
-                f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "
-                f"{len(self._layers.first)} on need more than the hidden state of those before "
-                f"(logits differ by {off:.2g}); take another method"
-            )
+            return self.extend(cache, tokens_BN)
+
+    def _inseparable(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "
+            f"{len(self._layers.first)} on need more than the hidden state of those before "
+            f"({reason}); take another method"
+        )

@@ -25,7 +25,15 @@ from outrider.core.protocols import Scores
 from outrider.models.cache import SlabCache
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.demands import with_demands
+from outrider.models.health import health_of
 from outrider.models.kernels.exact import exact_mode
+from outrider.models.longrope import (
+    long_rows,
+    marked,
+    original_length,
+    refresh,
+    with_factors_per_row,
+)
 from outrider.models.masks import Nodes, pass_mask
 from outrider.models.prefill import all_logits_are_cheap, prefill
 from outrider.models.slabs import Allowance, KvDtype, Layout, SlabPlan
@@ -48,6 +56,9 @@ class HFModel:
         limit: longest context in tokens.
         watch: time spent in forward passes.
         windows: what each kind of layer sees, None for everything; each kind has a mask.
+        original: longest sequence with short rotary factors (``longrope.py``); None where all have
+            the same.
+        runs: what computes a forward pass: the module, or a copy that shares its weights.
         plan: how its caches store keys and values, and how much they may.
         compiled: its compiled pass, if it has one (``runtime.py``).
         layout: the shapes of its slabs, if somebody asked for them (``prefill.py``).
@@ -84,6 +95,10 @@ class HFModel:
         self.watch = Stopwatch(self.device)
         self.plan = SlabPlan()
         self.windows = windows_of(config)
+        self.original = original_length(config)
+        self.runs = module
+        if self.original is not None:
+            self.runs = with_factors_per_row(module, self.original, name)
         self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
@@ -136,9 +151,16 @@ class HFModel:
     def start(self, context: Context) -> SlabCache:
         """Caches all tokens of the context but the last, in passes of bounded width."""
         cache = self._cache(context)
+        cache.long = long_rows(context, self.original)
         prefill(self, cache, context)
         self._sums.clear()
         return cache
+
+    def draft_room(self, length: int) -> int:
+        """Most tokens of a draft that one forward pass can verify behind so many committed ones."""
+        if self.original is None or length > self.original:
+            return self.limit
+        return self.original - length
 
     def score(self, cache: SlabCache, draft: Draft) -> Scores:
         """One pass over all nodes of the draft, behind the committed tokens."""
@@ -190,12 +212,13 @@ class HFModel:
         Returns:
             Logits (B, N, V), in the model's dtype.
         """
+        refresh(self, cache)
         graph = self.graph_of(cache, tokens_BN.shape[1], num_logits)
         cache.begin(tokens_BN.shape[1], nodes.first if nodes is not None else 0)
         if graph is not None and not cache.make_room():
             graph = None
         done: Sequence[Tensor] | None = None
-        if graph is not None and nodes is None:
+        if graph is not None and nodes is None and self.original is None:
             with self.watch:
                 done = graph.chain(cache, tokens_BN)
         if done is None:
@@ -225,7 +248,7 @@ class HFModel:
             (B, D + 1), root first; None where there is no such graph.
         """
         graph = self.graph_of(cache, tokens_BN.shape[1])
-        if graph is None:
+        if graph is None or self.original is not None:
             return None
         cache.begin(tokens_BN.shape[1] + depth - 1)
         if not cache.make_room():
@@ -246,7 +269,7 @@ class HFModel:
         graph: CompiledPass | None,
         num_logits: int,
     ) -> Sequence[Tensor]:
-        """A pass with masks and places of its own: logits, and their sum per row."""
+        """A pass with masks and places of its own: logits, and their health per row."""
         first = nodes.first if nodes is not None else 0
         columns_N = torch.arange(first, first + tokens_BN.shape[1], device=tokens_BN.device)
         slots_BN = cache.length_B[:, None] + columns_N
@@ -258,17 +281,19 @@ class HFModel:
             for kind, window in self.windows.items()
         }
         positions_BN = positions_BN.clamp(max=self.limit - 1)
+        if self.original is not None:
+            positions_BN = marked(positions_BN, cache.long, self.original)
         with self.watch:
             if graph is not None:
                 done = graph.tree(cache, tokens_BN, positions_BN, slots_BN, list(masks.values()))
                 if done is not None:
                     return done
             logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
-        return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
+        return logits_BNV, health_of(logits_BNV)
 
     def drain_sums(self) -> Tensor | None:
-        """Sums of all logits since the last call, (B,): finite iff every logit was (read it with
-        the round's other numbers). None when there was no pass."""
+        """A number per row about all logits since the last call, (B,), finite iff they were healthy
+        (``health.py``; read it with the round's other numbers). None when there was no pass."""
         sums = list(self._sums)
         self._sums.clear()
         if len(sums) < 2:
@@ -317,7 +342,7 @@ class HFModel:
         """The model's own forward pass: logits (B, N, V)."""
         arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
         with self.arithmetic():
-            logits_BNV: Tensor = self.module(
+            logits_BNV: Tensor = self.runs(
                 input_ids=tokens_BN,
                 position_ids=positions_BN,
                 attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),

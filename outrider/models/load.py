@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
@@ -31,7 +32,7 @@ from outrider.core.values import check_choice, check_flag, shown
 from outrider.models.hf import HFModel
 from outrider.models.quantize import check_kind, quantize
 from outrider.models.seq2seq import Seq2SeqModel, check_seq2seq_config
-from outrider.models.support import check_config
+from outrider.models.support import attention_of, check_config, takes_masks
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
@@ -104,14 +105,13 @@ def load_model(
             two_stacks = config.is_encoder_decoder
             check = check_seq2seq_config if two_stacks else check_config
             check(config, type(config).__name__, f"{role} {source}")
-            softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None)
             auto: Any = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(
                 folder,
                 config=config,
                 dtype=kind,
                 use_safetensors=True,
-                attn_implementation="eager" if softcap else None,
+                attn_implementation=_attention(config),
                 output_loading_info=True,
                 **shared,
             )
@@ -133,6 +133,13 @@ def load_model(
     if quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")
+
+
+def _attention(config: PretrainedConfig) -> str | None:
+    """The implementation to load a model with; None for what its configuration says."""
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        return "eager"
+    return None if takes_masks(attention_of(config)) else "sdpa"
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:

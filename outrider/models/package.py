@@ -23,6 +23,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from outrider.core import draw
+from outrider.models.health import health_of
 from outrider.models.kernels import NarrowLinear, exact, is_exact
 from outrider.models.kernels.build import cache_folder
 from outrider.models.kernels.join import JoinLinears
@@ -84,8 +85,8 @@ def made_from(module: nn.Module) -> list[str]:
     """All that a program depends on, so far as it can be told without tracing it."""
     tensors = _tensors(module).items()
     classes = {base for each in module.modules() for base in type(each).__mro__}
-    sources = {each.__module__ for each in classes}
-    sources |= {chain_mask.__module__, draw.__module__, exact.__name__}
+    called = (chain_mask, draw, health_of, exact.use_exact_operators)
+    sources = {each.__module__ for each in (*classes, *called)}
     config: Any = getattr(getattr(module, "module", None), "config", None)
     parts = [
         torch.__version__,

@@ -18,7 +18,9 @@ from typing import Any
 from torch import Tensor, nn
 
 RELATIVE = frozenset({"t5", "mt5"})
-ABSOLUTE = frozenset({"bart", "mbart", "marian", "pegasus", "plbart", "blenderbot"})
+ABSOLUTE = frozenset(
+    {"bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "blenderbot-small"}
+)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,12 @@ _PRODUCTS_PER_LAYER = 2**26
 and 0.8 ms (AMD EPYC, 2 threads)."""
 
 
-def prefill(model: "HFModel", cache: "SlabCache", context: Context) -> None:
-    """Feeds all tokens of the context but the last."""
-    longest = max(context.lengths) - 1
+def prefill(
+    model: "HFModel", cache: "SlabCache", context: Context, longest: int | None = None
+) -> None:
+    """Feeds all tokens of the context but the last, or so many of them."""
+    if longest is None:
+        longest = max(context.lengths) - 1
     if longest and model.graph_of(cache, longest, 1) is not None:
         if model.layout is None:
             model.layout = _layout(model)

@@ -141,7 +141,7 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
         recorder = CudaRecorder(model.device)
         make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
     model.compiled = CompiledPass(
-        model.module, model.windows, model.limit, model.name, make, read, model.exact
+        model.runs, model.windows, model.limit, model.name, make, read, model.exact
     )
 
 

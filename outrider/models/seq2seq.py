@@ -24,7 +24,26 @@ from outrider.models.cross import Seq2SeqCache
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
 from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
-from outrider.models.support import check_head
+from outrider.models.support import check_attention, check_head
+
+_NO_POSITIONS = (
+    "whose decoder cannot be given positions per row, which ragged batches and trees need"
+)
+_CAPACITY = (
+    "whose experts drop tokens beyond a capacity that is counted per forward pass, so that logits "
+    "depend on how many tokens share it"
+)
+_REASONS = {
+    "led": "whose decoder takes no positions, and no mask either for a single token, which ragged "
+    "batches need",
+    "m2m_100": "whose decoder numbers tokens itself, leaving out padding, and cannot be given "
+    "positions per row, which ragged batches and trees need",
+    "nllb-moe": _CAPACITY,
+    "switch_transformers": _CAPACITY,
+    "umt5": "each of whose layers computes a position bias for the whole batch from one length, "
+    "while rows of a ragged batch differ",
+}
+"""Why a family is not supported, where it is known."""
 
 
 class Seq2SeqModel(HFModel):
@@ -73,6 +92,7 @@ class Seq2SeqModel(HFModel):
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_seq2seq_config(module.config, type(module).__name__, name)
         check_head(module, name)
+        check_attention(module.config, type(module).__name__, name)
 
     def _cache(self, context: Context) -> Seq2SeqCache:
         """A cache with the sources of a batch in it, and nothing else."""
@@ -139,8 +159,8 @@ def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None
     known = RELATIVE | ABSOLUTE
     if config.model_type not in known:
         raise UnsupportedModelError(
-            f"{name} ({kind}) is an encoder-decoder of type {config.model_type}, whose decoder "
-            f"cannot be given positions per row, which ragged batches and trees need; supported: "
+            f"{name} ({kind}) is an encoder-decoder of type {config.model_type}, "
+            f"{_REASONS.get(config.model_type, _NO_POSITIONS)}; supported: "
             f"{', '.join(sorted(known))}"
         )
     decoder_vocab = getattr(config, "decoder_vocab_size", None) or config.vocab_size

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import Cache
 
+from outrider.models.health import health_of
 from outrider.models.masks import chain_mask
 
 _SIZES = 3, 5, 23, 40
@@ -86,7 +87,7 @@ class TreePass(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Logits (B, N, V) and their sum per row (B,), which is finite iff they are."""
+        """Logits (B, N, V) and a number per row (B,), finite iff they are healthy."""
         mask = dict(zip(self.windows, masks, strict=True)) if len(masks) > 1 else masks[0]
         logits_BNV: Tensor = self.module(
             input_ids=tokens_BN,
@@ -95,7 +96,7 @@ class TreePass(nn.Module):
             past_key_values=_Slabs(keys, values, slots_BN, masks[0].shape[-1]),
             use_cache=True,
         ).logits
-        return logits_BNV, logits_BNV.sum((1, 2), dtype=torch.float32)
+        return logits_BNV, health_of(logits_BNV)
 
     @property
     def num_moving(self) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outrider import Engine, Sampling
 from outrider.core.errors import DeadEndError, InvalidParameterError
+from outrider.engine.prompts import read_prompts
 
 TARGET, DRAFT = tiny(), tiny(seed=1)
 METHODS = ["plain", "speculative", "block", "traversal", "sequoia", "hybrid", "staged"]
@@ -102,7 +103,7 @@ def test_a_dead_end_names_its_request_and_leaves_others_alone() -> None:
     rows = dict.fromkeys(range(3))
     with pytest.raises(DeadEndError, match=r"request 1: .*position 12 "):
         each.generate(prompts, samplings)
-    requests = each._requests(prompts, samplings)
+    requests = each._requests(read_prompts(prompts)[0], samplings, True)
     with pytest.raises(DeadEndError):
         rows.update(each._run(requests))
     for index, expected in zip((0, 2), alone, strict=True):

@@ -81,11 +81,33 @@ def use_exact_operators(program: ExportedProgram) -> ExportedProgram:
     """
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
+            needed = _needed_for_logits(module.graph)
             for node in module.graph.nodes:
-                if node.op == "call_function":
+                if node.op == "call_function" and node in needed:
                     _use_kernel(node)
             module.recompile()
     return program
+
+
+def _needed_for_logits(graph: fx.Graph) -> set[fx.Node]:
+    """What the first output, the logits, and all that is written to KV caches are computed from.
+
+    The rest, such as the health of the logits, may depend on how many tokens there are.
+    """
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    outputs = pytree.tree_leaves(output.args)
+    waiting = [*outputs[:1], *filter(_writes, graph.nodes)]
+    needed: set[fx.Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += node.all_input_nodes
+    return needed
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _use_kernel(node: fx.Node) -> None:
@@ -94,7 +116,7 @@ def _use_kernel(node: fx.Node) -> None:
         name, more = kernel
         node.target = getattr(torch.ops.outrider, name).default
         node.args, node.kwargs = (node.args[0], *more(node.args, node.kwargs)), {}
-    elif not (_is_safe(node.target, args, kwargs) or _only_leaves(node)):
+    elif not _is_safe(node.target, args, kwargs):
         raise UnsupportedModelError(
             f"{node.target} computes bits that depend on how many tokens share a forward pass"
         )
@@ -103,12 +125,6 @@ def _use_kernel(node: fx.Node) -> None:
 def _value(node: fx.Node) -> Any:
     """The tensor, without data, that a node stands for."""
     return node.meta.get("val")
-
-
-def _only_leaves(node: fx.Node) -> bool:
-    """Whether nothing in the program computes with a result, as with the sum that tells whether
-    logits are finite."""
-    return all(user.op == "output" for user in node.users)
 
 
 More = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
