@@ -56,6 +56,8 @@ class Option:
             number = self.type(value)
         except (ValueError, OverflowError):
             return None
+        if self.type is int and abs(number) >= 2**63:
+            return None
         return number if isinstance(value, str) or number == value else None
 
     def _object(self, value: object) -> object:
@@ -69,7 +71,7 @@ class Option:
     def _word(self, value: object) -> object:
         if self.type is bool:
             words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-            return words.get(str(value).lower())
+            return words.get(value.lower() if isinstance(value, str) else shown(value).lower())
         return value if isinstance(value, str) and value in (self.choices or (value,)) else None
 
     @property
@@ -106,10 +108,11 @@ def resolve(
     for name in values:
         if name not in options:
             if not options:
-                raise InvalidParameterError(f"option {name!r}: {owner} has no options")
-            near = difflib.get_close_matches(str(name), options, n=1)
+                raise InvalidParameterError(f"option {shown(name)}: {owner} has no options")
+            near = difflib.get_close_matches(shown(name), options, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InvalidParameterError(
-                f"option {name!r}: {owner} has no such option; {hint}it has {', '.join(options)}"
+                f"option {shown(name)}: {owner} has no such option; {hint}it has "
+                f"{', '.join(options)}"
             )
     return {name: options[name].parse(value) for name, value in values.items()}

@@ -11,7 +11,7 @@ from rich.style import Style
 
 from outrider import __version__
 from outrider.cli.compare import Comparison, against_plain
-from outrider.cli.engines import open_engine, plain_engine
+from outrider.cli.engines import open_engine, plain_engine, require_draft
 from outrider.cli.errors import FAILED, INTERRUPTED, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
@@ -68,6 +68,7 @@ def demo(
 
     Ends with code 1 if greedy texts differ by more than rounding explains.
     """
+    require_draft(models, "demo")
     silence()
     from outrider.sampling import Sampling
 

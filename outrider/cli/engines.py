@@ -27,13 +27,7 @@ def open_engine(
     from outrider.methods import find_method
 
     options, draft, method = speculation.options, models.draft, speculation.method
-    needs_draft = find_method(method).needs_draft
-    if needs_draft and draft is None and models.target != EMBEDDED:
-        raise fail(
-            f"method '{method}' needs a draft model beside --target {models.target}: add --draft "
-            f"MODEL with the same tokenizer, or take --method plain"
-        )
-    if not needs_draft and draft is not None:
+    if draft is not None and not find_method(method).needs_draft:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
     with Progress(quiet=models.compile == "off") as progress:
         return load(
@@ -65,6 +59,15 @@ def plain_engine(engine: "Engine") -> "Engine":
     from outrider.methods import METHODS
 
     return Engine(engine.target, None, METHODS["plain"], max_batch_size=1)
+
+
+def require_draft(models: Models, command: str) -> None:
+    """Fails without a draft model, where a command knows no method that needs none."""
+    if models.target != EMBEDDED and models.draft is None:
+        raise fail(
+            f"outrider {command} needs a draft model beside --target {models.target}: add --draft "
+            f"MODEL, a small one with the same tokenizer"
+        )
 
 
 def require_decoder_only(engine: "Engine", command: str) -> None:

@@ -16,7 +16,7 @@ DEBUG = "OUTRIDER_DEBUG"
 _FLAGS = re.compile(  # how Python errors name parameters that are flags here
     r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
-    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|compile|exact|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
+    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|compile|exact|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )
 
 
@@ -71,6 +71,8 @@ def as_flags(message: str) -> str:
 
     def flag(match: re.Match[str]) -> str:
         name, single, double, dots, bare = match.groups()
+        if bare == "True":
+            return f"--{name.replace('_', '-')}"
         value = "NAME" if dots else next(v for v in (single, double, bare) if v is not None)
         if not value or " " in value:
             value = repr(value)

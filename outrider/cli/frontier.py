@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.engines import open_engine, require_decoder_only
+from outrider.cli.engines import open_engine, require_decoder_only, require_draft
 from outrider.cli.errors import FAILED, fail
 from outrider.cli.options.models import EMBEDDED, Models
 from outrider.cli.options.output import OUTPUT, AsJson
@@ -106,10 +106,7 @@ def frontier(
     Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
     divergence at the same place: one of the two is then wrong.
     """
-    if models.target != EMBEDDED and models.draft is None:
-        raise fail(
-            f"the frontier needs a draft model beside --target {models.target}: add --draft MODEL"
-        )
+    require_draft(models, "frontier")
     if models.target != EMBEDDED and file is None:
         raise fail("no prompts: give -f FILE, with texts such as the pair is for")
     if truncation.temperature == 0:

@@ -2,9 +2,11 @@
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -86,6 +88,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
+        values = {name: _from_home(value) for name, value in values.items()}
         for name, kind in classes.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         function(**values)
@@ -93,6 +96,14 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in given}
     return command
+
+
+def _from_home(value: Any) -> Any:
+    """A path whose ``~`` no shell has expanded, such as that of ``--out=~/x``; others as they
+    are."""
+    if isinstance(value, Path):
+        return Path(os.path.expanduser(value))
+    return [_from_home(each) for each in value] if isinstance(value, list) else value
 
 
 def paragraphs(function: Callable[..., None]) -> str:

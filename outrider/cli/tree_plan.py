@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outrider.cli.engines import open_engine, require_decoder_only
+from outrider.cli.engines import open_engine, require_decoder_only, require_draft
 from outrider.cli.errors import fail
 from outrider.cli.options.models import Models
 from outrider.cli.options.output import OUTPUT, AsJson
@@ -99,6 +99,7 @@ def tree_plan(
 
     Times are of the passes alone, for one text at a time.
     """
+    require_draft(models, "tree-plan")
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if output is not None and not output.absolute().parent.is_dir():
         raise fail(f"--output {output}: there is no folder {output.parent}")

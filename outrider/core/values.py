@@ -6,9 +6,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from outrider.core.errors import InvalidParameterError
 
 _MOST_SHOWN = 80
@@ -18,9 +15,10 @@ _MOST_ID = 2**63
 def as_python(value: object) -> Any:
     """A numpy scalar, or an array or tensor of no dimension, as Python's own number; anything else
     as it is."""
-    if isinstance(value, np.generic | np.ndarray | Tensor) and value.ndim == 0:
-        return value.item()
-    return value
+    single: Any = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return single.item()
+    return single
 
 
 def is_whole(value: object) -> bool:
@@ -58,5 +56,8 @@ def check_flag(name: str, value: object) -> None:
 
 def shown(value: object) -> str:
     """A value in an error message: on one line, and not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # an int of more digits than Python writes
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"

@@ -100,8 +100,8 @@ class NgramTable:
             ModelLoadError: a file that is missing, no n-gram file, cut short or damaged.
             InvalidParameterError: an order that it has not.
         """
-        path = Path(file).expanduser()
-        if not path.is_file():
+        path = Path(os.path.expanduser(file))
+        if not os.path.isfile(path):
             raise ModelLoadError(f"n-gram file {str(file)!r}: no such file; {BUILD}")
         try:
             with safe_open(path, "pt") as opened:
@@ -184,7 +184,7 @@ def _numbers(array: Any) -> memoryview:
 def write_table(file: str | Path, about: About, arrays: Mapping[str, Array]) -> None:
     """Writes an n-gram file, the same bytes each time; who has the old one open keeps it."""
     said = asdict(about) | {"version": VERSION, "crc32": _checksum(asdict(about), arrays)}
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     unfinished = path.with_name(path.name + ".part")
     unfinished.write_bytes(save(dict(arrays), {FORMAT: json.dumps(said)}))
     os.replace(unfinished, path)

@@ -30,7 +30,8 @@ class ChatHint:
         prompt = row.request.prompt
         if not self._due or not isinstance(prompt, str) or row.ending.reason != "eos":
             return
-        if row.ending.text.strip() or any(marker in prompt for marker in self._markers):
+        empty = len(row.token_ids) == 1 or not row.ending.text.strip()
+        if not empty or any(marker in prompt for marker in self._markers):
             return
         self._due = False
         warnings.warn(

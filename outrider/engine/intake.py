@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
-from outrider.core.values import shown
+from outrider.core.values import as_python, shown
 from outrider.engine.prompts import ReadPrompt
 from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
@@ -94,10 +94,11 @@ class Intake:
 
     def _check_sampling(self, sampling: Sampling) -> None:
         if self.recipe.greedy_only and not sampling.greedy:
-            other = "mode='mjsd'" if "mode" in self.method.options else "method='speculative'"
+            has_mode = "mode" in self.method.options
+            other = "the method's option mode='mjsd'" if has_mode else "method='speculative'"
             raise IncompatibleError(
                 f"method {self.method.name!r} is defined at temperature 0 only, not at "
-                f"{sampling.temperature}: set temperature=0 or take {other}"
+                f"{sampling.temperature}: set temperature=0, or take {other}"
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
@@ -115,6 +116,7 @@ def read_samplings(sampling: object, num_prompts: int) -> list[Sampling]:
     Raises:
         InvalidParameterError: what is no :class:`Sampling`, or another number of them.
     """
+    sampling = as_python(sampling)
     if sampling is None or isinstance(sampling, Sampling | str | Mapping):
         return [read_sampling(sampling)] * num_prompts
     if not isinstance(sampling, Iterable):

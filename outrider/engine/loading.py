@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
-from outrider.core.values import check_flag
+from outrider.core.values import check_flag, shown
 from outrider.drafters.policy import DraftLength
 from outrider.engine.generate import Engine
 from outrider.engine.settings import Settings
@@ -109,6 +109,8 @@ def load(
         if kind is not None:
             check_kind(kind, f"quantize_{role}")
     check_compile(compile)
+    if report is not None and not callable(report):
+        raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     for name, flag in (("exact", exact), ("trust_remote_code", trust_remote_code)):
         check_flag(name, flag)
     if draft is None and isinstance(target, str) and target == EMBEDDED:

@@ -156,7 +156,8 @@ def _rows(name: str, values: object) -> tuple[list[Sequence[object]], bool]:
         return ([values.tolist()], True) if values.ndim == 1 else (values.tolist(), False)
     if not isinstance(values, list | tuple):
         raise PromptError(f"{name}={shown(values)}: must be a list, a list of lists or a tensor")
-    if values and isinstance(values[0], Sequence | Tensor | np.ndarray) and as_python(values[0]) is values[0]:
+    first = as_python(values[0]) if values else None
+    if isinstance(first, Sequence | Tensor | np.ndarray):
         return [_row(name, row) for row in values], False
     return [values], True
 

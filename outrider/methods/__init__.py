@@ -45,4 +45,4 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     near = difflib.get_close_matches(name, METHODS, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise UnknownMethodError(f"unknown method {name!r}: {hint}known: {', '.join(METHODS)}")
+    raise UnknownMethodError(f"unknown method {shown(name)}: {hint}known: {', '.join(METHODS)}")

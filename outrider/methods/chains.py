@@ -150,7 +150,8 @@ CHAINS = (
     ),
     Method(
         "bild",
-        "The draft writes while it is sure; tokens that surprise the target are rolled back.",
+        "The draft writes while it is sure; tokens that surprise the target are rolled back; "
+        "temperature 0 only, unless mode=mjsd.",
         "Kim et al., NeurIPS 2023",
         _DRAFT,
         Bild,

@@ -30,11 +30,11 @@ class ExitLayer:
         Raises:
             InvalidParameterError: anything else.
         """
-        if value == "half":
+        if isinstance(value, str) and value == "half":
             return cls()
         try:
-            return cls(int(value))  # type: ignore[call-overload]
-        except (TypeError, ValueError, OverflowError):
+            return cls(int(f"{value}"))
+        except ValueError:
             raise InvalidParameterError("must be 'half' or a whole number of layers") from None
 
     def __str__(self) -> str:

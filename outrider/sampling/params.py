@@ -9,7 +9,15 @@ from typing import Any, Literal
 from torch import Tensor
 
 from outrider.core.errors import InvalidParameterError
-from outrider.core.values import as_python, check_choice, is_finite, is_id, is_whole, shown
+from outrider.core.values import (
+    as_python,
+    check_choice,
+    check_flag,
+    is_finite,
+    is_id,
+    is_whole,
+    shown,
+)
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V)."""
@@ -24,6 +32,7 @@ _SCALARS = (
     "frequency_penalty",
     "seed",
     "max_new_tokens",
+    "ignore_eos",
     "logprobs",
 )
 
@@ -157,6 +166,7 @@ class Sampling:
         )
         for processor in self.processors:
             _require(callable(processor), "processors", processor, "must be callable")
+        check_flag("ignore_eos", self.ignore_eos)
         check_choice("top_p_convention", self.top_p_convention, ("hf", "paper"))
 
     @property

@@ -1,5 +1,6 @@
 """Bad input: one line on stderr, exit code 2, nothing on stdout, no stack trace."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,8 +62,40 @@ def test_unknown_command_names_the_nearest(run: Run) -> None:
     assert_refused(run("genrate"), "'genrate'", "'generate'")
 
 
-def test_draft_missing(run: Run, pair: tuple[Path, Path]) -> None:
-    assert_refused(run("generate", "x", "--target", pair[0]), "--draft", "--method plain")
+@pytest.mark.parametrize("target", ["nobody/nothing", "~/nothing"])
+def test_draft_missing(run: Run, target: str) -> None:
+    """Said before anything is loaded, with methods that need none."""
+    remedies = ("--draft", "--method plain", "--method prompt-lookup", "--method suffix")
+    assert_refused(run("generate", "x", "--target", target), *remedies)
+
+
+@pytest.mark.parametrize("command", ["tree-plan", "demo", "frontier"])
+def test_draft_missing_where_there_is_no_other_method(run: Run, command: str) -> None:
+    result = run(command, "--target", "nobody/nothing")
+    assert_refused(result, f"outrider {command} needs a draft model", "--draft MODEL")
+    assert "--method" not in result.stderr
+
+
+def test_custom_code(generate: Run, broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    config |= {"model_type": "their_own", "auto_map": {"AutoConfig": "theirs.TheirConfig"}}
+    (broken / "config.json").write_text(json.dumps(config))
+    assert_refused(generate("x", "--target", broken), "with --trust-remote-code")
+
+
+def test_temperature_of_bild(generate: Run) -> None:
+    result = generate("x", "--method", "bild")
+    assert_refused(result, "temperature 0 only", "--temperature 0", "mode='mjsd'")
+
+
+def test_tilde_is_the_home_folder(
+    generate: Run, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(pair[0].parent))
+    monkeypatch.setenv("USERPROFILE", str(pair[0].parent))
+    assert_refused(generate("--file=~/nowhere.txt"), str(pair[0].parent / "nowhere.txt"))
+    done = generate("x", "--target=~/target", "--draft=~/draft")
+    assert done.exit_code == 0, done.stderr
 
 
 def test_unknown_path(generate: Run) -> None:
@@ -97,7 +130,7 @@ def test_nan_logits_name_model_and_position(generate: Run, broken: Path, role: s
     weights["model.norm.weight"] = weights["model.norm.weight"] * float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     result = generate("x", f"--{role}", broken)
-    assert_refused(result, f"{role} {broken}", "NaN", "position", "--dtype float32")
+    assert_refused(result, f"{role} {broken}", "NaN", "position", "check its files")
 
 
 def test_prompt_that_is_no_text(generate: Run, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from outrider.core.chain import _kept_counting, _kept_straight
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
+from outrider.engine.prompts import read_prompts
 from outrider.engine.slots import Slots
 from outrider.models import HFModel, SlabCache
 from outrider.models.footprint import Footprint
@@ -71,7 +72,8 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
     """What the largest request needs alone."""
     memory = engine._memory
     assert memory is not None
-    return max(memory.final(1, memory.need(r)) for r in engine._requests(prompts, SAMPLING))
+    requests = engine._requests(read_prompts(prompts)[0], SAMPLING, True)
+    return max(memory.final(1, memory.need(request)) for request in requests)
 
 
 @pytest.mark.parametrize("share", [1.0, 1.7, 4.0])

@@ -148,6 +148,13 @@ def test_methods() -> None:
     assert "'greedy'" in message
 
 
+def test_methods_for_temperature_zero_say_so() -> None:
+    greedy_only = [method for method in METHODS.values() if method.recipe().greedy_only]
+    assert "bild" in [method.name for method in greedy_only]
+    for method in greedy_only:
+        assert "temperature 0 only" in method.summary
+
+
 def damaged(seed: int, token: int, value: float, **settings: Any) -> HFModel:
     """A model that breaks behind one token, which no other token leads to in a hurry."""
     module = tiny_module("llama", seed, **settings)
@@ -182,6 +189,21 @@ def test_non_finite_logits_name_model_and_position(
         assert "position 2;" in message
         assert "\n" not in message
     assert token_ids(engine.generate(healthy, sampling)) == token_ids(before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        (torch.float16, "try dtype='bfloat16' or dtype='float32'$"),
+        (torch.bfloat16, "try dtype='float32'$"),
+        (torch.float32, "float32 is wide enough: check its files, or get them again$"),
+        (torch.float64, "float64 is wide enough: check its files, or get them again$"),
+    ],
+)
+def test_non_finite_logits_advise_a_wider_precision(dtype: torch.dtype, advice: str) -> None:
+    engine = engine_of(damaged(0, 7, float("nan"), dtype=dtype))
+    with pytest.raises(NonFiniteLogitsError, match=advice):
+        engine.generate([[1, 2, 7]], greedy(2))
 
 
 def test_non_finite_logits_in_the_middle_of_a_text() -> None:

@@ -19,6 +19,8 @@ from outrider.core.errors import (
     UnknownMethodError,
     VocabularyMismatchError,
 )
+from outrider.drafters.topology import Topology
+from outrider.methods import METHODS
 from outrider.models import HFModel, check_vocabularies
 from outrider.models.load import has_bfloat16, resolve_device, resolve_dtype
 
@@ -104,6 +106,53 @@ def test_pickles_are_refused(folder: Path) -> None:
     assert "no weights" in refused(folder)
     torch.save({}, folder / "pytorch_model.bin")
     assert "pytorch_model.bin, which are pickles" in refused(folder)
+
+
+def test_gguf_is_told_from_pickles(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.q4_0.gguf").write_bytes(b"GGUF")
+    for source in (folder, folder / "model.q4_0.gguf"):
+        message = refused(source)
+        assert "GGUF file, which is not read yet" in message
+        assert f"from_pretrained({str(folder)!r}, gguf_file='model.q4_0.gguf')" in message
+        assert "which are pickles" not in message
+    (folder / "config.json").unlink()
+    assert "GGUF" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "some/model.Q4_K_M.gguf", "model.safetensors"])
+def test_a_missing_file_is_not_looked_up_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise AssertionError("looked up")
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", look_up)
+    assert "no such file" in refused(name)
+
+
+def test_tilde_is_the_home_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(saved.parent))
+    monkeypatch.setenv("USERPROFILE", str(saved.parent))
+    model = load_model(f"~/{saved.name}", **CPU)
+    assert model.tokenizer is not None
+    assert load_model(Path("~") / saved.name, **CPU).name == f"model ~/{saved.name}"
+    file = saved.parent / "tree.json"
+    Topology.chain(3).write("~/tree.json")
+    assert file.exists()
+    assert Topology.read("~/tree.json") == Topology.parse("~/tree.json") == Topology.chain(3)
+
+
+def test_custom_code_names_the_remedy(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "their_own"
+    config["auto_map"] = {
+        "AutoConfig": "theirs.TheirConfig",
+        "AutoModelForCausalLM": "theirs.TheirModel",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "theirs.py").write_text("")
+    assert "trust_remote_code=True" in refused(folder)
 
 
 def test_a_missing_tokenizer_is_an_error(folder: Path) -> None:
@@ -192,6 +241,26 @@ def test_different_vocabularies_are_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+def _named(vocabulary: dict[str, int]) -> HFModel:
+    model = _wrapped(["alpha"], 300)
+    assert model.tokenizer is not None
+    model.tokenizer.get_vocab = lambda: vocabulary  # type: ignore[method-assign]
+    return model
+
+
+def test_no_more_tokens_differ_than_there_are() -> None:
+    """Counted among one model's tokens, not among those of both."""
+    ours = {f"a{i}": i for i in range(20)}
+    theirs = {f"b{i}": i for i in range(30)}
+    with pytest.raises(VocabularyMismatchError, match="20 of the target's 20 tokens differ"):
+        check_vocabularies(_named(ours), _named(theirs))
+    more = ours | {"c": 20, "d": 21}
+    with pytest.raises(VocabularyMismatchError, match="2 of the draft's 22 tokens differ"):
+        check_vocabularies(_named(ours), _named(more))
+    with pytest.raises(VocabularyMismatchError, match="2 of the target's 22 tokens differ"):
+        check_vocabularies(_named(more), _named(ours))
+
+
 def test_equal_sizes_with_swapped_ids_are_refused() -> None:
     """As many tokens, the same tokens, but two of them trade places."""
     target, draft = _wrapped(["alpha"]), _wrapped(["alpha"])
@@ -226,6 +295,16 @@ def test_method_and_gamma_are_checked_before_anything_is_loaded() -> None:
             load("./nowhere", num_speculative_tokens=γ)  # type: ignore[arg-type]
     with pytest.raises(IncompatibleError, match="needs a draft model"):
         load(tiny_module())
+
+
+def test_a_missing_draft_is_said_before_anything_is_loaded(saved: Path) -> None:
+    with pytest.raises(IncompatibleError, match="needs a draft model") as caught:
+        load("nobody/nothing", method=None)
+    for method in ("prompt-lookup", "suffix", "plain"):
+        assert f"method='{method}'" in str(caught.value)
+        assert not METHODS[method].needs_draft
+    with pytest.raises(ModelLoadError, match=r"cannot load draft '\./nowhere'"):
+        load("nobody/nothing", "./nowhere")
 
 
 def test_plain_needs_no_draft_and_loads_none() -> None:
