@@ -20,10 +20,10 @@ from outrider.engine.warming import Report, warm_up
 from outrider.methods import find_method
 from outrider.models import HFModel, load_model
 from outrider.models.compiled import Compile, check_compile
-from outrider.models.load import check_source
 from outrider.models.quantize import check_kind
 from outrider.models.runtime import prepare
 from outrider.models.slabs import KvDtype
+from outrider.models.source import check_source
 
 EMBEDDED = "embedded"
 DEFAULT = "speculative"
