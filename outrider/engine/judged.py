@@ -106,7 +106,12 @@ class CompiledJudge:
         num_drafted: tokens of the drafts that programs judge; others are judged by the rule itself,
             lest every length be compiled that a drafter comes up with.
         exact: whether bits must not depend on who computes them.
+
+    Attributes:
+        sealed: whether no more programs are made: rules that have none judge as they are.
     """
+
+    sealed: bool = False
 
     def __init__(self, make: RuleMaker, num_drafted: int, *, exact: bool = False) -> None:
         self._make = make
@@ -135,9 +140,13 @@ class CompiledJudge:
 
     def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
         """Makes the program of a rule for drafts of such logits, unless there can be none."""
-        if _is_traceable(verifier) and self._allows(verifier):
+        if self.can_compile(verifier):
             q_BNV = logits_BNV.float() if verifier.needs == "law" else None
             self._kept(verifier, logits_BNV, q_BNV)
+
+    def can_compile(self, verifier: Verifier) -> bool:
+        """Whether there may be a program of a rule."""
+        return _is_traceable(verifier) and self._allows(verifier)
 
     def _graph(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, law: Law
@@ -159,10 +168,10 @@ class CompiledJudge:
     def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
         kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
-        if (verifier, kind) not in self._graphs:
+        if (verifier, kind) not in self._graphs and not self.sealed:
             each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier, kind)
             self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
-        return self._graphs[verifier, kind]
+        return self._graphs.get((verifier, kind))
 
     def _made(self, each: JudgeByLogits, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         def inputs(rows: int) -> list[Tensor]:
