@@ -1,13 +1,15 @@
 """Outrider against other engines: the same pair, weights and precision, one run, interleaved.
 
     python -m benchmarks.peers --pair embedded
+    python -m benchmarks.peers --pair embedded --dtype bfloat16
     python -m benchmarks.peers --pair 1B-cost
 
 Every peer is a process of its own, in an environment of its own where it needs one (docs/peers.md),
-and gets the same prompts as token ids, the same number of new tokens, γ and threads, at batch 1 and
-temperature 0. Each repeat runs every row once, in an order that rotates with the repeat. Peers that
-are not installed are named with the reason. Writes its part of ``benchmarks/results/peers.json``
-and the whole of ``peers.md``.
+and gets the same prompts as token ids, the same number of new tokens, precision, γ and threads, at
+batch 1 and temperature 0. Rows whose names end in a precision run in that one. Each repeat runs
+every row once, in an order that rotates with the repeat. Peers that are not installed are named
+with the reason. Writes its section of ``benchmarks/results/peers.json`` and the whole of
+``peers.md``.
 """
 
 import argparse
@@ -23,13 +25,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from benchmarks import copy_prompts
 from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.compare import Series, reference, summary, verdicts
 from benchmarks.peer_workers.page import markdown
 from benchmarks.peer_workers.pairs import PAIRS
 from benchmarks.peer_workers.protocol import Job
-from benchmarks.peer_workers.registry import PEERS, Environments, parse_rows
+from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider.models.load import load_tokenizer
 
@@ -186,6 +190,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--pair", choices=sorted(PAIRS), default="embedded")
+    options.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options.add_argument("--rows", nargs="+", help="peer or peer:row; as the pair's plan has them")
     options.add_argument("--prompts", type=int)
     options.add_argument("--prompt-tokens", type=int, help="longer prompts are cut")
@@ -208,7 +213,7 @@ def main() -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     try:
-        rows = parse_rows(options.rows)
+        rows = once(parse_rows(options.rows), options.dtype)
     except ValueError as error:
         command_line.error(str(error))
     named = dict(text.split("=", 1) for text in options.python_for)
@@ -223,12 +228,15 @@ def main() -> None:
         threads=options.threads,
         max_length=128 * -(-(max(map(len, prompts)) + options.max_new_tokens + 16) // 128),
         exports=str(exports),
+        dtype=options.dtype,
     )
     environments = Environments(options.peers, named)
     run = Run(rows, environments, job, prompts, options.max_new_tokens)
     about = {
         "date": date.today().isoformat(),
-        "hardware": hardware(),
+        "hardware": f"{hardware()} ({', '.join(vectors())})",
+        "pair": pair.name,
+        "dtype": options.dtype,
         "parameters": pair.parameters,
         "num_speculative_tokens": options.gamma,
         "threads": options.threads,
@@ -241,12 +249,28 @@ def main() -> None:
     measure = run.one_at_a_time if options.one_at_a_time else run.all_in_memory
     page = ""
     for repeats in measure(options.repeats):  # written each time, lest an end by force lose all
-        page = written(options.out, pair.name, run.report(pair.name, about | {"repeats": repeats}))
+        report = run.report(pair.name, about | {"repeats": repeats})
+        page = written(options.out, section(pair.name, options.dtype), report)
     print(page)
 
 
+def section(pair: str, dtype: str) -> str:
+    """Under what the report of a pair in a precision stands."""
+    return pair if dtype == "float32" else f"{pair}, {dtype}"
+
+
+def vectors() -> list[str]:
+    """The vector level that torch uses, and the processor's instructions for narrow numbers."""
+    narrow = ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "bf16", "i8mm")
+    try:
+        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    except OSError:
+        words = set()
+    return [torch.backends.cpu.get_cpu_capability(), *(name for name in narrow if name in words)]
+
+
 def written(out: Path, pair: str, report: dict[str, Any]) -> str:
-    """Puts the pair's report beside those of other pairs; returns the page."""
+    """Puts the section's report beside the others; returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "peers.json"
     whole = json.loads(file.read_text()) if file.exists() else {"pairs": {}}

@@ -13,6 +13,7 @@ from benchmarks.peer_workers.protocol import Answer, Job, Ready
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300.0
+LOADING = 1800.0  # seconds that a row may take to load, where everything is compiled first
 
 
 class PeerError(Exception):
@@ -25,7 +26,7 @@ class Client:
     Args:
         command: what starts it, such as ``["python", "-m", "benchmarks.peer_workers.…"]``.
         log: where its standard error goes.
-        patience: seconds that an answer may take, before the process is killed.
+        patience: seconds that a continuation may take, before the process is killed.
     """
 
     def __init__(self, command: Sequence[str], log: Path, patience: float = PATIENCE) -> None:
@@ -43,12 +44,13 @@ class Client:
 
     def prepare(self, row: str, job: Job) -> Ready:
         """See :class:`Peer`; raises :class:`PeerError`."""
-        return Ready(**self._ask({"verb": "prepare", "row": row, "job": asdict(job)}))
+        request = {"verb": "prepare", "row": row, "job": asdict(job)}
+        return Ready(**self._ask(request, max(LOADING, self.patience)))
 
     def generate(self, row: str, prompt: Sequence[int], num_tokens: int) -> Answer:
         """See :class:`Peer`; raises :class:`PeerError`."""
         request = {"verb": "generate", "row": row, "prompt": list(prompt), "num_tokens": num_tokens}
-        return Answer(**self._ask(request))
+        return Answer(**self._ask(request, self.patience))
 
     def close(self) -> None:
         """Ends the process."""
@@ -65,13 +67,13 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], patience: float) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):  # the empty answer below says so
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-        impatience = threading.Timer(self.patience, self.process.kill)
+        impatience = threading.Timer(patience, self.process.kill)
         impatience.start()
         line = self.process.stdout.readline()
         impatience.cancel()

@@ -1,9 +1,9 @@
 """llama.cpp: its own server with a draft model, asked over HTTP with token ids.
 
 The server is used because it holds llama.cpp's speculative decoding; llama-cpp-python can draft
-from the prompt only. Rows: ``plain`` and ``speculative``, with `` f16`` or `` bf16`` behind it for
-other weights than float32. The cache of keys and values is as wide as the weights. Every prompt is
-computed anew: the server's prompt cache is off.
+from the prompt only. Rows: ``plain`` and ``speculative``, in the job's precision or, with `` f32``,
+`` f16`` or `` bf16`` behind it, in that one. The cache of keys and values is as wide as the
+weights. Every prompt is computed anew: the server's prompt cache is off.
 """
 
 import http.client
@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_workers.gguf_export import export
-from benchmarks.peer_workers.protocol import Answer, Job, Ready, export_path, serve, watch
+from benchmarks.peer_workers.protocol import (
+    KINDS,
+    Answer,
+    Job,
+    Ready,
+    export_path,
+    serve,
+    watch,
+)
 
 START_SECONDS = 120
 
@@ -103,7 +111,7 @@ class LlamaCpp:
 
     def prepare(self, row: str, job: Job) -> Ready:
         method, _, kind = row.partition(" ")
-        kind = kind or "f32"
+        kind = kind or KINDS[job.dtype]
         with watch() as exported:
             target = self._gguf(job, job.target, kind)
             draft = self._gguf(job, job.draft, kind) if method == "speculative" else None
@@ -111,7 +119,7 @@ class LlamaCpp:
         with watch() as spent:
             self.servers[row] = Server(command)
         return Ready(
-            precision={"f32": "float32", "f16": "float16", "bf16": "bfloat16"}[kind],
+            precision=next(dtype for dtype, name in KINDS.items() if name == kind),
             threads=job.threads,
             version=self._version(),
             seconds=spent.seconds,

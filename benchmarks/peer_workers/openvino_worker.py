@@ -1,8 +1,10 @@
 """OpenVINO GenAI: its pipeline plain, with a draft model, and with prompt lookup.
 
-The pair is exported by ``optimum-cli export openvino`` in float32. Weights, arithmetic and the
-cache of keys and values are float32 (a CPU's default for the last is 8 bit), dynamic quantisation
-and the cache of prefixes are off, so every prompt is computed anew.
+The pair is exported by ``optimum-cli export openvino`` in float32. It runs in the job's precision
+or, with `` f32``, `` f16`` or `` bf16`` behind the row, in that one: the plugin is told to infer in
+it, and to store keys and values in it (a CPU's default for those is 8 bit). The worker raises an
+error where the CPU cannot compute in it, since the plugin would silently take float32. Dynamic
+quantisation and the cache of prefixes are off, so every prompt is computed anew.
 """
 
 import subprocess
@@ -14,9 +16,18 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from benchmarks.peer_workers.protocol import Answer, Job, Ready, export_path, serve, watch
+from benchmarks.peer_workers.protocol import (
+    KINDS,
+    Answer,
+    Job,
+    Ready,
+    export_path,
+    serve,
+    watch,
+)
 
 CACHE_GIGABYTES = 1
+CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
 PROMPT_LOOKUP_NGRAM = 2  # transformers' default
 
 
@@ -29,25 +40,28 @@ class OpenVINO:
 
     def prepare(self, row: str, job: Job) -> Ready:
         self.gamma = job.num_speculative_tokens
+        method, _, kind = row.partition(" ")
+        kind = kind or KINDS[job.dtype]
+        require(kind)
         with watch() as exported:
             target = exported_model(job, job.target)
-            draft = exported_model(job, job.draft) if row == "speculative" else None
+            draft = exported_model(job, job.draft) if method == "speculative" else None
         properties: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": job.threads,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
+            "INFERENCE_PRECISION_HINT": kind,
+            "KV_CACHE_PRECISION": kind,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
             "PERFORMANCE_HINT": "LATENCY",
         }
         more: dict[str, Any] = {"scheduler_config": scheduler()}
         if draft is not None:
             more["draft_model"] = genai.draft_model(str(draft), "CPU", **properties)
-        elif row == "prompt-lookup":
+        elif method == "prompt-lookup":
             more["prompt_lookup"] = True
         with watch() as spent:
             self.pipelines[row] = genai.LLMPipeline(str(target), "CPU", **properties, **more)
         return Ready(
-            precision="float32",
+            precision=next(dtype for dtype, name in KINDS.items() if name == kind),
             threads=job.threads,
             version=f"openvino-genai {genai.__version__}",
             seconds=spent.seconds,
@@ -60,18 +74,26 @@ class OpenVINO:
         config.ignore_eos = True
         config.do_sample = False
         config.apply_chat_template = False
-        if row != "plain":
+        method = row.partition(" ")[0]
+        if method != "plain":
             config.num_assistant_tokens = self.gamma
-        if row == "prompt-lookup":
+        if method == "prompt-lookup":
             config.max_ngram_size = PROMPT_LOOKUP_NGRAM
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
         with watch() as spent:
             result = self.pipelines[row].generate(ids, config)
         tokens = list(result.tokens[0])
-        return Answer(tokens, spent.seconds, *(counts(result) if row != "plain" else ()))
+        return Answer(tokens, spent.seconds, *(counts(result) if method != "plain" else ()))
 
     def close(self) -> None:
         self.pipelines.clear()
+
+
+def require(kind: str) -> None:
+    """Raises ValueError for a precision that the processor does not compute in."""
+    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if CAPABILITIES[kind] not in able:
+        raise ValueError(f"{kind}: this processor computes in {', '.join(able)} under OpenVINO")
 
 
 def scheduler() -> Any:

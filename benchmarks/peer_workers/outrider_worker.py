@@ -50,7 +50,7 @@ class Outrider:
                 job.target,
                 job.draft,
                 num_speculative_tokens=job.num_speculative_tokens,
-                dtype="float32",
+                dtype=job.dtype,
                 device="cpu",
                 compile="auto" if compiled else "off",
             )

@@ -19,7 +19,7 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     measured = {key: row for key, row in rows.items() if "median" in row}
     best = ours(rows)
     lines = [
-        f"## The {name} pair",
+        f"## The {about.get('pair', name)} pair in {about.get('dtype', 'float32')}",
         "",
         f"{about['date']}, {about['hardware']}, batch 1, temperature 0, "
         f"γ = {about['num_speculative_tokens']}, target of {about['parameters'] / 1e6:,.1f}M "

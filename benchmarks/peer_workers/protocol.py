@@ -19,6 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+"""What llama.cpp and OpenVINO call a precision, and rows that name one."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -31,6 +34,8 @@ class Job:
         threads: of every computation.
         max_length: most tokens of a prompt and its continuation.
         exports: a folder that outlives the run, for what a peer makes of the pair.
+        dtype: precision of weights, arithmetic and cache, ``float32`` or ``bfloat16``; rows that
+            name another one say so.
     """
 
     target: str
@@ -39,6 +44,7 @@ class Job:
     threads: int
     max_length: int
     exports: str
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)

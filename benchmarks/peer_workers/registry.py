@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_workers.client import Client
+from benchmarks.peer_workers.protocol import KINDS
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Entry:
     rows: tuple[str, ...]
     judged: str
     own_environment: bool = True
+
+
+def _in_kinds(*rows: str) -> list[str]:
+    """The rows in each precision by name, beside those in the run's."""
+    return [f"{row} {kind}" for kind in KINDS.values() for row in rows]
 
 
 _WORKERS = "benchmarks.peer_workers"
@@ -66,13 +72,13 @@ PEERS: dict[str, Entry] = {
         Entry(
             "llama.cpp",
             f"{_WORKERS}.llama_cpp_worker",
-            ("plain", "speculative", "plain f16", "speculative f16"),
+            ("plain", "speculative", *_in_kinds("plain", "speculative")),
             "speculative",
         ),
         Entry(
             "openvino",
             f"{_WORKERS}.openvino_worker",
-            ("plain", "speculative", "prompt-lookup"),
+            ("plain", "speculative", "prompt-lookup", *_in_kinds("plain", "speculative")),
             "speculative",
         ),
         Entry("vllm", f"{_WORKERS}.vllm_worker", ("plain", "speculative"), "speculative"),
@@ -126,3 +132,8 @@ def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
             raise ValueError(f"{row!r}: {name} has {', '.join(rows)}")
         found += [(name, one) for one in ([row] if row else rows)]
     return found
+
+
+def once(rows: Sequence[tuple[str, str]], dtype: str) -> list[tuple[str, str]]:
+    """The rows without those that name the run's own precision, which the others run in already."""
+    return [(peer, row) for peer, row in rows if not row.endswith(f" {KINDS[dtype]}")]

@@ -30,7 +30,7 @@ class Transformers:
         with watch() as spent:
             self._pair(row)
         return Ready(
-            precision="float32",
+            precision=job.dtype,
             threads=torch.get_num_threads(),
             version=f"transformers {transformers.__version__}, torch {torch.__version__}",
             seconds=spent.seconds,
@@ -81,7 +81,9 @@ class Transformers:
 
     def _model(self, folder: str, compiled: bool) -> Any:
         if (folder, compiled) not in self.models:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=getattr(torch, self.job.dtype)
+            )
             if compiled:
                 model.forward = torch.compile(model.forward, dynamic=True)
             if folder == self.job.target:

@@ -30,13 +30,13 @@ class VLLM:
         with watch() as spent:
             self.engines[row] = vllm.LLM(
                 job.target,
-                dtype="float32",
+                dtype=job.dtype,
                 max_model_len=job.max_length,
                 max_num_seqs=1,
                 enable_prefix_caching=False,
                 **extra,
             )
-        return Ready("float32", job.threads, f"vllm {vllm.__version__}", spent.seconds)
+        return Ready(job.dtype, job.threads, f"vllm {vllm.__version__}", spent.seconds)
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
         from vllm import SamplingParams

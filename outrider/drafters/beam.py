@@ -31,7 +31,7 @@ vocabulary, i steps, R numbers per step.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -88,6 +88,7 @@ class BeamDrafter(ModelBacked):
     """
 
     drawn: Drawn = "searched"
+    runs_trees: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ Legend: B rows, N nodes (node 0 is the root), V vocabulary; n nodes expanded in 
 of each, E = nk, M nodes fed, C candidates (all nodes grown but the root), D nodes kept (N-1).
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,8 @@ class DynamicTreeDrafter(ModelBacked):
     """
 
     drawn: Drawn = "chosen"
+    drafts_trees: ClassVar[bool] = True
+    runs_trees: ClassVar[bool] = True
 
     def __init__(
         self,

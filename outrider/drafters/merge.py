@@ -18,6 +18,7 @@ Legend: B rows, N nodes (node 0 is the root), M nodes that differ.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class Merged(Asking):
     """
 
     drawn: Drawn = "chosen"
+    drafts_trees: ClassVar[bool] = True
 
     def __init__(self, sources: Sequence[Source]) -> None:
         super().__init__(sources, None)

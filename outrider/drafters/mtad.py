@@ -42,6 +42,7 @@ class MtadDrafter(BeamDrafter):
     """
 
     DEPTH: ClassVar[int] = 5
+    drafts_trees: ClassVar[bool] = True
 
     def __init__(
         self,

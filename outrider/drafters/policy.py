@@ -44,6 +44,16 @@ class _Around:
         return tuple(getattr(self.drafter, "models", ()))
 
     @property
+    def drafts_trees(self) -> bool:
+        """Whether the target scores trees."""
+        return bool(getattr(self.drafter, "drafts_trees", False))
+
+    @property
+    def runs_trees(self) -> bool:
+        """Whether the drafter's models run over trees."""
+        return bool(getattr(self.drafter, "runs_trees", False))
+
+    @property
     def target(self) -> Any:
         """The target that the drafter wants to be run, if it wants one."""
         return self.drafter.target  # type: ignore[attr-defined]

@@ -213,6 +213,7 @@ class SuffixDecoding:
         if corpus_tokens < 0:
             raise InvalidParameterError(f"corpus_tokens={corpus_tokens!r}: must be at least 0")
         self.shape = shape
+        self.drafts_trees = shape == "tree"
         self.corpus = Corpus(corpus_tokens)
         self._expand = Expand(shape, factor, min_prob)
 

@@ -25,7 +25,7 @@ nodes with children, k children at most, C children in all, K nodes drafted abov
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -107,7 +107,12 @@ class TreeDrafter(ModelBacked):
 
     Raises:
         InvalidParameterError: any other kind of children.
+
+    Attributes:
+        runs_trees: whether the draft model's own passes run over trees.
     """
+
+    runs_trees: ClassVar[bool] = True
 
     def __init__(
         self, model: HFModel, num_tokens: int, topology: Topology, children: Children = "iid"
@@ -125,6 +130,11 @@ class TreeDrafter(ModelBacked):
 
     def max_nodes(self, num_tokens: int) -> int:
         return len(self.topology.parents) + 1
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether the target scores trees."""
+        return not self.topology.is_chain
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()

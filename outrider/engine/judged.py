@@ -42,7 +42,7 @@ from outrider.core import (
 )
 from outrider.core.errors import OutriderWarning
 from outrider.engine.counts import overlap
-from outrider.models.package import Graph
+from outrider.models.package import Graph, first_line
 from outrider.models.traced import ROWS
 from outrider.sampling import Warp
 
@@ -108,7 +108,12 @@ class CompiledJudge:
         num_drafted: tokens of the drafts that programs judge; others are judged by the rule itself,
             lest every length be compiled that a drafter comes up with.
         exact: whether bits must not depend on who computes them.
+
+    Attributes:
+        sealed: whether no more programs are made: rules that have none judge as they are.
     """
+
+    sealed: bool = False
 
     def __init__(self, make: RuleMaker, num_drafted: int, *, exact: bool = False) -> None:
         self._make = make
@@ -143,9 +148,13 @@ class CompiledJudge:
 
     def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
         """Makes the program of a rule for drafts of such logits, unless there can be none."""
-        if _is_traceable(verifier) and self._allows(verifier):
+        if self.can_compile(verifier):
             q_BNV = logits_BNV.float() if verifier.needs == "law" else None
             self._kept(verifier, logits_BNV, q_BNV)
+
+    def can_compile(self, verifier: Verifier) -> bool:
+        """Whether there may be a program of a rule."""
+        return _is_traceable(verifier) and self._allows(verifier)
 
     def _graph(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, law: Law
@@ -167,26 +176,30 @@ class CompiledJudge:
     def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
         kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
-        if (verifier, kind) not in self._graphs:
+        if (verifier, kind) not in self._graphs and not self.sealed:
             each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier, kind)
             self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
-        return self._graphs[verifier, kind]
+        return self._graphs.get((verifier, kind))
 
     def _made(self, each: JudgeByLogits, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         def inputs(rows: int) -> list[Tensor]:
             return _examples(rows, logits_BNV, q_BNV)
 
+        name = type(each.verifier).__name__
         try:
             with torch.inference_mode(False):
                 own = type(each.verifier).__module__.startswith("outrider.verifiers.")
                 graph = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
-            if not all(_agree(each(*inputs(rows)), graph(inputs(rows))) for rows in (1, 2)):
-                raise ArithmeticError("the compiled rule decides otherwise than the rule itself")
         except Exception as error:  # the compiler's own exceptions are of many kinds
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            name = type(each.verifier).__name__
-            message = f"{name} does not compile, so it judges as it is: {text[0]}"
-            warnings.warn(message, OutriderWarning, stacklevel=2)
+            _warn(f"{name} does not compile, so it judges as it is: {first_line(error)}")
+            return None
+        try:
+            differences = (_compare(each, inputs(rows), graph(inputs(rows))) for rows in (1, 2))
+            difference = next(filter(None, differences), "")
+        except Exception as error:
+            difference = f"it fails when it is run: {first_line(error)}"
+        if difference:
+            _warn(f"{name}: its program compiled, but {difference}; the rule judges as it is")
             return None
         return graph
 
@@ -239,13 +252,26 @@ def _numbers(key_B: Tensor, u_BR: Tensor | None = None) -> Stream:
     return Stream(key_B, key_B, made=None if u_BR is None else lambda: u_BR)
 
 
-def _agree(wanted: tuple[Tensor, ...], found: list[Tensor]) -> bool:
-    return all(
-        torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
-        if one.is_floating_point()
-        else torch.equal(one, other)
-        for one, other in zip(wanted, found, strict=True)
-    )
+def _compare(each: JudgeByLogits, inputs: list[Tensor], found: list[Tensor]) -> str:
+    """How a program's results differ from the rule's; "" where they agree. Both compute in float32,
+    whatever the precision of the logits."""
+    wanted = each(*inputs)
+    if len(found) != len(wanted):
+        return f"it has {len(found)} results, where the rule has {len(wanted)}"
+    if not all(map(torch.equal, found[:3], wanted[:3])):
+        return "it accepts or emits other tokens than the rule"
+    for one, other in zip(found[3:], wanted[3:], strict=True):
+        if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE):
+            error = float((one - other).abs().max())
+            return (
+                f"its results differ from the rule's: largest error {error:.2g} where "
+                f"{_TOLERANCE:.0e} is allowed"
+            )
+    return ""
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, OutriderWarning, stacklevel=2)
 
 
 @lru_cache(maxsize=1)

@@ -1,10 +1,20 @@
-"""What is compiled before the first request: the graphs of the models, and the rule's programs."""
+"""What is compiled before the first request: the graphs of the models, and the rule's programs.
 
-from collections.abc import Callable
+Nothing is compiled after it: requests never wait for the compiler, and what has no graph by then
+runs eagerly. Drafters say by ``drafts_trees`` that the target scores trees, and by ``runs_trees``
+that their own models do; those that have neither work with chains.
+"""
+
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
+from outrider.core import Drafter, Verifier
+from outrider.drafters.none import NoDraft
+from outrider.drafters.sources import Asking
+from outrider.drafters.staged import StagedDrafter
 from outrider.drafters.whole import WholeDrafter
 from outrider.drafters.within import unwrapped
 from outrider.engine.generate import Engine
@@ -14,24 +24,61 @@ from outrider.models.runtime import stages
 Report = Callable[[str, float | None], None]
 """Is told what is being done, and what share of it all is done, or None where nobody knows."""
 
+Stage = tuple[str, Callable[[], None]]
+"""What is made, and what makes it unless it is there."""
+
+_NEVER_FULL = NoDraft, Asking, StagedDrafter
+"""Drafters whose drafts are never full chains of γ tokens, the only ones that programs judge."""
+
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
     """Makes every graph that the engine will need and has not; the first time on a machine it takes
-    some minutes."""
-    drafter = unwrapped(engine.drafter)
-    whole = drafter if isinstance(drafter, WholeDrafter) else None
-    todo = [
-        (f"{what} of {model.name}", make)
-        for model in (engine.target, *models_of(engine.drafter))
-        for what, make in stages(model, whole.num_whole if whole and model is engine.draft else 0)
-    ]
-    judge, target = engine.judge, engine.target
-    if judge is not None and whole is not None:
-        shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
-        logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
-        for rule in dict.fromkeys([engine.recipe.verifier, engine.recipe.greedy_verifier]):
-            todo.append((f"rule {type(rule).__name__}", partial(judge.warm_up, rule, logits_BNV)))
+    some minutes. From then on the engine makes none."""
+    _seal(engine, False)
+    todo = [*_passes(engine), *_rules(engine)]
     for done, (what, make) in enumerate(todo):
         if report is not None:
             report(f"compiling, once: {what}", done / len(todo))
         make()
+    _seal(engine, True)
+
+
+def _seal(engine: Engine, sealed: bool) -> None:
+    for model in (engine.target, *models_of(engine.drafter)):
+        if model.compiled is not None:
+            model.compiled.sealed = sealed
+    if engine.judge is not None:
+        engine.judge.sealed = sealed
+
+
+def _passes(engine: Engine) -> Iterator[Stage]:
+    drafter = unwrapped(engine.drafter)
+    whole = isinstance(drafter, WholeDrafter) and drafter.stop is None
+    seen = [(engine.target, 0, getattr(drafter, "drafts_trees", False))]
+    for model in models_of(drafter):
+        drafts = engine.num_speculative_tokens if whole else 0
+        seen.append((model, drafts, getattr(drafter, "runs_trees", False)))
+    for model, drafts, trees in seen:
+        for what, make in stages(model, drafts, trees=trees):
+            yield f"{what} of {model.name}", make
+
+
+def _rules(engine: Engine) -> Iterator[Stage]:
+    judge, target = engine.judge, engine.target
+    drafter = unwrapped(engine.drafter)
+    if judge is None or not _drafts_full_chains(drafter):
+        return
+    shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
+    logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
+    rules: list[Verifier] = [engine.recipe.greedy_verifier]
+    if drafter.drawn == "iid":
+        rules.append(engine.recipe.verifier)
+    for rule in filter(judge.can_compile, dict.fromkeys(rules)):
+        yield f"rule {type(rule).__name__}", partial(judge.warm_up, rule, logits_BNV)
+
+
+def _drafts_full_chains(drafter: Drafter[Any]) -> bool:
+    """Whether a draft may be a full chain of γ tokens, drawn or chosen."""
+    if isinstance(drafter, _NEVER_FULL) or getattr(drafter, "drafts_trees", False):
+        return False
+    return drafter.drawn in ("iid", "chosen") and getattr(drafter, "stop", None) is None

@@ -1,8 +1,8 @@
 """A model's passes as compiled graphs: one for chains, one for trees, whatever their sizes.
 
 The programs (``traced.py``) have symbolic sizes; linear layers and attention in them are our
-kernels, which need no tuning per shape, so that a graph takes half a minute once and serves every
-draft length, batch, context and slab. Whatever does not compile, or compiles to something else,
+kernels, which need no tuning per shape, so that a graph is made once and serves every draft length,
+batch, context and slab. Whatever does not compile, or compiles to something else (``parity.py``),
 runs as it would have without, after one warning.
 
 Legend: B rows, N columns of a pass, S slots.
@@ -23,7 +23,8 @@ from outrider.core.values import check_choice
 from outrider.models.cache import SlabCache
 from outrider.models.drafted import GreedyDraft, SampledDraft
 from outrider.models.kernels.exact import use_exact_operators
-from outrider.models.package import Graph, packaged
+from outrider.models.package import Graph, first_line, packaged
+from outrider.models.parity import compare
 from outrider.models.traced import ChainPass, Slabs, TreePass, trace
 
 Compile = Literal["off", "auto", "max"]
@@ -56,7 +57,9 @@ class CompiledPass:
         exact: whether a token's bits may not depend on how many tokens share its forward pass.
 
     Attributes:
-        failed: whether it has given up.
+        failed: whether a program did not compile, so that no other is tried.
+        sealed: whether no more programs are made: what has none runs eagerly. Compiling takes
+            many seconds, which a running request should not wait for.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class CompiledPass:
         exact: bool = False,
     ) -> None:
         self.name = name
-        self.failed = False
+        self.failed = self.sealed = False
         self._trace = _exact_trace if exact else trace
         self._make, self._read = make, read
         self._of_model = module, windows, limit, module.dtype
         self._tree, self._chain = TreePass(*self._of_model), ChainPass(*self._of_model)
         self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
-        self._graphs: dict[TreePass, Graph] = {}
+        self._graphs: dict[TreePass, Graph | None] = {}
         self._slot_S = torch.arange(0, device=module.device)
 
     def chain(self, cache: SlabCache, tokens_BN: Tensor) -> list[Tensor] | None:
@@ -133,29 +136,28 @@ class CompiledPass:
         self, each: TreePass, cache: SlabCache, inputs: Sequence[Tensor]
     ) -> list[Tensor] | None:
         slabs = cache.in_use()
-        graph = self._graphs.get(each) or self._made(each, slabs)
+        if each not in self._graphs and not self.failed and not self.sealed:
+            self._graphs[each] = self._made(each, slabs)
+        graph = self._graphs.get(each)
         return None if graph is None else graph([*map(Tensor.contiguous, inputs), *slabs])
 
     def _made(self, each: TreePass, in_use: Sequence[Tensor]) -> Graph | None:
-        if self.failed:
-            return None
         half = len(in_use) // 2
         slabs = in_use[:half], in_use[half:]
         try:
             with torch.inference_mode(False):
                 graph = self._make(each, lambda: self._trace(each, slabs))
-            if not _agree(each, graph, slabs):
-                raise ArithmeticError("the compiled pass has other results than the model")
         except Exception as error:  # the compiler's own exceptions are of many kinds
             self.failed = True
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            warnings.warn(
-                f"{self.name} does not compile, so it runs eagerly: {text[0]}",
-                OutriderWarning,
-                stacklevel=2,
-            )
+            _warn(f"{self.name} does not compile, so it runs eagerly: {first_line(error)}")
             return None
-        self._graphs[each] = graph
+        try:
+            difference = compare(each, graph, slabs)
+        except Exception as error:
+            difference = f"it fails when it is run: {first_line(error)}"
+        if difference:
+            _warn(f"{self.name}: the {each.kind} program compiled, but {difference}; runs eagerly")
+            return None
         return graph
 
 
@@ -166,27 +168,12 @@ def _exact_trace(each: TreePass, slabs: Slabs) -> ExportedProgram:
     return program if isinstance(each, GreedyDraft) else use_exact_operators(program)
 
 
+def _warn(message: str) -> None:
+    warnings.warn(message, OutriderWarning, stacklevel=2)
+
+
 def _widened(mask: Tensor, span: int) -> Tensor:
     """The mask over more slots, which it hides."""
     more = span - mask.shape[-1]
     hidden = torch.finfo(mask.dtype).min
     return functional.pad(mask, (0, more), value=hidden) if more else mask
-
-
-def _agree(each: TreePass, graph: Graph, slabs: Slabs) -> bool:
-    """Whether a graph does what its pass does, at sizes it was not traced with. Only the first
-    place is compared: in a draft the others follow from its token, and near ties may part."""
-    for sizes in ((1, 1, 7, 7), (2, 3, 5, 9)):
-        with torch.inference_mode():
-            wanted = each(*each.inputs(slabs, *sizes))[0][:, 0]
-            found = graph(flat(each.inputs(slabs, *sizes)))[0][:, 0]
-        error, size = (wanted - found).abs().max(), wanted.abs().max()
-        if not error <= torch.finfo(wanted.dtype).eps ** 0.5 * size:
-            return False
-    return True
-
-
-def flat(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
-    """The inputs of a pass as a graph takes them."""
-    lists = ([each] if isinstance(each, Tensor) else each for each in inputs)
-    return [tensor for each in lists for tensor in each]

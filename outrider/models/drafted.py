@@ -9,7 +9,7 @@ Legend: B rows, N columns fed first, D drafted tokens (γ), S slots, V vocabular
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ class GreedyDraft(ChainPass):
     Args:
         depth: γ.
     """
+
+    kind: ClassVar[str] = "greedy draft"
 
     def __init__(
         self,
@@ -83,6 +85,8 @@ class GreedyDraft(ChainPass):
 
 class SampledDraft(GreedyDraft):
     """A chain drawn at each row's temperature."""
+
+    kind: ClassVar[str] = "sampled draft"
 
     @property
     def num_moving(self) -> int:

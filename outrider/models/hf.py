@@ -221,6 +221,7 @@ class HFModel:
         if graph is not None and nodes is None and self.original is None:
             with self.watch:
                 done = graph.chain(cache, tokens_BN)
+            graph = None
         if done is None:
             done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
         logits_BNV, sum_B = done

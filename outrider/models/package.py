@@ -76,6 +76,11 @@ def packaged(
     return _load(path, _tensors(module), device)
 
 
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def uses_kernels(module: nn.Module) -> bool:
     """Whether some layer of a module computes by our kernels."""
     return any(isinstance(each, NarrowLinear) for each in module.modules())

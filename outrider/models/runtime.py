@@ -72,17 +72,22 @@ def prepare(
         check_exact(model)
 
 
-def stages(model: HFModel, drafts: int = 0) -> list[tuple[str, Callable[[], None]]]:
-    """The graphs of a compiled model, each with what makes it unless it is there: of chains, and of
-    whole drafts.
+def stages(
+    model: HFModel, drafts: int = 0, *, trees: bool = False
+) -> list[tuple[str, Callable[[], None]]]:
+    """The graphs of a compiled model, each with what makes it unless it is there: of chains, of
+    trees, and of whole drafts.
 
     Args:
         model: the model.
         drafts: tokens of the drafts that it makes whole; 0 if it makes none.
+        trees: whether it runs over trees as well.
     """
     if model.compiled is None:
         return []
     made: list[tuple[str, Callable[[], None]]] = [("passes", partial(_pass, model))]
+    if trees:
+        made.append(("tree passes", partial(_tree, model)))
     if drafts:
         made.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
         u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
@@ -95,6 +100,17 @@ def stages(model: HFModel, drafts: int = 0) -> list[tuple[str, Callable[[], None
 def _pass(model: HFModel) -> None:
     context = lawless(model, [0, 0, 0])
     model.extend(model.start(context), context.tokens_BT[:, :2])
+    model.drain_sums()
+
+
+@torch.inference_mode()
+def _tree(model: HFModel) -> None:
+    context = lawless(model, [0, 0, 0])
+    nodes = Nodes(
+        torch.tensor([[[True, False], [False, True]]], device=model.device),
+        torch.tensor([[0, 0]], device=model.device),
+    )
+    model.extend(model.start(context), context.tokens_BT[:, :2], nodes)
     model.drain_sums()
 
 

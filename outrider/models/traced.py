@@ -7,7 +7,7 @@ Legend: B rows, N columns of a pass, S slots read.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,9 @@ class TreePass(nn.Module):
         limit: its longest context in tokens.
     """
 
+    kind: ClassVar[str] = "tree"
+    """What messages call its program."""
+
     def __init__(
         self, module: nn.Module, windows: Mapping[str, int | None], limit: int, dtype: torch.dtype
     ) -> None:
@@ -121,6 +124,8 @@ class TreePass(nn.Module):
 
 class ChainPass(TreePass):
     """A pass over columns that follow one another: places and masks are part of the program."""
+
+    kind: ClassVar[str] = "chain"
 
     @property
     def num_moving(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import tiny_module
 
 from benchmarks import peers
@@ -20,9 +21,12 @@ from benchmarks.peer_workers.compare import (
     summary,
     verdicts,
 )
+from benchmarks.peer_workers.outrider_worker import Outrider
 from benchmarks.peer_workers.page import markdown
-from benchmarks.peer_workers.protocol import Answer, Job, Ready
-from benchmarks.peer_workers.registry import PEERS, Environments, parse_rows
+from benchmarks.peer_workers.protocol import KINDS, Answer, Job, Ready
+from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
+from benchmarks.peer_workers.transformers_worker import Transformers
+from outrider import assets
 
 JOB = Job("target", "draft", 5, 2, 128, "exports")
 READY = Ready("float32", 2, "fake 1.0", seconds=1.5, export_seconds=0.5)
@@ -204,3 +208,51 @@ def test_gguf_has_the_models_numbers_and_rotates_in_pairs(tmp_path: Path) -> Non
     query = module.model.layers[0].self_attn.q_proj.weight.detach().numpy()
     half = config.head_dim // 2
     assert (tensors["blk.0.attn_q.weight"][:4] == query[[0, half, 1, half + 1]]).all()
+
+
+def test_no_row_is_run_twice_in_one_precision() -> None:
+    """Rows that name a precision stand beside the others, unless theirs is the run's own."""
+    every = parse_rows(["llama.cpp", "openvino"])
+    for dtype, own in (("float32", "f32"), ("bfloat16", "bf16")):
+        rows = once(every, dtype)
+        assert ("llama.cpp", "speculative") in rows
+        assert ("openvino", "plain f16") in rows
+        kinds = {row.rpartition(" ")[2] for _, row in rows}
+        assert kinds & set(KINDS.values()) == set(KINDS.values()) - {own}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("worker", [Outrider, Transformers])
+def test_workers_run_in_the_precision_that_is_asked_for(
+    worker: Any, dtype: str, tmp_path: Path
+) -> None:
+    folder = str(assets.draft_path())
+    job = Job(folder, folder, 3, 1, 64, str(tmp_path), dtype)
+    peer = worker()
+    assert peer.prepare("plain", job).precision == dtype
+    assert len(peer.generate("plain", [5, 6, 7], 4).tokens) == 4
+    models = peer.models.values() if worker is Transformers else peer.pairs[False]
+    assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
+
+
+def test_llama_cpps_cache_is_as_wide_as_its_weights() -> None:
+    pytest.importorskip("gguf")
+    from benchmarks.peer_workers.llama_cpp_worker import options
+
+    command = options(JOB, Path("target"), Path("draft"), "bf16")
+    for option in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
+        assert command[command.index(option) + 1] == "bf16"
+
+
+def test_each_precision_has_a_section_that_names_the_processors_vectors(tmp_path: Path) -> None:
+    row = summary(series("outrider:plain", [[1, 2]], [1.0]), None)
+    about = dict.fromkeys(("date", "prompts", "repeats", "command"), "x")
+    about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}
+    about |= {"max_new_tokens": 64, "one_at_a_time": False, "pair": "embedded"}
+    about["hardware"] = f"EPYC ({', '.join(peers.vectors())})"
+    for dtype in ("float32", "bfloat16"):
+        report = {"about": about | {"dtype": dtype}, "rows": {"outrider:plain": row}, "bars": []}
+        page = peers.written(tmp_path, peers.section("embedded", dtype), report)
+    assert "## The embedded pair in float32" in page
+    assert "## The embedded pair in bfloat16" in page
+    assert page.count(f"EPYC ({torch.backends.cpu.get_cpu_capability()}") == 2

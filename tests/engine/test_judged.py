@@ -201,6 +201,21 @@ def failing(module: nn.Module, trace: Any, own: bool) -> Graph:
     raise RuntimeError("no compiler today\nand much more")
 
 
+def crashing(module: nn.Module, trace: Any, own: bool) -> Graph:
+    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        raise RuntimeError("no such symbol")
+
+    return graph
+
+
+def inexact(module: nn.Module, trace: Any, own: bool) -> Graph:
+    def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        *decided, p_BNV, overlap_B = module(*inputs)
+        return [*decided, 1.001 * p_BNV, overlap_B]
+
+    return graph
+
+
 def lying(module: nn.Module, trace: Any, own: bool) -> Graph:
     return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 4]
 
@@ -210,9 +225,19 @@ def lying(module: nn.Module, trace: Any, own: bool) -> Graph:
     [
         (made, Peeking(), "Peeking does not compile, so it judges as it is"),
         (failing, Rejection(), "no compiler today"),
-        (lying, Rejection(), "decides otherwise"),
+        (
+            lying,
+            Rejection(),
+            "Rejection: .* compiled, but it accepts or emits other tokens",
+        ),
+        (crashing, Rejection(), "compiled, but it fails when it is run: no such symbol"),
+        (
+            inexact,
+            Rejection(),
+            "but its results differ .* error .* where 1e-05 is allowed",
+        ),
     ],
-    ids=["opaque", "no compiler", "wrong"],
+    ids=["opaque", "no compiler", "wrong", "crashing", "inexact"],
 )
 def test_what_does_not_compile_judges_as_it_is_after_one_warning(
     maker: Any, rule: Any, text: str

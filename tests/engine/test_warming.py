@@ -1,28 +1,44 @@
-"""What is compiled before the first request is told, and is all that the first request needs."""
+"""What is compiled before the first request is told, and is all that any request needs."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from interpreted_graphs import interpreted
+import torch
+from interpreted_graphs import untraced
 from tiny_models import engine_of, greedy, ragged_prompts, tiny
-from torch import nn
+from torch import Tensor, nn
 
+import outrider
 from outrider import Engine, Sampling
 from outrider.engine.judged import CompiledJudge
 from outrider.engine.warming import warm_up
+from outrider.methods import METHODS
 from outrider.models import HFModel
 from outrider.models.compiled import CompiledPass
+from outrider.models.package import Graph
+
+γ = 4
+SAMPLED = Sampling(max_new_tokens=9, seed=1, ignore_eos=True)
+PROMPTS = [[5, 6, 7] * 6, *ragged_prompts([100, 40, 2])]
 
 
 class Making:
-    """Makes graphs, and keeps count."""
+    """Makes graphs, and keeps count of them and of their calls."""
 
     def __init__(self) -> None:
-        self.graphs = 0
+        self.graphs = self.calls = 0
 
-    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Any:
+    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Graph:
         self.graphs += 1
-        return interpreted(module, trace)
+        graph = untraced(module)
+
+        def counted(inputs: list[Tensor]) -> list[Tensor]:
+            self.calls += 1
+            return graph(inputs)
+
+        return counted
 
     def give(self, model: HFModel) -> HFModel:
         """The model, with graphs."""
@@ -30,13 +46,32 @@ class Making:
         return model
 
 
-def compiled(method: str) -> tuple[Engine, Making]:
+def compiled(
+    method: str, dtype: torch.dtype = torch.float32, **settings: Any
+) -> tuple[Engine, Making]:
     making = Making()
-    draft = making.give(tiny(seed=1)) if method == "speculative" else None
-    engine = engine_of(making.give(tiny()), draft, method)
+    draft = making.give(tiny(seed=1, dtype=dtype)) if METHODS[method].needs_draft else None
+    engine = engine_of(making.give(tiny(dtype=dtype)), draft, method, γ, **settings)
     if engine.judge is not None:
         engine.judge = CompiledJudge(making, engine.num_speculative_tokens)
     return engine, making
+
+
+def unseal(engine: Engine) -> None:
+    """Lets the engine make programs again, so that one that it lacks is made."""
+    assert engine.judge is not None
+    engine.judge.sealed = False
+    for model in filter(None, (engine.target, engine.draft)):
+        assert model.compiled is not None
+        model.compiled.sealed = False
+
+
+def every_request(engine: Engine, samplings: Iterable[Sampling]) -> None:
+    """Alone and in ragged batches whose rows leave, short prompts and long ones, all lengths of the
+    last draft, what is repeated and can be copied, and all that a law can be."""
+    for sampling in samplings:
+        engine.generate(PROMPTS[:1], sampling)
+        engine.generate(PROMPTS, [replace(sampling, max_new_tokens=4 + n) for n in range(4)])
 
 
 @pytest.mark.parametrize(("method", "graphs"), [("speculative", 6), ("plain", 1)])
@@ -47,10 +82,86 @@ def test_all_graphs_are_made_and_told(method: str, graphs: int) -> None:
     warm_up(engine, lambda what, share: told.append((what, share)))
     assert making.graphs == graphs
     assert [share for _, share in told] == [n / graphs for n in range(graphs)]
-    for sampling in (greedy(9), Sampling(max_new_tokens=9, seed=1)):
+    for sampling in (greedy(9), SAMPLED):
         engine.generate(ragged_prompts([9]), sampling)
     warm_up(engine)
     assert making.graphs == graphs
+
+
+GREEDY = (greedy(9), greedy(9, repetition_penalty=1.2))
+LAWS = (SAMPLED, replace(SAMPLED, top_p=0.9, logprobs=2))
+CASES = [
+    ("speculative", 6),
+    ("plain", 1),
+    ("prompt-lookup", 2),
+    ("block", 5),
+    ("coupled", 3),
+    ("ensemble", 2),
+    ("top-k-tree", 4),
+    ("dynamic-tree", 4),
+    ("mjsd", 3),
+    ("mtad", 4),
+]
+
+
+@pytest.mark.parametrize(("method", "graphs"), CASES)
+def test_no_request_needs_another_program(method: str, graphs: int) -> None:
+    """Of a few kinds of drafters; also in bfloat16, whose laws are in float32."""
+    engine, making = compiled(method, torch.bfloat16, max_batch_size=3)
+    warm_up(engine)
+    unseal(engine)
+    every_request(engine, (*GREEDY, *LAWS))
+    assert making.graphs == graphs
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"draft_confidence": 0.4}, {"draft_length": "heuristic:2"}, {"draft_length": "survival"}],
+    ids=str,
+)
+def test_nor_with_drafts_that_stop_early(settings: Any) -> None:
+    engine, making = compiled("speculative", max_batch_size=3, **settings)
+    warm_up(engine)
+    graphs = making.graphs
+    unseal(engine)
+    every_request(engine, (GREEDY[0], LAWS[0]))
+    assert making.graphs == graphs < 6
+
+
+def test_copied_drafts_are_judged_by_the_program() -> None:
+    engine, making = compiled("prompt-lookup")
+    warm_up(engine)
+    engine.generate([[5, 6, 7, 8, 9, 10] * 3], greedy(6))
+    assert engine.judge is not None
+    assert engine.judge._answer is not None
+    assert making.graphs == 2
+
+
+def test_a_program_that_is_missing_is_never_made_in_a_request() -> None:
+    """The same texts, eagerly."""
+    engine, making = compiled("top-k-tree")
+    wanted = engine_of(tiny(), tiny(seed=1), "top-k-tree", γ).generate(PROMPTS, greedy(6))
+    warm_up(engine)
+    graphs, calls = making.graphs, making.calls
+    for model in (engine.target, engine.draft):
+        assert model is not None
+        assert model.compiled is not None
+        model.compiled._graphs.clear()
+    found = engine.generate(PROMPTS, greedy(6))
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    assert (making.graphs, making.calls) == (graphs, calls)
+
+
+def test_a_model_that_is_loaded_again_gets_what_the_other_method_needs() -> None:
+    """Loading makes programs of models that other engines have sealed."""
+    engine, making = compiled("speculative")
+    warm_up(engine)
+    assert making.graphs == 6
+    assert engine.target.compiled is not None
+    again = outrider.load(engine.target, engine.draft, "top-k-tree", compile="off")
+    assert making.graphs == 8
+    assert again.target.compiled is not None
+    assert again.target.compiled.sealed
 
 
 def test_nothing_is_told_of_eager_engines() -> None:

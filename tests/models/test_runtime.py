@@ -19,6 +19,7 @@ from outrider.core.errors import (
     OutriderWarning,
     UnsupportedModelError,
 )
+from outrider.engine.warming import warm_up
 from outrider.models import HFModel
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.kernels import NarrowLinear, build, use_kernels
@@ -140,7 +141,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
     model = tiny()
     before = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
     model.compiled = CompiledPass(model.module, model.windows, model.limit, "wrong", wrong)
-    with pytest.warns(OutriderWarning, match="wrong does not compile.*other results") as seen:
+    with pytest.warns(OutriderWarning, match="^wrong: the chain program compiled, but") as seen:
         after = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
     assert len(seen) == 1
     assert after == before
@@ -201,6 +202,27 @@ def test_compiled_for_real() -> None:
             make()
         after = token_ids(engine_of(target, draft).generate(prompts[:1], greedy(20)))
     assert after == before
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.vector_width
+def test_a_pair_in_bfloat16_is_compiled_for_real() -> None:
+    """Both models, and whole drafts greedy and sampled, without a warning, at the vector level that
+    the processor has."""
+    target, draft = tiny(dtype=torch.bfloat16), tiny(seed=1, dtype=torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutriderWarning)
+        for model in (target, draft):
+            prepare(model, "auto", own=True)
+        engine = engine_of(target, draft, γ=2)
+        warm_up(engine)
+        engine.generate(ragged_prompts([9, 3]), [greedy(9), SAMPLED])
+    assert target.compiled is not None
+    assert draft.compiled is not None
+    made = {each.kind: graph for each, graph in draft.compiled._graphs.items()}
+    assert set(made) == {"chain", "greedy draft", "sampled draft"}
+    assert all(graph is not None for graph in (*made.values(), *target.compiled._graphs.values()))
 
 
 @needs_compiler

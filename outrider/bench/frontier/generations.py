@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.bench.frontier.families import SETTINGS, Setting
 from outrider.engine import Engine, Result, Stats
+from outrider.engine.warming import warm_up
 from outrider.methods import find_method
 from outrider.models import HFModel
 from outrider.sampling import Sampling
@@ -45,7 +46,7 @@ class Series:
         cls, setting: Setting, target: HFModel, draft: HFModel, num_speculative_tokens: int
     ) -> "Series":
         def engine(batch: int, measure: bool) -> Engine:
-            return Engine(
+            made = Engine(
                 target,
                 draft,
                 find_method(setting.method),
@@ -55,6 +56,8 @@ class Series:
                 measure=measure,
                 generation_config=False,
             )
+            warm_up(made)
+            return made
 
         return cls(setting, engine(1, False), engine(_BATCH, True))
 

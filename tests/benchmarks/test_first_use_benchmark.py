@@ -1,0 +1,38 @@
+"""The benchmark of the first use: what is made is told apart, and the page adds up."""
+
+import warnings
+from typing import Any
+
+import pytest
+
+import outrider
+from benchmarks import first_use
+from outrider.core.errors import OutriderWarning
+
+
+def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*, report: Any, **_: Any) -> None:
+        report("compiling, once: passes of target /a/folder/target", 0.0)
+        warnings.warn("it differs", OutriderWarning, stacklevel=1)
+        report("compiling, once: rule Greedy", 0.5)
+
+    monkeypatch.setattr(outrider, "load", load)
+    found = first_use.load("speculative", "bfloat16", 1)
+    named = [stage["what"] for stage in found["stages"]]
+    assert named == [first_use.KERNELS, "passes of target target", "rule Greedy"]
+    assert found["warnings"] == ["it differs"]
+    wall, busy = first_use.total(found)
+    assert wall >= 0
+    assert busy >= 0
+
+
+def test_the_page_shows_both_loads() -> None:
+    stages = [{"what": "rule Greedy", "wall": 9.0, "python": 3.0, "compilers": 5.0}]
+    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}}
+    first = {"stages": stages * 2, "warnings": ["it differs"]}
+    second = {"stages": [stages[0] | {"wall": 0.5, "compilers": 0.0}], "warnings": []}
+    runs = [{"dtype": "bfloat16", "first": first, "second": second}]
+    page = first_use.markdown({"about": about, "command": "c", "method": "m", "runs": runs})
+    assert "First use 18 s (16 s of processor time); later loads 0.5 s (3.0 s)." in page
+    assert page.count("| rule Greedy | 9.0 | 3.0 | 5.0 |") == 2
+    assert "Warning: it differs" in page
