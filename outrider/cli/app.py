@@ -36,14 +36,16 @@ def _outrider(
 ) -> None:
     """Speculative decoding: text from a large model, several tokens at a time, nothing lost.
 
-    A small draft model rides ahead; the large target model checks its tokens in one pass, keeps
-    those it agrees with and adds one of its own. See it at work, offline, in under a minute:
+    A small draft model proposes a few tokens; the large target model verifies them in one forward
+    pass, keeps those it accepts and adds one of its own. See it at work, offline, in under a
+    minute:
 
       outrider demo
 
     Then continue a text of your own, each token coloured by where it came from:
 
-      outrider generate "def fibonacci(n):" --trace
+      outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
+        --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     from outrider.sampling import Sampling
 
 PROMPTS = (
-    'def read_lines(path):\n    """Return the lines of a text file as a list."""\n',
-    'class Stack:\n    """A stack: last in, first out."""\n\n    def __init__(self):\n',
-    "import argparse\n\n\ndef main():\n    parser = argparse.ArgumentParser()\n",
+    "def get_item(items, key, default=None):\n    try:\n        return items[key]\n    except",
+    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n"
+    "    def __eq__(self, other):\n        if not",
+    "def read_text(path):\n    with open(path, encoding=",
 )
-TEMPERATURES = (0.0, 0.8)
+STOP = (
+    "\n\n\n",
+    "\n\n    def",
+)  # one function or method; small models go round in circles behind it
+TOP_P = {0.0: 1.0, 0.8: 0.9}  # by temperature
 _MOST_TOKENS, _FEWEST_TOKENS = 96, 16
 _SECONDS = 32.0  # for writing; loading and warming up come on top
 _PATIENCE = 40.0  # no further prompt is begun after so many seconds
@@ -63,7 +68,7 @@ def demo(
 ) -> None:
     """See speculative decoding at work on the small models that come with Outrider.
 
-    Completes three pieces of Python, plainly and speculatively, at temperature 0 and 0.8. Shows
+    Completes a few Python functions, plainly and speculatively, at temperature 0 and 0.8. Shows
     where each token came from, both speeds, and whether the greedy texts are the same:
 
       outrider demo
@@ -86,7 +91,7 @@ def demo(
         speed = warm_up(plain, PROMPTS[0], trial)
     tokens = max_new_tokens or _affordable(speed)
     console.print(legend(console), end="", soft_wrap=True)
-    tallies = {temperature: Tally() for temperature in TEMPERATURES}
+    tallies = {temperature: Tally() for temperature in TOP_P}
     began = time.monotonic()
     for number, prompt in enumerate(PROMPTS, 1):
         if time.monotonic() - began > _PATIENCE:
@@ -94,8 +99,13 @@ def demo(
             console.print(f"left out {left} of {len(PROMPTS)} prompts: this machine is busy")
             break
         for temperature, tally in tallies.items():
-            sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=tokens)
-            console.rule(f"{number}, temperature {temperature:g}", style="dim", align="left")
+            top_p = TOP_P[temperature]
+            sampling = Sampling(
+                temperature, top_p=top_p, seed=seed, max_new_tokens=tokens, stop=STOP
+            )
+            cut = "" if top_p == 1 else f", top-p {top_p:g}"
+            title = f"{number}, temperature {temperature:g}{cut}"
+            console.rule(title, style="dim", align="left")
             _race(console, engine, plain, prompt, sampling, tally)
     _report(console, tallies)
     if any(c.failed for tally in tallies.values() for c in tally.comparisons):
@@ -104,7 +114,7 @@ def demo(
 
 def _affordable(plain_speed: float) -> int:
     """Tokens per text that plain decoding twice over would write in the time there is."""
-    texts = 2 * len(PROMPTS) * len(TEMPERATURES)
+    texts = 2 * len(PROMPTS) * len(TOP_P)
     return int(min(_MOST_TOKENS, max(_FEWEST_TOKENS, _SECONDS * plain_speed / texts)))
 
 
@@ -190,7 +200,7 @@ def _report(console: Console, tallies: dict[float, Tally]) -> None:
         style="dim",
     )
     _report_greedy(console, tallies[0.0])
-    console.print('next: [bold]outrider generate "def fibonacci(n):" --trace --compare[/bold]')
+    console.print("next: [bold]outrider generate --help[/bold], or a prompt of yours with --trace")
 
 
 def _report_greedy(console: Console, tally: Tally) -> None:

@@ -64,7 +64,8 @@ def generate(
 
     The embedded pair writes Python; watch which tokens the draft guessed right:
 
-      outrider generate "def fibonacci(n):" --trace
+      outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
+        --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
 
     A pair of your own, against plain decoding, at temperature 0:
 

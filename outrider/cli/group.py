@@ -16,11 +16,24 @@ from outrider.cli.errors import INTERRUPTED, report, say
 from outrider.cli.help import Helpful, paragraphs
 
 
-class Command(Helpful, TyperCommand):
+class Switches:
+    """A mixin for typer's commands and groups: a switch without a default is off. To read None,
+    typer would import pydantic, which takes longer than all else that help does."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return params
+
+
+class Command(Helpful, Switches, TyperCommand):
     """A command with a help page of ours."""
 
 
-class Group(Helpful, TyperGroup):
+class Group(Helpful, Switches, TyperGroup):
     """A group that reports every error on one line, with the exit codes of ``errors``."""
 
     def main(

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.text import Text
 
+from outrider.cli.demo import PROMPTS, STOP
 from outrider.cli.engines import open_engine
 from outrider.cli.follow import follow
 from outrider.cli.options.models import Models
@@ -18,8 +19,8 @@ from outrider.cli.summary import summary_line
 from outrider.cli.trace import Painter, legend
 
 PICTURE = Path(__file__).parents[2] / "docs" / "img" / "trace.svg"
-PROMPT = 'class Stack:\n    """A stack: last in, first out."""\n\n    def __init__(self):\n'
-COMMAND = 'outrider generate "$PROMPT" --trace --temperature 0.8'
+PROMPT = PROMPTS[1]
+COMMAND = 'outrider generate "$PROMPT" --trace --temperature 0'
 WIDTH = 80
 
 
@@ -40,7 +41,7 @@ def screenshot(target: str = "embedded", draft: str | None = None, tokens: int =
     )
     painter = Painter(engine, engine.encode(PROMPT), colour=True)
     pieces: list[Segment] = []
-    sampling = Sampling(temperature=0.8, max_new_tokens=tokens)
+    sampling = Sampling(temperature=0, max_new_tokens=tokens, stop=STOP)
     result = follow(
         engine, PROMPT, sampling, lambda event: pieces.extend(painter.paint(event).segments)
     )
