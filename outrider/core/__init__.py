@@ -6,6 +6,7 @@ from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
 from outrider.core.errors import OutriderError
+from outrider.core.health import Health
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
@@ -45,6 +46,7 @@ __all__ = [
     "Draft",
     "Drafter",
     "Drawn",
+    "Health",
     "Judge",
     "Judgement",
     "Law",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.core.chain import counting
 from outrider.core.draft import Draft
+from outrider.core.health import Health
 from outrider.core.protocols import Law
 from outrider.core.rng import Coming, Stream, row_keys
 
@@ -31,6 +32,7 @@ class Context:
         law: the sampling law of the rows.
         sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
             the row's own tokens are then the decoder's alone. None without an encoder.
+        health: of the passes over the batch, until the round reads it.
     """
 
     tokens_BT: Tensor
@@ -40,6 +42,7 @@ class Context:
     key_B: Tensor
     law: Law
     sources: list[tuple[int, ...]] | None = None
+    health: Health = field(default_factory=Health, init=False, repr=False)
     _coming: Coming | None = field(default=None, init=False, repr=False)
 
     @classmethod

@@ -3,9 +3,12 @@
 Memory is bounded by generations: texts go to the young automaton; when that holds half of what is
 allowed it becomes the old one, and what was old is dropped. So between half of the allowance and
 all of it is remembered, the newest texts, and nothing is ever rebuilt.
+
+Batches in other threads read and extend the same automata, so whoever does holds the corpus's lock.
 """
 
 from collections.abc import Sequence
+from threading import RLock
 
 from outrider.drafters.suffix_index import SEPARATOR, SuffixIndex
 
@@ -52,10 +55,12 @@ class Corpus:
 
     Attributes:
         indices: the young automaton and the old one, as far as there are any.
+        lock: to be held while automata or cursors into them are used.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self.indices: list[SuffixIndex] = []
+        self.lock = RLock()
         self._half = num_tokens // 2
 
     def add(self, tokens: Sequence[int]) -> None:

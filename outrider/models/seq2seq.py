@@ -24,7 +24,7 @@ from outrider.models.cross import Seq2SeqCache
 from outrider.models.demands import check_demands, with_demands
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
-from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
+from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placeable, placed
 from outrider.sampling import Sampling
 
 
@@ -51,10 +51,11 @@ class Seq2SeqModel(HFModel):
     ) -> None:
         super().__init__(module, tokenizer, name)
         config: Any = module.config
-        self._relative = config.model_type in RELATIVE
+        relative = config.model_type in RELATIVE
+        decoder: Any = module.get_decoder()
         self._encoder: Any = module.get_encoder()
-        self._decoder: Any = module.get_decoder()
-        self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
+        self._placeable: Any = placeable(module, decoder, relative=relative)
+        self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
         self.opening: tuple[int, ...] = (_start_token(module, name),)
         check_demands(module.generation_config, name)
 
@@ -111,8 +112,8 @@ class Seq2SeqModel(HFModel):
         else:
             slot_BS = slot_positions(nodes, cache.length_B, cache.span)
         places = Places(positions_BN, slot_BS)
-        with placed(self._decoder, places, relative=self._relative):
-            logits_BNV: Tensor = self.module(
+        with placed(places):
+            logits_BNV: Tensor = self._placeable(
                 encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
                 attention_mask=cache.mask_B11S,
                 decoder_input_ids=tokens_BN,
