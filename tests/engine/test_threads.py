@@ -17,9 +17,9 @@ from outrider import Engine, Sampling
 from outrider.core.errors import NonFiniteLogitsError
 
 TARGET, DRAFT = worded(0), worded(3)
-SAMPLING = Sampling(temperature=0.9, max_new_tokens=8, ignore_eos=True)
+SAMPLING = Sampling(temperature=0.9, max_new_tokens=6, ignore_eos=True)
 OPTIONS: dict[str, dict[str, Any]] = {"ngram": {"file": tiny_file()}}
-BATCHES = [ragged_prompts([n] * rows, seed=n) for n, rows in ((5, 1), (1, 3), (9, 2), (3, 4))]
+BATCHES = [ragged_prompts([n] * rows, seed=n) for n, rows in ((5, 1), (2, 3))]
 METHODS = (
     "plain",
     "speculative",
@@ -82,13 +82,13 @@ def test_one_engine_in_many_threads(method: str) -> None:
     alone = [generating(engine(method), prompts)() for prompts in BATCHES]
     shared = engine(method)
     calls = [generating(shared, prompts) for prompts in BATCHES]
-    calls += [streaming(shared, prompts[:1]) for prompts in BATCHES]
-    assert all_at_once(calls) == alone + [texts[:1] for texts in alone]
+    calls.append(streaming(shared, BATCHES[0]))
+    assert all_at_once(calls) == [*alone, alone[0]]
 
 
 def test_engines_that_share_models() -> None:
     """One thread per method, all on the same two models, each with its own engine."""
-    prompts = BATCHES[2]
+    prompts = BATCHES[1]
     alone = [generating(engine(method), prompts)() for method in METHODS]
     assert all_at_once([generating(engine(method), prompts) for method in METHODS]) == alone
 

@@ -8,6 +8,7 @@ from tiny_seq2seq import SEQ2SEQ, decoder_logits, tiny_seq2seq, tiny_seq2seq_mod
 from outrider.core import Context, Draft, Verdict, path_to
 from outrider.core.errors import UnsupportedModelError
 from outrider.models import seq2seq
+from outrider.models.kernels import use_kernels
 from outrider.models.seq2seq import Seq2SeqModel
 from outrider.testing import SoftmaxLaw, check_model
 
@@ -63,6 +64,14 @@ def test_trees_in_ragged_rows_equal_paths_alone(family: str) -> None:
 def test_eager_attention_agrees(family: str) -> None:
     model = tiny_seq2seq(family)
     model.module.set_attn_implementation("eager")
+    assert worst_error(model, 1) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_kernels_agree(family: str) -> None:
+    """Their attention has to be told of the padding of ragged sources, too."""
+    model = tiny_seq2seq(family)
+    use_kernels(model.module)
     assert worst_error(model, 1) < 1e-5
 
 
