@@ -129,7 +129,7 @@ def frontier(
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
-    _prepare(out)
+    _check_writable(out)
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
     engine = open_engine(models, speculation)
     require_decoder_only(engine, "frontier")
@@ -172,6 +172,7 @@ def frontier(
         document = {"about": about, "plane": plane.as_dict(), "generations": generations}
         progress.show("drawing")
         try:
+            out.mkdir(parents=True, exist_ok=True)
             bench.write(document, out / "frontier.json")
             plots.frontier(document, out)
         except OSError as error:
@@ -187,11 +188,12 @@ def frontier(
         raise typer.Exit(FAILED)
 
 
-def _prepare(folder: Path) -> None:
-    """Makes the folder and sees whether it can be written to, before any work is done."""
+def _check_writable(folder: Path) -> None:
+    """Sees whether a folder can be written to, or made, before any work is done; makes none, since
+    the work may be interrupted."""
+    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error

@@ -70,7 +70,9 @@ class Corpus:
             return
         if not self.indices or len(self.indices[0].text) + len(kept) + 1 > self._half:
             self.indices = [SuffixIndex(), *self.indices[:1]]
-        self.indices[0].extend([*kept, SEPARATOR])
+        index = self.indices.pop(0)
+        index.extend([*kept, SEPARATOR])
+        self.indices.insert(0, index)  # unless that was interrupted, as by Ctrl-C
 
     def cursors(self, known: list[Cursor], text: Sequence[int]) -> list[Cursor]:
         """A cursor for each automaton: those known, and new ones that have read the text's end."""

@@ -81,26 +81,27 @@ class SplitLayers:
         k: how many are first.
 
     Attributes:
-        tupled: whether a layer returns a tuple that begins with the hidden state, as the last one
-            that ran did.
         first: leaves out the layers from k on; a shared cache keeps the hidden state behind k-1.
         first_without_head: the same, and its logits are some number of the right shape but V.
         rest: leaves out the first k layers, and goes on from what a shared cache resumes from.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module], k: int) -> None:
-        def hand_on(hidden: Tensor, *args: object, **kwargs: object) -> Any:
-            return (hidden,) if self.tupled else hidden
+        tupled = False  # whether layers return tuples that begin with the hidden state
+
+        def hand_on(hidden: Tensor | None, *args: object, **kwargs: object) -> Any:
+            return (hidden,) if tupled else hidden
 
         def resume(hidden: Tensor, *args: object, **kwargs: object) -> Any:
             return hand_on(_shared(args, kwargs).resume_BNH)
 
         def leave(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tupled
             output = last(*args, **kwargs)
-            self.tupled = isinstance(output, tuple)
+            tupled = isinstance(output, tuple)  # of one model always the same
             cache = _cache_among(args, kwargs)
             if isinstance(cache, SharedCache):
-                cache.hidden.append(output[0] if self.tupled else output)
+                cache.hidden.append(output[0] if tupled else output)
             return output
 
         last, head = layers[k - 1], module.get_output_embeddings()  # type: ignore[operator]
@@ -109,7 +110,6 @@ class SplitLayers:
         no_head = {head: StandIn(head, lambda hidden: hidden[..., :1])}
         entry = {layer: StandIn(layer, hand_on) for layer in layers[: k - 1]}
         entry[last] = StandIn(last, resume)
-        self.tupled = False
         self.first = with_parts(module, exit_)
         self.first_without_head = with_parts(module, exit_ | no_head)
         self.rest = with_parts(module, entry)

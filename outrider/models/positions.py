@@ -4,7 +4,7 @@ The decoders of encoder-decoders have no ``position_ids``. T5 works out the rela
 pass from one offset for the whole batch (``compute_bias``); BART and its relatives number the
 columns of a pass from one cache length (``embed_positions``). In a ragged batch rows differ, and in
 a tree siblings share a place. So passes run on a view of the module (``views.py``), in which that
-one method reads positions given per row. The loaded module itself stays as ``transformers`` made it.
+one method reads positions given per row. The loaded module stays as ``transformers`` made it.
 
 Which positions belong to a pass is known to the thread that runs it, so threads may share a view.
 
@@ -74,7 +74,7 @@ def _biased(decoder: Any) -> list[Any]:
 
 
 def _told(attention: Any) -> Any:
-    """T5's attention with a ``compute_bias`` of (B, H, N, S), where the class's has (1, H, N, S)."""
+    """T5's attention whose ``compute_bias`` is (B, H, N, S), where the class has (1, H, N, S)."""
 
     def compute_bias(*args: object, **kwargs: object) -> Tensor:
         places = _PLACES.get()

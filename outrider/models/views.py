@@ -1,14 +1,14 @@
-"""Views of a module: the same weights with other parts in some places, the module itself untouched.
+"""Views of a module: the same weights with other parts in some places, the module untouched.
 
-A model that is used by others, in other threads too, must not be changed, not even for the length of
-a pass. So whoever needs it to do something else makes a view: containers on the way to what differs
+A model that others use, in other threads too, must not be changed, not even for the length of a
+pass. So whoever needs it to do something else makes a view: containers on the way to what differs
 are copied, without their contents; every other part, and every parameter, is the module's own.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -56,8 +56,7 @@ def with_parts(module: M, parts: Mapping[nn.Module, nn.Module]) -> M:
             viewed[part] = part if same else copied(part, children)
         return viewed[part]
 
-    view: Any = view_of(module)
-    return view  # type: ignore[no-any-return]
+    return cast(M, view_of(module))
 
 
 def copied(module: M, children: Mapping[str, nn.Module | None] | None = None) -> M:

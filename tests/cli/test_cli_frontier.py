@@ -107,6 +107,17 @@ def test_the_plane_alone_as_json(frontier: Run, tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
+def test_an_interrupted_run_leaves_no_folder(
+    frontier: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "meet", interrupted)
+    assert frontier().exit_code != 0
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.usefixtures("few")
 def test_a_best_rule_that_wastes_budget_ends_with_code_1(
     frontier: Run, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -12,9 +12,15 @@ from real_tokenizers import worded
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_ngrams import tiny_file
 from tiny_seq2seq import tiny_seq2seq
+from torch import Tensor
+from torch.export import ExportedProgram
 
 from outrider import Engine, Sampling
+from outrider.core.clock import Stopwatch
 from outrider.core.errors import NonFiniteLogitsError
+from outrider.models.compiled import CompiledPass
+from outrider.models.package import Graph
+from outrider.models.traced import TreePass
 
 TARGET, DRAFT = worded(0), worded(3)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=6, ignore_eos=True)
@@ -102,6 +108,37 @@ def test_encoder_decoders(family: str) -> None:
     calls = [generating(shared, prompts) for prompts in BATCHES]
     calls += [generating(*pair) for pair in zip(own, BATCHES, strict=True)]
     assert all_at_once(calls) == 2 * alone
+
+
+def test_a_graph_runs_one_pass_at_a_time() -> None:
+    """It has one place for what it computes. Two engines share the model, and so its graph."""
+    running = Lock()
+
+    def alone_in(each: TreePass, trace: Callable[[], ExportedProgram]) -> Graph:
+        def graph(inputs: list[Tensor]) -> list[Tensor]:
+            assert running.acquire(blocking=False), "two passes at once"
+            slabs = inputs[each.num_moving :]
+            half = len(slabs) // 2
+            done = each(*inputs[: each.num_moving], slabs[:half], slabs[half:])
+            running.release()
+            return list(done)
+
+        return graph
+
+    model, draft = tiny(), tiny(seed=1)
+    alone = [generating(engine_of(model, draft), prompts)() for prompts in BATCHES]
+    shared, other = engine_of(model, draft), engine_of(model, draft)
+    model.compiled = CompiledPass(model.module, model.windows, model.limit, "graph", alone_in)
+    calls = [generating(each, prompts) for each in (shared, other) for prompts in BATCHES]
+    assert all_at_once(calls) == 2 * alone
+
+
+def test_seconds_are_those_of_the_thread_that_spent_them() -> None:
+    watch = Stopwatch()
+    with watch, ThreadPoolExecutor(1) as pool:
+        pool.submit(watch.__enter__).result()
+        assert pool.submit(watch.seconds).result() == 0
+    assert watch.seconds() > 0
 
 
 def test_a_damaged_request_fails_alone() -> None:

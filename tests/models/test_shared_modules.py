@@ -73,7 +73,7 @@ def test_nothing_of_it_is_changed(method: str, family: str) -> None:
 
 
 def interrupted(work: Callable[[], object], at: int) -> int:
-    """Runs ``work`` and raises KeyboardInterrupt before the ``at``-th line that it runs of the files
+    """Runs ``work`` and raises KeyboardInterrupt before the ``at``-th line that it runs of files
     that make a model do something else than its class says; how many there were until then."""
     count = 0
 
@@ -122,7 +122,7 @@ def test_interruptions_leave_nothing_behind(method: str, family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "mistral", "bart"])
 def test_with_kernels_it_generates_what_it_did(family: str) -> None:
     """A module in memory gets our kernels in place when it is to be compiled or exact. To
-    ``transformers`` it must still be the same model, padded batches and sliding windows included."""
+    ``transformers`` it must still be the same model, padding and sliding windows included."""
     module = module_of(family)
     prompts = [[0, 0, 0, 0, 5, 6], [*range(11, 17)]]
     ids = torch.tensor(prompts)
