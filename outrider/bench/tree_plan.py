@@ -121,8 +121,6 @@ def count_ranks(
         turn = run_round(context, target, cache, drafter, state, verifier, Budget(1))
         num_emitted = (turn.verdict.num_accepted_B + 1).tolist()
         context.advance(num_emitted)
-        target.drain_sums()
-        draft.drain_sums()
         lines = zip(turn.verdict.path_BD[:, 0].tolist(), turn.emitted_BK.tolist(), strict=True)
         stays = []
         for row, (node, tokens) in enumerate(lines):
@@ -190,5 +188,4 @@ def _median_seconds(work: Callable[[], Any], model: HFModel) -> float:
         if model.device.type == "cuda":
             torch.cuda.synchronize(model.device)
         seconds.append(time.perf_counter() - began)
-    model.drain_sums()
     return statistics.median(seconds[2:])

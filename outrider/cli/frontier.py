@@ -1,7 +1,6 @@
 """``outrider frontier``: what lossy rules gain on a pair, and what they give up."""
 
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -188,18 +187,14 @@ def frontier(
 
 
 def _check_writable(folder: Path) -> None:
-    """Fails before any work where the folder could not be written to; leaves nothing behind."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Sees whether a folder can be written to, or made, before any work is done; makes none, since
+    the work may be interrupted."""
+    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
-    finally:
-        for each in made:
-            with suppress(OSError):
-                each.rmdir()
 
 
 def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
+from outrider.core.health import Health
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
@@ -55,6 +56,7 @@ __all__ = [
     "Drafter",
     "Drawn",
     "Ends",
+    "Health",
     "Judge",
     "Judgement",
     "Law",

@@ -1,13 +1,16 @@
 """Time spent on a device, without synchronising it in the middle of a round."""
 
 import time
+from threading import local
 from types import TracebackType
 
 import torch
 
 
-class Stopwatch:
+class Stopwatch(local):
     """Adds up the time of ``with`` blocks; on a GPU by events, read when somebody asks.
+
+    Every thread has a count of its own, of the blocks that it ran itself.
 
     Args:
         device: where the timed work runs.

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.core.chain import counting
 from outrider.core.draft import Draft
 from outrider.core.ends import Ends
+from outrider.core.health import Health
 from outrider.core.protocols import Law
 from outrider.core.rng import Coming, Stream, row_keys
 
@@ -34,6 +35,7 @@ class Context:
         sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
             the row's own tokens are then the decoder's alone. None without an encoder.
         ends: where the rows' sequences end; None if nowhere.
+        health: of the passes over the batch, until the round reads it.
     """
 
     tokens_BT: Tensor
@@ -44,6 +46,7 @@ class Context:
     law: Law
     sources: list[tuple[int, ...]] | None = None
     ends: Ends | None = None
+    health: Health = field(default_factory=Health, init=False, repr=False)
     _coming: Coming | None = field(default=None, init=False, repr=False)
 
     @classmethod

@@ -218,9 +218,7 @@ class _Beams:
             self._cache.lengths = [length + 1 for length in self._cache.lengths]
         else:
             logits_BnV = self._model.extend(self._cache, self._tree.last_Bn, self._tree.nodes)
-        sums = self._model.drain_sums()
-        if sums is not None and not bool(sums.isfinite().all()):
-            raise self._model.non_finite(max(self._cache.lengths))
+        self._cache.health.check(max(self._cache.lengths))
         return logits_BnV
 
 

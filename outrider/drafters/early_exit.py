@@ -69,7 +69,7 @@ class EarlyExitDrafter(ModelDrafter):
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
         if isinstance(state, EarlyExitState) and draft.num_nodes > 1:
-            self.target.first.read(state.cache, draft.tokens_BN[:, -1:])
+            self.target.first.read(state.shared, draft.tokens_BN[:, -1:])
             state.shared.tokens_BN = draft.tokens_BN
         return draft
 

@@ -103,6 +103,7 @@ class Follower(ModelBacked, ABC):
             longest = self.model.limit
             sources = [tuple(self.bridge.translate(source)[:longest]) for source in sources]
         own = Context.start(told, context.law, nothing, nothing, context.device, sources)
+        own.health = context.health
         return FollowState(self.model.start(own), rows)
 
     def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:

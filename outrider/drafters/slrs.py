@@ -108,9 +108,7 @@ class SlrsDrafter:
         context = Context.start(prompts, self._own_law, nothing, nothing, self.model.device)
         cache = self.model.start(context)
         q_SU = self.model.extend(cache, context.root_B[:, None])[:, 0].double().softmax(-1)
-        sums = self.model.drain_sums()  # of strings, not of rows
-        if sums is not None and not bool(sums.isfinite().all()):
-            raise self.model.non_finite(len(text) - 1)
+        context.health.check(len(text) - 1)
         mass = [torch.ones((), dtype=q_SU.dtype, device=q_SU.device)]
         for s in range(1, len(prompts)):
             mass.append(mass[self._parents[s]] * q_SU[self._parents[s], self._strings[s][-1]])

@@ -23,8 +23,8 @@ class StageContext(Context):
 
     @classmethod
     def of(cls, context: Context) -> "StageContext":
-        """A text of its own, so far the same."""
-        return cls(
+        """A text of its own, so far the same, of the same batch."""
+        text = cls(
             context.tokens_BT.clone(),
             context.length_B,
             list(context.lengths),
@@ -34,6 +34,8 @@ class StageContext(Context):
             context.sources,
             context.ends,
         )
+        text.health = context.health
+        return text
 
     @property
     def rng(self) -> Stream:

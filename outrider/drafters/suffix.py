@@ -145,8 +145,9 @@ class SuffixText:
     def extend(self, tokens: Sequence[int]) -> None:
         """Reads the next tokens."""
         self.index.extend(tokens)
-        for cursor in self._cursors:
-            cursor.extend(tokens)
+        with self._corpus.lock:
+            for cursor in self._cursors:
+                cursor.extend(tokens)
 
     def forget(self, num: int) -> None:
         """Takes the last so many tokens back."""
@@ -160,11 +161,16 @@ class SuffixText:
 
     def close(self) -> None:
         """Hands the output to the corpus."""
-        self._corpus.add(self.index.text[self._begin :])
+        with self._corpus.lock:
+            self._corpus.add(self.index.text[self._begin :])
 
     def continuation(self, expand: Expand, most: int) -> Tree:
         """The draft with the best score, of equals the first. A longer match is asked first, and
         none that could not win any more."""
+        with self._corpus.lock:
+            return self._best(expand, most)
+
+    def _best(self, expand: Expand, most: int) -> Tree:
         self._cursors = self._corpus.cursors(self._cursors, self.index.text)
         state = max(self.index.link[self.index.last], 0)
         if not self._cursors:

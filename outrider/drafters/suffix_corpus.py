@@ -3,9 +3,12 @@
 Memory is bounded by generations: texts go to the young automaton; when that holds half of what is
 allowed it becomes the old one, and what was old is dropped. So between half of the allowance and
 all of it is remembered, the newest texts, and nothing is ever rebuilt.
+
+Batches in other threads read and extend the same automata, so whoever does holds the corpus's lock.
 """
 
 from collections.abc import Sequence
+from threading import RLock
 
 from outrider.drafters.suffix_index import SEPARATOR, SuffixIndex
 
@@ -52,10 +55,12 @@ class Corpus:
 
     Attributes:
         indices: the young automaton and the old one, as far as there are any.
+        lock: to be held while automata or cursors into them are used.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self.indices: list[SuffixIndex] = []
+        self.lock = RLock()
         self._half = num_tokens // 2
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -65,7 +70,9 @@ class Corpus:
             return
         if not self.indices or len(self.indices[0].text) + len(kept) + 1 > self._half:
             self.indices = [SuffixIndex(), *self.indices[:1]]
-        self.indices[0].extend([*kept, SEPARATOR])
+        index = self.indices.pop(0)
+        index.extend([*kept, SEPARATOR])
+        self.indices.insert(0, index)  # unless that was interrupted, as by Ctrl-C
 
     def cursors(self, known: list[Cursor], text: Sequence[int]) -> list[Cursor]:
         """A cursor for each automaton: those known, and new ones that have read the text's end."""

@@ -25,8 +25,7 @@ class WholeDrafter(ModelDrafter):
     """
 
     num_whole: int = 0
-    _asked: ref[Law] | None = None
-    _answer: bool = False
+    _last: tuple[ref[Law], bool] | None = None
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.settle()
@@ -39,9 +38,10 @@ class WholeDrafter(ModelDrafter):
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
         if self.num_whole != budget.max_tokens:
             return False
-        if self._asked is None or self._asked() is not context.law:  # as a rule it stays the same
-            self._asked, self._answer = ref(context.law), self._draws(context.law)
-        return self._answer and max(self._lacking(state, context)) <= min(context.lengths)
+        last = self._last
+        if last is None or last[0]() is not context.law:  # as a rule it stays the same
+            self._last = last = ref(context.law), self._draws(context.law)
+        return last[1] and max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, law: Law) -> bool:
         """Whether the graph draws by such a law."""

@@ -72,6 +72,12 @@ class WithinState:
         """The drafter's rows of a tensor."""
         return tensor_B[torch.tensor(self.rows, dtype=torch.int64, device=tensor_B.device)]
 
+    def over_all(self, number_R: Tensor) -> Tensor:
+        """A number per row of the drafter's as one per row of the engine's batch; 0 elsewhere."""
+        index_R = torch.tensor(self.rows, dtype=torch.int64, device=number_R.device)
+        number_B = number_R.new_zeros(self.context.num_rows)
+        return number_B.index_copy(0, index_R, number_R)
+
     def follow(self) -> None:
         """Tells the drafter's batch what has been committed, and which laws rows have now."""
         context, own = self.context, self.own
@@ -173,10 +179,10 @@ class WithinContext:
             own_budget = Budget(budget.max_tokens, None if tokens_B is None else state.of(tokens_B))
         own_budget = self._fitting(own_budget, state.own)
         state.draft = self.drafter.propose(state.inner, state.own, own_budget, own_rng)
+        for model, sum_R in state.own.health.drain():
+            context.health.add(model, state.over_all(sum_R))
         if state.has_all:
             return state.draft
-        for model in self.models:
-            model.spread_sums(state.rows, context.num_rows)
         return _spread(state.draft, state)
 
     def commit(self, state: WithinState, draft: Draft, verdict: Verdict, scores: Scores) -> None:

@@ -20,6 +20,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -82,6 +83,10 @@ class Memory:
         models: those that the drafter runs.
         num_speculative_tokens: γ.
         stretch: how much longer a text may be in the draft models' tokens.
+
+    Attributes:
+        bookings: of the batches that there are, in whatever thread.
+        lock: to be held from looking at the bookings until one is made.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Memory:
     ) -> None:
         self.max_memory = max_memory
         self.bookings: WeakKeyDictionary[Booking, int] = WeakKeyDictionary()
+        self.lock = RLock()
         own = [m for m in models if not (isinstance(target, EarlyExit) and m is target.first)]
         self._models = [(model, Footprint.of(model)) for model in (target, *own)]
         self._stretches = [1, *[stretch] * len(own)]
@@ -153,13 +159,29 @@ class Booking:
         self._rows = 0
         self._need = Need()
 
-    def fitting(self, running: int, waiting: Sequence[Request], most: int) -> int:
-        """How many of the waiting requests may be admitted now, in their order.
+    def admit(self, running: int, waiting: Sequence[Request], most: int) -> int:
+        """Books for as many of the waiting requests as fit, in their order; how many.
 
         Raises:
             OutOfMemoryError: none, and nothing is running that could make room.
         """
         needs = [self._memory.need(request) for request in waiting]
+        with self._memory.lock:
+            count = self._fitting(running, needs, most)
+            if count:
+                self._memory.bookings[self] = self._bytes(running, needs[:count])
+        if count:
+            self._rows, self._need = self._with(running, needs[:count])
+        return count
+
+    def clear(self) -> None:
+        """Gives back everything: the last row has left."""
+        with self._memory.lock:
+            if self in self._memory.bookings:
+                self._memory.bookings[self] = 0
+        self._rows, self._need = 0, Need()
+
+    def _fitting(self, running: int, needs: Sequence[Need], most: int) -> int:
         others = sum(n for booking, n in self._memory.bookings.items() if booking is not self)
         left = self._memory.max_memory - others
         count = 0
@@ -172,17 +194,6 @@ class Booking:
                 f"close them"
             )
         return count
-
-    def admit(self, running: int, requests: Sequence[Request]) -> None:
-        """Books for rows that begin now."""
-        needs = [self._memory.need(request) for request in requests]
-        self._memory.bookings[self] = self._bytes(running, needs)
-        self._rows, self._need = self._with(running, needs)
-
-    def clear(self) -> None:
-        """Gives back everything: the last row has left."""
-        self._memory.bookings.pop(self, None)
-        self._rows, self._need = 0, Need()
 
     def _fits(self, running: int, needs: Sequence[Need], count: int, left: int) -> bool:
         wanted = self._bytes(running, needs[:count])

@@ -40,6 +40,9 @@ from outrider.sampling import Sampling
 class Engine:
     """Generates text by one method; build it with :func:`outrider.load`.
 
+    It may be used from several threads, and its models by several engines: every call runs batches
+    of its own. Under ``max_memory`` a request for which other threads leave no room is an error.
+
     Args:
         target: the model whose law the text has.
         draft: the model that rides ahead, where the method needs one.

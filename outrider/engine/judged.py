@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
+from threading import RLock
 from typing import cast
 from weakref import ref
 
@@ -120,9 +121,8 @@ class CompiledJudge:
         self._num_nodes = num_drafted + 1
         self._exact = exact
         self._graphs: dict[tuple[Verifier, str], Graph | None] = {}
-        self._asked: tuple[object, ...] = ()
-        self._law: ref[Law] | None = None
-        self._answer: Graph | None = None
+        self._last: tuple[ref[Law], tuple[object, ...], Graph | None] | None = None
+        self._lock = RLock()
 
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
@@ -134,7 +134,8 @@ class CompiledJudge:
         if draft.probs_BNV is not None:
             temperature_B = cast(Warp, context.law).temperature_B
             inputs += [rng.together_BR.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
-        num_accepted_B, next_B, emitted_BK, *of_law = graph(inputs)
+        with self._lock:  # a graph has a place of its own for what it computes
+            num_accepted_B, next_B, emitted_BK, *of_law = graph(inputs)
         if context.ends is not None:
             draft = context.ends.cut(draft)
         path_BD = full_chains(draft.tokens_BN).path_BD
@@ -163,12 +164,13 @@ class CompiledJudge:
         bare = draft.logits_BNV is None and draft.step_probs_BN is None
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
-        asked = verifier, draft.drawn, logits_BNV.dtype
-        if self._law is None or self._law() is not law or asked != self._asked:
-            fits = _fits(verifier, draft, law) and self._allows(verifier)
-            self._answer = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
-            self._asked, self._law = asked, ref(law)  # as a rule the same from round to round
-        return self._answer
+        asked, last = (verifier, draft.drawn, logits_BNV.dtype), self._last
+        if last is not None and last[0]() is law and last[1] == asked:
+            return last[2]  # as a rule the same from round to round
+        fits = _fits(verifier, draft, law) and self._allows(verifier)
+        graph = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
+        self._last = ref(law), asked, graph
+        return graph
 
     def _allows(self, verifier: Verifier) -> bool:
         return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "law")
@@ -176,10 +178,11 @@ class CompiledJudge:
     def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
         kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
-        if (verifier, kind) not in self._graphs and not self.sealed:
-            each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier, kind)
-            self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
-        return self._graphs.get((verifier, kind))
+        with self._lock:
+            if (verifier, kind) not in self._graphs and not self.sealed:
+                each = (JudgeByLogits if q_BNV is None else JudgeByLaw)(verifier, kind)
+                self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
+            return self._graphs.get((verifier, kind))
 
     def _made(self, each: JudgeByLogits, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
         def inputs(rows: int) -> list[Tensor]:

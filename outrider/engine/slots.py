@@ -62,7 +62,8 @@ class Slots:
         self._state: Any = None
 
     def room_for(self, waiting: Sequence[Request], most: int) -> int:
-        """How many of the waiting requests may be admitted now, in their order.
+        """How many of the waiting requests may be admitted now, in their order; memory is booked
+        for them.
 
         Args:
             waiting: at least one; more than may be admitted, where there are.
@@ -73,7 +74,7 @@ class Slots:
         """
         if self._booking is None:
             return min(len(waiting), most)
-        return self._booking.fitting(len(self.rows), waiting, most)
+        return self._booking.admit(len(self.rows), waiting, most)
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
@@ -81,8 +82,6 @@ class Slots:
         if not rows:
             return
         began = self._clock()
-        if self._booking is not None:
-            self._booking.admit(len(self.rows), [row.request for row in rows])
         context = Context.start(
             [row.request.first_ids for row in rows],
             self._warp(rows),
@@ -179,8 +178,8 @@ class Slots:
     ) -> None:
         """The round's one look at the device; hands each row its tokens."""
         assert self._context is not None
-        models = (self._target, *self._draft_models)
-        sums = [(m, s) for m in models if (s := m.drain_sums()) is not None]
+        sums = self._context.health.drain()
+        sums.sort(key=lambda found: found[0] is not self._target)  # which is blamed first
         counts = count_columns(turn)
         strayed = [] if strayed_BDM is None else [strayed_BDM.flatten(1)]
         dead = [] if (first_B := first_dead(turn)) is None else [first_B]

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from outrider.core.context import Context
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import OutOfMemoryError
+from outrider.core.health import Health
 from outrider.models.free import free_bytes
 from outrider.models.slabs import Layout, SlabPlan
 
@@ -41,6 +42,7 @@ class SlabCache(Cache):
         length_B: committed slots per row, on the device.
         lengths: an upper bound of the same on the host, exact when a pass begins.
         long: which rows have keys with long rotary factors (``longrope.py``).
+        health: where passes are noted: the context's, once the cache is filled.
     """
 
     is_compileable = False
@@ -55,11 +57,12 @@ class SlabCache(Cache):
         self.length_B = torch.zeros_like(context.length_B)
         self.long = [False] * context.num_rows
         self.plan = plan
+        self.health = Health()
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self._sides = [_side(self.keys, plan), _side(self.values, plan)]
         if plan.allowance is not None:
-            plan.allowance.caches.add(self)
+            plan.allowance.share(self)
         self.span = 0
         self._start: int | None = 0
         self._first = self._num_columns = 0

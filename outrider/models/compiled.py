@@ -10,6 +10,7 @@ Legend: B rows, N columns of a pass, S slots.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from threading import RLock
 from typing import Literal, get_args
 
 import torch
@@ -45,7 +46,8 @@ def check_compile(value: str) -> None:
 
 
 class CompiledPass:
-    """The graphs of a module, made when they are first needed.
+    """The graphs of a module, made when they are first needed; one pass at a time, since a graph
+    has a place of its own for what it computes.
 
     Args:
         module: the model.
@@ -81,6 +83,7 @@ class CompiledPass:
         self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
         self._graphs: dict[TreePass, Graph | None] = {}
         self._slot_S = torch.arange(0, device=module.device)
+        self._lock = RLock()
 
     def chain(self, cache: SlabCache, tokens_BN: Tensor) -> list[Tensor] | None:
         """Logits (B, N, V) of columns that follow one another and their sums (B,), or None if
@@ -100,9 +103,10 @@ class CompiledPass:
         these numbers in [0, 1), or greedy without: laws or logits (B, D + 1, V), sums of all
         logits (B,), the chain from the root on (B, D + 1); None as :meth:`chain`. The slabs must
         have room for it."""
-        if depth not in self._drafts:
-            both = GreedyDraft(*self._of_model, depth), SampledDraft(*self._of_model, depth)
-            self._drafts[depth] = both
+        with self._lock:
+            if depth not in self._drafts:
+                both = GreedyDraft(*self._of_model, depth), SampledDraft(*self._of_model, depth)
+                self._drafts[depth] = both
         greedy, sampled = self._drafts[depth]
         inputs = [tokens_BN, cache.length_B, self._slots(cache)]
         if temperature_B is None or u_BD is None:
@@ -124,10 +128,10 @@ class CompiledPass:
 
     def _slots(self, cache: SlabCache) -> Tensor:
         """A tensor of as many numbers as there are slots to read."""
-        span = self._span(cache)
-        if self._slot_S.shape[0] < span:
-            self._slot_S = torch.arange(2 * span, device=cache.length_B.device)
-        return self._slot_S[:span]
+        span, slot_S = self._span(cache), self._slot_S
+        if slot_S.shape[0] < span:
+            self._slot_S = slot_S = torch.arange(2 * span, device=cache.length_B.device)
+        return slot_S[:span]
 
     def _span(self, cache: SlabCache) -> int:
         return self._read(cache.span, cache.in_use()[0].shape[2])
@@ -136,10 +140,11 @@ class CompiledPass:
         self, each: TreePass, cache: SlabCache, inputs: Sequence[Tensor]
     ) -> list[Tensor] | None:
         slabs = cache.in_use()
-        if each not in self._graphs and not self.failed and not self.sealed:
-            self._graphs[each] = self._made(each, slabs)
-        graph = self._graphs.get(each)
-        return None if graph is None else graph([*map(Tensor.contiguous, inputs), *slabs])
+        with self._lock:
+            if each not in self._graphs and not self.failed and not self.sealed:
+                self._graphs[each] = self._made(each, slabs)
+            graph = self._graphs.get(each)
+            return None if graph is None else graph([*map(Tensor.contiguous, inputs), *slabs])
 
     def _made(self, each: TreePass, in_use: Sequence[Tensor]) -> Graph | None:
         half = len(in_use) // 2

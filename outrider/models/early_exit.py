@@ -9,18 +9,19 @@ https://arxiv.org/abs/2404.16710
 Both write their keys and values into one cache, each into the slabs of its own layers: nothing is
 computed twice.
 
-The model is unmodified. A pass is the model's own forward pass, in which the layers to leave out
-are told, on the loaded instance and for its duration, to hand on a hidden state instead. Embedding,
-positions, masks, norm and head stay the model's own, whatever the family. That the two halves make
-the whole is not assumed: a model is put to the test when it is built, and refused if they do not.
+The model is unmodified. A pass is the forward pass of a view of it (``views.py``), in which other
+modules stand where layers are left out, and hand on a hidden state instead. Embedding, positions,
+masks, norm and head stay the model's own, whatever the family. What the first half leaves for the
+second is kept by the cache, which every layer is given, so it belongs to one batch. That the two
+halves make the whole is not assumed: a model is put to the test when it is built, and refused if
+they do not.
 
 Legend: B rows, N nodes or columns of a pass, V vocabulary, H hidden width, L layers, k first ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -32,72 +33,9 @@ from outrider.core.protocols import Scores
 from outrider.models.cache import PLAIN, SlabCache
 from outrider.models.health import deviation
 from outrider.models.hf import MARGIN, HFModel
+from outrider.models.prefill import lawless
 from outrider.models.slabs import SlabPlan
-
-
-class SplitLayers:
-    """The decoder layers of a module, of which a pass may leave out the first k or the others.
-
-    Args:
-        module: the model.
-        layers: its decoder layers.
-        k: how many are first.
-
-    Attributes:
-        tupled: whether a layer returns a tuple that begins with the hidden state.
-    """
-
-    def __init__(self, module: nn.Module, layers: Sequence[nn.Module], k: int) -> None:
-        self.head: Any = module.get_output_embeddings()  # type: ignore[operator]
-        config: Any = module.config
-        self.num_tokens: int = config.get_text_config().vocab_size
-        self.first, self.rest = list(layers[:k]), list(layers[k:])
-        self.tupled = False
-
-    @contextmanager
-    def only_first(self) -> Iterator[list[Tensor]]:
-        """Leaves out the layers from k on; the list gets the hidden state (B, N, H) behind k-1."""
-        seen: list[Tensor] = []
-
-        def hand_on(hidden: Tensor, *args: object, **kwargs: object) -> Any:
-            seen[:] = [hidden]
-            return (hidden,) if self.tupled else hidden
-
-        with _doing(self.rest, hand_on):
-            yield seen
-
-    @contextmanager
-    def only_rest(self, hidden_BNH: Tensor) -> Iterator[None]:
-        """Leaves out the first layers, and goes on from what they once made."""
-
-        def hand_on(hidden: Tensor, *args: object, **kwargs: object) -> Any:
-            return (hidden_BNH,) if self.tupled else hidden_BNH
-
-        with _doing(self.first, hand_on):
-            yield
-
-    @contextmanager
-    def no_head(self) -> Iterator[None]:
-        """Leaves out the head; all logits are 0."""
-        width = self.num_tokens
-        with _doing([self.head], lambda hidden: hidden.new_zeros(*hidden.shape[:-1], width)):
-            yield
-
-
-@contextmanager
-def _doing(modules: Sequence[nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Modules that do something else for a while; hooks of others are put back."""
-    before = [vars(module).get("forward") for module in modules]
-    for module in modules:
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, old in zip(modules, before, strict=True):
-            if old is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = old
+from outrider.models.views import StandIn, with_parts
 
 
 class SharedCache(SlabCache):
@@ -106,6 +44,9 @@ class SharedCache(SlabCache):
     Attributes:
         hidden: behind the first layers, one (B, 1, H) per node of the last draft.
         tokens_BN: the tokens of that draft, once it is complete.
+        resume_BNH: what the pass that begins goes on from behind the first layers; None where it
+            runs them itself.
+        without_head: whether that pass needs no logits.
     """
 
     def __init__(
@@ -114,6 +55,8 @@ class SharedCache(SlabCache):
         super().__init__(context, num_layers, limit, plan)
         self.hidden: list[Tensor] = []
         self.tokens_BN: Tensor | None = None
+        self.resume_BNH: Tensor | None = None
+        self.without_head = False
 
     def rewind(self) -> None:
         """Back to the committed tokens, all but the root."""
@@ -130,28 +73,76 @@ class SharedCache(SlabCache):
         return torch.cat(self.hidden, 1) if kept else None
 
 
+class SplitLayers:
+    """The halves of a module: views of it that leave out the last layers, or the first.
+
+    Args:
+        module: the model.
+        layers: its decoder layers.
+        k: how many are first.
+
+    Attributes:
+        first: leaves out the layers from k on; a shared cache keeps the hidden state behind k-1.
+        first_without_head: the same, and all its logits are 0.
+        rest: leaves out the first k layers, and goes on from what a shared cache resumes from.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Sequence[nn.Module], k: int, num_tokens: int
+    ) -> None:
+        tupled = False  # whether layers return tuples that begin with the hidden state
+
+        def hand_on(hidden: Tensor | None, *args: object, **kwargs: object) -> Any:
+            return (hidden,) if tupled else hidden
+
+        def resume(hidden: Tensor, *args: object, **kwargs: object) -> Any:
+            return hand_on(_shared(args, kwargs).resume_BNH)
+
+        def leave(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tupled
+            output = last(*args, **kwargs)
+            tupled = isinstance(output, tuple)  # of one model always the same
+            cache = _cache_among(args, kwargs)
+            if isinstance(cache, SharedCache):
+                cache.hidden.append(output[0] if tupled else output)
+            return output
+
+        def no_logits(hidden: Tensor) -> Tensor:
+            return hidden.new_zeros(*hidden.shape[:-1], num_tokens)
+
+        last, head = layers[k - 1], module.get_output_embeddings()  # type: ignore[operator]
+        exit_ = {last: StandIn(last, leave)}
+        exit_ |= {layer: StandIn(layer, hand_on) for layer in layers[k:]}
+        no_head = {head: StandIn(head, no_logits)}
+        entry = {layer: StandIn(layer, hand_on) for layer in layers[: k - 1]}
+        entry[last] = StandIn(last, resume)
+        self.first = with_parts(module, exit_)
+        self.first_without_head = with_parts(module, exit_ | no_head)
+        self.rest = with_parts(module, entry)
+
+
 class FirstLayers(HFModel):
     """The first layers with norm and head of the model: the draft, in the target's cache or, as any
     draft model, in one of its own."""
 
-    def __init__(self, target: HFModel, layers: SplitLayers) -> None:
-        name = f"the first {len(layers.first)} layers of {target.name}"
+    def __init__(self, target: HFModel, layers: SplitLayers, k: int) -> None:
+        name = f"the first {k} layers of {target.name}"
         super().__init__(target.module, target.tokenizer, name)
         self.exact = target.exact
-        self.num_layers = len(layers.first)
+        self.num_layers = k
         self._layers = layers
 
-    def read(self, cache: SlabCache, token_B1: Tensor) -> None:
+    def read(self, cache: "SharedCache", token_B1: Tensor) -> None:
         """Passes a token through the layers without asking what comes next."""
-        with self._layers.no_head():
+        cache.without_head = True
+        try:
             self.extend(cache, token_B1)
+        finally:
+            cache.without_head = False
 
-    def _forward(self, cache: SlabCache, *arguments: Any) -> Tensor:
-        with self._layers.only_first() as seen:
-            logits_BNV = super()._forward(cache, *arguments)
-        if isinstance(cache, SharedCache):
-            cache.hidden += seen
-        return logits_BNV
+    def _called(self, cache: SlabCache) -> Any:
+        headless = isinstance(cache, SharedCache) and cache.without_head
+        return self._layers.first_without_head if headless else self._layers.first
 
 
 class EarlyExit(HFModel):
@@ -193,29 +184,33 @@ class EarlyExit(HFModel):
                 else f"layer={k!r}: {target.name} has one layer, which cannot be split"
             )
         self.k = k
-        self._layers = SplitLayers(self.module, self._decoder_layers(), k)
-        self._caches: WeakSet[SharedCache] = WeakSet()
-        self.first = FirstLayers(target, self._layers)
+        self._caches: WeakValueDictionary[int, SharedCache] = WeakValueDictionary()
+        self._layers = SplitLayers(self.module, self._decoder_layers(), k, self.num_tokens)
+        self.first = FirstLayers(target, self._layers, k)
         self._prove()
-        self.first = FirstLayers(target, self._layers)  # with clock and sums at zero
+        self.first = FirstLayers(target, self._layers, k)  # with its clock at zero
 
     def cache_of(self, context: Context) -> SharedCache | None:
         """The cache of a batch that this model has started; None if it has not."""
-        return next((cache for cache in self._caches if cache.context is context), None)
+        return self._caches.get(id(context))  # which the cache keeps alive
 
     def score(self, cache: SlabCache, draft: Draft) -> Scores:
         assert isinstance(cache, SharedCache)
         cache.rewind()
-        hidden_BNH = cache.hidden_of(draft)
+        cache.resume_BNH = cache.hidden_of(draft)
         cache.forget()
-        if hidden_BNH is None:
+        try:
             return super().score(cache, draft)
-        with self._layers.only_rest(hidden_BNH):
-            return super().score(cache, draft)
+        finally:
+            cache.resume_BNH = None
+
+    def _called(self, cache: SlabCache) -> Any:
+        whole = not isinstance(cache, SharedCache) or cache.resume_BNH is None
+        return self.module if whole else self._layers.rest
 
     def _cache(self, context: Context) -> SharedCache:
         cache = SharedCache(context, self.num_layers, self.limit + MARGIN, self.plan)
-        self._caches.add(cache)
+        self._caches[id(context)] = cache
         return cache
 
     def _decoder_layers(self) -> Sequence[nn.Module]:
@@ -230,21 +225,16 @@ class EarlyExit(HFModel):
     @torch.inference_mode()
     def _prove(self) -> None:
         """Runs a few tokens through the whole and through the halves."""
-        tokens_BN = torch.arange(min(4, self.num_tokens), device=self.device)[None]
-        none: Any = None
-        context = Context.start(tokens_BN.tolist(), none, [0], [0], self.device)
-        outputs: list[object] = []
-        hook = self._layers.first[0].register_forward_hook(lambda *call: outputs.append(call[2]))
+        tokens = list(range(min(4, self.num_tokens)))
+        tokens_BN = torch.tensor([tokens], device=self.device)
+        context = lawless(self, tokens)
         whole_BNV = self.extend(self._cache(context), tokens_BN)
-        hook.remove()
-        self._layers.tupled = isinstance(outputs[0], tuple)
         try:
             halves_BNV = self._by_halves(context, tokens_BN)
         except OutriderError:
             raise
         except Exception as error:  # the model's own, which are of many kinds
             raise self._inseparable(f"{type(error).__name__}: {error}") from error
-        self._sums.clear()
         off, scale = deviation(halves_BNV, whole_BNV)
         if not off <= 64 * torch.finfo(self.dtype).eps * scale:
             raise self._inseparable(f"logits differ by {off:.2g}")
@@ -253,15 +243,27 @@ class EarlyExit(HFModel):
         """Logits of a few tokens by the first layers and then the others, (B, N, V)."""
         cache = self._cache(context)
         self.first.extend(cache, tokens_BN)
-        shape = cache.hidden[0].shape
-        if shape[:-1] != tokens_BN.shape:
-            raise self._inseparable(f"they pass on {tuple(shape)} numbers for one row")
-        with self._layers.only_rest(cache.hidden[0]):
-            return self.extend(cache, tokens_BN)
+        (hidden_BNH,) = cache.hidden
+        if hidden_BNH.shape[:-1] != tokens_BN.shape:
+            raise self._inseparable(f"they pass on {tuple(hidden_BNH.shape)} numbers for one row")
+        cache.resume_BNH = hidden_BNH
+        return self.extend(cache, tokens_BN)
 
     def _inseparable(self, reason: str) -> UnsupportedModelError:
         return UnsupportedModelError(
             f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "
-            f"{len(self._layers.first)} on need more than the hidden state of those before "
+            f"{self.k} on need more than the hidden state of those before "
             f"({reason}); take another method"
         )
+
+
+def _cache_among(args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """The cache that a layer was given, under whatever name."""
+    given = (*args, *kwargs.values())
+    return next((argument for argument in given if isinstance(argument, SlabCache)), None)
+
+
+def _shared(args: Sequence[object], kwargs: Mapping[str, object]) -> SharedCache:
+    cache = _cache_among(args, kwargs)
+    assert isinstance(cache, SharedCache)
+    return cache

@@ -99,7 +99,6 @@ class HFModel:
         self.runs = module
         if self.original is not None:
             self.runs = with_factors_per_row(module, self.original, name)
-        self._sums: list[Tensor] = []
         self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     @property
@@ -108,7 +107,7 @@ class HFModel:
         return self.limit - 1
 
     def storing(self, kv_dtype: KvDtype, allowance: Allowance | None = None) -> "HFModel":
-        """The same module with other caches; a clock and a health check of its own.
+        """The same module with other caches and a clock of its own.
 
         Args:
             kv_dtype: how they store numbers; ``auto`` as they do now.
@@ -120,7 +119,7 @@ class HFModel:
         if plan == self.plan:
             return self
         twin = copy.copy(self)
-        twin.plan, twin.watch, twin._sums = plan, Stopwatch(self.device), []
+        twin.plan, twin.watch = plan, Stopwatch(self.device)
         return twin
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
@@ -149,11 +148,12 @@ class HFModel:
         return logits_1TV[0, -1]
 
     def start(self, context: Context) -> SlabCache:
-        """Caches all tokens of the context but the last, in passes of bounded width."""
+        """Caches all tokens of the context but the last, in passes of bounded width. What was not
+        finite in them makes the logits of later passes so, which are checked."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
         prefill(self, cache, context)
-        self._sums.clear()
+        cache.health = context.health
         return cache
 
     def draft_room(self, length: int) -> int:
@@ -225,7 +225,7 @@ class HFModel:
         if done is None:
             done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
         logits_BNV, sum_B = done
-        self._sums.append(sum_B)
+        cache.health.add(self, sum_B)
         return logits_BNV[:, -num_logits:] if num_logits else logits_BNV
 
     def draft(
@@ -259,7 +259,7 @@ class HFModel:
         if done is None:
             return None
         laws_BNV, sum_B, tokens_BN = done
-        self._sums.append(sum_B)
+        cache.health.add(self, sum_B)
         return laws_BNV, tokens_BN
 
     def _placed(
@@ -292,22 +292,6 @@ class HFModel:
             logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
         return logits_BNV, health_of(logits_BNV)
 
-    def drain_sums(self) -> Tensor | None:
-        """A number per row about all logits since the last call, (B,), finite iff they were healthy
-        (``health.py``; read it with the round's other numbers). None when there was no pass."""
-        sums = list(self._sums)
-        self._sums.clear()
-        if len(sums) < 2:
-            return sums[0] if sums else None
-        return torch.stack(sums).sum(0)
-
-    def spread_sums(self, rows: Sequence[int], num_rows: int) -> None:
-        """Makes the sums since the last call those of these rows of a larger batch; 0 elsewhere."""
-        sums_R = self.drain_sums()
-        if sums_R is not None:
-            index_R = torch.tensor(rows, dtype=torch.int64, device=sums_R.device)
-            self._sums.append(sums_R.new_zeros(num_rows).index_copy(0, index_R, sums_R))
-
     def non_finite(self, position: int) -> NonFiniteLogitsError:
         """The error for a row whose sum is not finite; ``position`` is where its round began."""
         dtype = str(self.dtype).removeprefix("torch.")
@@ -331,6 +315,10 @@ class HFModel:
         """An empty cache for a batch."""
         return SlabCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 
+    def _called(self, cache: SlabCache) -> Any:
+        """What a pass over a cache calls: the module, or a view of it (``views.py``)."""
+        return self.runs
+
     def _forward(
         self,
         cache: SlabCache,
@@ -343,7 +331,7 @@ class HFModel:
         """The model's own forward pass: logits (B, N, V)."""
         arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
         with self.arithmetic():
-            logits_BNV: Tensor = self.runs(
+            logits_BNV: Tensor = self._called(cache)(
                 input_ids=tokens_BN,
                 position_ids=positions_BN,
                 attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),

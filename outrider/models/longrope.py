@@ -11,8 +11,8 @@ the same factors, and a row that grows past the original length has its keys com
 (:func:`refresh`), as ``generate`` does for Phi-3. A draft must not cross that length, since one
 forward pass cannot verify both sides of it: see ``HFModel.draft_room``.
 
-The model that is loaded stays as it is. What runs is a copy that shares all of its modules but the
-rotary embeddings and those that contain them. It reads a position p with long factors as ~p = -p-1.
+The model that is loaded stays as it is. What runs is a view of it (``views.py``) with other rotary
+embeddings. It reads a position p with long factors as ~p = -p-1.
 
 Legend: B rows, N columns of a forward pass, C width of a rotation.
 """
@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from outrider.core import Context, moved
 from outrider.core.errors import UnsupportedModelError
 from outrider.models.prefill import lawless, prefill
+from outrider.models.views import with_parts
 
 if TYPE_CHECKING:
     from outrider.models.cache import SlabCache
@@ -58,7 +59,7 @@ def refresh(model: "HFModel", cache: "SlabCache") -> None:
         view = cache.row(row, alone)
         view.long = [long]
         twin = copy.copy(model)
-        twin.compiled, twin._sums = None, []  # the round's own sums are of all rows
+        twin.compiled = None
         prefill(twin, view, alone, cache.lengths[row])
         cache.long[row] = long
 
@@ -114,7 +115,7 @@ def _settled(rotary: nn.Module, position: int) -> nn.Module:
 
 
 def with_factors_per_row(module: PreTrainedModel, original: int, name: str) -> PreTrainedModel:
-    """A copy of a model that shares its weights and reads marked positions.
+    """A view of a model that reads marked positions.
 
     Args:
         module: the model; not changed.
@@ -125,33 +126,16 @@ def with_factors_per_row(module: PreTrainedModel, original: int, name: str) -> P
         UnsupportedModelError: the model has no rotary embedding of ``transformers``, or its forward
             pass is wrapped, which a copy would not be.
     """
-    rotaries = [
-        (path, each)
-        for path, each in module.named_modules()
-        if getattr(each, "rope_type", None) == "longrope"
-    ]
+    rotaries = [each for each in module.modules() if getattr(each, "rope_type", None) == "longrope"]
     kind = type(module).__name__
     if not rotaries:
         raise UnsupportedModelError(
             f"{name} ({kind}) has LongRoPE but no rotary embedding of transformers, so short and "
             f"long sequences cannot share a batch; load it without trust_remote_code"
         )
-    for path, rotary in rotaries:
-        module = _replaced(module, path.split("."), RowFactors(rotary, original))
     if "forward" in vars(module):
         raise UnsupportedModelError(
             f"{name} ({kind}) has LongRoPE, and its forward method is replaced by a wrapper "
             f"(of accelerate, say) that cannot be copied; load it without device_map"
         )
-    return module
-
-
-def _replaced(module: Any, path: Sequence[str], new: nn.Module) -> Any:
-    """The same module with another one at a path; shares all others."""
-    if not path:
-        return new
-    twin = copy.copy(module)
-    children = dict(module._modules)
-    children[path[0]] = _replaced(children[path[0]], path[1:], new)
-    vars(twin)["_modules"] = children
-    return twin
+    return with_parts(module, {rotary: RowFactors(rotary, original) for rotary in rotaries})

@@ -69,7 +69,7 @@ def example_cache(model: "HFModel") -> "SlabCache":
     look like."""
     twin = copy.copy(model)
     twin.compiled, twin.plan = None, SlabPlan(model.plan.kv_dtype)
-    twin.watch, twin._sums = Stopwatch(model.device), []
+    twin.watch = Stopwatch(model.device)
     return twin.start(lawless(model, [0, 0]))
 
 

@@ -100,7 +100,6 @@ def stages(
 def _pass(model: HFModel) -> None:
     context = lawless(model, [0, 0, 0])
     model.extend(model.start(context), context.tokens_BT[:, :2])
-    model.drain_sums()
 
 
 @torch.inference_mode()
@@ -111,7 +110,6 @@ def _tree(model: HFModel) -> None:
         torch.tensor([[0, 0]], device=model.device),
     )
     model.extend(model.start(context), context.tokens_BT[:, :2], nodes)
-    model.drain_sums()
 
 
 @torch.inference_mode()
@@ -119,7 +117,6 @@ def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tens
     context = lawless(model, [0, 0, 0])
     cache = model.start(context)
     model.draft(cache, context.tokens_BT[:, :2], drafts, temperature_B, u_BD)
-    model.drain_sums()
 
 
 @torch.inference_mode()
@@ -172,7 +169,6 @@ def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int 
         cache.length_B = torch.full_like(cache.length_B, done)
         logits.append(model.extend(cache, context.tokens_BT[:, done : done + width])[-1])
         done += width
-    model.drain_sums()
     return torch.cat(logits)
 
 
@@ -189,7 +185,6 @@ def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
     pairs = [token for pair in zip(strangers, path, strict=True) for token in pair]
     tokens_1N = torch.tensor([pairs], device=model.device)
     logits_1NV = model.extend(cache, tokens_1N, Nodes(sees_NN[None], nodes_N[None] // 2))
-    model.drain_sums()
     return logits_1NV[0, -1]
 
 

@@ -23,7 +23,7 @@ from outrider.models.cache import SlabCache
 from outrider.models.cross import Seq2SeqCache
 from outrider.models.hf import MARGIN, HFModel
 from outrider.models.masks import Nodes, slot_positions
-from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placed
+from outrider.models.positions import ABSOLUTE, RELATIVE, Places, placeable, placed
 from outrider.models.support import check_attention, check_head
 
 _NO_POSITIONS = (
@@ -69,10 +69,11 @@ class Seq2SeqModel(HFModel):
     ) -> None:
         super().__init__(module, tokenizer, name)
         config: Any = module.config
-        self._relative = config.model_type in RELATIVE
+        relative = config.model_type in RELATIVE
+        decoder: Any = module.get_decoder()
         self._encoder: Any = module.get_encoder()
-        self._decoder: Any = module.get_decoder()
-        self.num_layers = config.num_decoder_layers if self._relative else config.decoder_layers
+        self._placeable: Any = placeable(module, decoder, relative=relative)
+        self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
         self.opening: tuple[int, ...] = (_start_token(module, name),)
 
     @property
@@ -128,8 +129,8 @@ class Seq2SeqModel(HFModel):
         else:
             slot_BS = slot_positions(nodes, cache.length_B, cache.span)
         places = Places(positions_BN, slot_BS)
-        with self.arithmetic(), placed(self._decoder, places, relative=self._relative):
-            logits_BNV: Tensor = self.module(
+        with self.arithmetic(), placed(places):
+            logits_BNV: Tensor = self._placeable(
                 encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
                 attention_mask=cache.mask_B11S,
                 decoder_input_ids=tokens_BN,

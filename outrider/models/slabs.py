@@ -24,6 +24,7 @@ Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import RLock
 from typing import Literal, Protocol, get_args
 from weakref import WeakSet
 
@@ -99,11 +100,18 @@ class Allowance:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self.caches: WeakSet[HasSlabs] = WeakSet()
+        self._caches: WeakSet[HasSlabs] = WeakSet()
+        self._lock = RLock()
+
+    def share(self, cache: "HasSlabs") -> None:
+        """Counts the slabs of a cache, for as long as there is one."""
+        with self._lock:
+            self._caches.add(cache)
 
     def held(self) -> int:
         """Bytes of the slabs that there are now."""
-        return sum(cache.own_bytes() for cache in self.caches)
+        with self._lock:
+            return sum(cache.own_bytes() for cache in self._caches)
 
 
 class HasSlabs(Protocol):

@@ -90,7 +90,8 @@ def test_decides_as_the_rule_does(rule: Any) -> None:
         emitted_BN = torch.arange(γ + 1) <= accepted_B[:, None]
         assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
         torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
-    assert judge._answer is not None
+    assert judge._last is not None
+    assert judge._last[2] is not None
 
 
 def test_every_rule_that_takes_part_is_tried() -> None:
@@ -289,4 +290,5 @@ def test_compiled_programs_decide_as_the_rule_does(
         found, wanted = judge(rule, *round_), by_the_rule(rule, *round_)
         assert torch.equal(found.verdict.num_accepted_B, wanted.verdict.num_accepted_B)
         assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)
-    assert judge._answer is not None
+    assert judge._last is not None
+    assert judge._last[2] is not None

@@ -195,19 +195,37 @@ def test_for_another_target_it_is_an_ordinary_draft_model() -> None:
 
 
 @torch.inference_mode()
-def test_the_model_is_left_as_it_was() -> None:
-    """Also where a pass fails, or somebody else has replaced a layer's forward."""
+def test_a_pass_that_fails_leaves_its_batch_as_it_was() -> None:
+    """Behind it the same draft is scored as if nothing had happened."""
+    target = EarlyExit(HFModel(module_of("llama")), 2)
+    drafter = EarlyExitDrafter(target)
+    context = Context.start(ragged_prompts([4, 7]), Warp([greedy(9)] * 2, VOCAB), [0, 0], [0, 1])
+    cache, state = target.start(context), drafter.start(context)
+    draft = drafter.propose(state, context, Budget(3), context.rng)
+    wanted_BNV = target.score(cache, draft).logits_BNV
+    with pytest.raises(IndexError):
+        target.first.read(cache, torch.full((2, 1), VOCAB))  # type: ignore[arg-type]
+    torch.testing.assert_close(target.score(cache, draft).logits_BNV, wanted_BNV)
+
+
+def test_a_layer_whose_forward_somebody_has_replaced_is_run_by_it() -> None:
     module = module_of("llama")
-    layers = layers_of(module)
-    own = layers[3].forward
-    vars(layers[3])["forward"] = own
-    target = EarlyExit(HFModel(module), 2)
-    with pytest.raises(TypeError), target._layers.only_rest(torch.zeros(1)):
-        layers[1].forward()
-    with target._layers.only_first(), target._layers.no_head():
-        assert vars(layers[3])["forward"] is not own
-    assert [vars(layer).get("forward") for layer in layers] == [None, None, None, own]
-    assert "forward" not in vars(module.lm_head)
+    layers, passes = layers_of(module), []
+
+    def replaced(number: int, forward: Any) -> Any:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            passes.append(number)
+            return forward(*args, **kwargs)
+
+        return note
+
+    for number, layer in enumerate(layers):
+        vars(layer)["forward"] = replaced(number, layer.forward)
+    engine = engine_of(HFModel(module), None, METHOD, γ=2, options={"layer": 2})
+    passes.clear()
+    text = engine.generate([[1, 2, 3]], greedy(1))
+    assert passes == [0, 1, 2, 3] * 2  # a prefill and a round without a draft
+    assert token_ids(text) == token_ids(engine_of(HFModel(module)).generate([[1, 2, 3]], greedy(1)))
 
 
 # ------------------------------------------------------------------------------------- bad input

@@ -93,8 +93,9 @@ def test_the_layout_is_learned_once_and_counts_for_nothing(
     layout_of = prefill._layout
     monkeypatch.setattr(prefill, "_layout", lambda m: learned.append(1) or layout_of(m))  # type: ignore[func-returns-value]
     for _ in range(2):
-        model.start(context_of([9]))
-        assert model.drain_sums() is None
+        context = context_of([9])
+        model.start(context)
+        assert not context.health.drain()
     assert learned == [1]
     assert widths == [8, 8]
 

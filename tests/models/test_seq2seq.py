@@ -1,17 +1,14 @@
 """Encoder-decoders score ragged rows and trees as separate plain passes do, and forget as well."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from tiny_models import VOCAB, ragged_prompts
 from tiny_seq2seq import SEQ2SEQ, decoder_logits, tiny_seq2seq, tiny_seq2seq_module
-from torch import nn
 
 from outrider.core import Context, Draft, Verdict, path_to
 from outrider.core.errors import UnsupportedModelError
 from outrider.models import seq2seq
+from outrider.models.kernels import use_kernels
 from outrider.models.seq2seq import Seq2SeqModel
 from outrider.testing import SoftmaxLaw, check_model
 
@@ -70,17 +67,21 @@ def test_eager_attention_agrees(family: str) -> None:
     assert worst_error(model, 1) < 1e-5
 
 
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_kernels_agree(family: str) -> None:
+    """Their attention has to be told of the padding of ragged sources, too."""
+    model = tiny_seq2seq(family)
+    use_kernels(model.module)
+    assert worst_error(model, 1) < 1e-5
+
+
 @pytest.mark.parametrize("family", ["t5", "marian", "bart"])
 def test_the_models_own_positions_would_be_wrong(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trap: without positions of their own, ragged rows and tree nodes are misplaced."""
 
-    @contextmanager
-    def nowhere(decoder: nn.Module, places: object, *, relative: bool) -> Iterator[None]:
-        yield
-
-    monkeypatch.setattr(seq2seq, "placed", nowhere)
+    monkeypatch.setattr(seq2seq, "placeable", lambda module, decoder, relative: module)
     assert worst_error(tiny_seq2seq(family), 1) > 0.01
 
 
@@ -110,7 +111,7 @@ def test_the_source_is_encoded_once_and_then_forgotten(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
-def test_an_instance_is_itself_again_after_a_pass(family: str) -> None:
+def test_an_instance_is_itself_during_a_pass_and_after_it(family: str) -> None:
     """Also after a pass that fails, and with a method of its own that somebody hooked in."""
     model = tiny_seq2seq(family)
     owner = (

@@ -58,9 +58,7 @@ def _laws(model: HFModel, result: Result, sampling: Sampling, num_tokens: int) -
     seen_BN = tokens_BN.clamp(max=model.num_tokens - 1)  # the target's padding may be emitted
     seen = Draft.chain(seen_BN, text.mask_BN, None, "chosen")
     logits_BNV = model.score(model.start(context), seen).logits_BNV
-    sums_B = model.drain_sums()
-    if sums_B is not None and not bool(sums_B.isfinite().all()):
-        raise model.non_finite(len(result.prompt_ids))
+    context.health.check(len(result.prompt_ids))
     missing = num_tokens - logits_BNV.shape[-1]
     logits_BNV = logits_BNV[..., :num_tokens]
     if missing > 0:

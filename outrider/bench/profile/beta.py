@@ -52,7 +52,6 @@ def pass_times(
                 before = _elapsed(model)
                 model.score(cache, drafts[n])
                 seconds[n].append(_elapsed(model) - before)
-        model.drain_sums()
     return {n: statistics.median(times[_WARM_UP:]) for n, times in seconds.items()}, cache
 
 

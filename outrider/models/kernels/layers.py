@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
 
 from outrider.models.kernels.build import load_kernels
 from outrider.models.kernels.exact import FUNCTIONS
@@ -148,6 +149,7 @@ def _attention(widest: int) -> Any:
 
 for _widest, _name in _NAMES.items():
     AttentionInterface.register(_name, _attention(_widest))
+    AttentionMaskInterface.register(_name, eager_mask)  # else ``transformers`` makes none for it
 
 
 def _fake_linear(
