@@ -72,7 +72,7 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
     """What the largest request needs alone."""
     memory = engine._memory
     assert memory is not None
-    requests = engine._requests(read_prompts(prompts)[0], [SAMPLING] * len(prompts), True)
+    requests = engine._requests(read_prompts(prompts)[0], SAMPLING, True)
     return max(memory.final(1, memory.need(request)) for request in requests)
 
 
