@@ -7,6 +7,7 @@ that their own models do; those that have neither work with chains.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -74,7 +75,7 @@ def _rules(engine: Engine) -> Iterator[Stage]:
         yield f"rule {type(rule).__name__}", partial(judge.warm_up, rule, logits_BNV)
 
 
-def _drafts_full_chains(drafter: Drafter[object]) -> bool:
+def _drafts_full_chains(drafter: Drafter[Any]) -> bool:
     """Whether a draft may be a full chain of γ tokens, drawn or chosen."""
     if isinstance(drafter, _NEVER_FULL) or getattr(drafter, "drafts_trees", False):
         return False
