@@ -49,8 +49,8 @@ def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
     marks: list[tuple[str, list[float]]] = [(KERNELS, now())]
 
     def report(what: str, share: float) -> None:
-        short = what.removeprefix("compiling, once: ")
-        marks.append((" ".join(_role(word) for word in short.split()), now()))
+        words = what.removeprefix("compiling, once: ").split()
+        marks.append((" ".join(word for word in words if os.sep not in word), now()))
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OutriderWarning)
@@ -62,11 +62,6 @@ def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
         stages.append({"what": what, "wall": wall, "python": python, "compilers": compilers})
     ours = [str(w.message) for w in caught if issubclass(w.category, OutriderWarning)]
     return {"stages": stages, "warnings": ours}
-
-
-def _role(word: str) -> str:
-    """A path of an embedded model as what the model is."""
-    return Path(word).name if os.sep in word else word
 
 
 def measure(method: str, dtype: str, threads: int) -> dict[str, Any]:
@@ -103,7 +98,8 @@ def markdown(report: dict[str, Any]) -> str:
         f"{told['date']}, {told['hardware']}, {told['threads']} threads, torch "
         f'{told["versions"]["torch"]}; `compile="auto"`, method {report["method"]}, γ 5, from '
         f"empty cache folders; one run. Processor time is of Python and of the C++ compilers "
-        f"that it runs.",
+        f"that it runs. Load average before: {told['load']:.1f}; on an idle machine the wall clock "
+        f"shows little more than processor time.",
         "",
         f"Command: `{report['command']}`",
     ]
@@ -141,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     dtypes = " ".join(options.dtypes)
     report = {
-        "about": about(repeats=1) | {"threads": options.threads},
+        "about": about(repeats=1) | {"threads": options.threads, "load": os.getloadavg()[0]},
         "command": f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
         f"--threads {options.threads}",
         "method": options.method,

@@ -82,9 +82,9 @@ def load(
         trust_remote_code: run the Python code that comes with a model.
         quantize_draft: ``int8`` or ``int4`` weights through torchao. Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
-        compile: ``off``; ``auto``, our kernels for few tokens (CPU) and one graph per model, made
-            now, in a few minutes the first time; ``max``, which also tries ways to multiply.
-            What does not compile runs eagerly, after a warning.
+        compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled graphs, made now:
+            three minutes of processor time for the embedded pair the first time; ``max``, which
+            also tries ways to multiply. What does not compile runs eagerly, after a warning.
         exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
             coupled texts are plain decoding's in any precision, token for token. On a CPU only.
         generation_config: obey the target's generation config: its temperature, repetition penalty

@@ -32,8 +32,8 @@ _NEVER_FULL = NoDraft, Asking, StagedDrafter
 
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
-    """Makes every graph that the engine will need and has not; the first time on a machine it takes
-    some minutes. From then on the engine makes none."""
+    """Makes every graph that the engine will need and has not: three minutes of processor time for
+    the embedded pair, the first time on a machine. From then on the engine makes none."""
     _seal(engine, False)
     todo = [*_passes(engine), *_rules(engine)]
     for done, (what, make) in enumerate(todo):

@@ -19,7 +19,7 @@ def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(outrider, "load", load)
     found = first_use.load("speculative", "bfloat16", 1)
     named = [stage["what"] for stage in found["stages"]]
-    assert named == [first_use.KERNELS, "passes of target target", "rule Greedy"]
+    assert named == [first_use.KERNELS, "passes of target", "rule Greedy"]
     assert found["warnings"] == ["it differs"]
     wall, busy = first_use.total(found)
     assert wall >= 0
@@ -28,7 +28,7 @@ def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyP
 
 def test_the_page_shows_both_loads() -> None:
     stages = [{"what": "rule Greedy", "wall": 9.0, "python": 3.0, "compilers": 5.0}]
-    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}}
+    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "load": 0}
     first = {"stages": stages * 2, "warnings": ["it differs"]}
     second = {"stages": [stages[0] | {"wall": 0.5, "compilers": 0.0}], "warnings": []}
     runs = [{"dtype": "bfloat16", "first": first, "second": second}]

@@ -110,8 +110,9 @@ Compile = Annotated[
     str,
     typer.Option(
         metavar="LEVEL",
-        help="off; auto (kernels for few tokens, each model one compiled graph: half a minute the "
-        "first time, then kept); max (the compiler also tries several ways to multiply).",
+        help="off; auto (kernels for few tokens, compiled graphs for every pass: three minutes of "
+        "processor time for the embedded pair the first time, then kept); max (the compiler also "
+        "tries several ways to multiply).",
         autocompletion=_complete_compile,
         rich_help_panel=MODELS,
     ),
