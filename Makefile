@@ -25,7 +25,7 @@ demo: $(READY)  ## write text with the embedded pair, plain and speculatively (u
 
 test: $(READY)  ## the whole test suite, slow tests too; TESTS="tests/test_x.py -k name" for a part
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 $(TESTS)
+	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(TESTS)
 
 check: $(READY)  ## lint, format, types, direction of imports, nothing machine-specific in the tree
 	@$(BIN)/ruff check --quiet --output-format concise .

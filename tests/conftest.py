@@ -13,3 +13,10 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs all tests that trace models, so that each program is traced once."""
+    for item in items:
+        if "interpreted" in vars(getattr(item, "module", None) or object):
+            item.add_marker(pytest.mark.xdist_group("traced"))

@@ -1,5 +1,6 @@
 """Graphs without a compiler: the program that would be compiled, run by torch."""
 
+import copy
 from collections.abc import Callable
 
 import torch
@@ -7,13 +8,18 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch.export import ExportedProgram
 
-from outrider.models.package import Graph
+from outrider import Engine
+from outrider.engine.judged import CompiledJudge
+from outrider.models.package import Graph, made_from
 from outrider.models.traced import ChainPass, TreePass
+
+_PROGRAMS: dict[str, ExportedProgram] = {}
+_OURS = ("outrider", "torch", "transformers")
 
 
 def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Graph:
     """A graph run by torch itself: what is compiled, without what compiles."""
-    program = trace()
+    program = _program(module, trace)
     run, spec = program.module(check_guards=False), program.call_spec.in_spec
 
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -36,3 +42,31 @@ def untraced(each: nn.Module) -> Graph:
         return list(each(*moving, slabs[:half], slabs[half:]))
 
     return graph
+
+
+def without_compiler(engine: Engine) -> Engine:
+    """The engine, whose rules are judged by interpreted graphs, where it has models with graphs."""
+    if engine.judge is not None:
+        make = lambda module, trace, own: interpreted(module, trace)  # noqa: E731
+        engine.judge = CompiledJudge(make, engine.num_speculative_tokens)
+    return engine
+
+
+def _program(module: nn.Module, trace: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """The program of a module, over its own weights. Tracing takes seconds, so modules that are as
+    their classes say share a program, under the name that compiled ones have."""
+    modules = list(module.modules())
+    if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
+        return trace()
+    key = "\0".join(made_from(module))
+    if key not in _PROGRAMS:
+        _PROGRAMS[key] = trace()
+    program = copy.copy(_PROGRAMS[key])
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    program._state_dict = {name: tensors[name] for name in program.state_dict}
+    return program
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in _OURS

@@ -68,6 +68,11 @@ def fold(key: Tensor, part: Tensor | int) -> Tensor:
     return mix((key ^ mix_int(part)) + _GOLDEN)
 
 
+def fold_by_numpy(key: Tensor, part: Tensor) -> Tensor:
+    """:func:`fold` of two tensors in main memory, in a fraction of the time if they are small."""
+    return torch.from_numpy(_folded(key.numpy(), part.numpy() * _GOLDEN))
+
+
 def mix_int(part: Tensor | int) -> Tensor | int:
     """Spreads a small integer over 64 bits so that neighbours do not collide when xored."""
     if isinstance(part, Tensor):

@@ -18,6 +18,8 @@ from torch import Tensor
 from outrider.core import Budget, Drafter, Model, Verifier, row_keys, run_round
 from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law, target_law
 
+_TOGETHER = 1 << 14
+
 
 def chi2_p_value(counts_C: Tensor, probs_C: Tensor, min_expected: float = 10.0) -> float:
     """Probability of a Pearson statistic at least this large if ``probs`` is the law.
@@ -61,14 +63,18 @@ def sample_rounds(
     seed: int = 0,
 ) -> Tensor:
     """The first ``length`` emitted tokens of many requests with one prompt, (B, length)."""
-    key_B = row_keys([seed] * num_rows, list(range(num_rows)), "cpu")
-    context = ScriptedContext.repeat(prompt, num_rows, law, key_B)
-    cache, state = target.start(context), drafter.start(context)
-    budget = Budget(num_tokens, row_tokens)
-    while min(context.lengths) < len(prompt) + length:
-        done = run_round(context, target, cache, drafter, state, verifier, budget)
-        context.advance((done.verdict.num_accepted_B + 1).tolist())
-    return context.tokens_BT[:, len(prompt) : len(prompt) + length]
+    tokens = []
+    for first in range(0, num_rows, _TOGETHER):  # rows are independent, and few fit into a cache
+        rows = list(range(first, min(first + _TOGETHER, num_rows)))
+        key_B = row_keys([seed] * len(rows), rows, "cpu")
+        context = ScriptedContext.repeat(prompt, len(rows), law, key_B)
+        cache, state = target.start(context), drafter.start(context)
+        budget = Budget(num_tokens, None if row_tokens is None else row_tokens[rows])
+        while min(context.lengths) < len(prompt) + length:
+            done = run_round(context, target, cache, drafter, state, verifier, budget)
+            context.advance((done.verdict.num_accepted_B + 1).tolist())
+        tokens.append(context.tokens_BT[:, len(prompt) : len(prompt) + length])
+    return torch.cat(tokens)
 
 
 def chi2(

@@ -21,8 +21,10 @@ AssertionError says so if they do not. An argmax over noisy scores (Gumbel) brea
 Legend: B rows, J numbers, C boxes, R reference settings, P points on an axis, I intervals.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,11 +32,14 @@ from torch import Tensor
 _ONE = 1 << 52
 _GRID = 16
 _NUM_CHECKS = 512
+_ROWS_OF_A_CALL = 1000
+_COARSE = 1 << 38  # of 2^52: boxes thinner than that are rare, and cost a second search
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """A partition of the unit cube; corners in units of 2^-52, the upper ones excluded."""
+    """A partition of the unit cube, in the order of their lower corners; corners in units of 2^-52,
+    the upper ones excluded."""
 
     low_CJ: Tensor
     high_CJ: Tensor
@@ -48,6 +53,21 @@ class Boxes:
         """A point of each box, as numbers in [0, 1)."""
         return _numbers((self.low_CJ + self.high_CJ) // 2)
 
+    def holding(self, at_BJ: Tensor) -> Tensor:
+        """The box that each point lies in, shape (B,), by binary search: along the first axis on
+        which a point is outside a box, boxes lie in order."""
+        first_B = torch.zeros(len(at_BJ), dtype=torch.int64)
+        last_B = torch.full_like(first_B, len(self.low_CJ) - 1)
+        while bool((first_B < last_B).any()):
+            box_B = (first_B + last_B + 1) // 2
+            below_BJ = at_BJ < self.low_CJ[box_B]
+            outside_BJ = below_BJ | (at_BJ >= self.high_CJ[box_B])
+            axis_B1 = outside_BJ.long().argmax(1, keepdim=True)
+            before_B = below_BJ.gather(1, axis_B1)[:, 0]
+            first_B = torch.where(before_B, first_B, box_B)
+            last_B = torch.where(before_B, box_B - 1, last_B)
+        return first_B
+
 
 def partition(decide: Callable[[Tensor], Tensor], num_numbers: int, seed: int = 0) -> Boxes:
     """Boxes on which ``decide`` is constant.
@@ -59,78 +79,197 @@ def partition(decide: Callable[[Tensor], Tensor], num_numbers: int, seed: int = 
         seed: of the reference settings and of the check at random points.
     """
     generator = torch.Generator().manual_seed(seed)
-    boxes = Boxes(
-        torch.zeros(1, num_numbers, dtype=torch.int64),
-        torch.full((1, num_numbers), _ONE, dtype=torch.int64),
-    )
-    for axis in range(num_numbers):
-        random_RJ = torch.randint(_ONE, (3, num_numbers), generator=generator)
-        ends_RJ = torch.tensor([[0], [_ONE - 1]]).expand(2, num_numbers)
-        boxes = _cut(decide, boxes, axis, torch.cat([ends_RJ, random_RJ]))
+    settings_JRJ = torch.zeros(num_numbers, 5, num_numbers, dtype=torch.int64)
+    settings_JRJ[:, 1] = _ONE - 1
+    for setting_RJ in settings_JRJ:
+        setting_RJ[2:] = torch.randint(_ONE, (3, num_numbers), generator=generator)
+    program = _Program(decide, settings_JRJ)
+    boxes = _boxes(program, _COARSE) or _boxes(program, 1)
+    assert boxes is not None
     _check(decide, boxes, generator)
     return boxes
 
 
-def _cut(decide: Callable[[Tensor], Tensor], boxes: Boxes, axis: int, later_RJ: Tensor) -> Boxes:
-    C, J = boxes.low_CJ.shape
-    if axis == J - 1:
-        later_RJ = later_RJ[:1]
-    middle_CJ = (boxes.low_CJ + boxes.high_CJ) // 2
+@dataclass(frozen=True)
+class _Program:
+    """What is cut, and the settings of later numbers at which each axis is searched, (J, R, J)."""
 
-    def outcome(box_I: Tensor, point_IP: Tensor) -> Tensor:
-        """Outcomes under all reference settings, hashed together, (I, P)."""
-        num_intervals, P = point_IP.shape
-        R = later_RJ.shape[0]
-        at_IPRJ = middle_CJ[box_I][:, None, None].repeat(1, P, R, 1)
-        at_IPRJ[..., axis] = point_IP[..., None]
-        at_IPRJ[..., axis + 1 :] = later_RJ[:, axis + 1 :]
-        outcome_IPR = decide(_numbers(at_IPRJ.reshape(-1, J))).reshape(num_intervals, P, R)
-        return combine(outcome_IPR)
+    decide: Callable[[Tensor], Tensor]
+    settings_JRJ: Tensor
+
+    def outcomes(
+        self, axis_I: Tensor, earlier_IJ: Tensor, point_IP: Tensor, setting_IR: Tensor
+    ) -> Tensor:
+        """Outcomes at points of one axis each, under some of its settings, (I, P, R)."""
+        I, P = point_IP.shape  # noqa: E741
+        R, J = setting_IR.shape[1], earlier_IJ.shape[1]
+        number_J, axis_I1 = torch.arange(J), axis_I[:, None]
+        later_IRJ = self.settings_JRJ[axis_I1, setting_IR]
+        at_IRJ = torch.where((number_J < axis_I1)[:, None], earlier_IJ[:, None], later_IRJ)
+        at_IPRJ = at_IRJ[:, None].repeat(1, P, 1, 1)
+        own_IPRJ = (number_J == axis_I1)[:, None, None].expand(I, P, R, J)
+        at_IPRJ[own_IPRJ] = point_IP[..., None].expand(I, P, R).flatten()
+        return self.decide(_numbers(at_IPRJ.reshape(-1, J))).reshape(I, P, R)
+
+    def all_settings(self, axis_I: Tensor) -> Tensor:
+        """The numbers of all settings of an axis, (I, R): one where no number is later."""
+        J, R = self.settings_JRJ.shape[:2]
+        R = 1 if int(axis_I[0]) == J - 1 else R
+        return torch.arange(R).expand(len(axis_I), R)
+
+
+@dataclass(frozen=True)
+class _Faces:
+    """Faces between boxes: each lies in an interval of its axis, the lower end excluded.
+
+    Attributes:
+        axis_F: the axis.
+        earlier_FJ: the earlier numbers of a point of the box that the face cuts.
+        low_F, high_F: the ends of the interval, one below the face, one at it or above.
+        low_FR, high_FR: the outcomes there under each setting.
+    """
+
+    axis_F: Tensor
+    earlier_FJ: Tensor
+    low_F: Tensor
+    high_F: Tensor
+    low_FR: Tensor
+    high_FR: Tensor
+
+
+def _boxes(program: _Program, width: int) -> Boxes | None:
+    """The boxes, whose structure is found axis by axis, up to intervals of some width in which the
+    faces lie, and whose faces are then found together. None if some box hides in such an interval:
+    then the width has to be 1."""
+    J = program.settings_JRJ.shape[0]
+    first_CJ, last_CJ = torch.zeros(1, J, dtype=torch.int64), torch.full((1, J), _ONE - 1)
+    low_CJ, high_CJ = torch.zeros_like(first_CJ), torch.ones_like(first_CJ)  # numbers of faces
+    places = [torch.tensor([0, _ONE])]  # of the first faces, the ends of every axis
+    num_faces, unknown = 2, []
+    for axis in range(J):
+        middle_CJ = (first_CJ + last_CJ) // 2
+        box_F, faces = _faces(program, axis, middle_CJ, width)
+        if width == 1:
+            places.append(faces.high_F)
+        else:
+            unknown.append(faces)
+        C, F = len(first_CJ), len(box_F)
+        face_F = torch.arange(num_faces, num_faces + F)
+        num_faces += F
+        box_D = torch.cat([torch.arange(C), box_F])
+        first_D = torch.cat([torch.zeros(C, dtype=torch.int64), faces.high_F])
+        order_D = _in_order(box_D, first_D)
+        box_D, first_D = box_D[order_D], first_D[order_D]
+        low_D = torch.cat([torch.zeros(C, dtype=torch.int64), face_F])[order_D]
+        ends_D = torch.cat([torch.zeros(C, dtype=torch.int64), faces.low_F])[order_D]
+        last_D, high_D = torch.full_like(low_D, _ONE - 1), torch.ones_like(low_D)
+        same_D = box_D[1:] == box_D[:-1]
+        last_D[:-1] = torch.where(same_D, ends_D[1:], last_D[:-1])
+        high_D[:-1] = torch.where(same_D, low_D[1:], high_D[:-1])
+        first_CJ, last_CJ = first_CJ[box_D], last_CJ[box_D]
+        low_CJ, high_CJ = low_CJ[box_D], high_CJ[box_D]
+        first_CJ[:, axis], last_CJ[:, axis] = first_D, last_D
+        low_CJ[:, axis], high_CJ[:, axis] = low_D, high_D
+    if unknown:
+        found = _refined(program, unknown)
+        if found is None:
+            return None
+        places.append(found)
+    place = torch.cat(places)
+    return Boxes(place[low_CJ], place[high_CJ])
+
+
+def _faces(program: _Program, axis: int, middle_CJ: Tensor, width: int) -> tuple[Tensor, _Faces]:
+    """The faces that cut boxes along an axis, up to a width, and which box each cuts, (F,)."""
+    C = len(middle_CJ)
+
+    def outcomes(box_I: Tensor, point_IP: Tensor) -> Tensor:
+        axis_I = torch.full_like(box_I, axis)
+        settings_IR = program.all_settings(axis_I)
+        return program.outcomes(axis_I, middle_CJ[box_I], point_IP, settings_IR)
 
     box_I = torch.arange(C)
     point_IP = torch.linspace(0, _ONE, _GRID + 1, dtype=torch.float64).long().repeat(C, 1)
     point_IP[:, -1] = _ONE - 1
-    outcome_IP = outcome(box_I, point_IP)
-    starts = [(box_I, torch.zeros(C, dtype=torch.int64))]
+    outcome_IPR = outcomes(box_I, point_IP)
+    done: list[tuple[Tensor, ...]] = []
     while True:
-        differ_IP = outcome_IP[:, 1:] != outcome_IP[:, :-1]
+        differ_IP = (outcome_IPR[:, 1:] != outcome_IPR[:, :-1]).any(-1)
         box_I = box_I[:, None].expand_as(differ_IP)[differ_IP]
-        a_I, b_I = point_IP[:, :-1][differ_IP], point_IP[:, 1:][differ_IP]
-        outcome_a_I, outcome_b_I = outcome_IP[:, :-1][differ_IP], outcome_IP[:, 1:][differ_IP]
-        done_I = b_I - a_I == 1
-        starts.append((box_I[done_I], b_I[done_I]))
-        box_I, a_I, b_I = box_I[~done_I], a_I[~done_I], b_I[~done_I]
-        if not len(box_I):
+        ends = (point_IP[:, :-1], point_IP[:, 1:], outcome_IPR[:, :-1], outcome_IPR[:, 1:])
+        low_I, high_I, low_IR, high_IR = (each[differ_IP] for each in ends)
+        narrow_I = high_I - low_I <= width
+        done.append(tuple(each[narrow_I] for each in (box_I, low_I, high_I, low_IR, high_IR)))
+        wide_I = ~narrow_I
+        if not bool(wide_I.any()):
             break
-        sections = 16 if len(box_I) < 64 else 4  # fewer calls, or fewer rows
-        inner_IP = a_I[:, None] + (b_I - a_I)[:, None] * torch.arange(1, sections) // sections
-        inner_outcome_IP = outcome(box_I, inner_IP)
-        point_IP = torch.cat([a_I[:, None], inner_IP, b_I[:, None]], 1)
-        outcome_IP = torch.cat(
-            [outcome_a_I[~done_I, None], inner_outcome_IP, outcome_b_I[~done_I, None]], 1
-        )
+        box_I, low_I, high_I = box_I[wide_I], low_I[wide_I], high_I[wide_I]
+        point_IP = _sections(low_I, high_I, low_IR.shape[1])
+        inner_IPR = outcomes(box_I, point_IP[:, 1:-1])
+        outcome_IPR = torch.cat([low_IR[wide_I, None], inner_IPR, high_IR[wide_I, None]], 1)
+    box_F, low_F, high_F, low_FR, high_FR = (torch.cat(each) for each in zip(*done, strict=True))
+    axis_F = torch.full_like(box_F, axis)
+    return box_F, _Faces(axis_F, middle_CJ[box_F], low_F, high_F, low_FR, high_FR)
 
-    start_C = torch.cat([start for _, start in starts])
-    box_C = torch.cat([box for box, _ in starts])
-    order_C = start_C.argsort(stable=True)
-    order_C = order_C[box_C[order_C].argsort(stable=True)]
-    box_C, start_C = box_C[order_C], start_C[order_C]
-    end_C = torch.full_like(start_C, _ONE)
-    end_C[:-1] = torch.where(box_C[1:] == box_C[:-1], start_C[1:], _ONE)
-    low_CJ, high_CJ = boxes.low_CJ[box_C], boxes.high_CJ[box_C]
-    low_CJ[:, axis], high_CJ[:, axis] = start_C, end_C
-    return Boxes(low_CJ, high_CJ)
+
+def _refined(program: _Program, unknown: list[_Faces]) -> Tensor | None:
+    """Where faces of all axes are exactly, (F,): each found under one setting that shows it, and
+    held against all; None if there is more to an interval than one face."""
+    axis_F = torch.cat([faces.axis_F for faces in unknown])
+    earlier_FJ = torch.cat([faces.earlier_FJ for faces in unknown])
+    low_F = torch.cat([faces.low_F for faces in unknown])
+    high_F = torch.cat([faces.high_F for faces in unknown])
+    shown = [(faces.low_FR != faces.high_FR).long().argmax(1) for faces in unknown]
+    setting_F1 = torch.cat(shown)[:, None]
+    ends = [
+        torch.stack([faces.low_FR, faces.high_FR], 1)[torch.arange(len(at_F)), :, at_F]
+        for faces, at_F in zip(unknown, shown, strict=True)
+    ]
+    low_outcome_F1, high_outcome_F1 = torch.cat(ends).split(1, 1)
+    while bool((high_F - low_F > 1).any()):
+        point_FP = _sections(low_F, high_F)
+        inner_FP1 = program.outcomes(axis_F, earlier_FJ, point_FP[:, 1:-1], setting_F1)
+        outcome_FP = torch.cat([low_outcome_F1, inner_FP1[..., 0], high_outcome_F1], 1)
+        differ_FP = outcome_FP[:, 1:] != outcome_FP[:, :-1]
+        if bool((differ_FP.sum(1) != 1).any()):
+            return None
+        at_F1 = differ_FP.long().argmax(1, keepdim=True)
+        low_F, high_F = point_FP.gather(1, at_F1)[:, 0], point_FP.gather(1, at_F1 + 1)[:, 0]
+    beside_F2 = torch.stack([high_F - 1, high_F], 1)
+    is_last_F = axis_F == len(program.settings_JRJ) - 1
+    groups = ([*unknown[:-1]], ~is_last_F), ([unknown[-1]], is_last_F)
+    for group, in_F in groups:
+        if bool(in_F.any()):
+            settings_FR = program.all_settings(axis_F[in_F])
+            found_F2R = program.outcomes(
+                axis_F[in_F], earlier_FJ[in_F], beside_F2[in_F], settings_FR
+            )
+            wanted = [torch.stack([faces.low_FR, faces.high_FR], 1) for faces in group]
+            if not torch.equal(found_F2R, torch.cat(wanted)):
+                return None
+    return high_F
+
+
+def _in_order(first: Tensor, second: Tensor) -> Tensor:
+    """What sorts pairs of numbers."""
+    order = second.argsort(stable=True)
+    return order[first[order].argsort(stable=True)]
+
+
+def _sections(low_I: Tensor, high_I: Tensor, rows_per_point: int = 1) -> Tensor:
+    """Points that cut intervals into equal sections, ends included, (I, P): into as many as gain
+    most per time, if a call takes as long as ``_ROWS_OF_A_CALL`` rows."""
+    rows = len(low_I) * rows_per_point
+    costs = {n: (_ROWS_OF_A_CALL + (n - 1) * rows) / math.log2(n) for n in (2, 4, 8, 16, 32)}
+    num = min(costs, key=costs.__getitem__)
+    return low_I[:, None] + (high_I - low_I)[:, None] * torch.arange(num + 1) // num
 
 
 def _check(decide: Callable[[Tensor], Tensor], boxes: Boxes, generator: torch.Generator) -> None:
-    outcome_C = decide(boxes.middle_CJ)
     at_BJ = torch.randint(_ONE, (_NUM_CHECKS, boxes.low_CJ.shape[1]), generator=generator)
-    outcome_B = decide(_numbers(at_BJ))
-    box_B = torch.full((_NUM_CHECKS,), -1)
-    for b, at_J in enumerate(at_BJ):
-        inside_C = ((boxes.low_CJ <= at_J) & (at_J < boxes.high_CJ)).all(1)
-        box_B[b] = inside_C.nonzero()[0, 0]
-    wrong = int((outcome_C[box_B] != outcome_B).sum())
+    box_B = boxes.holding(at_BJ)
+    predicted_B, outcome_B = decide(boxes.middle_CJ[box_B]), decide(_numbers(at_BJ))
+    wrong = int((predicted_B != outcome_B).sum())
     assert wrong == 0, (
         f"the enumeration mispredicts {wrong} of {_NUM_CHECKS} random points: some decision is "
         "no threshold function of its own uniform number; use chi2 for this method"
@@ -139,9 +278,13 @@ def _check(decide: Callable[[Tensor], Tensor], boxes: Boxes, generator: torch.Ge
 
 def combine(parts: Tensor) -> Tensor:
     """Hashes the last dimension of an int64 tensor away: equal rows stay equal."""
-    generator = torch.Generator().manual_seed(parts.shape[-1])
-    weights = torch.randint(-(1 << 62), 1 << 62, parts.shape[-1:], generator=generator)
-    return (parts * (2 * weights + 1)).sum(-1)
+    return (parts * _weights(parts.shape[-1])).sum(-1)
+
+
+@cache
+def _weights(num: int) -> Tensor:
+    generator = torch.Generator().manual_seed(num)
+    return 2 * torch.randint(-(1 << 62), 1 << 62, (num,), generator=generator) + 1
 
 
 def _numbers(units: Tensor) -> Tensor:

@@ -203,9 +203,10 @@ def test_nothing_stays_behind_as_requests_come_and_go(
     counts = []
     for call in range(12):
         engine.generate(prompts, [Sampling(max_new_tokens=5 + (call + i) % 7) for i in range(5)])
-        for kept in (_kept_straight, _kept_counting, column, _spread):  # by shape, and bounded
-            kept.cache_clear()
-        gc.collect()
-        objects = gc.get_objects()
-        counts.append(sum(isinstance(each, torch.Tensor | SlabCache) for each in objects))
-    assert counts[-1] == counts[3]
+        if call in (3, 11):
+            for kept in (_kept_straight, _kept_counting, column, _spread):  # by shape, and bounded
+                kept.cache_clear()
+            gc.collect()
+            objects = gc.get_objects()
+            counts.append(sum(isinstance(each, torch.Tensor | SlabCache) for each in objects))
+    assert counts[0] == counts[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_graphs import interpreted
+from interpreted_graphs import interpreted, without_compiler
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 from torch import nn
@@ -44,7 +44,7 @@ def test_graphs_write_the_same_text(family: str, method: str) -> None:
     pairs = [(tiny(family), tiny(family, 1)), (with_graph(tiny(family)), tiny(family, 1))]
     texts = []
     for target, draft in pairs:
-        engine = engine_of(target, draft, method, max_batch_size=2)
+        engine = without_compiler(engine_of(target, draft, method, max_batch_size=2))
         texts.append(
             [
                 token_ids(engine.generate(prompts, [greedy(n) for n in (14, 6, 9)])),
@@ -71,7 +71,7 @@ def test_every_pass_of_a_round_is_the_graphs_and_one_graph_is_enough() -> None:
 
     model = tiny()
     model.compiled = Counted(model.module, model.windows, model.limit, "counted", counting)
-    engine = engine_of(model, None, "prompt-lookup", max_batch_size=3)
+    engine = without_compiler(engine_of(model, None, "prompt-lookup", max_batch_size=3))
     engine.generate(ragged_prompts([4, 30, 11, 7, 2]), greedy(30))
     engine.generate(ragged_prompts([50]), SAMPLED)
     engine_of(model).generate(ragged_prompts([50]), greedy(30))  # through each length of a slab
@@ -94,6 +94,7 @@ def test_wide_passes_run_eagerly() -> None:
     samplings = [greedy(4 + n % 9) for n in range(rows)]  # so that rows leave at different times
     wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=rows).generate(prompts, samplings)
     engine = engine_of(with_graph(tiny(), Asked), tiny(seed=1), max_batch_size=rows)
+    engine = without_compiler(engine)
     assert token_ids(engine.generate(prompts, samplings)) == token_ids(wanted)
     assert asked
     assert max(asked) <= MOST_TOKENS
