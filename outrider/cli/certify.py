@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outrider.cli.engines import open_engine, require_decoder_only
+from outrider.cli.engines import open_engine, require_decoder_only, require_draft_of
 from outrider.cli.errors import FAILED, fail
 from outrider.cli.options.models import Models
 from outrider.cli.options.output import AsJson
@@ -109,6 +109,7 @@ def certify(
     Ends with code 1 if the rule does not keep what it claims. A lossy rule is held to its bound.
     """
     prompts = list(PROMPTS) if file is None else read_prompts(file)
+    require_draft_of(speculation.method, models)
     start()
     import torch
 

@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, cast
 
-from outrider.cli.errors import fail, say
+from outrider.cli.errors import as_flags, fail, say
 from outrider.cli.options.models import EMBEDDED, Models
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.progress import Progress
+from outrider.methods.catalogue import entries
+from outrider.methods.needs import NEEDS_DRAFT
 
 if TYPE_CHECKING:
     from outrider.core import Verifier
@@ -69,13 +71,24 @@ def plain_engine(engine: "Engine") -> "Engine":
     )
 
 
+def require_draft_of(method: str, models: Models) -> None:
+    """Fails without a draft model, where the method needs one; without importing torch."""
+    entry = entries().get(method)
+    if entry is not None and entry.needs_draft and _has_no_draft(models):
+        raise fail(as_flags(NEEDS_DRAFT.format(method)))
+
+
 def require_draft(models: Models, command: str) -> None:
     """Fails without a draft model, where a command knows no method that needs none."""
-    if models.target != EMBEDDED and models.draft is None:
+    if _has_no_draft(models):
         raise fail(
             f"outrider {command} needs a draft model beside --target {models.target}: add --draft "
             f"MODEL, a small one with the same tokenizer"
         )
+
+
+def _has_no_draft(models: Models) -> bool:
+    return models.target != EMBEDDED and models.draft is None
 
 
 def require_decoder_only(engine: "Engine", command: str) -> None:

@@ -12,7 +12,7 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from outrider.cli.compare import against_plain
-from outrider.cli.engines import open_engine, plain_engine
+from outrider.cli.engines import open_engine, plain_engine, require_draft_of
 from outrider.cli.errors import FAILED, INTERRUPTED, fail, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
@@ -80,6 +80,7 @@ def generate(
         raise fail("--logprobs needs --json, whose document holds them")
     if compare and speculation.method == "plain":
         raise fail("--compare holds a method against plain: choose another --method")
+    require_draft_of(speculation.method, models)
     start()
     from outrider.sampling import Sampling
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.engines import open_engine
+from outrider.cli.engines import open_engine, require_draft_of
 from outrider.cli.errors import fail
 from outrider.cli.options.models import EMBEDDED, MaxMemory, Models
 from outrider.cli.options.output import OUTPUT, AsJson, PromptArgument, PromptFile
@@ -85,6 +85,7 @@ def profile(
     """
     text = PROMPT if prompt is None and file is None else read_prompt(prompt, file)
     _check_files(trace, plot)
+    require_draft_of(speculation.method, models)
     start()
     from outrider.bench import plots
     from outrider.bench import profile as bench

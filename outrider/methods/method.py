@@ -10,6 +10,7 @@ from outrider.core.round import check_compatible
 from outrider.drafters.policy import FIXED, DraftLength
 from outrider.drafters.stop import Stop
 from outrider.drafters.within import within_context
+from outrider.methods.needs import NEEDS_DRAFT
 from outrider.models import HFModel
 from outrider.options import Option, options_of, resolve
 from outrider.verifiers import Greedy
@@ -112,11 +113,7 @@ class Method:
     def require_draft(self, draft: object) -> None:
         """Raises IncompatibleError without a draft model, where the method needs one."""
         if self.needs_draft and draft is None:
-            raise IncompatibleError(
-                f"method {self.name!r} needs a draft model: pass draft=..., a small model with the "
-                f"target's tokenizer; or take method='prompt-lookup' or method='suffix', which "
-                f"copy from the text and need none, or method='plain'"
-            )
+            raise IncompatibleError(NEEDS_DRAFT.format(self.name))
 
     @property
     def lossless(self) -> bool:

@@ -43,6 +43,14 @@ def test_help_and_methods_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout
 
 
+def test_a_missing_draft_is_noticed_before_anything_heavy_is_imported() -> None:
+    done = probe("generate", "x", "--target", "nobody/nothing")
+    assert done.returncode == 2
+    message, modules = done.stderr.splitlines()
+    assert "needs a draft model: pass --draft NAME" in message
+    assert modules == "[]"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
