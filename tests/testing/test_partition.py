@@ -17,6 +17,23 @@ def test_a_sliver_of_one_number_is_found():
     assert boxes.volume_C.tolist() == [2.0**-52, 1 - 2.0**-52]
 
 
+def test_a_sliver_between_two_others_is_found():
+    """Too thin for the first search, which finds one change where there are two."""
+
+    def decide(u_BJ):
+        first = (u_BJ[:, 0] >= 0.3).long() + (u_BJ[:, 0] >= 0.3 + 2.0**-40).long()
+        return first * 2 + (u_BJ[:, 1] < 0.25 * (1 + first)).long()
+
+    volumes = partition(decide, 2).volume_C.view(3, 2)
+    assert volumes.sum(1).tolist() == pytest.approx([0.3, 2.0**-40, 0.7 - 2.0**-40], rel=1e-3)
+    shares = (volumes / volumes.sum(1, keepdim=True))[:, 0]
+    assert shares.tolist() == pytest.approx([0.25, 0.5, 0.75], rel=1e-12)
+
+
+def test_a_program_without_numbers_is_one_box():
+    assert partition(lambda u_BJ: torch.zeros(len(u_BJ), dtype=torch.int64), 0).volume_C.item() == 1
+
+
 def test_inverse_cdf_draws_have_the_weights_as_volumes():
     weights_V = torch.tensor([0.1, 0.0, 0.25, 0.65], dtype=torch.float64)
     boxes = partition(lambda u_BJ: draw(weights_V.expand(len(u_BJ), 4), u_BJ[:, 0]), 1)
