@@ -7,14 +7,23 @@ as each other, greedy text may part from plain decoding's, and most of what foll
 ``exact=True`` it may not. The reference is plain decoding of the same runtime, one prompt at a
 time. Prompts are beginnings of the texts of ``benchmarks.copy_prompts``, all kinds in turn.
 
-A part is a target (``inflated``: the same function at the cost of 180 million parameters,
-``outrider.testing.inflate``) and a level of ``compile``, with and without ``exact`` taking turns,
-or ``--exact-only``. Prompts come in pieces; a piece that is done is kept, so a part can be measured
-in several calls, each of some ``--minutes``. Writes JSON and Markdown.
+A part is a target, a level of ``compile``, a precision and the processor's vector width, which
+``ATEN_CPU_CAPABILITY`` (default, avx2, avx512) makes narrower, with and without ``exact`` taking
+turns, or ``--exact-only``. Targets:
+
+    embedded   with the embedded draft
+    inflated   the same function at the cost of 180 million parameters, ``outrider.testing.inflate``
+    odd        random weights, sizes that are no multiples of a vector width; its draft is the same
+               with 2 % noise
+
+Prompts come in pieces; a piece that is done is kept, so a part can be measured in several calls,
+each of some ``--minutes``. Writes JSON and Markdown.
 """
 
 import argparse
+import copy
 import json
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
 from benchmarks.copy_prompts import Kind
@@ -37,7 +47,21 @@ from outrider.testing.inflate import Shape, inflate
 Compile = Literal["off", "auto", "max"]
 Row = dict[str, Any]
 SHAPE = Shape(hidden_size=1024, num_layers=16, num_key_value_heads=4, intermediate_size=2560)
-TARGETS = {"embedded": "embedded target", "inflated": "target inflated to 180 million parameters"}
+TARGETS = {
+    "embedded": "embedded target",
+    "inflated": "target inflated to 180 million parameters",
+    "odd": "random target of odd sizes",
+}
+ODD = {
+    "hidden_size": 84,
+    "intermediate_size": 212,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 14,
+    "max_position_embeddings": 1024,
+}
+NOISE = 0.02
 LEVELS: dict[Compile, str] = {"off": "eager", "auto": "compiled", "max": "compiled, max"}
 PROMPT_KINDS: tuple[Kind, ...] = ("code", "repeat", "free")  # an edit begins as a repeat does
 PROMPT_TOKENS = 24
@@ -60,17 +84,42 @@ def prompts(num: int) -> list[list[int]]:
 def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: int) -> Engine:
     """The pair."""
     source: str | HFModel = "embedded"
+    draft: str | HFModel = "embedded"
+    if target == "odd":
+        source, draft = odd_pair(dtype)
     if target == "inflated":
         small = load_model(outrider.assets.target_path(), dtype=dtype)
         source = HFModel(inflate(small.module, SHAPE), small.tokenizer, "inflated target")
     return outrider.load(
         source,
-        "embedded",
+        draft,
         num_speculative_tokens=γ,
         max_batch_size=batch,
         dtype=dtype,
         compile=level,
         exact=exact,
+    )
+
+
+def odd_pair(dtype: str) -> tuple[HFModel, HFModel]:
+    """A random target, and a draft that agrees with it for the most part."""
+    tokenizer = load_model(outrider.assets.target_path()).tokenizer
+    assert tokenizer is not None
+    config = LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **ODD)
+    target = LlamaForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+        draft = copy.deepcopy(target)
+        for parameter in draft.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(NOISE * parameter.std() * noise if parameter.ndim > 1 else 0)
+    kind = getattr(torch, dtype)
+    return tuple(  # type: ignore[return-value]
+        HFModel(module.to(kind), tokenizer, name)
+        for module, name in ((target, "odd target"), (draft, "odd draft"))
     )
 
 
@@ -160,7 +209,7 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"{about['date']}, {about['hardware']}, {about['threads']} "
             f"thread{'' if about['threads'] == 1 else 's'}, torch "
-            f"{about['torch']}; embedded draft, γ = {asked['gamma']}, temperature 0, "
+            f"{about['torch']}; γ = {asked['gamma']}, temperature 0, "
             f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {asked['tokens']} tokens "
             f"each.{about['note']}",
             "",
@@ -228,7 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     file = args.out / "exact.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    name = f"{TARGETS[args.target]}, {LEVELS[args.compile]}, {args.dtype}"
+    width = torch.backends.cpu.get_cpu_capability()
+    name = f"{TARGETS[args.target]}, {LEVELS[args.compile]}, {args.dtype}, {width}"
+    asked_width = os.environ.get("ATEN_CPU_CAPABILITY")
+    setting = f"ATEN_CPU_CAPABILITY={asked_width} " if asked_width else ""
     asked = {key: getattr(args, key) for key in ("batch", "prompts", "tokens", "gamma", "pieces")}
     part = report.get(name)
     if args.fresh or part is None or part["asked"] != asked:
@@ -241,8 +293,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": args.threads,
         "torch": torch.__version__,
         "note": f" {args.note}" if args.note else "",
-        "command": f"python -m benchmarks.exact --target {args.target} --compile {args.compile} "
-        f"--dtype {args.dtype} --batch {' '.join(map(str, args.batch))} {told}",
+        "command": f"{setting}python -m benchmarks.exact --target {args.target} "
+        f"--compile {args.compile} --dtype {args.dtype} --batch "
+        f"{' '.join(map(str, args.batch))} {told}",
     }
     report[name] = part
     args.out.mkdir(parents=True, exist_ok=True)
