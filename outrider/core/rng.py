@@ -70,6 +70,8 @@ def fold(key: Tensor, part: Tensor | int) -> Tensor:
 
 def fold_by_numpy(key: Tensor, part: Tensor) -> Tensor:
     """:func:`fold` of two tensors in main memory, in a fraction of the time if they are small."""
+    if key.ndim == 0:  # numpy warns where a single number wraps around
+        return fold(key, part)
     return torch.from_numpy(_folded(key.numpy(), part.numpy() * _GOLDEN))
 
 

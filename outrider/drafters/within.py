@@ -285,4 +285,5 @@ def _spread(draft: Draft, state: WithinState) -> Draft:
         probs_BNV=constant(0 if probs_BNV is None else 1 / probs_BNV.shape[2], probs_BNV),
         logits_BNV=constant(0, draft.logits_BNV),
         step_probs_BN=constant(1, draft.step_probs_BN),
+        drawn_probs_BN=constant(1, draft.drawn_probs_BN),
     )

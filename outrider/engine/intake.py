@@ -151,11 +151,6 @@ class Intake:
             )
         if sampling.stop_strings and self.target.tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer: give stop token ids")
-        if sampling.logprobs is not None and sampling.logprobs > self.target.num_tokens:
-            raise InvalidParameterError(
-                f"logprobs={sampling.logprobs}: the vocabulary has {self.target.num_tokens} "
-                f"tokens; ask for at most so many"
-            )
         bad = [token for token in sampling.logit_bias if token >= self.target.num_tokens]
         if bad:
             raise InvalidParameterError(

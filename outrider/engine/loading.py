@@ -127,13 +127,13 @@ def load(
             f"leave it out"
         )
     row.require_draft(draft)
+    names = {"target": _name(target), "draft": _name(draft)}
     target = _found(target, "target")
     draft = _found(draft, "draft") if draft is not None and row.needs_draft else None
 
     def model(source: Source, role: str) -> HFModel:
         if report is not None:
-            where = source if isinstance(source, str | Path) else "from memory"
-            report(f"loading {role} {where}", None)
+            report(f"loading {role} {names[role]}", None)
         loaded = load_model(
             source,
             dtype=dtype,
@@ -153,6 +153,10 @@ def load(
     )
     warm_up(engine, report)
     return engine
+
+
+def _name(source: Source | None) -> str:
+    return str(source) if isinstance(source, str | Path) else "from memory"
 
 
 def _found(source: Source, role: str) -> Source:

@@ -69,10 +69,7 @@ class Logprobs:
             return chosen, []
         C = self.top_BKC.shape[2]
         _, values, ids = line
+        best = [slice(k * C, k * C + min(wanted, C)) for k in range(num_emitted)]
         return chosen, [
-            TopLogprobs(
-                tuple(int(i) for i in ids[k * C : k * C + wanted]),
-                tuple(values[k * C : k * C + wanted]),
-            )
-            for k in range(num_emitted)
+            TopLogprobs(tuple(int(i) for i in ids[part]), tuple(values[part])) for part in best
         ]

@@ -52,6 +52,8 @@ def long_rows(context: Context, original: int | None) -> list[bool]:
 def refresh(model: "HFModel", cache: "SlabCache") -> None:
     """Computes the keys and values anew of rows whose length asks for other factors by now."""
     context = cache.context
+    if model.original is None or context.num_rows != len(cache.long):
+        return  # a drafter with a vocabulary of its own starts with a context, and then drops it
     for row, long in enumerate(long_rows(context, model.original)):
         if long == cache.long[row]:
             continue

@@ -82,8 +82,8 @@ class Sampling:
         stop: strings and token ids that end the text; a string is cut off, a token id kept.
         ignore_eos: go on past the end-of-sequence token.
         logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
-            beside each; 0 reports the emitted ones only, None nothing. They are the target's own,
-            before any of the above is applied.
+            beside each, all of them where n exceeds the vocabulary; 0 reports the emitted ones
+            only, None nothing. They are the target's own, before any of the above is applied.
         processors: further logits processors, such as a ``transformers.LogitsProcessorList``; see
             :data:`Processor` for what is asked of them. They are asked about prefixes that plain
             decoding could show them: none behind an end token, beyond the sequence's length, or

@@ -100,6 +100,11 @@ def test_a_wrong_tree_rule_is_caught_on_a_chain_where_its_mistake_never_shows() 
     assert "siblings" in rounds.words
 
 
+UNREACHED = {"ReadsBehindTheEnd", "ReadsMissingNodes"}
+"""Wrong only where a distribution behind an end token or a missing node is NaN, which a certificate
+never meets; ``check_verifier`` catches them."""
+
+
 def test_every_mutant_is_in_the_table() -> None:
     named = {
         name
@@ -108,4 +113,5 @@ def test_every_mutant_is_in_the_table() -> None:
         and value.__module__ == m.__name__
         and (value.__doc__ or "").startswith("Wrong")
     }
-    assert named == {culprit(*row[1:4]) for row in CAUGHT}
+    assert named - UNREACHED == {culprit(*row[1:4]) for row in CAUGHT}
+    assert named > UNREACHED

@@ -8,7 +8,7 @@ from tiny_models import VOCAB, engine_of, ragged_prompts, tiny
 from torch import Tensor
 
 from outrider import Engine, Sampling
-from outrider.core.errors import DeadEndError, InvalidParameterError
+from outrider.core.errors import DeadEndError
 from outrider.engine.prompts import read_prompts
 
 TARGET, DRAFT = tiny(), tiny(seed=1)
@@ -120,8 +120,8 @@ def test_a_great_bias_forces_its_token_at_any_temperature(temperature: float) ->
 
 
 def test_more_logprobs_than_tokens() -> None:
-    sampling = Sampling(logprobs=VOCAB, max_new_tokens=2)
-    result = engine("plain").generate([PROMPT], sampling)[0]
-    assert [len(set(top.token_ids)) for top in result.top_logprobs] == [VOCAB] * 2
-    with pytest.raises(InvalidParameterError, match=f"logprobs={VOCAB + 1}: .* {VOCAB} tokens"):
-        engine("plain").generate([PROMPT], Sampling(logprobs=VOCAB + 1))
+    """Each token once at each position, and none of the next position's."""
+    for number in (VOCAB, VOCAB + 1, 10**5000):
+        sampling = Sampling(logprobs=number, max_new_tokens=5)
+        result = engine("speculative").generate([PROMPT], sampling)[0]
+        assert [sorted(top.token_ids) for top in result.top_logprobs] == [list(range(VOCAB))] * 5

@@ -218,7 +218,7 @@ def inexact(module: nn.Module, trace: Any, own: bool) -> Graph:
 
 
 def lying(module: nn.Module, trace: Any, own: bool) -> Graph:
-    return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 4]
+    return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 5]
 
 
 @pytest.mark.parametrize(

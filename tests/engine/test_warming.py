@@ -133,7 +133,8 @@ def test_copied_drafts_are_judged_by_the_program() -> None:
     warm_up(engine)
     engine.generate([[5, 6, 7, 8, 9, 10] * 3], greedy(6))
     assert engine.judge is not None
-    assert engine.judge._answer is not None
+    assert engine.judge._last is not None
+    assert engine.judge._last[2] is not None
     assert making.graphs == 2
 
 

@@ -207,10 +207,8 @@ def test_compiled_for_real() -> None:
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.vector_width
 def test_a_pair_in_bfloat16_is_compiled_for_real() -> None:
-    """Both models, and whole drafts greedy and sampled, without a warning, at the vector level that
-    the processor has."""
+    """Both models, and whole drafts greedy and sampled, without a warning."""
     target, draft = (tiny(seed=seed, dtype=torch.bfloat16, num_hidden_layers=1) for seed in (0, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)
