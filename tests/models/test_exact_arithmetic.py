@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from exact_texts import assert_exact
 from interpreted_graphs import interpreted
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import tiny
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider import Sampling
 from outrider.core.errors import OutriderWarning, UnsupportedModelError
 from outrider.models import HFModel
 from outrider.models.compiled import CompiledPass
@@ -28,7 +28,6 @@ pytestmark = [
 ]
 
 ODD: dict[str, int] = {"hidden_size": 36, "intermediate_size": 52, "head_dim": 10, "vocab_size": 91}
-SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
 DTYPES = [torch.float32, torch.bfloat16]
 
 OPERATORS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -151,18 +150,6 @@ def test_odd_sizes_are_exact(family: str, dtype: torch.dtype) -> None:
     draft = tiny(family, 1, dtype=dtype, **ODD)
     prepare(target, exact=True)
     assert_exact(target, draft)
-
-
-def assert_exact(target: HFModel, draft: HFModel) -> None:
-    """Texts by drafts are plain decoding's, greedy and under the coupled rule."""
-    prompts = ragged_prompts([9, 3, 14, 6], 91)
-    plain = engine_of(target, max_batch_size=1)
-    for sampling, methods in ((greedy(24), ("speculative", "top-k-tree")), (SAMPLED, ("coupled",))):
-        wanted = token_ids(plain.generate(prompts, sampling))
-        for method in methods:
-            for batch in (1, 3):
-                engine = engine_of(target, draft, method, max_batch_size=batch)
-                assert token_ids(engine.generate(prompts, sampling)) == wanted
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt2", "gemma2"])
