@@ -20,6 +20,7 @@ from outrider.models.compiled import CompiledPass
 from outrider.models.kernels import build
 from outrider.models.kernels.build import load_kernels
 from outrider.models.kernels.exact import exact_mode, inexact_operator, use_exact_operators
+from outrider.models.prefill import lawless
 from outrider.models.runtime import prepare, stages
 
 pytestmark = [
@@ -219,10 +220,21 @@ def test_traced_passes_are_exact(dtype: torch.dtype) -> None:
     assert not target.compiled.failed
 
 
+@torch.inference_mode()
+def last_logits(model: HFModel) -> Tensor:
+    """Logits of a pass over six tokens behind six others, (N, V)."""
+    tokens = [7 * i % model.num_tokens for i in range(12)]
+    context = lawless(model, tokens)
+    cache = model.start(lawless(model, tokens[:7]))
+    cache.lengths, cache.length_B = [6], torch.full_like(cache.length_B, 6)
+    return model.extend(cache, context.tokens_BT[:, 6:])[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_passes_are_exact(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
-    """Kernels and the code generator together."""
+    """Kernels and the code generator together; bit for bit what the same model computes eagerly, so
+    that it does not matter which of a batch's passes have a program."""
     target, draft = odd_pair(dtype)
     prepare(target, "auto", exact=True, own=True)
     for _, make in stages(target):
@@ -230,4 +242,7 @@ def test_compiled_passes_are_exact(dtype: torch.dtype, recwarn: pytest.WarningsR
     assert_exact(target, draft)
     assert target.compiled is not None
     assert not target.compiled.failed
+    compiled_NV = last_logits(target)
+    target.compiled = None
+    assert torch.equal(compiled_NV, last_logits(target))
     assert not [each for each in recwarn if issubclass(each.category, OutriderWarning)]
