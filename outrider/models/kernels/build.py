@@ -11,6 +11,8 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -94,16 +96,26 @@ def compile_kernels(library: Path) -> None:
     if compiler is None:
         raise KernelError("no C++ compiler here: install g++ or clang++, or name one in CXX")
     library.parent.mkdir(parents=True, exist_ok=True)
-    scratch = library.with_suffix(f".{os.getpid()}")
     includes = [f"-I{path}" for path in cpp_extension.include_paths()]
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
-    command = [compiler, *_flags(), *includes, *map(str, SOURCES), "-o", str(scratch), *links]
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
+        objects = [str(Path(scratch, source.stem)) for source in SOURCES]
+        commands = [
+            [compiler, "-c", *_flags(), *includes, str(source), "-o", compiled]
+            for source, compiled in zip(SOURCES, objects, strict=True)
+        ]
+        list(pool.map(_run, commands))
+        whole = str(Path(scratch, "whole"))
+        _run([compiler, *_flags(), *objects, "-o", whole, *links])
+        os.replace(whole, library)
+
+
+def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise KernelError(f"cannot run the C++ compiler {compiler}: {error}") from error
+        raise KernelError(f"cannot run the C++ compiler {command[0]}: {error}") from error
     if done.returncode:
         wrong = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise KernelError(f"{compiler} cannot compile the kernels: {wrong[0].strip()}")
-    scratch.replace(library)
+        raise KernelError(f"{command[0]} cannot compile the kernels: {wrong[0].strip()}")

@@ -37,17 +37,17 @@ static bool is_ours(const at::Tensor& x) {
   return x.device().is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16);
 }
 
-// An operator of torch, by the function or, for tensors that are not ours, as it is.
-template <V (*f)(const V&), typename Theirs>
-at::Tensor stand_in(const at::Tensor& x, const Theirs& theirs) {
-  if (is_ours(x)) return elementwise<f>(x);
+// An operator of torch, by the kernel or, for tensors that are not ours, as it is.
+template <typename Ours, typename Theirs>
+static at::Tensor stand_in(const at::Tensor& x, const Ours& ours, const Theirs& theirs) {
+  if (is_ours(x)) return ours(x);
   c10::impl::ExcludeDispatchKeyGuard guard(kExact);
   return theirs();
 }
 
 #define STAND_IN(name) \
   static at::Tensor exact_##name(const at::Tensor& x) { \
-    return stand_in<name##_of>(x, [&] { return at::name(x); }); \
+    return stand_in(x, outrider::name, [&] { return at::name(x); }); \
   }
 STAND_IN(exp)
 STAND_IN(tanh)
@@ -58,13 +58,13 @@ STAND_IN(silu)
 
 static at::Tensor exact_gelu(const at::Tensor& x, c10::string_view approximate) {
   const auto theirs = [&] { return at::gelu(x, approximate); };
-  return approximate == "tanh" ? stand_in<gelu_tanh_of>(x, theirs) : stand_in<gelu_of>(x, theirs);
+  return stand_in(x, approximate == "tanh" ? outrider::gelu_tanh : outrider::gelu, theirs);
 }
 
 static at::Tensor exact_mean(const at::Tensor& x, at::OptionalIntArrayRef dim, bool keepdim,
                              std::optional<at::ScalarType> dtype) {
   const bool last = dim && dim->size() == 1 && (dim->front() == -1 || dim->front() == x.dim() - 1);
-  if (is_ours(x) && last && !dtype) return mean(x, keepdim);
+  if (is_ours(x) && last && !dtype) return outrider::mean(x, keepdim);
   c10::impl::ExcludeDispatchKeyGuard guard(kExact);
   return at::mean(x, dim, keepdim, dtype);
 }
@@ -72,7 +72,7 @@ static at::Tensor exact_mean(const at::Tensor& x, at::OptionalIntArrayRef dim, b
 static at::Tensor exact_layer_norm(const at::Tensor& x, c10::SymIntArrayRef shape,
                                    const std::optional<at::Tensor>& weight,
                                    const std::optional<at::Tensor>& bias, double eps, bool enable) {
-  if (is_ours(x) && shape.size() == 1) return layer_norm(x, weight, bias, eps);
+  if (is_ours(x) && shape.size() == 1) return outrider::layer_norm(x, weight, bias, eps);
   c10::impl::ExcludeDispatchKeyGuard guard(kExact);
   return at::layer_norm_symint(x, shape, weight, bias, eps, enable);
 }

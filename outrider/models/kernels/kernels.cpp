@@ -117,7 +117,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("attend", &outrider::attend);
   library.impl("pack", &outrider::pack);
   library.impl("pack_int8", &outrider::pack_int8);
-#define IMPLEMENT(name) library.impl(#name, &outrider::elementwise<outrider::name##_of>);
+#define IMPLEMENT(name) library.impl(#name, &outrider::name);
   OUTRIDER_FUNCTIONS(IMPLEMENT)
   library.impl("mean", &outrider::mean);
   library.impl("layer_norm", &outrider::layer_norm);

@@ -61,7 +61,7 @@ AOTITorchError aoti_torch_cpu_attend(AtenTensorHandle q, AtenTensorHandle k,
 #define SHIM(name)                                                                          \
   AOTITorchError aoti_torch_cpu_##name(AtenTensorHandle x, AtenTensorHandle* result) {      \
     AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({                                            \
-      *result = new_tensor_handle(outrider::elementwise<outrider::name##_of>(tensor(x)));   \
+      *result = new_tensor_handle(outrider::name(tensor(x)));   \
     });                                                                                     \
   }
 OUTRIDER_FUNCTIONS(SHIM)
