@@ -63,7 +63,7 @@ def test_the_target_has_shorter_names(run: Run, flag: str, monkeypatch: pytest.M
         raise ZeroDivisionError
 
     monkeypatch.setattr("outrider.cli.generate.open_engine", ask)
-    run("generate", "x", flag, "some-model")
+    run("generate", "x", flag, "some-model", "--method", "suffix")
     assert seen == {"target": "some-model"}
 
 
