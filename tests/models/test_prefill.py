@@ -11,6 +11,7 @@ from outrider.core import Context
 from outrider.models import HFModel, prefill
 from outrider.models.compiled import MOST_TOKENS, CompiledPass
 from outrider.models.footprint import Footprint
+from outrider.models.kernels.build import load_kernels
 from outrider.testing import SoftmaxLaw
 
 
@@ -71,6 +72,7 @@ def test_only_short_prompts_go_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_exact_model_reads_all_prompts_in_one_way() -> None:
     """A batch's size may not change the bits of a row."""
     model, widths = with_graph(tiny())
+    load_kernels()  # which exact mode is a part of
     model.exact = True
     model.start(context_of([9]))
     assert not widths
