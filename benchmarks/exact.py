@@ -117,9 +117,9 @@ def odd_pair(dtype: str) -> tuple[HFModel, HFModel]:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(NOISE * parameter.std() * noise if parameter.ndim > 1 else 0)
     kind = getattr(torch, dtype)
-    return tuple(  # type: ignore[return-value]
-        HFModel(module.to(kind), tokenizer, name)
-        for module, name in ((target, "odd target"), (draft, "odd draft"))
+    return (
+        HFModel(target.to(kind), tokenizer, "odd target"),
+        HFModel(draft.to(kind), tokenizer, "odd draft"),
     )
 
 
