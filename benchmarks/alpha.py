@@ -26,10 +26,10 @@ import torch
 import outrider
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider import Sampling
-from outrider.drafters.ngram import vocabulary_digest
+from outrider.drafters.ngram.drafter import vocabulary_digest
 from outrider.engine import Engine
 from outrider.methods import find_method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.train.ngram import build_ngram
 from outrider.train.ngram_documents import encoded
 

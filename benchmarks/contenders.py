@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from outrider import Engine, Sampling, Stats
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 
 @dataclass(frozen=True)

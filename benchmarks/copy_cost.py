@@ -14,8 +14,8 @@ import torch
 
 from outrider import Sampling
 from outrider.core import Budget, Context
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.suffix import SuffixDecoding
+from outrider.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.drafters.lookup.suffix import SuffixDecoding
 from outrider.sampling import Warp
 
 CONTEXT = 8000
@@ -52,9 +52,9 @@ def cost(contender: Contender, text: list[int], context_length: int, rows: int) 
     Each row begins a little later in the text than the one before.
     """
     texts = [text[SHIFT * row :] for row in range(rows)]
-    law = Warp([Sampling(temperature=0)] * rows, max(text) + 1)
+    distribution = Warp([Sampling(temperature=0)] * rows, max(text) + 1)
     prompts = [each[:context_length] for each in texts]
-    context = Context.start(prompts, law, [0] * rows, range(rows))
+    context = Context.start(prompts, distribution, [0] * rows, range(rows))
     drafter, budget = contender.drafter, Budget(contender.num_tokens)
     began = time.perf_counter()
     state: Any = drafter.start(context)

@@ -7,8 +7,8 @@
 
 The first two come with the text that belongs there. The embedded target is too small to write it
 by itself, so a benchmark of copying makes it the target's text by ``Sampling.forced``: the passes
-are as they are, only the law is a point mass. What a model that can copy would gain is measured
-thereby, and what this one gains by itself stands in the other kinds.
+are as they are, only the distribution is a point mass. What a model that can copy would gain is
+measured thereby, and what this one gains by itself stands in the other kinds.
 """
 
 import ast

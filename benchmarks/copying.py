@@ -29,7 +29,7 @@ from benchmarks.copy_cost import CONTEXT, CORPUS, ROWS, contenders, cost
 from benchmarks.copy_prompts import KINDS, Kind, documents, prompts
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling, Stats
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 METHODS: dict[str, tuple[str, int, dict[str, object]]] = {
     "plain": ("plain", 1, {}),

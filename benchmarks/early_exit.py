@@ -33,10 +33,10 @@ import torch
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling, assets
 from outrider.core import Budget, Context
-from outrider.drafters.early_exit import EarlyExitDrafter
+from outrider.drafters.chain.early_exit import EarlyExitDrafter
 from outrider.methods import METHODS
-from outrider.models import HFModel, load_model
-from outrider.models.early_exit import EarlyExit
+from outrider.runtime import HFModel, load_model
+from outrider.runtime.hf.early_exit import EarlyExit
 from outrider.sampling import Warp
 
 CONTEXT = 256
@@ -49,8 +49,8 @@ def measure(
     """Times of one size, in seconds."""
     B = len(prompts)
     drafter = EarlyExitDrafter(target)
-    law = Warp([Sampling()] * B, target.num_tokens, target.device)
-    context = Context.start(prompts, law, [0] * B, range(B), target.device)
+    distribution = Warp([Sampling()] * B, target.num_tokens, target.device)
+    context = Context.start(prompts, distribution, [0] * B, range(B), target.device)
     cache, state = target.start(context), drafter.start(context)
     seconds: dict[str, list[float]] = {"draft": [], "remaining": [], "whole": []}
     for repeat in range(-3, repeats):  # three to warm up

@@ -41,7 +41,7 @@ from benchmarks.copy_prompts import prompts as prompts_of
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling
 from outrider.methods import METHODS
-from outrider.models import HFModel, load_model
+from outrider.runtime import HFModel, load_model
 from outrider.testing.inflate import Shape, inflate
 
 Compile = Literal["off", "auto", "max"]

@@ -19,8 +19,8 @@ import torch
 
 import outrider
 from outrider import Engine, Sampling
-from outrider.bench.frontier import about
-from outrider.models import prefill
+from outrider.lab.frontier import about
+from outrider.runtime import prefill
 
 WAYS = ("eager", "graph")
 ONE = Sampling(temperature=0, max_new_tokens=1, ignore_eos=True)

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.frontier import about
+from outrider.lab.frontier import about
 
 KERNELS = "kernels, and loading the models"
 

@@ -32,12 +32,12 @@ import outrider
 from benchmarks.gpu_contenders import FAILURES, Settings, contenders, first_line, measure
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
-from outrider.bench.frontier import about
-from outrider.bench.profile.bandwidth import LARGE, last_level_cache, read_bandwidth
 from outrider.core.errors import OutriderWarning
-from outrider.models import HFModel
-from outrider.models.compiled import Compile
-from outrider.models.load import resolve_dtype
+from outrider.lab.frontier import about
+from outrider.lab.profile.bandwidth import LARGE, last_level_cache, read_bandwidth
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compiled import Compile
+from outrider.runtime.hf.load import resolve_dtype
 
 RESULTS = Path("benchmarks/results")
 ON_GPU = Settings((1, 4, 16, 64), (4, 8), ("off", "auto"), 0.8, 16, 3)

@@ -12,8 +12,8 @@ from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine
 from outrider.core.errors import OutriderError
 from outrider.methods import METHODS
-from outrider.models import HFModel
-from outrider.models.compiled import Compile
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compiled import Compile
 
 FAILURES = (RuntimeError, OutriderError)  # torch's, the compiler's and CUDA's are of the first
 _LOOKS = 4  # rounds under each of the instruments

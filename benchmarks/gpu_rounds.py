@@ -1,4 +1,4 @@
-"""Rounds of a full batch: what they are judged by, how long they take, what they must read.
+"""Rounds of a full batch: what they are verified by, how long they take, what they must read.
 
 A rate of acceptance is *set* by a rule that accepts each token with that probability, whatever the
 target thinks of it; vLLM has such a mode. The text is then nobody's, but a round does all the work
@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 from outrider import Engine, Sampling, Stats
-from outrider.bench.profile.floor import weight_bytes
-from outrider.bench.profile.instrument import recorded, tracks
-from outrider.bench.profile.phases import Phases
-from outrider.bench.profile.spans import Recorder
 from outrider.core import Bound, Budget, Context, Draft, Drawn, Needs, Role, Stream, Verdict, match
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.none import NoDraft, NoState
+from outrider.drafters.chain.none import NoDraft, NoState
 from outrider.engine.request import Request, Row
-from outrider.engine.slots import Slots
+from outrider.engine.running_batch import RunningBatch
 from outrider.engine.stop import Ending
+from outrider.lab.profile.floor import weight_bytes
+from outrider.lab.profile.instrument import recorded, tracks
+from outrider.lab.profile.phases import Phases
+from outrider.lab.profile.spans import Recorder
 from outrider.methods import Method
-from outrider.models import HFModel
-from outrider.models.footprint import Footprint
+from outrider.runtime import HFModel
+from outrider.runtime.kv_cache.footprint import Footprint
 
 WARM_UP = 3
 
@@ -112,11 +112,11 @@ class Work:
     prompts: Sequence[Sequence[int]]
     temperature: float = 0.0
 
-    def started(self) -> Slots:
+    def started(self) -> RunningBatch:
         """The batch behind its prefill and a few rounds that are not counted."""
         engine = self.engine
         recipe = engine.recipe
-        slots = Slots(
+        slots = RunningBatch(
             engine.target,
             engine.drafter,
             lambda greedy: recipe.greedy_verifier if greedy else recipe.verifier,
@@ -135,7 +135,7 @@ class Work:
             self.step(slots)
         return slots
 
-    def step(self, slots: Slots) -> None:
+    def step(self, slots: RunningBatch) -> None:
         """A round of all rows.
 
         Raises:

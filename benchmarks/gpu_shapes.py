@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import assets
-from outrider.models import HFModel, load_model
+from outrider.runtime import HFModel, load_model
 from outrider.testing.inflate import Shape, inflate
 
 _STD = 0.02

@@ -5,9 +5,9 @@
 Every contender continues the same prompts by the same number of tokens, whatever they are.
 *Accepted per round* counts drafted tokens that were emitted; for MJGD and beam search the numbers
 say only how many tokens were found at a time. *Perplexity* is exp of minus the mean log-probability
-under the target's raw law (temperature 1, no truncation): *macro* is the mean over texts of their
-means, as in the paper; *micro* the mean over tokens, which is the same for texts of one length, and
-so is left out. Spreads are standard deviations over the seeds.
+under the target's raw distribution (temperature 1, no truncation): *macro* is the mean over texts
+of their means, as in the paper; *micro* the mean over tokens, which is the same for texts of one
+length, and so is left out. Spreads are standard deviations over the seeds.
 
 Speed is of single prompts, one after the other, in repeats that interleave the contenders; the
 ratio is to speculative sampling in the same run, its spread from the worst to the best repeat.
@@ -36,7 +36,7 @@ import outrider
 from benchmarks.vs_transformers import PROMPTS as COMMON
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Result, Sampling, Stats
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 GAMMA, BLOCKS = 4, (1, 2, 3, 5)
 PROMPTS = (
@@ -96,7 +96,7 @@ WARPED = (
     Contender("best of 4 chains (biased)", "best-of-k", {"num_sequences": 4}),
     Contender(MJSD, "mjsd", {"beams": 8, "tau": 0.1}),
     Contender("MJSD, beams not sampled", "mjsd", {"beams": 8, "tau": 0.1, "search": "greedy"}),
-    Contender("MJSD, raw laws", "mjsd", {"beams": 8, "tau": 0.1, "laws": "raw"}),
+    Contender("MJSD, raw distributions", "mjsd", {"beams": 8, "tau": 0.1, "distributions": "raw"}),
     Contender(
         "MJSD as the code runs it, τ 0.9",
         "mjsd",
@@ -324,7 +324,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    from outrider.bench.plots import BLUE
+    from outrider.lab.plots import BLUE
 
     style: Any = {
         "font.family": "DejaVu Sans",

@@ -3,12 +3,14 @@
     python -m benchmarks.memory --rounds 0 [--texts 8] [--tokens 256] [--timed 2] [--repeats 3]
     python -m benchmarks.memory --texts 0 [--rounds 10000] [--engines compiled bounded]
 
-Slabs: the embedded pair with slabs as the models compute (float32 on a CPU without bfloat16), in
-bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. Along each text, in one
-pass: KL(p‖p̃) of the target's law with slabs as computed from that with the slabs in question, in
-nats per token, and in how many places both have the same argmax. Speeds are of greedy texts of half
-that length behind some of them, target alone and speculative, as multiples of plain decoding with
-slabs as computed in the same repeat, the median with the smallest and the largest.
+KV buffers: the embedded pair with KV buffers as the models compute (float32 on a CPU without
+bfloat16), in bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. Along each
+text, in one
+pass: KL(p‖p̃) of the target's distribution with KV buffers as computed from that with the KV
+buffers in question, in nats per token, and in how many places both have the same argmax. Speeds are
+of greedy texts of half that length behind some of them, target alone and speculative, as multiples
+of plain decoding with KV buffers as computed in the same repeat, the median with the smallest and
+the largest.
 
 Rounds: engines that live for all requests, which come and go; the process's resident memory by
 rounds done (``benchmarks.memory_rounds``). It is read as the operating system has it: memory that
@@ -31,9 +33,9 @@ from benchmarks.memory_rounds import ENGINES, rounds
 from benchmarks.vs_transformers import hardware
 from outrider import Sampling
 from outrider.core import Context
-from outrider.models import HFModel
-from outrider.models.footprint import Footprint
-from outrider.models.slabs import KvDtype
+from outrider.runtime import HFModel
+from outrider.runtime.kv_cache.footprint import Footprint
+from outrider.runtime.kv_cache.storage import KvDtype
 
 KINDS: tuple[KvDtype, ...] = ("auto", "bfloat16", "int8")
 GAMMA = 5
@@ -55,18 +57,18 @@ def texts(target: HFModel, num: int, tokens: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def logits_along(model: HFModel, text: list[int]) -> torch.Tensor:
-    """Logits behind each token, read from the model's slabs, (T, V)."""
-    law: Any = None  # nothing is sampled
-    context = Context.start([text[:1]], law, [0], [0], model.device)
+    """Logits behind each token, read from the model's KV buffers, (T, V)."""
+    distribution: Any = None  # nothing is sampled
+    context = Context.start([text[:1]], distribution, [0], [0], model.device)
     return model.extend(model.start(context), torch.tensor([text]))[0].double()
 
 
 def error(target: HFModel, kind: KvDtype, work: list[list[int]]) -> dict[str, float]:
-    """How far a kind of slabs moves the target's law."""
+    """How far a kind of KV buffers moves the target's distribution."""
     kls, same = [], []
     for text in work:
         exact_TV = logits_along(target, text).log_softmax(-1)
-        lower_TV = logits_along(target.storing(kind), text).log_softmax(-1)
+        lower_TV = logits_along(target.with_kv_dtype(kind), text).log_softmax(-1)
         kls.append((exact_TV.exp() * (exact_TV - lower_TV)).sum(-1))
         same.append(exact_TV.argmax(-1) == lower_TV.argmax(-1))
     kl, agree = torch.cat(kls), torch.cat(same).double()
@@ -78,7 +80,7 @@ def error(target: HFModel, kind: KvDtype, work: list[list[int]]) -> dict[str, fl
     }
 
 
-def slabs(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
+def buffers(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
     """Bytes, errors and speeds of each kind."""
     pair = outrider.load(method="speculative")
     assert pair.draft is not None
@@ -96,8 +98,8 @@ def slabs(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
     for kind in KINDS:
         suffix = "" if kind == "auto" else f", {kind}"
         rows[kind] = {
-            "target_bytes": Footprint.of(pair.target.storing(kind)).slot,
-            "draft_bytes": Footprint.of(pair.draft.storing(kind)).slot,
+            "target_bytes": Footprint.of(pair.target.with_kv_dtype(kind)).slot,
+            "draft_bytes": Footprint.of(pair.draft.with_kv_dtype(kind)).slot,
             "plain": speeds[f"plain{suffix}"],
             "speculative": speeds[f"speculative{suffix}"],
         } | error(pair.target, kind, work)
@@ -108,23 +110,23 @@ def slabs(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
 def markdown(report: dict[str, Any]) -> str:
     """The parts there are, as a page."""
     lines = ["# Memory"]
-    if "slabs" in report:
-        lines += ["", "## Slabs", "", *_slab_lines(report["slabs"])]
+    if "buffers" in report:
+        lines += ["", "## KV buffers", "", *_buffer_lines(report["buffers"])]
     if report.get("rounds"):
         lines += ["", "## Rounds", "", *_round_lines(report["rounds"])]
     return "\n".join(lines) + "\n"
 
 
-def _slab_lines(found: dict[str, Any]) -> list[str]:
+def _buffer_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         *_about(found["about"]),
         f"Embedded pair in {found['dtype']}, {found['texts']} texts of {found['tokens']} tokens; "
         f"speeds on {found['timed']} of them, {found['repeats']} interleaved repeats. `auto` is "
-        f"{found['dtype']} here. In the target's slabs fewer bits change the law that is sampled, "
-        "by this KL; in the draft's they do not.",
+        f"{found['dtype']} here. In the target's KV buffers fewer bits change the distribution "
+        "that is sampled, by this KL; in the draft's they do not.",
         "",
-        "| slabs | bytes per token, target and draft | nats per token, mean and largest | same "
-        "argmax | plain, × | speculative, × | accepted |",
+        "| KV buffers | bytes per token, target and draft | nats per token, mean and largest | "
+        "same argmax | plain, × | speculative, × | accepted |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for kind, row in found["kinds"].items():
@@ -174,7 +176,7 @@ def _ratio(row: dict[str, Any]) -> str:
 def main() -> None:
     """Parses the options, measures, and writes the report after each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=8, help="0 leaves slabs as they were")
+    parser.add_argument("--texts", type=int, default=8, help="0 leaves KV buffers as they were")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--timed", type=int, default=2, help="texts that speeds are measured on")
     parser.add_argument("--repeats", type=int, default=3)
@@ -208,10 +210,10 @@ def main() -> None:
         asked = f"--texts 0 --rounds {options.rounds} --engines {key}"
         keep(report.setdefault("rounds", {}), name, found, asked)
     if options.texts:
-        found = slabs(options.texts, options.tokens, options.timed, options.repeats)
+        found = buffers(options.texts, options.tokens, options.timed, options.repeats)
         asked = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
         asked += f"--timed {options.timed} --repeats {options.repeats}"
-        keep(report, "slabs", found, asked)
+        keep(report, "buffers", found, asked)
     print(markdown(report))
 
 

@@ -1,7 +1,7 @@
 """Resident memory of a process whose engine decodes requests that come and go.
 
-Used by ``benchmarks.memory``. Prompts and texts are of random lengths, so slabs grow, shrink and
-are used again; the engine lives for all of them.
+Used by ``benchmarks.memory``. Prompts and texts are of random lengths, so KV buffers grow, shrink
+and are used again; the engine lives for all of them.
 """
 
 import gc
@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
 from outrider import Engine, Sampling
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 VOCAB = 256
 WARM_UP, EVERY = 0.1, 0.05
@@ -29,7 +29,8 @@ def embedded() -> Engine:
 
 
 def bounded() -> Engine:
-    """Two small random models, eager, four rows; slabs in int8, of 1 MiB at most; short drafts."""
+    """Two small random models, eager, four rows; KV buffers in int8, of 1 MiB at most; short
+    drafts."""
     target, draft = random_model(2, 0), random_model(1, 1)
     method = outrider.METHODS["speculative"]
     memory: dict[str, Any] = {"kv_dtype": "int8", "max_memory": "1MiB"}
@@ -38,7 +39,7 @@ def bounded() -> Engine:
 
 ENGINES: dict[str, tuple[str, Callable[[], Engine]]] = {
     "compiled": ("embedded pair, compiled, one row, γ = 2", embedded),
-    "bounded": ("two random models, four rows, γ = 2, int8 slabs of at most 1 MiB", bounded),
+    "bounded": ("two random models, four rows, γ = 2, int8 KV buffers of at most 1 MiB", bounded),
 }
 
 

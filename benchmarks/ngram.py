@@ -10,9 +10,10 @@ in ``--work``, so a second run starts with the measurements.
 
 Opening is reading the file with its checksum, as it lies in the page cache and after the cache was
 told to drop it. Drafting is ``propose`` for one row and for 16, γ = 5, contexts from held-out text;
-times are medians over repeats, per drafted token, with quartiles. Argmaxes need no law; draws do,
-and where the request asks for more than temperature 1, the law is warped as the target's is. What
-a token's law, warping and draw take of that is timed apart, one row at a time.
+times are medians over repeats, per drafted token, with quartiles. Argmaxes need no distribution;
+draws do, and where the request asks for more than temperature 1, the distribution is warped as the
+target's is. What a token's distribution, warping and draw take of that is timed apart, one row at a
+time.
 
 α is measured on texts that the target wrote behind held-out beginnings: at temperature 0 how often
 the table's argmax is the target's, at temperature 1 the mean of Σ min(p, q), and of p(argmax q),
@@ -44,9 +45,9 @@ from benchmarks.vs_transformers import hardware
 from outrider import Sampling
 from outrider.assets import target_path
 from outrider.core import Budget, Context, Prefix, Role, draw
-from outrider.drafters.ngram import How, NgramDrafter, vocabulary_digest
-from outrider.drafters.ngram_table import NgramTable
-from outrider.models import HFModel, load_tokenizer
+from outrider.drafters.ngram.drafter import How, NgramDrafter, vocabulary_digest
+from outrider.drafters.ngram.table import NgramTable
+from outrider.runtime import HFModel, load_tokenizer
 from outrider.sampling import Warp
 from outrider.train.ngram import build_ngram
 from outrider.train.ngram_documents import encoded
@@ -132,7 +133,7 @@ def build(
     return file, json.loads(figures.read_text())
 
 
-def opening(file: Path, repeats: int = 5) -> dict[str, float]:
+def decoder_prompt(file: Path, repeats: int = 5) -> dict[str, float]:
     """Seconds to open it, from the page cache and not."""
     seconds: dict[str, list[float]] = {"warm": [], "cold": []}
     for _ in range(repeats):
@@ -167,7 +168,12 @@ def drafting(
 def split(table: NgramTable, ids: Sequence[int], repeats: int) -> dict[str, float]:
     """Median microseconds per token of what a sampled draft of one row consists of."""
     q_BV = torch.zeros(1, table.about.num_tokens)
-    found: dict[str, list[float]] = {"random numbers": [], "law": [], "warping": [], "drawing": []}
+    found: dict[str, list[float]] = {
+        "random numbers": [],
+        "distribution": [],
+        "warping": [],
+        "drawing": [],
+    }
 
     def charge(name: str, began: float, tokens: int = 1) -> None:
         found[name].append(1e6 * (time.perf_counter() - began) / tokens)
@@ -178,10 +184,10 @@ def split(table: NgramTable, ids: Sequence[int], repeats: int) -> dict[str, floa
         u_BD = context.rng.uniform(Role.DRAFT, GAMMA)
         charge("random numbers", began, GAMMA)
         began = time.perf_counter()
-        table.law(nodes, q_BV[0].numpy())
-        charge("law", began)
+        table.distribution(nodes, q_BV[0].numpy())
+        charge("distribution", began)
         began = time.perf_counter()
-        p_BV = context.law(q_BV.log()[:, None], Prefix.of_chain(context, []))[:, 0]
+        p_BV = context.distribution(q_BV.log()[:, None], Prefix.of_chain(context, []))[:, 0]
         charge("warping", began)
         began = time.perf_counter()
         draw(p_BV, u_BD[:, 0])
@@ -193,12 +199,12 @@ def _contexts(
     table: NgramTable, ids: Sequence[int], B: int, sampling: Sampling, num: int
 ) -> Iterator[Context]:
     """Batches of rows that begin anywhere in a text."""
-    laws = Warp([sampling] * B, table.about.num_tokens)
+    distributions = Warp([sampling] * B, table.about.num_tokens)
     generator = np.random.default_rng(0)
     for _ in range(num):
         starts = generator.integers(0, len(ids) - 256, B)
         prompts = [list(ids[start : start + 256]) for start in starts]
-        yield Context.start(prompts, laws, [0] * B, range(B))
+        yield Context.start(prompts, distributions, [0] * B, range(B))
 
 
 def written(target: HFModel, temperature: float, num_texts: int) -> list[tuple[list[int], int]]:
@@ -222,7 +228,7 @@ def acceptance(
             nodes = table.nodes(ids[:t])
             p_V: Tensor = p_TV[t - 1]
             best = table.best(nodes)
-            q_V = torch.from_numpy(table.law(nodes)).float()
+            q_V = torch.from_numpy(table.distribution(nodes)).float()
             agree.append(float(best == int(p_V.argmax())))
             overlap.append(float(torch.minimum(p_V, q_V).sum()))
             sure.append(float(p_V[best]))
@@ -270,7 +276,7 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     for row in tables:
         grams = ", ".join(f"{count / 1e6:.2f}" for count in row["grams"])
-        warm, cold = row["opening"]["warm"], row["opening"]["cold"]
+        warm, cold = row["decoder_prompt"]["warm"], row["decoder_prompt"]["cold"]
         lines.append(
             f"| {row['vocabulary']:,} | {_seen(row)} | {row['tokens'] / 1e6:.1f} | {grams} | "
             f"{row['bytes'] / 1e6:.0f} | {row['seconds']:.0f} | {row['peak_gb']:.1f} | "
@@ -322,7 +328,7 @@ def bars(report: dict[str, Any]) -> dict[str, float]:
     argmax = [row for row in report["drafting"] if row["draw"] == "argmax" and row["rows"] == 1]
     values = (
         max(table["bytes"] / 1e6 for table in tables),
-        max(table["opening"]["cold"] for table in tables),
+        max(table["decoder_prompt"]["cold"] for table in tables),
         max(row["microseconds"][1] for row in argmax),
     )
     return dict(zip(BARS, values, strict=True))
@@ -352,7 +358,7 @@ def main() -> None:
     ours = [file for file, told in built if told["vocabulary"] == EMBEDDED]
     drafted, parts = [], []
     for file, told in built:
-        told["opening"] = opening(file)
+        told["decoder_prompt"] = decoder_prompt(file)
         if told["min_count"] > 1:
             continue
         tokenizer = tokenizer_of(options.work, told["vocabulary"])

@@ -23,13 +23,13 @@ import torch
 import outrider
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
-from outrider.bench.frontier import about
-from outrider.bench.profile import draw, profile
 from outrider.cli.profile_table import show
 from outrider.engine.warming import warm_up
+from outrider.lab.frontier import about
+from outrider.lab.profile import draw, profile
 from outrider.methods import METHODS
-from outrider.models import HFModel, load_model
-from outrider.models.runtime import prepare
+from outrider.runtime import HFModel, load_model
+from outrider.runtime.executors.prepare import prepare
 from outrider.testing.inflate import Shape, inflate
 
 OUTSIDE_BARS, FLOOR_BARS = (0.10, 0.05), (0.5, 0.75)  # embedded pair, inflated target

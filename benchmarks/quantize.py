@@ -32,8 +32,8 @@ import outrider
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider import Sampling, load_model
 from outrider.engine import Engine
-from outrider.models import HFModel
-from outrider.models.quantize import quantize
+from outrider.runtime import HFModel
+from outrider.runtime.hf.quantize import quantize
 from outrider.testing.inflate import Shape, inflate
 from outrider.train.evaluate import acceptance
 

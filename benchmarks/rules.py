@@ -2,14 +2,14 @@
 
     python -m benchmarks.rules [--repeats 40] [--out DIR]
 
-Laws are synthetic: target logits are normal with standard deviation 3 (most of the mass on a few
-per cent of the tokens, as in a language model), the draft's are the target's plus normal noise
-with standard deviation 0.8, which gives an acceptance rate Σ min(p, q) of about 0.7 (the measured
-one is reported). Candidates are drawn from the draft's laws, so refusals come at their natural
-rate. Each repeat times one verdict of every rule on the same draft and the same random numbers, in
-an order that rotates; drafts change from repeat to repeat. Times are means over the repeats
-(between the 5th and the 95th percentile), since what a lossy rule costs depends on the draft;
-medians and quartiles stand in the JSON. Ratios are to rejection sampling in the same run.
+Distributions are synthetic: target logits are normal with standard deviation 3 (most of the mass on
+a few per cent of the tokens, as in a language model), the draft's are the target's plus normal
+noise with standard deviation 0.8, which gives an acceptance rate Σ min(p, q) of about 0.7 (the
+measured one is reported). Candidates are drawn from the draft's distributions, so refusals come at
+their natural rate. Each repeat times one verdict of every rule on the same draft and the same
+random numbers, in an order that rotates; drafts change from repeat to repeat. Times are means over
+the repeats (between the 5th and the 95th percentile), since what a lossy rule costs depends on the
+draft; medians and quartiles stand in the JSON. Ratios are to rejection sampling in the same run.
 
 A pass is ``p - q`` over one row of the target and one of the draft per batch row, the least that
 any rule reads where a chain stops. Writes JSON and a Markdown table.
@@ -39,17 +39,18 @@ BAR_PASSES = 6.0  # rejection itself
 
 
 def rules() -> dict[str, Verifier]:
-    """Every rule with default parameters that judges sampled chains by laws; rejection first."""
+    """Every rule with default parameters that verifies sampled chains by distributions; rejection
+    first."""
     found: dict[str, Verifier] = {}
     for name in ["Rejection", *sorted(outrider.verifiers.__all__)]:
         rule = getattr(outrider.verifiers, name)()
-        if "iid" in rule.accepts and rule.needs == "law":
+        if "iid" in rule.accepts and rule.needs == "distribution":
             found[name] = rule
     return found
 
 
 def drafts(B: int, N: int, V: int, seed: int = 0) -> tuple[list[Draft], Tensor, float]:
-    """Drafts from one set of laws, the target's laws, and the acceptance rate."""
+    """Drafts from one set of distributions, the target's distributions, and the acceptance rate."""
     generator = torch.Generator().manual_seed(seed)
     z_BNV = 3 * torch.randn(B, N, V, generator=generator)
     noise_BNV = 0.8 * torch.randn(B, N, V, generator=generator)
@@ -66,7 +67,7 @@ def measure(B: int, gamma: int, V: int, repeats: int) -> dict[str, Any]:
     """All rules at one size: seconds per verdict, ratios to rejection, passes."""
     made, p_BNV, alpha = drafts(B, gamma + 1, V)
     key_B = row_keys([0] * B, list(range(B)), "cpu")
-    judged = rules()
+    verified = rules()
 
     def verdict(rule: Verifier, repeat: int) -> Callable[[], object]:
         rng = Stream(key_B, torch.full((B,), repeat))
@@ -77,12 +78,12 @@ def measure(B: int, gamma: int, V: int, repeats: int) -> dict[str, Any]:
         assert q_BNV is not None
         return p_BNV[:, 0] - q_BNV[:, 0]
 
-    seconds: dict[str, list[float]] = {name: [] for name in ["pass", *judged]}
+    seconds: dict[str, list[float]] = {name: [] for name in ["pass", *verified]}
     for repeat in range(-3, repeats):  # three to warm up
         names = list(seconds)
         shift = repeat % len(names)
         for name in names[shift:] + names[:shift]:
-            run = one_pass if name == "pass" else verdict(judged[name], repeat)
+            run = one_pass if name == "pass" else verdict(verified[name], repeat)
             began = time.perf_counter()
             run()
             if repeat >= 0:
@@ -95,7 +96,7 @@ def measure(B: int, gamma: int, V: int, repeats: int) -> dict[str, Any]:
         "V": V,
         "alpha": alpha,
         "rows": rows,
-        "ratios": {name: rows[name]["mean"] / base for name in judged},
+        "ratios": {name: rows[name]["mean"] / base for name in verified},
         "passes": base / rows["pass"]["mean"],
     }
 
@@ -121,8 +122,9 @@ def markdown(report: dict[str, Any]) -> str:
         "# The time of a verdict",
         "",
         f"{about['date']}, {about['hardware']}, {about['threads']} threads, float32, torch "
-        f"{about['torch']}; means of {about['repeats']} interleaved repeats. Synthetic laws "
-        f"(normal logits, standard deviation 3, noise 0.8) with an acceptance rate of {rate:.2f}.",
+        f"{about['torch']}; means of {about['repeats']} interleaved repeats. Synthetic "
+        f"distributions (normal logits, standard deviation 3, noise 0.8) with an acceptance rate "
+        f"of {rate:.2f}.",
         "",
         f"Command: `{about['command']}`",
         "",

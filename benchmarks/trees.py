@@ -27,13 +27,13 @@ import torch
 import outrider
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider import Sampling
-from outrider.analysis.tree_plan import best_tree
-from outrider.bench.tree_plan import count_ranks
 from outrider.core import Context, Draft
-from outrider.drafters.topology import Topology
+from outrider.drafters.tree.topology import Topology
 from outrider.engine import Engine
+from outrider.lab.analysis.tree_plan import best_tree
+from outrider.lab.tree_plan import count_ranks
 from outrider.methods import find_method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 
 NODES = 16

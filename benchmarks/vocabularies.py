@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling, assets
 from outrider.methods import METHODS
-from outrider.models import HFModel, load_model
+from outrider.runtime import HFModel, load_model
 
 SIZES = (3000, 1000)
 NUM_SPECULATIVE_TOKENS = 5

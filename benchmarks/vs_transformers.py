@@ -26,7 +26,7 @@ import transformers
 import outrider
 from benchmarks.contenders import Contender, Outrider, Transformers
 from outrider import Stats
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -123,7 +123,7 @@ def measure(
 
 
 def ratios(rows: dict[str, dict[str, Any]], gammas: Sequence[int]) -> dict[str, float]:
-    """The ratios that the project is judged by."""
+    """The ratios that the project is verified by."""
     speed = {name: row["median"] for name, row in rows.items()}
     found = {
         "outrider plain / transformers plain": speed["outrider plain"]

@@ -10,10 +10,10 @@ from outrider.lazy import lazy
 
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
-    from outrider.drafters.beam_search import beam_search
+    from outrider.drafters.search.beam_search import beam_search
     from outrider.engine import Engine, Event, Result, Results, Stats, load
     from outrider.methods import METHODS
-    from outrider.models import load_model
+    from outrider.runtime import load_model
     from outrider.sampling import Sampling
 
 __version__ = "0.1.0"
@@ -42,9 +42,9 @@ _HOME = {
     "Results": "outrider.engine",
     "Sampling": "outrider.sampling",
     "Stats": "outrider.engine",
-    "beam_search": "outrider.drafters.beam_search",
+    "beam_search": "outrider.drafters.search.beam_search",
     "load": "outrider.engine",
-    "load_model": "outrider.models",
+    "load_model": "outrider.runtime",
 }
 
 __getattr__, __dir__ = lazy(__name__, _HOME)

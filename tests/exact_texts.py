@@ -3,7 +3,7 @@
 from tiny_models import engine_of, greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
 

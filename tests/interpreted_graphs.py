@@ -9,9 +9,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from outrider import Engine
-from outrider.engine.judged import CompiledJudge
-from outrider.models.package import Graph, made_from
-from outrider.models.traced import ChainPass, TreePass
+from outrider.engine.fused_verification import CompiledVerifier
+from outrider.runtime.executors.compile_cache import Graph, made_from
+from outrider.runtime.executors.traced import ChainPass, TreePass
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
 _OURS = ("outrider", "torch", "transformers")
@@ -35,20 +35,21 @@ def untraced(each: nn.Module) -> Graph:
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         if not isinstance(each, TreePass):
             return list(each(*inputs))
-        moving, slabs = inputs[: each.num_moving], inputs[each.num_moving :]
-        half = len(slabs) // 2
+        moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
+        half = len(buffers) // 2
         if not isinstance(each, ChainPass):  # its masks are a list
-            return list(each(*moving[:3], moving[3:], slabs[:half], slabs[half:]))
-        return list(each(*moving, slabs[:half], slabs[half:]))
+            return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
+        return list(each(*moving, buffers[:half], buffers[half:]))
 
     return graph
 
 
 def without_compiler(engine: Engine) -> Engine:
-    """The engine, whose rules are judged by interpreted graphs, where it has models with graphs."""
-    if engine.judge is not None:
+    """The engine, whose rules are verified by interpreted graphs, where it has models with
+    graphs."""
+    if engine.verification is not None:
         make = lambda module, trace, own: interpreted(module, trace)  # noqa: E731
-        engine.judge = CompiledJudge(make, engine.num_speculative_tokens)
+        engine.verification = CompiledVerifier(make, engine.num_speculative_tokens)
     return engine
 
 

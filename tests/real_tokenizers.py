@@ -22,7 +22,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 TEXTS = (
     "def add(x, y):\n    return x + y\n",

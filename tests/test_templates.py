@@ -34,7 +34,7 @@ Shy = _load("verifier").Shy
 
 
 def test_verifier_keeps_the_contract_and_is_exactly_lossless() -> None:
-    check_verifier(Shy(0.3), accepts_own_law=False)
+    check_verifier(Shy(0.3), accepts_own_distribution=False)
 
 
 def test_verifier_with_shyness_one_is_rejection_sampling() -> None:
@@ -53,7 +53,7 @@ class WrongResidual(Shy):  # type: ignore[misc, valid-type]
 
 def test_kit_rejects_the_wrong_residual() -> None:
     with pytest.raises(AssertionError, match="claims to be lossless"):
-        check_verifier(WrongResidual(0.5), accepts_own_law=False)
+        check_verifier(WrongResidual(0.5), accepts_own_distribution=False)
 
 
 @pytest.mark.parametrize("shyness", [0.0, -1.0, 1.5])
@@ -77,8 +77,8 @@ class ForgetsToCommit(Unigram):  # type: ignore[misc, valid-type]
         pass
 
 
-class DeclaresAnotherLaw(Unigram):  # type: ignore[misc, valid-type]
-    """Draws from the frequencies, declares a uniform law."""
+class DeclaresAnotherDistribution(Unigram):  # type: ignore[misc, valid-type]
+    """Draws from the frequencies, declares a uniform distribution."""
 
     def propose(self, state: object, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -90,9 +90,9 @@ def test_kit_rejects_a_drafter_that_forgets_to_commit() -> None:
         check_drafter(ForgetsToCommit(5), 5)
 
 
-def test_kit_rejects_a_drafter_that_declares_another_law() -> None:
+def test_kit_rejects_a_drafter_that_declares_another_distribution() -> None:
     with pytest.raises(AssertionError, match="declared probs"):
-        check_drafter(DeclaresAnotherLaw(5), 5)
+        check_drafter(DeclaresAnotherDistribution(5), 5)
 
 
 # -------------------------------------------------------------------------------------- together
@@ -101,11 +101,13 @@ def test_kit_rejects_a_drafter_that_declares_another_law() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_pair_is_exactly_lossless(num_tokens: int) -> None:
     target = ToyModel.random(VOCAB_SIZE, seed=2)
-    law = enumerate_round(target, Unigram(VOCAB_SIZE), Shy(0.6), num_tokens, prompt=(0, 1, 1, 2))
-    assert law.total_variation < 1e-12
+    distribution = enumerate_round(
+        target, Unigram(VOCAB_SIZE), Shy(0.6), num_tokens, prompt=(0, 1, 1, 2)
+    )
+    assert distribution.total_variation < 1e-12
 
 
-def test_pair_samples_the_targets_law() -> None:
+def test_pair_samples_the_targets_distribution() -> None:
     """False-alarm probability 1e-4 over seeds; the seed is fixed."""
     target = ToyModel.random(VOCAB_SIZE, seed=3)
     assert chi2(target, Unigram(VOCAB_SIZE), Shy(0.6), prompt=(0, 1, 1, 2)) > 1e-4

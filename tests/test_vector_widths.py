@@ -49,5 +49,5 @@ def test_passes_at_narrower_widths(width: str, file: str) -> None:
 
 
 def test_there_is_something_to_run() -> None:
-    assert "tests/models/test_kernels.py" in marked_files()
-    assert "tests/models/test_exact_arithmetic.py" in marked_files()
+    assert "tests/runtime/test_kernels.py" in marked_files()
+    assert "tests/runtime/test_exact_arithmetic.py" in marked_files()

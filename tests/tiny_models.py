@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from outrider import Engine, Result, Results, Sampling
 from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
 from outrider.methods import METHODS, Method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.verifiers import Rejection
 
 VOCAB = 101
@@ -160,8 +160,8 @@ class NoMemory:
 
 @dataclass(frozen=True)
 class UniformDrafter:
-    """Drafts tokens from the uniform law: a chain, or a tree in which ``width`` children hang on
-    every node."""
+    """Drafts tokens from the uniform distribution: a chain, or a tree in which ``width`` children
+    hang on every node."""
 
     num_tokens: int
     width: int = 1

@@ -1,4 +1,4 @@
-"""Small corpora, n-gram files of them, and their laws by counting.
+"""Small corpora, n-gram files of them, and their distributions by counting.
 
 Legend: V vocabulary.
 """
@@ -46,7 +46,7 @@ def tiny_file(num_tokens: int = VOCAB, order: int = 4) -> str:
 
 
 class Counts:
-    """The law that a file should have, counted in plain Python."""
+    """The distribution that a file should have, counted in plain Python."""
 
     def __init__(
         self, documents: Sequence[Sequence[int]], num_tokens: int, order: int, min_count: int = 1
@@ -57,7 +57,7 @@ class Counts:
             for k in range(order + 1)
         ]
 
-    def law(self, context: Sequence[int]) -> list[float]:
+    def distribution(self, context: Sequence[int]) -> list[float]:
         """q( . | context), every formula of the builder's docstring as it stands there."""
         h = tuple(context)[max(0, len(context) - self.order + 1) :]
         while h and not self._kept(h):
@@ -73,7 +73,9 @@ class Counts:
             _rounded_down((c - d) / self.counts[k - 1][h]) if c >= self.min_count else 0.0
             for c in longer
         ]
-        return [m + (1 - sum(shares)) * q for m, q in zip(shares, self.law(h[1:]), strict=True)]
+        return [
+            m + (1 - sum(shares)) * q for m, q in zip(shares, self.distribution(h[1:]), strict=True)
+        ]
 
     def _kept(self, gram: tuple[int, ...]) -> bool:
         return self.counts[len(gram)][gram] >= (1 if len(gram) == 1 else self.min_count)

@@ -14,7 +14,7 @@ from tiny_models import VOCAB
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.models.seq2seq import Seq2SeqModel
+from outrider.runtime.hf.seq2seq import Seq2SeqModel
 
 _T5 = {
     "vocab_size": VOCAB,

@@ -24,8 +24,8 @@ class TreeDrafter(ToyDrafter):
         parents: parents of the nodes 1, 2, ….
         drawn: as for ``ToyDrafter``.
         confidence: as for ``ToyDrafter``.
-        cover: distinct siblings go on once their law has run out of support, uniformly among the
-            tokens not drawn yet (Sequoia).
+        cover: distinct siblings go on once their distribution has run out of support, uniformly
+            among the tokens not drawn yet (Sequoia).
     """
 
     def __init__(
@@ -55,15 +55,17 @@ class TreeDrafter(ToyDrafter):
 
         tokens, pasts = [root_B], [self.model.read(state.past_B, root_B)]
         exists, grows = [mask_BN[:, 0]], [mask_BN[:, 0]]
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
             prefix = _prefix_of_node(context, drafted_BK, empty.ancestors_BNN, i)
-            laws.append(context.law(self.model.logits(pasts[i])[:, None], prefix)[:, 0])
+            distributions.append(
+                context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
+            )
             if i + 1 == N:
                 break
             parent = parents_N[i + 1]
-            weights_BV, open_BV = laws[parent], torch.ones_like(laws[parent])
+            weights_BV, open_BV = distributions[parent], torch.ones_like(distributions[parent])
             if self.drawn != "iid":
                 for sibling in range(1, i + 1):
                     if parents_N[sibling] == parent:
@@ -75,13 +77,13 @@ class TreeDrafter(ToyDrafter):
             token_B = (
                 weights_BV.argmax(1) if self.drawn == "chosen" else draw(weights_BV, u_BD[:, i])
             )
-            q_B = laws[parent].gather(1, token_B[:, None])[:, 0]
+            q_B = distributions[parent].gather(1, token_B[:, None])[:, 0]
             exists.append(grows[parent] & (weights_BV.sum(1) > 0) & (i < limit_B))
             grows.append(exists[-1] & (q_B >= self.confidence))
             tokens.append(token_B)
             pasts.append(self.model.read(pasts[parent], token_B))
         draft = replace(empty, tokens_BN=torch.stack(tokens, 1), mask_BN=torch.stack(exists, 1))
-        return draft, torch.stack(laws, 1)
+        return draft, torch.stack(distributions, 1)
 
 
 def sequences(num: int, length: int, *, by_depth: bool = False) -> list[int]:

@@ -5,7 +5,7 @@ import torch
 import outrider
 from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
 from outrider import Engine, Sampling
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 
 class Outrider:

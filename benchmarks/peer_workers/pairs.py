@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 
 from outrider import assets
-from outrider.models import HFModel, load_model
+from outrider.runtime import HFModel, load_model
 from outrider.testing.inflate import Shape, inflate
 
 ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)

@@ -21,14 +21,14 @@ class Entry:
         name: as the table and the command line have it.
         module: the worker.
         rows: what it can run, plain first.
-        judged: the row that Outrider's speculation is held against.
+        verified: the row that Outrider's speculation is held against.
         own_environment: whether it needs an interpreter of its own.
     """
 
     name: str
     module: str
     rows: tuple[str, ...]
-    judged: str
+    verified: str
     own_environment: bool = True
 
 

@@ -9,7 +9,7 @@
 
 The example here draws from the frequencies of the row's own tokens. It is a poor guesser, which
 does not matter: what the engine emits is the verifier's business, and stays lossless however bad
-the draft, provided that ``probs_BNV`` is the law the tokens were really drawn from.
+the draft, provided that ``probs_BNV`` is the distribution the tokens were really drawn from.
 
 Proposes: i.i.d. chains.
 

@@ -13,7 +13,7 @@ shows the argument: whatever the acceptance a(x) <= min(1, p(x)/q(x)), token x i
 the draft with probability q(x) a(x), so p - q a is what the rest has to supply. s = 1 is
 ``Rejection``.>
 
-Preserves: the target's law, exactly. Accepts i.i.d. and chosen drafts.
+Preserves: the target's distribution, exactly. Accepts i.i.d. and chosen drafts.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -36,8 +36,8 @@ class Shy:
         lossless: a claim that the kit proves. A lossy rule sets False and documents its bound.
         accepts: the kinds of draft the rule holds for. List only what you have proved: another
             kind would be *silently* wrong, and this turns it into an error.
-        needs: ``"law"``; ``"argmax"`` when the rule looks at p only through its argmax;
-            ``"logits"`` when it is for temperature 0 and judges by the logits themselves.
+        needs: ``"distribution"``; ``"argmax"`` when the rule looks at p only through its argmax;
+            ``"logits"`` when it is for temperature 0 and verifies by the logits themselves.
         traceable: whether the code looks at no number (no ``bool(tensor)``) and draws by
             ``rng.uniform`` alone; then compiled engines compile the rule as well. Leave it out if
             not, or if in doubt.
@@ -47,7 +47,7 @@ class Shy:
     shyness: float = 0.5
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
@@ -55,8 +55,8 @@ class Shy:
         if not 0 < self.shyness <= 1:
             raise ValueError(f"shyness must be in (0, 1], got {self.shyness}")
 
-    # A rule that judges one candidate at a time needs `accept` and `refuse`, and `walk` makes a
-    # verifier of it for batches, chains and trees. A rule that judges a path as a whole (block
+    # A rule that verifies one candidate at a time needs `accept` and `reject`, and `walk` makes a
+    # verifier of it for batches, chains and trees. A rule that verifies a path as a whole (block
     # verification, a joint threshold) leaves both out and computes the Verdict here instead.
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -72,11 +72,12 @@ class Shy:
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         """The same as a probability, for every token at once. Optional: with it the kit, the
-        statistics and ``outrider certify`` know the emitted law in closed form."""
+        statistics and ``outrider certify`` know the emitted distribution in closed form."""
         return self.shyness * torch.where(q_V > p_V, p_V / q_V, 1.0)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights of the law that is left (``walk`` normalises), and the next sibling's q."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weights of the distribution that is left (``walk`` normalises), and the next sibling's
+        q."""
         if q_V is None:
             x_1 = x[..., None]
             return p_V.scatter(-1, x_1, (1 - self.shyness) * p_V.gather(-1, x_1)), None

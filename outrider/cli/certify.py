@@ -20,8 +20,8 @@ from outrider.cli.prompt import read_prompts
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
-    from outrider.bench.certify import Certificate
     from outrider.engine import Engine
+    from outrider.lab.certify import Certificate
     from outrider.sampling import Sampling
 
 PROMPTS = (
@@ -30,7 +30,7 @@ PROMPTS = (
     "import argparse\n\n\ndef main():\n",
 )
 _CHECKS = "Checks"
-_NUMBERS = 1 << 25  # of a round's laws that are held at a time
+_NUMBERS = 1 << 25  # of a round's distributions that are held at a time
 _MOST_ROWS = 128
 
 
@@ -74,7 +74,7 @@ def certify(
         typer.Option(
             metavar="N",
             min=1,
-            help="Places whose emitted law is compared with the target's, exactly.",
+            help="Places whose emitted distribution is compared with the target's, exactly.",
             rich_help_panel=_CHECKS,
         ),
     ] = 256,
@@ -96,9 +96,9 @@ def certify(
 ) -> None:
     """Check on your own models and settings that nothing is lost.
 
-    Runs real rounds and compares the law that the rule emits with the target's: at single places
-    exactly, in whole rounds by enumeration, and over texts by counting. Says what it found, and
-    how large a deviation it would have found. About a minute on the embedded pair:
+    Runs real rounds and compares the distribution that the rule emits with the target's: at single
+    places exactly, in whole rounds by enumeration, and over texts by counting. Says what it found,
+    and how large a deviation it would have found. About a minute on the embedded pair:
 
       outrider certify
 
@@ -113,7 +113,7 @@ def certify(
     start()
     import torch
 
-    from outrider.bench.certify import certify as run
+    from outrider.lab.certify import certify as run
     from outrider.sampling import Sampling, Warp
 
     sampling = Sampling(
@@ -219,7 +219,7 @@ def _print(certificate: "Certificate", engine: "Engine", method: str, sampling: 
     from rich import box
     from rich.table import Table
 
-    from outrider.bench.certify.report import FALSE_ALARM
+    from outrider.lab.certify.report import FALSE_ALARM
 
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

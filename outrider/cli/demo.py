@@ -196,7 +196,7 @@ def _report(console: Console, tallies: dict[float, Tally]) -> None:
     console.print(
         "acceptance length: tokens per target pass, 1 when plain\n"
         "acceptance rate: share of drafted tokens that were kept\n"
-        "α: overlap of the draft's law with the target's, averaged over places",
+        "α: overlap of the draft's distribution with the target's, averaged over places",
         style="dim",
     )
     _report_greedy(console, tallies[0.0])

@@ -12,8 +12,8 @@ from outrider.methods.needs import NEEDS_DRAFT
 if TYPE_CHECKING:
     from outrider.core import Verifier
     from outrider.engine import Engine
-    from outrider.models.compiled import Compile
-    from outrider.models.slabs import KvDtype
+    from outrider.runtime.executors.compiled import Compile
+    from outrider.runtime.kv_cache.storage import KvDtype
 
 
 def open_engine(
@@ -93,7 +93,7 @@ def _has_no_draft(models: Models) -> bool:
 
 def require_decoder_only(engine: "Engine", command: str) -> None:
     """Fails for an encoder-decoder, whose prompts are sources, where a command knows none."""
-    if engine.target.opening is not None:
+    if engine.target.decoder_prompt is not None:
         raise fail(
             f"outrider {command} takes decoder-only models; {engine.target.name} is an "
             f"encoder-decoder: see outrider generate --compare"

@@ -93,9 +93,9 @@ def frontier(
 ) -> None:
     """Measure what lossy rules gain on your pair, and what they give up.
 
-    Compares all rules that judge single tokens on the same laws: how often each accepts, and how
-    far its output strays from the target. Then lets methods write, and sets their speed against
-    the perplexity that the target gives their texts. Some two minutes on the embedded pair:
+    Compares all rules that verify single tokens on the same distributions: how often each accepts,
+    and how far its output strays from the target. Then lets methods write, and sets their speed
+    against the perplexity that the target gives their texts. Some two minutes on the embedded pair:
 
       outrider frontier
 
@@ -111,13 +111,15 @@ def frontier(
     if models.target != EMBEDDED and file is None:
         raise fail("no prompts: give -f FILE, with texts such as the pair is for")
     if truncation.temperature == 0:
-        raise fail("--temperature 0.0: must be above 0, where the laws are more than one token")
+        raise fail(
+            "--temperature 0.0: must be above 0, where the distributions are more than one token"
+        )
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if not prompts:
         raise fail(f"no prompts in '{file}': write one per line")
     start()
-    import outrider.bench.frontier as bench
-    from outrider.bench import plots
+    import outrider.lab.frontier as bench
+    from outrider.lab import plots
     from outrider.sampling import Sampling
 
     plots.require_matplotlib()
@@ -135,8 +137,8 @@ def frontier(
     encoded = _encoded(engine, prompts, max_new_tokens)
     with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
-        laws = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
-        plane = bench.survey(*laws, bench.FAMILIES, progress.show)
+        distributions = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
+        plane = bench.survey(*distributions, bench.FAMILIES, progress.show)
         generations: list[dict[str, Any]] = []
         if not no_generations:
             generations = bench.generate(
@@ -163,7 +165,7 @@ def frontier(
             seed=seed,
             max_new_tokens=max_new_tokens,
             prompts=len(prompts),
-            positions=len(laws[0]),
+            positions=len(distributions[0]),
             repeats=repeats,
             texts_per_prompt=texts,
         )

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from outrider.bench.plots import x_axis
+from outrider.lab.plots import x_axis
 
 _AT = (0.01, 0.03, 0.1, 0.3)
 _SYMBOLS = {"kl": "KL", "tv": "TV"}

@@ -136,12 +136,12 @@ def _display(
     if trace:
         errors.print(legend(console), end="", soft_wrap=True)
     if sys.stdout.isatty() and sys.stderr.isatty():
-        source = "" if engine.target.opening is None else "\n"  # a text of its own follows
+        source = "" if engine.target.decoder_prompt is None else "\n"  # a text of its own follows
         dim = Segment(prompt + source, Style(dim=True) if has_colour(errors) else None)
         errors.print(Segments([dim]), end="", soft_wrap=True)
     if not trace:
         return _write
-    painter = Painter(engine, engine.target.opening or ids, has_colour(console))
+    painter = Painter(engine, engine.target.decoder_prompt or ids, has_colour(console))
     return lambda event: console.print(painter.paint(event), end="", soft_wrap=True)
 
 

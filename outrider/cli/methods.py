@@ -19,8 +19,8 @@ def methods(
 
       outrider methods --json
 
-    Lossless: the text has exactly the target's law, as if the target had written it alone. Lossy:
-    it may differ, in return for speed.
+    Lossless: the text has exactly the target's distribution, as if the target had written it alone.
+    Lossy: it may differ, in return for speed.
     """
     if as_json:
         typer.echo(catalogue.FILE.read_text(encoding="utf-8"), nl=False)
@@ -32,7 +32,7 @@ def methods(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, leading=1)
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("law", no_wrap=True)
+    table.add_column("distribution", no_wrap=True)
     table.add_column("what it does; where it was published; its options", overflow="fold")
     for entry in catalogue.entries().values():
         promise = "lossless" if entry.lossless else "lossy"

@@ -116,8 +116,8 @@ def build(
     prompts = None if file is None else read_prompts(file)
     start()
     from outrider import assets
-    from outrider.drafters.ngram import vocabulary_digest
-    from outrider.models import load_tokenizer
+    from outrider.drafters.ngram.drafter import vocabulary_digest
+    from outrider.runtime import load_tokenizer
     from outrider.sampling import Sampling
     from outrider.train.ngram import build_ngram
     from outrider.train.ngram_documents import encoded, read_texts, samples

@@ -87,9 +87,9 @@ def profile(
     _check_files(trace, plot)
     require_draft_of(speculation.method, models)
     start()
-    from outrider.bench import plots
-    from outrider.bench import profile as bench
-    from outrider.bench.frontier import about
+    from outrider.lab import plots
+    from outrider.lab import profile as bench
+    from outrider.lab.frontier import about
     from outrider.sampling import Sampling
 
     if plot is not None:

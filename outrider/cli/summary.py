@@ -27,7 +27,7 @@ _LONGEST = 24
 
 def summary_line(result: "Result") -> str:
     """Tokens, speed, the three acceptance numbers, how far a lossy rule strayed from the target's
-    law, and why it ended, in one line."""
+    distribution, and why it ended, in one line."""
     stats = result.stats
     if stats.drafted:
         middle = (
@@ -74,7 +74,7 @@ def as_document(
     comparison: Comparison | None,
 ) -> dict[str, Any]:
     """What ``--json`` prints; docs/json.md says what the keys mean."""
-    from outrider.bench.versions import versions
+    from outrider.lab.versions import versions
 
     drafts = engine.method.name != "plain"
     return {

@@ -18,7 +18,7 @@ from outrider.cli.prompt import read_prompts
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
-    from outrider.bench.tree_plan import PairPlan
+    from outrider.lab.tree_plan import PairPlan
 
 PROMPTS = (
     "def read_lines(path):\n    ",
@@ -106,8 +106,8 @@ def tree_plan(
     start()
     import torch
 
-    from outrider.bench.tree_plan import plan_for_pair
-    from outrider.drafters.topology import Topology
+    from outrider.drafters.tree.topology import Topology
+    from outrider.lab.tree_plan import plan_for_pair
     from outrider.sampling import Sampling
 
     sampling = Sampling(**vars(truncation), seed=seed)

@@ -1,7 +1,7 @@
 """The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
-from outrider.core.chain import counting, full_chains, straight
+from outrider.core.chain import chain_tensors, counting, full_chains
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
@@ -11,8 +11,8 @@ from outrider.core.health import Health
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
+    Distribution,
     Drafter,
-    Law,
     Model,
     Needs,
     ReadsLogits,
@@ -23,20 +23,20 @@ from outrider.core.protocols import (
 from outrider.core.race import noise, race
 from outrider.core.rng import AHEAD, Role, Stream, row_keys
 from outrider.core.round import (
-    Judge,
-    Judgement,
     Overlap,
     Round,
-    by_the_rule,
+    Verification,
+    VerificationExecutor,
     check_compatible,
     run_round,
+    verify_eagerly,
 )
 from outrider.core.transfer import moved
 from outrider.core.walk import (
     ClosedForm,
     NodeRule,
     at_node,
-    output_law,
+    output_distribution,
     path_to,
     require_chain,
     walk,
@@ -51,15 +51,13 @@ __all__ = [
     "Budget",
     "ClosedForm",
     "Context",
+    "Distribution",
     "Divergence",
     "Draft",
     "Drafter",
     "Drawn",
     "Ends",
     "Health",
-    "Judge",
-    "Judgement",
-    "Law",
     "Model",
     "Needs",
     "NodeRule",
@@ -73,11 +71,13 @@ __all__ = [
     "State",
     "Stream",
     "Verdict",
+    "Verification",
+    "VerificationExecutor",
     "Verifier",
     "at_node",
     "best",
-    "by_the_rule",
     "candidates_equal",
+    "chain_tensors",
     "check_compatible",
     "counting",
     "draw",
@@ -85,13 +85,13 @@ __all__ = [
     "match",
     "moved",
     "noise",
-    "output_law",
+    "output_distribution",
     "path_to",
     "race",
     "require_chain",
     "row_keys",
     "run_round",
-    "straight",
+    "verify_eagerly",
     "walk",
     "walk_chain",
     "walk_tree",

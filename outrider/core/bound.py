@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Divergence = Literal["kl", "rkl", "tv", "chi2"]
-"""Between the target's law p and the law π that is emitted: KL(p‖π), KL(π‖p), total variation
-½Σ|p-π|, and χ²(p‖π) = Σ p²/π - 1."""
+"""Between the target's distribution p and the distribution π that is emitted: KL(p‖π), KL(π‖p),
+total variation ½Σ|p-π|, and χ²(p‖π) = Σ p²/π - 1."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Bound:
         return self.per_token == 0
 
     def per_sequence(self, num_tokens: int) -> float | None:
-        """The same divergence between the laws of whole texts of ``num_tokens`` tokens.
+        """The same divergence between the distributions of whole texts of ``num_tokens`` tokens.
 
         Both KL divergences add up along a text (chain rule). Total variation: texts drawn from
-        the two laws by the best coupling stay equal at each place with probability 1 - D. Of χ²
-        it is 1 + χ² that multiplies.
+        the two distributions by the best coupling stay equal at each place with probability 1 - D.
+        Of χ² it is 1 + χ² that multiplies.
         """
         if self.per_token is None:
             return None
@@ -45,4 +45,4 @@ class Bound:
         return num_tokens * D
 
 
-LOSSLESS = Bound("lossless: the target's law, exactly", "tv", 0.0)
+LOSSLESS = Bound("lossless: the target's distribution, exactly", "tv", 0.0)

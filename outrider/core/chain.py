@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Straight(NamedTuple):
+class ChainTensors(NamedTuple):
     """Chains of N nodes, all of which exist, in B rows.
 
     Attributes:
@@ -32,16 +32,16 @@ class Straight(NamedTuple):
     num_drafted_B: Tensor
 
 
-def straight(B: int, N: int, device: torch.device) -> Straight:
+def chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
     """The parts of B full chains of N nodes."""
-    make = _straight if torch.compiler.is_compiling() else _kept_straight
+    make = _chain_tensors if torch.compiler.is_compiling() else _cached_chain_tensors
     return make(B, N, device)
 
 
-def full_chains(tokens_BN: Tensor) -> Straight:
+def full_chains(tokens_BN: Tensor) -> ChainTensors:
     """The parts of full chains of these tokens."""
     B, N = tokens_BN.shape
-    return straight(B, N, tokens_BN.device)
+    return chain_tensors(B, N, tokens_BN.device)
 
 
 def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
@@ -50,10 +50,10 @@ def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
     return make(num, device, step)
 
 
-def _straight(B: int, N: int, device: torch.device) -> Straight:
+def _chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
     depth_N = counting(N, device)
     depth_BN = depth_N.expand(B, N)
-    return Straight(
+    return ChainTensors(
         (depth_N - 1).expand(B, N),
         torch.ones(1, N, dtype=torch.bool, device=device).expand(B, N),
         depth_BN,
@@ -66,5 +66,5 @@ def _counting(num: int, device: torch.device, step: int = 1) -> Tensor:
     return torch.arange(0, num * step, step, device=device)
 
 
-_kept_straight = lru_cache(maxsize=256)(torch.inference_mode(False)(_straight))
+_cached_chain_tensors = lru_cache(maxsize=256)(torch.inference_mode(False)(_chain_tensors))
 _kept_counting = lru_cache(maxsize=256)(torch.inference_mode(False)(_counting))

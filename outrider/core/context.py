@@ -1,4 +1,5 @@
-"""What every part may know about the batch: the tokens so far, the law, the random numbers.
+"""What every part may know about the batch: the tokens so far, the distribution, the random
+numbers.
 
 Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted tokens, M places.
 """
@@ -15,8 +16,8 @@ from outrider.core.chain import counting
 from outrider.core.draft import Draft
 from outrider.core.ends import Ends
 from outrider.core.health import Health
-from outrider.core.protocols import Law
-from outrider.core.rng import Coming, Stream, row_keys
+from outrider.core.protocols import Distribution
+from outrider.core.rng import Stream, UpcomingUniforms, row_keys
 
 _SLACK = 128
 
@@ -31,7 +32,7 @@ class Context:
         lengths: the same numbers on the host (written by :meth:`advance`).
         prompt_length_B: tokens of each row's prompt, on the device.
         key_B: random-number keys of the rows.
-        law: the sampling law of the rows.
+        distribution: the sampling distribution of the rows.
         sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
             the row's own tokens are then the decoder's alone. None without an encoder.
         ends: where the rows' sequences end; None if nowhere.
@@ -43,17 +44,17 @@ class Context:
     lengths: list[int]
     prompt_length_B: Tensor
     key_B: Tensor
-    law: Law
+    distribution: Distribution
     sources: list[tuple[int, ...]] | None = None
     ends: Ends | None = None
     health: Health = field(default_factory=Health, init=False, repr=False)
-    _coming: Coming | None = field(default=None, init=False, repr=False)
+    _upcoming: UpcomingUniforms | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
         cls,
         prompts: Sequence[Sequence[int]],
-        law: Law,
+        distribution: Distribution,
         seeds: Sequence[int],
         requests: Sequence[int],
         device: torch.device | str = "cpu",
@@ -73,7 +74,7 @@ class Context:
             lengths,
             length_B,
             row_keys(list(seeds), list(requests), device),
-            law,
+            distribution,
             None if sources is None else [tuple(source) for source in sources],
             ends,
         )
@@ -113,7 +114,7 @@ class Context:
     @property
     def rng(self) -> Stream:
         """The random numbers of the coming round; ask when the host lengths are right."""
-        made = self._made if Coming.pays(self.key_B) else None
+        made = self._made if UpcomingUniforms.pays(self.key_B) else None
         return Stream(self.key_B, self.length_B, made=made)
 
     def append(self, emitted_BK: Tensor, num_emitted_B: Tensor) -> None:
@@ -132,9 +133,9 @@ class Context:
         self.lengths = [n + m for n, m in zip(self.lengths, num_emitted, strict=True)]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows, in this order. The caller replaces the law."""
+        """Keeps these rows, in this order. The caller replaces the distribution."""
         index_B = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self._coming = None
+        self._upcoming = None
         self.tokens_BT = self.tokens_BT[index_B]
         self.length_B = self.length_B[index_B]
         self.key_B = self.key_B[index_B]
@@ -146,9 +147,9 @@ class Context:
             self.ends = self.ends.keep(rows)
 
     def join(self, other: "Context") -> None:
-        """Appends the rows of another context. The caller replaces the law."""
+        """Appends the rows of another context. The caller replaces the distribution."""
         width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
-        self._coming = None
+        self._upcoming = None
         self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
         self.length_B = torch.cat([self.length_B, other.length_B])
         self.key_B = torch.cat([self.key_B, other.key_B])
@@ -160,9 +161,9 @@ class Context:
             self.ends = self.ends.join(other.ends)
 
     def _made(self) -> Tensor:
-        if self._coming is None or not self._coming.reaches(self.lengths):
-            self._coming = Coming(self.key_B, self.lengths)
-        return self._coming.at(self.lengths)
+        if self._upcoming is None or not self._upcoming.reaches(self.lengths):
+            self._upcoming = UpcomingUniforms(self.key_B, self.lengths)
+        return self._upcoming.at(self.lengths)
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:
@@ -177,7 +178,7 @@ def _widened(tokens_BT: Tensor, width: int) -> Tensor:
 class Prefix:
     """What precedes each of M scored places: the context, then some drafted tokens.
 
-    Most laws never look at it, so it is put together only when one does.
+    Most distributions never look at it, so it is put together only when one does.
 
     Args:
         context: the committed tokens.
@@ -187,8 +188,9 @@ class Prefix:
         draft: the draft whose nodes the places are; None if they are no nodes.
 
     Attributes:
-        dead_BM: at which places the law that was asked about them found no token to sample; None
-            where no law has reported any. The law there is uniform, so that no rule computes with
+        dead_BM: at which places the distribution that was asked about them found no token to
+            sample; None where no distribution has reported any. The distribution there is uniform,
+            so that no rule computes with
             NaN: whether such a place is reached at all is known after verification.
     """
 

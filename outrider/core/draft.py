@@ -26,13 +26,15 @@ class Draft:
         tokens_BN: token of each node.
         parents_BN: parent of each node; ``parents[b, i] < i`` and ``parents[b, 0] = -1``.
         mask_BN: which nodes exist; a parent of an existing node exists, and the root always does.
-        probs_BNV: row i is the law that the children of node i were drawn from (if searched: the
-            draft's law there); None iff ``drawn == "chosen"``, or a search has no laws to show.
+        probs_BNV: row i is the distribution that the children of node i were drawn from (if
+            searched: the draft's distribution there); None iff ``drawn == "chosen"``, or a search
+                has no distributions to show.
         drawn: how siblings came about: independent draws (``iid``, in draw order), draws without
             replacement (``distinct``, in draw order), picked by a deterministic rule
-            (``chosen``), or found by a search over the draft's laws, such as beams
-            (``searched``). What a search finds is neither a draw from those laws nor a point
-            mass, so a rule that preserves the target's law by way of q cannot judge it.
+            (``chosen``), or found by a search over the draft's distributions, such as beams
+            (``searched``). What a search finds is neither a draw from those distributions nor a
+            point mass, so a rule that preserves the target's distribution by way of q cannot verify
+            it.
         is_chain: every node's parent is the node before it (known without a look at the device).
         logits_BNV: the draft model's own logits behind each node, before temperature and
             truncation; None unless the rule reads them.
@@ -41,7 +43,7 @@ class Draft:
         drawn_probs_BN: of chosen tokens that were drawn all the same, by noise that the rule
             shares: the draft's probability of each behind its parent, for the statistics; arbitrary
             at the root. None from other drafters.
-        longest_walk: most nodes that a walk from the root down may come to, refused siblings
+        longest_walk: most nodes that a walk from the root down may come to, rejected siblings
             included, where whoever drafted knows it without a look at the device.
         is_full: it is a chain all of whose nodes are known to exist, without a look at the device;
             said by :meth:`chain`, not by a draft that was changed since.
@@ -113,7 +115,7 @@ class Draft:
             return torch.ones_like(eye_NN).tril().expand(B, N, N)
         ancestors_BNN = eye_NN.expand(B, N, N)
         above_BN = self.parents_BN.clamp(min=0)
-        for _ in range(self.most_judged.bit_length()):  # each round doubles how far up it sees
+        for _ in range(self.most_verified.bit_length()):  # each round doubles how far up it sees
             ancestors_BNN = ancestors_BNN | ancestors_BNN.gather(
                 1, above_BN[..., None].expand(B, N, N)
             )
@@ -128,12 +130,12 @@ class Draft:
         return self.ancestors_BNN.sum(2) - 1
 
     @property
-    def most_judged(self) -> int:
+    def most_verified(self) -> int:
         """Most nodes that a walk from the root down may come to, as far as the host knows."""
         return self.num_nodes - 1 if self.longest_walk is None else self.longest_walk
 
     @cached_property
-    def turn_BN(self) -> Tensor:
+    def visit_order_BN(self) -> Tensor:
         """When a walk from the root down may come to each node: after its ancestors and what
         stands before them and before it among their siblings. 0 for the root, then from 1 on.
 

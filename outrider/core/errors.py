@@ -42,7 +42,7 @@ class DeadEndError(OutriderError, ValueError):
 
 
 class OutOfMemoryError(OutriderError, MemoryError):
-    """The key-value slabs do not fit into the memory at hand."""
+    """The KV buffers do not fit into the memory at hand."""
 
 
 class KernelError(OutriderError, RuntimeError):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outrider.core.context import Context, Prefix
 
 
-class Law(Protocol):
-    """How a batch's rows turn logits into the law that is sampled from."""
+class Distribution(Protocol):
+    """How a batch's rows turn logits into the distribution that is sampled from."""
 
     @property
     def greedy(self) -> bool:
@@ -35,7 +35,7 @@ class Law(Protocol):
         """Logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The normalised law at every place, shape (B, M, V)."""
+        """The normalised distribution at every place, shape (B, M, V)."""
 
 
 class State(Protocol):
@@ -68,10 +68,10 @@ class Budget:
     tokens_B: Tensor | None = None
 
 
-Needs = Literal["law", "argmax", "logits"]
-"""What a verifier reads: the target's laws; anything that has their argmax; or the target's
-logits before temperature and truncation (rules for temperature 0 that look at more than the
-argmax). For the last two no law is computed."""
+Needs = Literal["distribution", "argmax", "logits"]
+"""What a verifier reads: the target's distributions; anything that has their argmax; or the
+target's logits before temperature and truncation (rules for temperature 0 that look at more than
+the argmax). For the last two no distribution is computed."""
 
 S = TypeVar("S", bound=State)
 
@@ -113,15 +113,15 @@ class Drafter(Protocol[S]):
 
 
 class Verifier(Protocol):
-    """A rule that turns a draft and the target's laws into tokens."""
+    """A rule that turns a draft and the target's distributions into tokens."""
 
     @property
     def lossless(self) -> bool:
-        """Whether what it emits has exactly the target's law."""
+        """Whether what it emits has exactly the target's distribution."""
 
     @property
     def accepts(self) -> AbstractSet[Drawn]:
-        """Which drafts it can judge; any other would be silently wrong."""
+        """Which drafts it can verify; any other would be silently wrong."""
 
     @property
     def needs(self) -> Needs:
@@ -132,12 +132,12 @@ class Verifier(Protocol):
         """What it preserves; ``bound.lossless == lossless``."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a draft; row i of p is the target's law at node i."""
+        """Verifies a draft; row i of p is the target's distribution at node i."""
 
 
 @runtime_checkable
 class ReadsLogits(Protocol):
-    """A verifier that may want the target's raw logits besides the laws it is given."""
+    """A verifier that may want the target's raw logits besides the distributions it is given."""
 
     def reading(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these logits at the draft's nodes."""

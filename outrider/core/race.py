@@ -1,10 +1,11 @@
-"""Draws by an exponential race: noise that belongs to the token, whatever the law.
+"""Draws by an exponential race: noise that belongs to the token, whatever the distribution.
 
     argmax_v ( log p(v) + G_v )  =  argmin_v E_v / p(v),     E_v ~ Exp(1),  G_v = -log E_v
 
-is a draw from p (the Gumbel-max trick). Two laws that race with the same noise draw the same token
-with probability at least (1 - TV) / (1 + TV), and neither needs to know the other (Daliri, Musco
-and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", 2024).
+is a draw from p (the Gumbel-max trick). Two distributions that race with the same noise draw the
+same token with probability at least (1 - TV) / (1 + TV), and neither needs to know the other
+(Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative
+Decoding", 2024).
 
 The noise of a whole vocabulary would cost a hash and a logarithm per token. Here it comes in
 blocks of S tokens: of S independent Exp(1) numbers the least is Exp(S), falls on each token alike,

@@ -161,7 +161,7 @@ class Stream:
         return fold(self._here_B1, number_BR + (int(role) << _ROLE_SHIFT))
 
 
-class Coming:
+class UpcomingUniforms:
     """The numbers of the positions ahead of a few rows: on a CPU those of many positions take
     little longer to make than those of one.
 

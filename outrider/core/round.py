@@ -24,15 +24,16 @@ class Round:
     """Everything a round decided, still on the device.
 
     Attributes:
-        draft: what was judged: the drafter's draft without what lies behind an end token.
+        draft: what was verified: the drafter's draft without what lies behind an end token.
         scores: the target's raw logits at the nodes.
-        p_BNV: what the verifier judged by: the target's laws, or its warped logits where the
-            verifier needs no laws.
+        p_BNV: what the verifier verified by: the target's distributions, or its warped logits where
+            the verifier needs no distributions.
         verdict: what was accepted.
         emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
-        judged_by_logits: whether ``p_BNV`` holds logits only.
-        overlap: what the draft says of α, where the judge knows it.
-        dead_BN: at which nodes the law left no token to sample; None where it reports none.
+        verified_by_logits: whether ``p_BNV`` holds logits only.
+        overlap: what the draft says of α, where the verify knows it.
+        dead_BN: at which nodes the distribution left no token to sample; None where it reports
+            none.
     """
 
     draft: Draft
@@ -40,7 +41,7 @@ class Round:
     p_BNV: Tensor
     verdict: Verdict
     emitted_BK: Tensor
-    judged_by_logits: bool
+    verified_by_logits: bool
     overlap: "Overlap | None" = None
     dead_BN: Tensor | None = None
 
@@ -59,7 +60,7 @@ class Overlap(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Verification:
     """What a rule made of a draft; attributes as in :class:`Round`."""
 
     draft: Draft
@@ -70,13 +71,13 @@ class Judgement:
     dead_BN: Tensor | None = None
 
 
-class Judge(Protocol):
+class VerificationExecutor(Protocol):
     """How a rule is put to a draft."""
 
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
-    ) -> Judgement:
-        """The law, the verdict under it, and the tokens that it emits."""
+    ) -> Verification:
+        """The distribution, the verdict under it, and the tokens that it emits."""
 
 
 def run_round(
@@ -87,7 +88,7 @@ def run_round(
     state: Any,
     verifier: Verifier,
     budget: Budget,
-    judge: Judge | None = None,
+    verification: VerificationExecutor | None = None,
 ) -> Round:
     """Propose, score, verify, commit. Mutates ``context``, ``cache`` and ``state``.
 
@@ -97,11 +98,11 @@ def run_round(
     rng = context.rng
     proposed = drafter.propose(state, context, budget, rng)
     scores = target.score(cache, proposed)
-    found = (judge or by_the_rule)(verifier, proposed, scores.logits_BNV, context, rng)
+    found = (verification or verify_eagerly)(verifier, proposed, scores.logits_BNV, context, rng)
     target.commit(cache, proposed, found.verdict)
     drafter.commit(state, proposed, found.verdict, scores)
     context.append(found.emitted_BK, found.verdict.num_emitted_B)
-    by_logits = verifier.needs != "law"
+    by_logits = verifier.needs != "distribution"
     return Round(
         found.draft,
         scores,
@@ -114,30 +115,32 @@ def run_round(
     )
 
 
-def by_the_rule(
+def verify_eagerly(
     verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
-) -> Judgement:
-    """The judge of any rule, any draft and any law.
+) -> Verification:
+    """The verify of any rule, any draft and any distribution.
 
-    Nodes behind an end token are taken out of the draft first, so that neither a law nor a rule
-    comes to see what plain decoding never would.
+    Nodes behind an end token are taken out of the draft first, so that neither a distribution nor a
+    rule comes to see what plain decoding never would.
     """
     if context.ends is not None:
         draft = context.ends.cut(draft)
-    law = context.law if verifier.needs == "law" else context.law.logits
+    distribution = (
+        context.distribution if verifier.needs == "distribution" else context.distribution.logits
+    )
     prefix = Prefix.of_draft(context, draft)
-    p_BNV = law(logits_BNV, prefix)
+    p_BNV = distribution(logits_BNV, prefix)
     reading: Reading | None = getattr(verifier, "reading", None)
     if reading is not None:
         verifier = reading(logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
-    return Judgement(draft, p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
+    return Verification(draft, p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:
     """Raises IncompatibleError when the verifier's rule does not hold for the drafter's draws."""
     if drafter.drawn not in verifier.accepts:
         raise IncompatibleError(
-            f"{type(verifier).__name__} cannot judge {drafter.drawn!r} drafts of "
+            f"{type(verifier).__name__} cannot verify {drafter.drawn!r} drafts of "
             f"{type(drafter).__name__}; it accepts {sorted(verifier.accepts)}"
         )

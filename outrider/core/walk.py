@@ -1,11 +1,11 @@
 """Lifts a node-local verification rule to batches, chains and trees.
 
-A node-local rule says of one place and one candidate: accept it or not, and if not, which law is
-left. :func:`walk` asks it at the root's first child, descends where a candidate is accepted, goes
-on to the next sibling with the remaining law where it is not, and draws the next token from the
-law that is left in the end. With rejection sampling as the rule and one child per node this is
-Leviathan's Algorithm 1; with several i.i.d. children it is SpecInfer's multi-step speculative
-sampling (Miao et al., Algorithm 2).
+A node-local rule says of one place and one candidate: accept it or not, and if not, which
+distribution is left. :func:`walk` asks it at the root's first child, descends where a candidate is
+accepted, goes on to the next sibling with the remaining distribution where it is not, and draws the
+next token from the distribution that is left in the end. With rejection sampling as the rule and
+one child per node this is Leviathan's Algorithm 1; with several i.i.d. children it is SpecInfer's
+multi-step speculative sampling (Miao et al., Algorithm 2).
 
 Legend: B rows, N nodes, D candidates along a chain (N-1), V vocabulary.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.chain import counting, straight
+from outrider.core.chain import chain_tensors, counting
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
@@ -23,17 +23,17 @@ from outrider.core.rng import Role, Stream
 
 
 class NodeRule(Protocol):
-    """A rule that judges one candidate at one place. Leading dimensions broadcast."""
+    """A rule that verifies one candidate at one place. Leading dimensions broadcast."""
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """Whether candidate x is accepted, given the uniform number u (bool, shape of x).
 
-        ``q_V`` is the law x was drawn from; None means that x was chosen (a point mass).
+        ``q_V`` is the distribution x was drawn from; None means that x was chosen (a point mass).
         """
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is left after x was refused: the target's remaining weights (normalised or not),
-        and the law that the next sibling was drawn from."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What is left after x was rejected: the target's remaining weights (normalised or not),
+        and the distribution that the next sibling was drawn from."""
 
 
 class ClosedForm(NodeRule, Protocol):
@@ -43,23 +43,24 @@ class ClosedForm(NodeRule, Protocol):
         """Probability that each token is accepted if it is the candidate, shape of ``p_V``."""
 
 
-def output_law(rule: ClosedForm, p_V: Tensor, q_V: Tensor) -> Tensor:
-    """π, the law of the token that a place emits when its one candidate x is drawn from q.
+def output_distribution(rule: ClosedForm, p_V: Tensor, q_V: Tensor) -> Tensor:
+    """π, the distribution of the token that a place emits when its one candidate x is drawn from q.
 
         π(x) = q(x) r(x) + (1 - Σ q r) s(x)
 
-    with r the rule's acceptance and s what it leaves after a refusal. Leading dimensions
+    with r the rule's acceptance and s what it leaves after a rejection. Leading dimensions
     broadcast. A chosen candidate has the point mass as its q.
     """
     r_V = rule.acceptance(p_V, q_V)
     accepted_V = q_V * r_V
-    refused = (q_V * (1 - r_V)).sum(-1, keepdim=True)
-    left_V, _ = rule.refuse(p_V, q_V, q_V.argmax(-1))
-    return accepted_V + refused * _normalise(_or_target(left_V, p_V))
+    rejected = (q_V * (1 - r_V)).sum(-1, keepdim=True)
+    left_V, _ = rule.reject(p_V, q_V, q_V.argmax(-1))
+    return accepted_V + rejected * _normalise(_or_target(left_V, p_V))
 
 
 def walk(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """Judges a draft by a node-local rule; the fast form for chains, the general one for trees."""
+    """Verifies a draft by a node-local rule; the fast form for chains, the general one for
+    trees."""
     return (
         walk_chain(rule, draft, p_BNV, rng)
         if draft.is_chain
@@ -75,7 +76,7 @@ def require_chain(rule: object, draft: Draft) -> None:
 
 
 def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """All candidates of all rows at once; the remaining law only where a row stops."""
+    """All candidates of all rows at once; the remaining distribution only where a row stops."""
     B, N = draft.tokens_BN.shape
     D = N - 1
     u_next_B = rng.uniform(Role.NEXT, 1)[:, 0]
@@ -93,16 +94,16 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     p_BV = at_node(p_BNV, num_accepted_B)
     stop_B = num_accepted_B.clamp(max=D - 1)
     q_BV = None if draft.probs_BNV is None else at_node(draft.probs_BNV, stop_B)
-    left_BV, _ = rule.refuse(p_BV, q_BV, x_BD.gather(1, stop_B[:, None])[:, 0])
-    refused_B = num_accepted_B < draft.num_drafted_B
-    from_left_B = refused_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
-    law_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
-    path_BD = straight(B, N, p_BNV.device).path_BD
-    return Verdict(path_BD, num_accepted_B, draw(law_BV, u_next_B))
+    left_BV, _ = rule.reject(p_BV, q_BV, x_BD.gather(1, stop_B[:, None])[:, 0])
+    rejected_B = num_accepted_B < draft.num_drafted_B
+    from_left_B = rejected_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
+    probs_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
+    path_BD = chain_tensors(B, N, p_BNV.device).path_BD
+    return Verdict(path_BD, num_accepted_B, draw(probs_BV, u_next_B))
 
 
 def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """Each row judges the children of its own node, in the order of their numbers, and descends
+    """Each row verifies the children of its own node, in the order of their numbers, and descends
     where one is accepted: as many steps as the longest way needs, whatever the number of nodes."""
     B, N = draft.tokens_BN.shape
     looks = p_BNV.device.type == "cpu"  # elsewhere a look back costs more than it can save
@@ -112,7 +113,7 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
     node_B = last_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
     p_BV = p_BNV[:, 0]
     q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
-    for _ in range(draft.most_judged):
+    for _ in range(draft.most_verified):
         is_next_BN = (parents_BN == node_B[:, None]) & (number_N > last_B[:, None])
         reached_B, child_B = is_next_BN.max(1)
         if looks and not reached_B.any():
@@ -120,13 +121,13 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
         x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]
         u_B = u_BN.gather(1, child_B[:, None])[:, 0]
         accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_B)
-        refused_B = reached_B & ~accepted_B
-        if not looks or refused_B.any():
-            left_BV, left_q_BV = rule.refuse(p_BV, q_BV, x_B)
+        rejected_B = reached_B & ~accepted_B
+        if not looks or rejected_B.any():
+            left_BV, left_q_BV = rule.reject(p_BV, q_BV, x_B)
             left_BV = _normalise(_or_target(left_BV, p_BV))
-            p_BV = torch.where(refused_B[:, None], left_BV, p_BV)
+            p_BV = torch.where(rejected_B[:, None], left_BV, p_BV)
             if q_BV is not None and left_q_BV is not None:
-                q_BV = torch.where(refused_B[:, None], left_q_BV, q_BV)
+                q_BV = torch.where(rejected_B[:, None], left_q_BV, q_BV)
         if not looks or accepted_B.any():
             p_BV = torch.where(accepted_B[:, None], at_node(p_BNV, child_B), p_BV)
             if q_BV is not None and draft.probs_BNV is not None:
@@ -148,15 +149,15 @@ def path_to(draft: Draft, node_B: Tensor) -> Tensor:
     return ordered_BN[:, 1:].clamp(max=N - 1)
 
 
-def at_node(law_BNV: Tensor, node_B: Tensor) -> Tensor:
-    """The law at one node of each row, (B, V)."""
-    B, N, _ = law_BNV.shape
-    place_B = node_B if B == 1 else node_B + counting(B, law_BNV.device, N)
-    return law_BNV.flatten(0, 1).index_select(0, place_B)
+def at_node(probs_BNV: Tensor, node_B: Tensor) -> Tensor:
+    """The distribution at one node of each row, (B, V)."""
+    B, N, _ = probs_BNV.shape
+    place_B = node_B if B == 1 else node_B + counting(B, probs_BNV.device, N)
+    return probs_BNV.flatten(0, 1).index_select(0, place_B)
 
 
 def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:
-    """The remaining weights, or the target's law where rounding has left no mass."""
+    """The remaining weights, or the target's distribution where rounding has left no mass."""
     return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV)
 
 

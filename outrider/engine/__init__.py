@@ -1,6 +1,6 @@
 """Requests in, text out: admission, rounds, stops, streaming, statistics."""
 
-from outrider.engine.generate import Engine
+from outrider.engine.engine import Engine
 from outrider.engine.loading import load
 from outrider.engine.request import Event, Request, Result, Results, Row, TopLogprobs
 from outrider.engine.stats import Stats

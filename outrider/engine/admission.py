@@ -1,19 +1,21 @@
-"""Which requests may begin: those whose slabs fit below ``max_memory``. The others wait.
+"""Which requests may begin: those whose KV buffers fit below ``max_memory``. The others wait.
 
-The slabs of a batch are a rectangle per model: R rows, the most there were at once since the batch
-began, and S slots, the longest text when it is done with the nodes of a draft behind it, rounded up
-as slabs grow. They are given back when the last row has left. So what a batch books is
+The KV buffers of a batch are a rectangle per model: R rows, the most there were at once since the
+batch began, and S slots, the longest text when it is done with the nodes of a draft behind it,
+rounded up as KV buffers grow. They are given back when the last row has left. So what a batch
+reserves is
 
-    Σ models' slabs of R × S                 what they grow to
-    + their largest single tensor            a slab that grows is copied, one at a time
-    + Σ models' slabs of the newcomers       made by themselves, then copied into the batch's
+    Σ models' KV buffers of R × S                 what they grow to
+    + their largest single tensor            a KV buffer that grows is copied, one at a time
+    + Σ models' KV buffers of the newcomers       made by themselves, then copied into the batch's
 
 and a request is admitted if that fits beside what other batches of the engine (streams that have
-not ended) have booked. A first batch leaves room for the next newcomer, where there is one.
+not ended) have reserved. A first batch leaves room for the next newcomer, where there is one.
 
-Texts are booked at full length, prompt and ``max_new_tokens``. In the tokens of a draft with a
-vocabulary of its own a text may be longer; it is booked at ``STRETCH`` times its length. Where a
-booking was too low all the same, an :class:`Allowance` holds the bound: a slab beyond it raises.
+Texts are reserved at full length, prompt and ``max_new_tokens``. In the tokens of a draft with a
+vocabulary of its own a text may be longer; it is reserved at ``STRETCH`` times its length. Where a
+reservation was too low all the same, an :class:`MemoryBudget` holds the bound: a KV buffer beyond
+it raises.
 """
 
 import math
@@ -28,11 +30,11 @@ from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.values import is_whole, shown
 from outrider.engine.request import Request
-from outrider.models import HFModel
-from outrider.models.cache import rounded, size
-from outrider.models.early_exit import EarlyExit
-from outrider.models.footprint import Footprint
-from outrider.models.hf import MARGIN
+from outrider.runtime import HFModel
+from outrider.runtime.hf.adapter import MARGIN
+from outrider.runtime.hf.early_exit import EarlyExit
+from outrider.runtime.kv_cache.cache import rounded, size
+from outrider.runtime.kv_cache.footprint import Footprint
 
 STRETCH = 4
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -73,7 +75,7 @@ class Need:
 
 
 class Memory:
-    """What an engine's slabs may take, and what its running batches have booked of it.
+    """What an engine's KV buffers may take, and what its running batches have reserved of it.
 
     Args:
         max_memory: bytes.
@@ -85,8 +87,8 @@ class Memory:
         stretch: how much longer a text may be in the draft models' tokens.
 
     Attributes:
-        bookings: of the batches that there are, in whatever thread.
-        lock: to be held from looking at the bookings until one is made.
+        reservations: of the batches that there are, in whatever thread.
+        lock: to be held from looking at the reservations until one is made.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Memory:
         stretch: int = 1,
     ) -> None:
         self.max_memory = max_memory
-        self.bookings: WeakKeyDictionary[Booking, int] = WeakKeyDictionary()
+        self.reservations: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
         self.lock = RLock()
         own = [m for m in models if not (isinstance(target, EarlyExit) and m is target.first)]
         self._models = [(model, Footprint.of(model)) for model in (target, *own)]
@@ -112,7 +114,7 @@ class Memory:
         """A request's tokens."""
         first = len(request.first_ids)
         text = min(first + request.sampling.max_new_tokens, self._limit)
-        source = 0 if request.opening is None else len(request.prompt_ids)
+        source = 0 if request.decoder_prompt is None else len(request.prompt_ids)
         return Need(first, text, source)
 
     def check(self, request: Request) -> None:
@@ -122,9 +124,9 @@ class Memory:
         if wanted > self.max_memory:
             raise OutOfMemoryError(
                 f"a prompt of {len(request.prompt_ids)} tokens with up to "
-                f"{need.text - need.first} new ones needs {_exactly(wanted)} of key-value slabs, "
+                f"{need.text - need.first} new ones needs {_exactly(wanted)} of KV buffers, "
                 f"and max_memory is {_exactly(self.max_memory)}: raise it, lower max_new_tokens, "
-                f"shorten the prompt, or store slabs with kv_dtype='int8'"
+                f"shorten the prompt, or store KV buffers with kv_dtype='int8'"
             )
 
     def final(self, rows: int, need: Need) -> int:
@@ -138,7 +140,7 @@ class Memory:
         return _bytes(rows, self._shapes(need.first, need.source, 0))
 
     def _shapes(self, text: int, source: int, nodes: int) -> list[tuple[Footprint, int, int]]:
-        """Slots of text and source that each model's slabs have."""
+        """Slots of text and source that each model's KV buffers have."""
         shapes = []
         for (model, footprint), stretch in zip(self._models, self._stretches, strict=True):
             most = model.limit + max(MARGIN, self._nodes)
@@ -147,8 +149,8 @@ class Memory:
         return shapes
 
 
-class Booking:
-    """What one batch has booked.
+class Reservation:
+    """What one batch has reserved.
 
     Args:
         memory: of whom.
@@ -160,7 +162,7 @@ class Booking:
         self._need = Need()
 
     def admit(self, running: int, waiting: Sequence[Request], most: int) -> int:
-        """Books for as many of the waiting requests as fit, in their order; how many.
+        """Reserves for as many of the waiting requests as fit, in their order; how many.
 
         Raises:
             OutOfMemoryError: none, and nothing is running that could make room.
@@ -169,7 +171,7 @@ class Booking:
         with self._memory.lock:
             count = self._fitting(running, needs, most)
             if count:
-                self._memory.bookings[self] = self._bytes(running, needs[:count])
+                self._memory.reservations[self] = self._bytes(running, needs[:count])
         if count:
             self._rows, self._need = self._with(running, needs[:count])
         return count
@@ -177,12 +179,14 @@ class Booking:
     def clear(self) -> None:
         """Gives back everything: the last row has left."""
         with self._memory.lock:
-            if self in self._memory.bookings:
-                self._memory.bookings[self] = 0
+            if self in self._memory.reservations:
+                self._memory.reservations[self] = 0
         self._rows, self._need = 0, Need()
 
     def _fitting(self, running: int, needs: Sequence[Need], most: int) -> int:
-        others = sum(n for booking, n in self._memory.bookings.items() if booking is not self)
+        others = sum(
+            n for reservation, n in self._memory.reservations.items() if reservation is not self
+        )
         left = self._memory.max_memory - others
         count = 0
         while count < min(most, len(needs)) and self._fits(running, needs, count + 1, left):
@@ -190,7 +194,7 @@ class Booking:
         if count == 0 and not running:
             raise OutOfMemoryError(
                 f"{_exactly(others)} of max_memory, {_exactly(self._memory.max_memory)}, are "
-                f"booked by texts of this engine that have not ended: let these streams end, or "
+                f"reserved by texts of this engine that have not ended: let these streams end, or "
                 f"close them"
             )
         return count
@@ -208,7 +212,7 @@ class Booking:
         return final + self._memory.first(len(newcomers), _most(newcomers))
 
     def _with(self, running: int, newcomers: Sequence[Need]) -> tuple[int, Need]:
-        """Rows and longest text of the batch's slabs, once these have joined."""
+        """Rows and longest text of the batch's KV buffers, once these have joined."""
         return max(self._rows, running + len(newcomers)), _most([self._need, *newcomers])
 
 

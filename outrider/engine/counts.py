@@ -54,24 +54,24 @@ class Counts:
     strayed: Sequence[tuple[float, float, float]] = ()
 
 
-def count_columns(turn: Round) -> list[Tensor]:
+def count_columns(round_: Round) -> list[Tensor]:
     """The numbers to read, each (B,); how many tokens were accepted is the first."""
-    columns = [turn.verdict.num_accepted_B]
-    if not _is_plain(turn.draft):
-        columns += [turn.draft.num_drafted_B, _depth(turn.draft), _refused(turn)]
+    columns = [round_.verdict.num_accepted_B]
+    if not _is_plain(round_.draft):
+        columns += [round_.draft.num_drafted_B, _depth(round_.draft), _refused(round_)]
     return columns
 
 
 def read_counts(
-    turn: Round,
+    round_: Round,
     numbers: Sequence[float],
     overlaps: Sequence[Sequence[float]],
     strayed: Sequence[tuple[float, float, float]],
 ) -> Counts:
     """A row's counts, from its shares of :func:`count_columns` and :func:`overlap_of`."""
     accepted = int(numbers[0])
-    if _is_plain(turn.draft):
-        drafted = depth = turn.draft.num_nodes - 1
+    if _is_plain(round_.draft):
+        drafted = depth = round_.draft.num_nodes - 1
         refused = accepted < drafted
     else:
         drafted, depth, refused = int(numbers[1]), int(numbers[2]), bool(numbers[3])
@@ -82,28 +82,28 @@ def read_counts(
     return Counts(drafted, depth, refused, reached, overlap, strayed)
 
 
-def overlap_of(turn: Round, lossless: bool) -> Overlap | None:
+def overlap_of(round_: Round, lossless: bool) -> Overlap | None:
     """What a round says of α; None where it follows from what was accepted: of chains, where a
-    lossless rule judged by the argmax."""
-    draft = turn.draft
-    if turn.overlap is not None:
-        return turn.overlap
-    if draft.num_nodes == 1 or (turn.judged_by_logits and lossless and draft.is_chain):
+    lossless rule verified by the argmax."""
+    draft = round_.draft
+    if round_.overlap is not None:
+        return round_.overlap
+    if draft.num_nodes == 1 or (round_.verified_by_logits and lossless and draft.is_chain):
         return None
-    if not turn.judged_by_logits:
-        return overlap(draft, turn.p_BNV)
+    if not round_.verified_by_logits:
+        return overlap(draft, round_.p_BNV)
     if lossless:
-        return _by_depth(draft, _accepted(draft, turn.verdict))
+        return _by_depth(draft, _accepted(draft, round_.verdict))
     parents_BD = draft.parents_BN[:, 1:].clamp(min=0)
-    hits_BD = best(turn.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
-    return _by_depth(draft, hits_BD.to(turn.p_BNV.dtype))
+    hits_BD = best(round_.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
+    return _by_depth(draft, hits_BD.to(round_.p_BNV.dtype))
 
 
 def overlap(draft: Draft, p_BNV: Tensor) -> Overlap:
-    """What a draft of two nodes or more says of α, judged by the target's laws.
+    """What a draft of two nodes or more says of α, verified by the target's distributions.
 
     min(1, p(x)/q(x)) costs two gathers where the sum over the vocabulary would cost a pass over
-    both laws. Traced by ``judged.py``.
+    both distributions. Traced by ``verified.py``.
     """
     ratio_BD = _at_tokens(draft, p_BNV)
     if draft.drawn_probs_BN is not None:
@@ -160,13 +160,13 @@ def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
     return accepted_BN.scatter_reduce(1, verdict.path_BD, on_path_BD, "amax")[:, 1:]
 
 
-def _at_tokens(draft: Draft, law_BNV: Tensor) -> Tensor:
+def _at_tokens(draft: Draft, probs_BNV: Tensor) -> Tensor:
     """What each drafted node's token has in its parent's row, (B, D)."""
     if draft.is_chain:
-        return law_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
-    V = law_BNV.shape[2]
+        return probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+    V = probs_BNV.shape[2]
     place_BD = draft.parents_BN[:, 1:].clamp(min=0) * V + draft.tokens_BN[:, 1:]
-    return law_BNV.flatten(1).gather(1, place_BD)
+    return probs_BNV.flatten(1).gather(1, place_BD)
 
 
 def _is_plain(draft: Draft) -> bool:
@@ -181,12 +181,12 @@ def _depth(draft: Draft) -> Tensor:
     return torch.where(draft.mask_BN, draft.depth_BN, 0).amax(1)
 
 
-def _refused(turn: Round) -> Tensor:
+def _refused(round_: Round) -> Tensor:
     """Whether something was drafted behind the last accepted token and refused, shape (B,).
 
     A token that a search found and that is emitted all the same was not.
     """
-    draft, verdict = turn.draft, turn.verdict
+    draft, verdict = round_.draft, round_.verdict
     num_accepted_B = verdict.num_accepted_B
     if draft.is_chain and draft.drawn != "searched":
         return num_accepted_B < draft.num_drafted_B

@@ -1,6 +1,7 @@
 """Tokens that could not be sampled, because a request's parameters left none.
 
-Laws mark such places (``Prefix.dead_BM``). A place matters only if a token of the output comes from
+Distributions mark such places (``Prefix.dead_BM``). A place matters only if a token of the output
+comes from
 it: one behind a rejected token, or behind the end of the text, is no error.
 
 Legend: B rows, N nodes, K columns emitted in a round.
@@ -15,25 +16,26 @@ from outrider.engine.request import Row
 from outrider.sampling.blame import what_forbids
 
 
-def first_dead(turn: Round) -> Tensor | None:
+def first_dead(round_: Round) -> Tensor | None:
     """The first column of each row whose token comes from a distribution without tokens, (B,);
-    columns that were not emitted included. K if there is none; None if no law reports any."""
-    if turn.dead_BN is None:
+    columns that were not emitted included. K if there is none; None if no distribution reports
+    any."""
+    if round_.dead_BN is None:
         return None
-    K = turn.emitted_BK.shape[1]
-    nodes_BK = torch.cat([torch.zeros_like(turn.emitted_BK[:, :1]), turn.verdict.path_BD], 1)
-    dead_BK = turn.dead_BN.gather(1, nodes_BK)
+    K = round_.emitted_BK.shape[1]
+    nodes_BK = torch.cat([torch.zeros_like(round_.emitted_BK[:, :1]), round_.verdict.path_BD], 1)
+    dead_BK = round_.dead_BN.gather(1, nodes_BK)
     return torch.where(dead_BK, counting(K, dead_BK.device), K).amin(1)
 
 
-def dead_end(turn: Round, b: int, row: Row, column: int, num_kept: int) -> DeadEndError:
+def dead_end(round_: Round, b: int, row: Row, column: int, num_kept: int) -> DeadEndError:
     """The error for a row that kept ``num_kept`` tokens of a round, of which those from ``column``
     on could not be sampled."""
     request = row.request
     output = row.token_ids[: len(row.token_ids) - (num_kept - column)]
-    node = int(turn.verdict.path_BD[b, column - 1]) if column else 0
+    node = int(round_.verdict.path_BD[b, column - 1]) if column else 0
     ids = [*request.first_ids, *output]
-    logits_V = turn.scores.logits_BNV[b, node]
+    logits_V = round_.scores.logits_BNV[b, node]
     culprit = what_forbids(request.sampling, logits_V, ids, len(request.first_ids))
     return DeadEndError(
         f"request {request.index}: no token can be sampled at position {len(ids)} (token "

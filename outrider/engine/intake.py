@@ -8,8 +8,8 @@ from outrider.core.values import as_python, shown
 from outrider.engine.prompts import ReadPrompt
 from outrider.engine.request import Request, request_numbers
 from outrider.methods import Method, Recipe
-from outrider.models import HFModel
-from outrider.models.demands import with_defaults
+from outrider.runtime import HFModel
+from outrider.runtime.hf.generation_config import with_defaults
 from outrider.sampling import Sampling
 from outrider.sampling.stateless import check_stateless
 from outrider.verifiers import Commit
@@ -48,7 +48,7 @@ class Intake:
             raise PromptError("the prompt is empty: give it at least one token")
         if len(ids) > self.prompt_limit:
             what = f"the context {self.limit}, one of which the output needs"
-            if self.target.opening is not None:
+            if self.target.decoder_prompt is not None:
                 what = f"the encoder reads {self.prompt_limit}"
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, {what}: shorten the prompt by "
@@ -81,7 +81,7 @@ class Intake:
                 ids,
                 self._with_rules(sampling, ids),
                 number,
-                self.target.opening,
+                self.target.decoder_prompt,
                 index,
             )
             for index, (prompt, ids, sampling, number) in enumerate(
@@ -101,7 +101,7 @@ class Intake:
 
     def room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""
-        return self.limit - len(self.target.opening or ids)
+        return self.limit - len(self.target.decoder_prompt or ids)
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         """A text's token ids. One that begins with the beginning-of-sequence token, as chat
@@ -131,7 +131,7 @@ class Intake:
                 owned[id(processor)] = processor
                 if sampling.stateless is None and self.drafts and id(processor) not in checked:
                     checked[id(processor)] = processor
-                    first = self.target.opening or ids
+                    first = self.target.decoder_prompt or ids
                     ends = self.eos_ids | sampling.stop_token_ids
                     width, device = self.target.num_tokens, self.target.device
                     check_stateless(processor, number, first, width, ends, device)

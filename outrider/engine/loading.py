@@ -13,17 +13,17 @@ from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.core.values import check_flag, shown
-from outrider.drafters.policy import DraftLength
-from outrider.engine.generate import Engine
+from outrider.drafters.chain.draft_length import DraftLength
+from outrider.engine.engine import Engine
 from outrider.engine.settings import Settings
 from outrider.engine.warming import Report, warm_up
 from outrider.methods import find_method
-from outrider.models import HFModel, load_model
-from outrider.models.compiled import Compile, check_compile
-from outrider.models.quantize import check_kind
-from outrider.models.runtime import prepare
-from outrider.models.slabs import KvDtype
-from outrider.models.source import check_source
+from outrider.runtime import HFModel, load_model
+from outrider.runtime.executors.compiled import Compile, check_compile
+from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.hf.quantize import check_kind
+from outrider.runtime.hf.source import check_source
+from outrider.runtime.kv_cache.storage import KvDtype
 
 EMBEDDED = "embedded"
 DEFAULT = "speculative"
@@ -73,10 +73,10 @@ def load(
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
             once the drafted tokens' joint probability is below 1 - θ.
         max_batch_size: rows that run at the same time.
-        max_memory: most bytes of key-value slabs, target's and draft's together, such as
+        max_memory: most bytes of KV buffers, target's and draft's together, such as
             ``512MiB``; requests wait until theirs fit.
-        kv_dtype: how slabs store numbers: ``auto``, ``bfloat16`` or ``int8``. Of the target's, a
-            lower precision changes the law that is sampled; of the draft's it does not.
+        kv_dtype: how KV buffers store numbers: ``auto``, ``bfloat16`` or ``int8``. Of the target's,
+            a lower precision changes the distribution that is sampled; of the draft's it does not.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.

@@ -1,7 +1,7 @@
 """Log-probabilities of emitted tokens under the target itself.
 
-The target's own law: log softmax of its raw logits in float32, before temperature, truncation,
-bias and penalties, whatever the method emitted the token by.
+The target's own distribution: log softmax of its raw logits in float32, before temperature,
+truncation, bias and penalties, whatever the method emitted the token by.
 
 Legend: B rows, K columns emitted, V vocabulary, C top tokens.
 """
@@ -32,19 +32,19 @@ class Logprobs:
     top_ids_BKC: Tensor | None = None
 
     @classmethod
-    def of(cls, turn: Round, wanted: Sequence[int | None]) -> Logprobs:
+    def of(cls, round_: Round, wanted: Sequence[int | None]) -> Logprobs:
         """Computes what the rows want: None nothing, 0 the emitted tokens', n also the n best."""
         numbers = [n for n in wanted if n is not None]
         if not numbers:
             return cls()
-        root_B1 = torch.zeros_like(turn.emitted_BK[:, :1])
-        nodes_BK = torch.cat([root_B1, turn.verdict.path_BD], 1)
-        logits_BNV = turn.scores.logits_BNV
+        root_B1 = torch.zeros_like(round_.emitted_BK[:, :1])
+        nodes_BK = torch.cat([root_B1, round_.verdict.path_BD], 1)
+        logits_BNV = round_.scores.logits_BNV
         V = logits_BNV.shape[2]
-        judged_BKV = logits_BNV.gather(1, nodes_BK[..., None].expand(-1, -1, V))
-        logprobs_BKV = judged_BKV.to(torch.promote_types(judged_BKV.dtype, torch.float32))
+        verified_BKV = logits_BNV.gather(1, nodes_BK[..., None].expand(-1, -1, V))
+        logprobs_BKV = verified_BKV.to(torch.promote_types(verified_BKV.dtype, torch.float32))
         logprobs_BKV = logprobs_BKV.log_softmax(-1)
-        chosen_BK = logprobs_BKV.gather(2, turn.emitted_BK[..., None])[..., 0]
+        chosen_BK = logprobs_BKV.gather(2, round_.emitted_BK[..., None])[..., 0]
         if max(numbers) == 0:
             return cls(chosen_BK)
         top = logprobs_BKV.topk(min(max(numbers), V), dim=-1)

@@ -83,21 +83,21 @@ class Results(list[Result]):
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. ``number`` is part of the key of its random numbers; ``opening`` is what
-    the text begins with where the prompt is a source, which an encoder reads; ``index`` is its
+    """What to generate. ``number`` is part of the key of its random numbers; ``decoder_prompt`` is
+    what the text begins with where the prompt is a source, which an encoder reads; ``index`` is its
     place among the prompts of the call."""
 
     prompt: str | Sequence[int]
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     number: int
-    opening: tuple[int, ...] | None = None
+    decoder_prompt: tuple[int, ...] | None = None
     index: int = 0
 
     @property
     def first_ids(self) -> tuple[int, ...]:
         """The tokens that the text continues."""
-        return self.prompt_ids if self.opening is None else self.opening
+        return self.prompt_ids if self.decoder_prompt is None else self.decoder_prompt
 
 
 @dataclass

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.protocols import Verifier
 from outrider.core.values import as_python, check_flag, is_finite, shown
-from outrider.drafters.policy import DraftLength
+from outrider.drafters.chain.draft_length import DraftLength
 from outrider.engine.admission import parse_bytes
 from outrider.engine.budget import check_range, check_speculative_tokens
 from outrider.methods import Method, Recipe
-from outrider.models.slabs import Allowance, KvDtype, check_kv_dtype
+from outrider.runtime.kv_cache.storage import KvDtype, MemoryBudget, check_kv_dtype
 
 _VERIFIER = ("lossless", "accepts", "needs", "bound", "__call__")
 
@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         recipe: the method with its options, or the user's own verifier in place of the method's.
-        allowance: what ``max_memory`` allows; None without a bound.
+        memory budget: what ``max_memory`` allows; None without a bound.
     """
 
     recipe: Recipe
@@ -29,7 +29,7 @@ class Settings:
     draft_confidence: float
     draft_length: DraftLength
     max_batch_size: int
-    allowance: Allowance | None
+    memory_budget: MemoryBudget | None
     kv_dtype: KvDtype
     measure: bool
     generation_config: bool
@@ -88,7 +88,7 @@ class Settings:
             confidence,
             length,
             max_batch_size,
-            None if memory is None else Allowance(parse_bytes(memory)),
+            None if memory is None else MemoryBudget(parse_bytes(memory)),
             kv_dtype,
             measure,
             generation_config,

@@ -6,8 +6,9 @@ over drafted tokens; the *acceptance length* is emitted tokens per target pass, 
 that token-level rejection sampling verifies. α says how near the draft's distribution is to the
 target's, and the same of every rule; ``counts.py`` defines it and shows why it is unbiased.
 
-A lossy rule emits tokens from a law π of its own. How far it strays from the target's p is summed
-over the places of a text: both KL divergences of texts are the sums of those of their tokens.
+A lossy rule emits tokens from a distribution π of its own. How far it strays from the target's p is
+summed over the places of a text: both KL divergences of texts are the sums of those of their
+tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Stats:
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.
         texts: number of texts.
-        measured: tokens at whose place the law π of a lossy rule was held against the target's p.
+        measured: tokens at whose place the distribution π of a lossy rule was held against the
+            target's p.
         kl: sum of KL(p‖π) over these places, in nats; 0 elsewhere, where tokens follow p.
         reverse_kl: the same of KL(π‖p).
         tv: the same of the total variation.

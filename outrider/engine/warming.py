@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from outrider.core import Drafter, Verifier
-from outrider.drafters.none import NoDraft
-from outrider.drafters.sources import Asking
-from outrider.drafters.staged import StagedDrafter
-from outrider.drafters.whole import WholeDrafter
-from outrider.drafters.within import unwrapped
-from outrider.engine.generate import Engine
-from outrider.engine.slots import models_of
-from outrider.models.runtime import stages
+from outrider.drafters.chain.fused_model import FusedModelDrafter
+from outrider.drafters.chain.none import NoDraft
+from outrider.drafters.chain.staged import StagedDrafter
+from outrider.drafters.sources.sources import MultiSourceDrafter
+from outrider.drafters.within_context import unwrapped
+from outrider.engine.engine import Engine
+from outrider.engine.running_batch import models_of
+from outrider.runtime.executors.prepare import stages
 
 Report = Callable[[str, float | None], None]
 """Is told what is being done, and what share of it all is done, or None where nobody knows."""
@@ -27,8 +27,8 @@ Report = Callable[[str, float | None], None]
 Stage = tuple[str, Callable[[], None]]
 """What is made, and what makes it unless it is there."""
 
-_NEVER_FULL = NoDraft, Asking, StagedDrafter
-"""Drafters whose drafts are never full chains of γ tokens, the only ones that programs judge."""
+_NEVER_FULL = NoDraft, MultiSourceDrafter, StagedDrafter
+"""Drafters whose drafts are never full chains of γ tokens, the only ones that programs verify."""
 
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
@@ -47,13 +47,13 @@ def _seal(engine: Engine, sealed: bool) -> None:
     for model in (engine.target, *models_of(engine.drafter)):
         if model.compiled is not None:
             model.compiled.sealed = sealed
-    if engine.judge is not None:
-        engine.judge.sealed = sealed
+    if engine.verification is not None:
+        engine.verification.sealed = sealed
 
 
 def _passes(engine: Engine) -> Iterator[Stage]:
     drafter = unwrapped(engine.drafter)
-    whole = isinstance(drafter, WholeDrafter) and drafter.stop is None
+    whole = isinstance(drafter, FusedModelDrafter) and drafter.stop is None
     seen = [(engine.target, 0, getattr(drafter, "drafts_trees", False))]
     for model in models_of(drafter):
         drafts = engine.num_speculative_tokens if whole else 0
@@ -64,17 +64,17 @@ def _passes(engine: Engine) -> Iterator[Stage]:
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:
-    judge, target = engine.judge, engine.target
+    verification, target = engine.verification, engine.target
     drafter = unwrapped(engine.drafter)
-    if judge is None or not _drafts_full_chains(drafter):
+    if verification is None or not _drafts_full_chains(drafter):
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
     rules: list[Verifier] = [engine.recipe.greedy_verifier]
     if drafter.drawn == "iid":
         rules.append(engine.recipe.verifier)
-    for rule in filter(judge.can_compile, dict.fromkeys(rules)):
-        yield f"rule {type(rule).__name__}", partial(judge.warm_up, rule, logits_BNV)
+    for rule in filter(verification.can_compile, dict.fromkeys(rules)):
+        yield f"rule {type(rule).__name__}", partial(verification.warm_up, rule, logits_BNV)
 
 
 def _drafts_full_chains(drafter: Drafter[Any]) -> bool:

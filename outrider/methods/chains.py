@@ -1,7 +1,7 @@
 """Methods that draft one chain with a draft model, and plain decoding."""
 
 from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
-from outrider.drafters.whole import WholeDrafter
+from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import (
     Bild,
@@ -27,7 +27,7 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 
 def _chain(parts: Parts) -> ModelDrafter:
-    return WholeDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
+    return FusedModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:
@@ -59,7 +59,7 @@ CHAINS = (
     ),
     Method(
         "speculative",
-        "A draft model's chain, judged by rejection sampling.",
+        "A draft model's chain, verified by rejection sampling.",
         _LEVIATHAN,
         _DRAFT,
         Rejection,
@@ -67,7 +67,7 @@ CHAINS = (
     ),
     Method(
         "block",
-        "A draft model's chain, judged as a whole; no rule keeps more of it on average.",
+        "A draft model's chain, verified as a whole; no rule keeps more of it on average.",
         "Sun et al., ICLR 2025",
         _DRAFT,
         Block,
@@ -107,7 +107,7 @@ CHAINS = (
     ),
     Method(
         "lenience",
-        "Rejection sampling with the target's law divided by the lenience.",
+        "Rejection sampling with the target's distribution divided by the lenience.",
         "Leviathan et al., ICML 2023, appendix A.5",
         _DRAFT,
         Lenience,
@@ -115,7 +115,7 @@ CHAINS = (
     ),
     Method(
         "ensemble",
-        "Samples from a fixed mixture of the target's and the draft's law.",
+        "Samples from a fixed mixture of the target's and the draft's distribution.",
         "DIVERSE, arXiv 2604.07622; transformers' assistant_ensemble_weight",
         _DRAFT,
         Ensemble,
@@ -124,7 +124,7 @@ CHAINS = (
     ),
     Method(
         "cascade",
-        "Keeps the draft's law where a deferral rule trusts it, else the target's.",
+        "Keeps the draft's distribution where a deferral rule trusts it, else the target's.",
         "Narasimhan et al., ICLR 2025",
         _DRAFT,
         Cascade,
@@ -142,7 +142,7 @@ CHAINS = (
     ),
     Method(
         "typical",
-        "Keeps tokens that are not improbable for the entropy of the target's law.",
+        "Keeps tokens that are not improbable for the entropy of the target's distribution.",
         "Cai et al. (Medusa), ICML 2024",
         _DRAFT,
         Typical,

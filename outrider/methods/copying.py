@@ -1,14 +1,15 @@
 """Methods that draft without a model: what the text or earlier texts said, or nothing in earnest.
 
-A copied token has no law to be judged by but the point mass at itself. Rejection sampling then
-accepts it with probability p(x), and so does the shared noise of ``Coupled``, whose text is that of
-plain decoding whatever is drafted: the rule for drafts that depend on more than the row itself.
+A copied token has no distribution to be verified by but the point mass at itself. Rejection
+sampling then accepts it with probability p(x), and so does the shared noise of ``Coupled``, whose
+text is that of plain decoding whatever is drafted: the rule for drafts that depend on more than the
+row itself.
 """
 
-from outrider.drafters.prompt_lookup import Match, PromptLookup
-from outrider.drafters.random import RandomDrafter
-from outrider.drafters.suffix import Shape, SuffixDecoding
-from outrider.drafters.synthetic import Synthetic
+from outrider.drafters.chain.random import RandomDrafter
+from outrider.drafters.chain.synthetic import Synthetic
+from outrider.drafters.lookup.prompt_lookup import Match, PromptLookup
+from outrider.drafters.lookup.suffix import Shape, SuffixDecoding
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import Coupled, Rejection
 
@@ -68,7 +69,7 @@ COPYING = (
     ),
     Method(
         "random",
-        "Tokens from random laws, for tests and for the cost of refusals.",
+        "Tokens from random distributions, for tests and for the cost of refusals.",
         "an instrument",
         "nothing",
         Rejection,
@@ -77,7 +78,7 @@ COPYING = (
     ),
     Method(
         "uniform",
-        "The same from the uniform law.",
+        "The same from the uniform distribution.",
         "an instrument",
         "nothing",
         Rejection,

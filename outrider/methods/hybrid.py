@@ -5,17 +5,17 @@ from typing import Any, Literal
 
 from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.bandit import Bandit
-from outrider.drafters.hybrid import Hybrid, Order
-from outrider.drafters.merge import BEST, Merged
-from outrider.drafters.model import ModelDrafter
-from outrider.drafters.pick import INDEPENDENT
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.sources import Source
-from outrider.drafters.suffix import SuffixDecoding
-from outrider.drafters.within import within_context
+from outrider.drafters.chain.model import ModelDrafter
+from outrider.drafters.chain.pick import INDEPENDENT
+from outrider.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.drafters.lookup.suffix import SuffixDecoding
+from outrider.drafters.sources.bandit import Bandit
+from outrider.drafters.sources.hybrid import Hybrid, Order
+from outrider.drafters.sources.merge import BEST, Merged
+from outrider.drafters.sources.sources import Source
+from outrider.drafters.within_context import within_context
 from outrider.methods.method import Method, Parts
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.verifiers import Rejection
 
 Mode = Literal["order", "bandit", "tree"]
@@ -61,15 +61,15 @@ def _hybrid(
     suffix_least: int = 3,
     model_tokens: int = 5,
     cost_ratio: float = 0.0,
-    judge_cost: float = 0.03,
+    verify_cost: float = 0.03,
     discount: float = 0.9,
     learn: Learn = "request",
 ) -> Drafter[Any]:
     """By default suffix, then model: an automaton knows every match that a lookup would, and how
     far to trust it. A cost ratio of 0 is that of the models' numbers of parameters; the cost of
-    judging is what a pass of the target takes longer by one more token. The suffixes' corpus of
+    verifying is what a pass of the target takes longer by one more token. The suffixes' corpus of
     earlier outputs is left out: it would make a text depend on the requests before it."""
-    for name, value in (("cost_ratio", cost_ratio), ("judge_cost", judge_cost)):
+    for name, value in (("cost_ratio", cost_ratio), ("verify_cost", verify_cost)):
         if not 0 <= value < float("inf"):
             raise InvalidParameterError(f"{name}={value!r}: must be a finite number from 0 up")
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
@@ -87,8 +87,8 @@ def _hybrid(
     if mode == "order":
         least = [suffix_least if name == "suffix" else 1 for name in sources.names]
         return Hybrid(asked, Order(least), num_tokens)
-    classify = None if learn == "request" else lambda context, row: context.law.greedy
-    costs = [each.cost + judge_cost for each in asked]
+    classify = None if learn == "request" else lambda context, row: context.distribution.greedy
+    costs = [each.cost + verify_cost for each in asked]
     return Hybrid(asked, Bandit(costs, discount, classify), num_tokens)
 
 

@@ -1,18 +1,19 @@
-"""Joint decoding: methods that search for likely texts, and do not keep the target's law."""
+"""Joint decoding: methods that search for likely texts, and do not keep the target's
+distribution."""
 
 from enum import StrEnum
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Search
-from outrider.drafters.beam_search import EarlyStopping
-from outrider.drafters.full_search import FullSearchDrafter
-from outrider.drafters.mtad import MtadDrafter
-from outrider.drafters.mtad import Search as TreeSearch
+from outrider.drafters.search.beam import BeamDrafter, MjgdDrafter, Search
+from outrider.drafters.search.beam_search import EarlyStopping
+from outrider.drafters.search.full_search import FullSearchDrafter
+from outrider.drafters.search.mtad import MtadDrafter
+from outrider.drafters.search.mtad import Search as TreeSearch
 from outrider.methods.method import Method, Parts
-from outrider.models import HFModel
-from outrider.models.ends import eos_ids
+from outrider.runtime import HFModel
+from outrider.runtime.hf.eos import eos_ids
 from outrider.verifiers import Commit, Greedy, Joint, Mtad
-from outrider.verifiers.joint import Laws
+from outrider.verifiers.joint import Distributions
 
 
 class Early(StrEnum):
@@ -37,9 +38,13 @@ class Early(StrEnum):
 
 
 def _best_beam(
-    parts: Parts, *, beams: int = 8, search: Search = "sample", laws: Laws = "warped"
+    parts: Parts,
+    *,
+    beams: int = 8,
+    search: Search = "sample",
+    distributions: Distributions = "warped",
 ) -> BeamDrafter:
-    keep_logits = laws == "raw"
+    keep_logits = distributions == "raw"
     draft = parts.draft_model
     return BeamDrafter(draft, parts.target.num_tokens, beams, search, keep_logits=keep_logits)
 
@@ -80,7 +85,7 @@ JOINT = (
         "draft model",
         Joint,
         _best_beam,
-        lambda rule: Greedy() if rule.laws == "warped" else rule,
+        lambda rule: Greedy() if rule.distributions == "warped" else rule,
         stops_when_unsure=False,
     ),
     Method(

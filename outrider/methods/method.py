@@ -7,12 +7,12 @@ from typing import Any
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
-from outrider.drafters.policy import FIXED, DraftLength
-from outrider.drafters.stop import Stop
-from outrider.drafters.within import within_context
+from outrider.drafters.chain.draft_length import FIXED, DraftLength
+from outrider.drafters.chain.stop import Stop
+from outrider.drafters.within_context import within_context
 from outrider.methods.needs import NEEDS_DRAFT
-from outrider.models import HFModel
 from outrider.options import Option, options_of, resolve
+from outrider.runtime import HFModel
 from outrider.verifiers import Greedy
 
 
@@ -55,11 +55,11 @@ class Recipe:
     @property
     def greedy_only(self) -> bool:
         """Whether it is defined at temperature 0 alone."""
-        return self.verifier.needs != "law"
+        return self.verifier.needs != "distribution"
 
     @property
     def greedy_apart(self) -> bool:
-        """Whether greedy requests need a batch of their own, as another rule judges them there.
+        """Whether greedy requests need a batch of their own, as another rule verifies them there.
 
         Exact match with the argmax is what every other rule does with a point mass.
         """
@@ -71,7 +71,7 @@ class Recipe:
         """The drafter, checked against the rules.
 
         Raises:
-            IncompatibleError: a rule that cannot judge it.
+            IncompatibleError: a rule that cannot verify it.
         """
         drafter = within_context(self.drafter(parts), parts.target)
         drafter = parts.draft_length.around(drafter)
@@ -117,7 +117,7 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text has exactly the target's law."""
+        """Whether the text has exactly the target's distribution."""
         return self.rule().lossless
 
     @property

@@ -1,8 +1,8 @@
 """Methods that draft from an n-gram table."""
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.ngram import How, NgramDrafter, check_vocabulary
-from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram.drafter import How, NgramDrafter, check_vocabulary
+from outrider.drafters.ngram.table import NgramTable
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import Rejection
 

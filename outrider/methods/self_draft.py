@@ -5,13 +5,13 @@ from typing import Any, Literal
 
 from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Drafter
-from outrider.drafters.early_exit import EarlyExitDrafter
-from outrider.drafters.ngram import NgramDrafter, check_vocabulary
-from outrider.drafters.ngram_table import NgramTable
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.staged import INNER_TOKENS, StagedDrafter
+from outrider.drafters.chain.early_exit import EarlyExitDrafter
+from outrider.drafters.chain.staged import INNER_TOKENS, StagedDrafter
+from outrider.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.drafters.ngram.drafter import NgramDrafter, check_vocabulary
+from outrider.drafters.ngram.table import NgramTable
 from outrider.methods.method import Method, Parts
-from outrider.models.early_exit import EarlyExit
+from outrider.runtime.hf.early_exit import EarlyExit
 from outrider.verifiers import Greedy, Rejection
 
 Inner = Literal["lookup", "ngram"]

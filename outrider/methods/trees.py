@@ -1,8 +1,8 @@
 """Methods that draft several candidates at once with a draft model: trees and bundles of chains."""
 
-from outrider.drafters.dynamic_tree import DynamicTreeDrafter
-from outrider.drafters.topology import Topology
-from outrider.drafters.tree import Children, TreeDrafter
+from outrider.drafters.tree.dynamic import DynamicTreeDrafter
+from outrider.drafters.tree.static import Children, TreeDrafter
+from outrider.drafters.tree.topology import Topology
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import BestOfK, Distinct, Rejection, SampleMatch, Spectr, Traversal
 
@@ -48,7 +48,7 @@ def _sequences(parts: Parts, *, num_sequences: int = 4) -> TreeDrafter:
 TREES = (
     Method(
         "specinfer",
-        "A tree of independent draws, judged by rejection sampling, sibling by sibling.",
+        "A tree of independent draws, verified by rejection sampling, sibling by sibling.",
         "Miao et al. (SpecInfer), ASPLOS 2024",
         _DRAFT,
         Rejection,
@@ -84,7 +84,7 @@ TREES = (
     ),
     Method(
         "traversal",
-        "A tree judged from its leaves to its root: block verification, on trees.",
+        "A tree verified from its leaves to its root: block verification, on trees.",
         "Weng et al., NeurIPS 2025",
         _DRAFT,
         Traversal,
@@ -93,7 +93,7 @@ TREES = (
     ),
     Method(
         "spectr",
-        "Several independent chains, judged together at every position (K-SEQ).",
+        "Several independent chains, verified together at every position (K-SEQ).",
         "Sun et al. (SpecTr), NeurIPS 2023",
         _DRAFT,
         Spectr,
@@ -102,7 +102,7 @@ TREES = (
     ),
     Method(
         "best-of-k",
-        "Several chains, each judged alone, the longest kept: biased, a baseline for tables.",
+        "Several chains, each verified alone, the longest kept: biased, a baseline for tables.",
         "the code released with Qin et al. (MJSD), 2024, under the name Spectr",
         _DRAFT,
         BestOfK,

@@ -1,7 +1,7 @@
 """Methods for a draft model whose vocabulary is not the target's."""
 
-from outrider.drafters.slem import SlemDrafter
-from outrider.drafters.tli import TliDrafter
+from outrider.drafters.vocabulary.slem import SlemDrafter
+from outrider.drafters.vocabulary.tli import TliDrafter
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import Rejection, SampleMatch
 

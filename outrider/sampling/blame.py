@@ -29,10 +29,12 @@ def what_forbids(
     """
     V, device = logits_V.shape[0], logits_V.device
     for name, part in _cumulative(sampling):
-        law = Warp([part], V, device)
-        context = Context.start([ids], law, [0], [0], device)
+        distribution = Warp([part], V, device)
+        context = Context.start([ids], distribution, [0], [0], device)
         context.prompt_length_B = torch.tensor([prompt_length], device=device)
-        greatest = float(law.raw_logits(logits_V[None, None], Prefix.of_chain(context, [])).amax())
+        greatest = float(
+            distribution.raw_logits(logits_V[None, None], Prefix.of_chain(context, [])).amax()
+        )
         if greatest == -torch.inf:
             return f"{name} forbids every token"
         if greatest - greatest != 0:

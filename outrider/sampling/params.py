@@ -232,7 +232,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """Whether the law depends on which tokens came before."""
+        """Whether the distribution depends on which tokens came before."""
         return (
             self.repetition_penalty not in (None, 1)
             or self.presence_penalty != 0

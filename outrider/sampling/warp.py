@@ -1,4 +1,4 @@
-"""From a model's logits to the law that is sampled from.
+"""From a model's logits to the distribution that is sampled from.
 
     bias, penalties, processors, forced -> z / T -> top-k -> softmax -> top-p -> min-p
 
@@ -23,7 +23,8 @@ from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_
 
 
 class Warp:
-    """The laws of a batch's rows (a ``core.Law``); immutable, rebuilt when rows come and go.
+    """The distributions of a batch's rows (a ``core.Distribution``); immutable, rebuilt when rows
+    come and go.
 
     Args:
         samplings: one per row.
@@ -33,7 +34,8 @@ class Warp:
     Attributes:
         samplings: as given, defaults filled in.
         keeps_logits: whether :meth:`logits` changes none, whatever precedes.
-        only_scales: whether the laws are the softmax of logits ÷ temperature, whatever precedes.
+        only_scales: whether the distributions are the softmax of logits ÷ temperature, whatever
+            precedes.
         is_softmax: the same at temperature 1.
     """
 
@@ -69,7 +71,7 @@ class Warp:
         self.is_softmax = self.only_scales and not self._scales
 
     def of_rows(self, rows: Sequence[int]) -> "Warp":
-        """The laws of some rows."""
+        """The distributions of some rows."""
         samplings = [self.samplings[row] for row in rows]
         return Warp(samplings, self._num_tokens, self._device)
 
@@ -101,7 +103,7 @@ class Warp:
         return z_BMV
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The law at every place; rows sum to one."""
+        """The distribution at every place; rows sum to one."""
         z_BMV = self.logits(logits_BMV, prefix)
         if self.greedy:
             return _point_mass(z_BMV)
@@ -127,8 +129,8 @@ class Warp:
         return p_BMV
 
     def _renormalised(self, p_BMV: Tensor, keep_BMV: Tensor, on_rows: Sequence[bool]) -> Tensor:
-        """The kept part of the law. Rows that are off stay as they are, to the last bit, so that
-        no row depends on what its batch-mates ask for."""
+        """The kept part of the distribution. Rows that are off stay as they are, to the last bit,
+        so that no row depends on what its batch-mates ask for."""
         kept_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
         kept_BMV = kept_BMV / kept_BMV.sum(-1, keepdim=True)
         if all(on_rows):

@@ -1,7 +1,8 @@
-"""The proof kit: toy models with known laws, exact enumeration, frequencies, mutants, contracts.
+"""The proof kit: toy models with known distributions, exact enumeration, frequencies, mutants,
+contracts.
 
 For the project's own methods and for anybody else's. Knows torch and ``outrider.core``, nothing of
-the methods that it judges.
+the methods that it verifies.
 
     ENUM      enumerate_round(target, drafter, verifier).total_variation < 1e-12
     CHI2      chi2(target, drafter, verifier) > 1e-4
@@ -13,27 +14,27 @@ the methods that it judges.
 from outrider.testing.checks import check_draft, check_drafter, check_model, check_verifier
 from outrider.testing.chi2 import chi2, chi2_p_value, sample_rounds
 from outrider.testing.enumerate import (
-    LawFactory,
-    RoundLaw,
+    DistributionFactory,
+    RoundDistribution,
     ScriptedContext,
     complete,
     enumerate_round,
-    greedy_law,
-    softmax_law,
-    target_law,
+    greedy_distribution,
+    softmax_distribution,
+    target_distribution,
 )
 from outrider.testing.partition import Boxes, partition
 from outrider.testing.script import Script
 from outrider.testing.tape import Tape, record_on_tape
-from outrider.testing.toy import SoftmaxLaw, ToyCache, ToyDrafter, ToyModel, last_accepted
+from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [
     "Boxes",
-    "LawFactory",
-    "RoundLaw",
+    "DistributionFactory",
+    "RoundDistribution",
     "Script",
     "ScriptedContext",
-    "SoftmaxLaw",
+    "SoftmaxDistribution",
     "Tape",
     "ToyCache",
     "ToyDrafter",
@@ -46,11 +47,11 @@ __all__ = [
     "chi2_p_value",
     "complete",
     "enumerate_round",
-    "greedy_law",
+    "greedy_distribution",
     "last_accepted",
     "partition",
     "record_on_tape",
     "sample_rounds",
-    "softmax_law",
-    "target_law",
+    "softmax_distribution",
+    "target_distribution",
 ]

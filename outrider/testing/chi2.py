@@ -16,13 +16,18 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Drafter, Model, Verifier, row_keys, run_round
-from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law, target_law
+from outrider.testing.enumerate import (
+    DistributionFactory,
+    ScriptedContext,
+    softmax_distribution,
+    target_distribution,
+)
 
 _TOGETHER = 1 << 14
 
 
 def chi2_p_value(counts_C: Tensor, probs_C: Tensor, min_expected: float = 10.0) -> float:
-    """Probability of a Pearson statistic at least this large if ``probs`` is the law.
+    """Probability of a Pearson statistic at least this large if ``probs`` is the distribution.
 
     Cells that expect fewer than ``min_expected`` counts are pooled; a count in a cell of
     probability zero gives 0.
@@ -59,7 +64,7 @@ def sample_rounds(
     num_rows: int,
     prompt: Sequence[int] = (0, 1),
     row_tokens: Tensor | None = None,
-    law: LawFactory = softmax_law,
+    distribution: DistributionFactory = softmax_distribution,
     seed: int = 0,
 ) -> Tensor:
     """The first ``length`` emitted tokens of many requests with one prompt, (B, length)."""
@@ -67,7 +72,7 @@ def sample_rounds(
     for first in range(0, num_rows, _TOGETHER):  # rows are independent, and few fit into a cache
         rows = list(range(first, min(first + _TOGETHER, num_rows)))
         key_B = row_keys([seed] * len(rows), rows, "cpu")
-        context = ScriptedContext.repeat(prompt, len(rows), law, key_B)
+        context = ScriptedContext.repeat(prompt, len(rows), distribution, key_B)
         cache, state = target.start(context), drafter.start(context)
         budget = Budget(num_tokens, None if row_tokens is None else row_tokens[rows])
         while min(context.lengths) < len(prompt) + length:
@@ -86,10 +91,10 @@ def chi2(
     length: int = 4,
     num_rows: int = 200_000,
     prompt: Sequence[int] = (0, 1),
-    law: LawFactory = softmax_law,
+    distribution: DistributionFactory = softmax_distribution,
     seed: int = 0,
 ) -> float:
-    """p-value of the real sampler's sequences under the target's own law.
+    """p-value of the real sampler's sequences under the target's own distribution.
 
     A lossless method gives a number that is uniform in [0, 1] over seeds: held against 1e-4, the
     test fails a correct method once in 10,000 seeds (and, the seed being fixed, always or never).
@@ -102,10 +107,10 @@ def chi2(
         length=length,
         num_rows=num_rows,
         prompt=prompt,
-        law=law,
+        distribution=distribution,
         seed=seed,
     )
-    probs_S = target_law(target, prompt, length, law)
+    probs_S = target_distribution(target, prompt, length, distribution)
     vocab_size = round(len(probs_S) ** (1 / length))
     index_B = torch.zeros(num_rows, dtype=torch.int64)
     for token_B in tokens_BK.unbind(1):

@@ -1,4 +1,5 @@
-"""ENUM: the exact law of what a round emits, from the real code, and its distance from the target.
+"""ENUM: the exact distribution of what a round emits, from the real code, and its distance from the
+target.
 
 A round is run with scripted random numbers, many settings at once, and the cube of all numbers is
 cut into boxes on which the round decides alike (:mod:`outrider.testing.partition`, which states
@@ -23,9 +24,9 @@ from torch import Tensor
 from outrider.core import (
     Budget,
     Context,
+    Distribution,
     Draft,
     Drafter,
-    Law,
     Model,
     Prefix,
     Round,
@@ -35,23 +36,23 @@ from outrider.core import (
 )
 from outrider.testing.partition import combine, partition
 from outrider.testing.script import Recorder
-from outrider.testing.toy import SoftmaxLaw
+from outrider.testing.toy import SoftmaxDistribution
 
-LawFactory = Callable[[int], Law]
-"""Makes a law for that many rows."""
+DistributionFactory = Callable[[int], Distribution]
+"""Makes a distribution for that many rows."""
 
 _CHUNK = 1 << 16
 _ROOM = 8  # a context grows when it has to; millions of rows should start small
 
 
-def softmax_law(num_rows: int) -> Law:
+def softmax_distribution(num_rows: int) -> Distribution:
     """The default: plain softmax."""
-    return SoftmaxLaw()
+    return SoftmaxDistribution()
 
 
-def greedy_law(num_rows: int) -> Law:
+def greedy_distribution(num_rows: int) -> Distribution:
     """The point mass at the argmax."""
-    return SoftmaxLaw(greedy=True)
+    return SoftmaxDistribution(greedy=True)
 
 
 @dataclass
@@ -66,10 +67,14 @@ class ScriptedContext(Context):
 
     @classmethod
     def repeat(
-        cls, prompt: Sequence[int], num_rows: int, law: LawFactory, key_B: Tensor | None = None
+        cls,
+        prompt: Sequence[int],
+        num_rows: int,
+        distribution: DistributionFactory,
+        key_B: Tensor | None = None,
     ) -> "ScriptedContext":
         """The same prompt in every row; by default with the same keys."""
-        one = Context.start([prompt], law(1), [0], [0])
+        one = Context.start([prompt], distribution(1), [0], [0])
         length_B = one.length_B.expand(num_rows)
         return cls(
             one.tokens_BT[:, : len(prompt) + _ROOM].repeat(num_rows, 1),
@@ -77,18 +82,19 @@ class ScriptedContext(Context):
             one.lengths * num_rows,
             length_B,
             one.key_B.expand(num_rows) if key_B is None else key_B,
-            law(num_rows),
+            distribution(num_rows),
         )
 
 
 @dataclass(frozen=True)
-class RoundLaw:
+class RoundDistribution:
     """What one round does, exactly.
 
     Attributes:
         emitted: probability of each sequence of emitted tokens.
-        completed_S: law of the emitted tokens, completed by the target to ``length`` tokens.
-        target_S: law of ``length`` tokens sampled plainly from the target.
+        completed_S: distribution of the emitted tokens, completed by the target to ``length``
+            tokens.
+        target_S: distribution of ``length`` tokens sampled plainly from the target.
         length: tokens in a sequence.
     """
 
@@ -99,7 +105,7 @@ class RoundLaw:
 
     @property
     def total_variation(self) -> float:
-        """Half the sum of the differences of the two laws: below 1e-12 if lossless."""
+        """Half the sum of the differences of the two distributions: below 1e-12 if lossless."""
         return 0.5 * float((self.completed_S - self.target_S).abs().sum())
 
     @property
@@ -116,10 +122,10 @@ def enumerate_round(
     *,
     prompt: Sequence[int] = (0, 1),
     row_tokens: int | None = None,
-    law: LawFactory = softmax_law,
+    distribution: DistributionFactory = softmax_distribution,
     length: int | None = None,
-) -> RoundLaw:
-    """The exact law of one round from a prompt.
+) -> RoundDistribution:
+    """The exact distribution of one round from a prompt.
 
     Args:
         target: a toy (float64, V <= 4), scored as in production.
@@ -128,7 +134,7 @@ def enumerate_round(
         num_tokens: most tokens to draft.
         prompt: what precedes the round.
         row_tokens: tokens the row may draft if fewer than ``num_tokens`` (a ragged budget).
-        law: warps the logits of both models.
+        distribution: warps the logits of both models.
         length: tokens of the sequences compared; default ``num_tokens + 1``.
 
     Raises:
@@ -136,7 +142,7 @@ def enumerate_round(
     """
 
     def play(rng: Stream | None, num_rows: int) -> Round:
-        context = ScriptedContext.repeat(prompt, num_rows, law)
+        context = ScriptedContext.repeat(prompt, num_rows, distribution)
         context.script = rng
         row_tokens_B = None if row_tokens is None else torch.full((num_rows,), row_tokens)
         return run_round(
@@ -168,7 +174,7 @@ def enumerate_round(
         for tokens, num, volume in rows:
             key = tuple(tokens[:num])
             emitted[key] = emitted.get(key, 0.0) + volume
-    return complete(target, emitted, prompt, length or num_tokens + 1, law)
+    return complete(target, emitted, prompt, length or num_tokens + 1, distribution)
 
 
 def complete(
@@ -176,10 +182,10 @@ def complete(
     emitted: dict[tuple[int, ...], float],
     prompt: Sequence[int],
     length: int,
-    law: LawFactory = softmax_law,
-) -> RoundLaw:
+    distribution: DistributionFactory = softmax_distribution,
+) -> RoundDistribution:
     """Completes emitted sequences by plain sampling from the target to ``length`` tokens."""
-    conditionals = _conditionals(target, prompt, length, law)
+    conditionals = _conditionals(target, prompt, length, distribution)
     V = conditionals[0].shape[1]
     completed_S, target_S = torch.zeros(1).double(), torch.ones(1).double()
     by_length = [torch.zeros(V**n, dtype=torch.float64) for n in range(length + 1)]
@@ -191,30 +197,33 @@ def complete(
     for n, p_SV in enumerate(conditionals):
         completed_S = ((completed_S + by_length[n])[:, None] * p_SV).flatten()
         target_S = (target_S[:, None] * p_SV).flatten()
-    return RoundLaw(emitted, completed_S + by_length[length], target_S, length)
+    return RoundDistribution(emitted, completed_S + by_length[length], target_S, length)
 
 
-def target_law(
-    target: Model[Any], prompt: Sequence[int], length: int, law: LawFactory = softmax_law
+def target_distribution(
+    target: Model[Any],
+    prompt: Sequence[int],
+    length: int,
+    distribution: DistributionFactory = softmax_distribution,
 ) -> Tensor:
     """Probability of every sequence of ``length`` tokens sampled plainly, shape (S,)."""
-    return complete(target, {}, prompt, length, law).target_S
+    return complete(target, {}, prompt, length, distribution).target_S
 
 
 def _conditionals(
-    target: Model[Any], prompt: Sequence[int], length: int, law: LawFactory
+    target: Model[Any], prompt: Sequence[int], length: int, distribution: DistributionFactory
 ) -> list[Tensor]:
-    """The law after every sequence of n tokens, for n = 0 … length-1, each (V^n, V)."""
+    """The distribution after every sequence of n tokens, for n = 0 … length-1, each (V^n, V)."""
     conditionals: list[Tensor] = []
     tails_SK = torch.zeros(1, 0, dtype=torch.int64)
     for _ in range(length):
         S = tails_SK.shape[0]
-        context = ScriptedContext.repeat(prompt, S, law)
+        context = ScriptedContext.repeat(prompt, S, distribution)
         context.append(tails_SK, torch.full((S,), tails_SK.shape[1]))
         context.advance([tails_SK.shape[1]] * S)
         draft = Draft.root_only(context.root_B)
         logits_SNV = target.score(target.start(context), draft).logits_BNV
-        p_SV = context.law(logits_SNV, Prefix.of_draft(context, draft))[:, 0]
+        p_SV = context.distribution(logits_SNV, Prefix.of_draft(context, draft))[:, 0]
         conditionals.append(p_SV.double())
         V = p_SV.shape[1]
         token_S1 = torch.arange(V).repeat(S)[:, None]

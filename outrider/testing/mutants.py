@@ -2,7 +2,7 @@
 
 A test that no wrong program fails proves nothing. Each class here does exactly one thing wrong;
 the suite records which check catches which. ``Reference`` and ``WithoutReplacement`` are right:
-they are the controls, written here so that the kit depends on nothing that it judges.
+they are the controls, written here so that the kit depends on nothing that it verifies.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
@@ -36,7 +36,7 @@ class Reference:
 
     lossless = True
     accepts: frozenset[Drawn] = frozenset({"iid", "chosen"})
-    needs: Needs = "law"
+    needs: Needs = "distribution"
     bound = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -45,18 +45,19 @@ class Reference:
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         return u * _at(q_V, x) < _at(p_V, x)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         if q_V is None:
             return p_V.scatter(-1, x[..., None], 0.0), None
         return (p_V - q_V).clamp(min=0), q_V
 
 
 class WithoutReplacement(Reference):
-    """Right: a refused sibling leaves the draft law too, which is renormalised (Sequoia, MCSD)."""
+    """Right: a rejected sibling leaves the draft distribution too, which is renormalised (Sequoia,
+    MCSD)."""
 
     accepts: frozenset[Drawn] = frozenset({"distinct"})
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         assert q_V is not None
         left_V = q_V.scatter(-1, x[..., None], 0.0)
         total = left_V.sum(-1, keepdim=True)
@@ -67,9 +68,9 @@ class WithoutReplacement(Reference):
 
 
 class ResidualFromTarget(Reference):
-    """Wrong: after a refusal it samples p, not ``(p - q)+``; what q proposes comes too often."""
+    """Wrong: after a rejection it samples p, not ``(p - q)+``; what q proposes comes too often."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, q_V
 
 
@@ -80,8 +81,8 @@ class NonStrict(Reference):
         return u * _at(q_V, x) <= _at(p_V, x)
 
 
-class ShiftedDraftLaw(Reference):
-    """Wrong: judges a token by the draft law of the place before it."""
+class ShiftedDraftDistribution(Reference):
+    """Wrong: verifies a token by the draft distribution of the place before it."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         if draft.probs_BNV is not None:
@@ -97,7 +98,8 @@ class Reseeded(Reference):
 
 
 class BonusOmitted(Reference):
-    """Wrong: a wholly accepted draft earns no further token: right law, but one token too few."""
+    """Wrong: a wholly accepted draft earns no further token: right distribution, but one token too
+    few."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         verdict = super().__call__(draft, p_BNV, rng)
@@ -130,7 +132,8 @@ class BonusFromResidual(Reference):
 
 
 class BestOfK(Reference):
-    """Wrong: judges the branches independently and keeps the longest ("Spectr" in MJSD's code)."""
+    """Wrong: verifies the branches independently and keeps the longest ("Spectr" in MJSD's
+    code)."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         B, N = draft.tokens_BN.shape
@@ -145,19 +148,19 @@ class BestOfK(Reference):
         node_B = torch.where(reached_BN, draft.depth_BN, -1).argmax(1)
         p_BV = p_BNV[rows_B1[:, 0], node_B]
         child_BD = (parents_BD == node_B[:, None]) & draft.mask_BN[:, 1:]
-        refused_B = child_BD.any(1)
+        rejected_B = child_BD.any(1)
         if N > 1:
             x_B = x_BD.gather(1, child_BD.int().argmax(1, keepdim=True))[:, 0]
             q_BV = None if q_BNV is None else q_BNV[rows_B1[:, 0], node_B]
-            left_BV, _ = self.refuse(p_BV, q_BV, x_B)
-            some_B = refused_B & (left_BV.sum(1) > 0)
+            left_BV, _ = self.reject(p_BV, q_BV, x_B)
+            some_B = rejected_B & (left_BV.sum(1) > 0)
             p_BV = torch.where(some_B[:, None], left_BV, p_BV)
         next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
         return Verdict(path_to(draft, node_B), depth_B, next_B)
 
 
-class SortedByDraftLaw(Reference):
+class SortedByDraftDistribution(Reference):
     """Wrong: visits the root's children by falling q, not in the order of the draws."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -168,7 +171,7 @@ class SortedByDraftLaw(Reference):
         return draft.probs_BNV[:, 0].gather(1, draft.tokens_BN[:, 1:])
 
     def _visit(self, draft: Draft, p_BNV: Tensor, rng: Stream, order_BD: Tensor) -> Verdict:
-        """Judges a tree of depth one with its leaves reordered."""
+        """Verifies a tree of depth one with its leaves reordered."""
         assert int(draft.parents_BN.max()) <= 0, "a tree of depth one"
         order_BN = torch.nn.functional.pad(order_BD + 1, (1, 0))
         p_BNV = p_BNV.gather(1, order_BN[..., None].expand_as(p_BNV))
@@ -185,7 +188,7 @@ class SortedByDraftLaw(Reference):
         return Verdict(path_BD, verdict.num_accepted_B, verdict.next_token_B)
 
 
-class SortedByRatio(SortedByDraftLaw):
+class SortedByRatio(SortedByDraftDistribution):
     """Wrong: visits the root's children by falling p/q, not in the order of the draws."""
 
     def score(self, draft: Draft, p_BNV: Tensor) -> Tensor:
@@ -193,7 +196,7 @@ class SortedByRatio(SortedByDraftLaw):
 
 
 class DuplicatesRemoved(Reference):
-    """Wrong: drops repeated draws before judging; multiplicity is part of the sample."""
+    """Wrong: drops repeated draws before verifying; multiplicity is part of the sample."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         same_BNN = (draft.tokens_BN[:, :, None] == draft.tokens_BN[:, None]) & (
@@ -205,7 +208,8 @@ class DuplicatesRemoved(Reference):
 
 
 class ReadsBehindTheEnd(Reference):
-    """Wrong: refuses a token where the rows behind it hold no law, though it ends the sequence."""
+    """Wrong: rejects a token where the rows behind it hold no distribution, though it ends the
+    sequence."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         lawful_BN = p_BNV.sum(-1) > 0
@@ -223,15 +227,15 @@ class ReadsMissingNodes(Reference):
 
 
 class WithReplacementAssumed(Reference):
-    """Wrong: judges draws without replacement as if they were independent."""
+    """Wrong: verifies draws without replacement as if they were independent."""
 
     accepts: frozenset[Drawn] = frozenset({"distinct"})
 
 
-class UnrenormalisedDraftLaw(WithoutReplacement):
-    """Wrong: takes a refused sibling out of q but does not renormalise what is left."""
+class UnrenormalisedDraftDistribution(WithoutReplacement):
+    """Wrong: takes a rejected sibling out of q but does not renormalise what is left."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         assert q_V is not None
         return (p_V - q_V).clamp(min=0), q_V.scatter(-1, x[..., None], 0.0)
 
@@ -239,8 +243,8 @@ class UnrenormalisedDraftLaw(WithoutReplacement):
 # ------------------------------------------------------------------------------- wrong drafters
 
 
-class UnwarpedDraftLaw(ToyDrafter):
-    """Wrong: draws from the warped law, hands over the raw one."""
+class UnwarpedDraftDistribution(ToyDrafter):
+    """Wrong: draws from the warped distribution, hands over the raw one."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -278,7 +282,7 @@ class TopKAsDraws(ToyDrafter):
 
 
 class EntryNotRolledBack(ToyModel):
-    """Wrong: after a refusal the cache keeps the entry of the first refused node."""
+    """Wrong: after a rejection the cache keeps the entry of the first rejected node."""
 
     def commit(self, cache: ToyCache, draft: Draft, verdict: Verdict) -> None:
         node_BN = cache.node_BN
@@ -305,11 +309,11 @@ class _OneNumber(Stream):
         return self.inner.uniform(role, 1).expand(-1, num)
 
 
-def _at(law_V: Tensor | None, x: Tensor) -> Tensor:
-    """Probability of x; 1 under the point mass that a chosen token has for its law."""
-    if law_V is None:
+def _at(probs_V: Tensor | None, x: Tensor) -> Tensor:
+    """Probability of x; 1 under the point mass that a chosen token has for its distribution."""
+    if probs_V is None:
         return torch.ones((), dtype=torch.float64)
-    return law_V.gather(-1, x[..., None])[..., 0]
+    return probs_V.gather(-1, x[..., None])[..., 0]
 
 
 def _is_leaf(draft: Draft, node_B: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
-"""Toy models and drafters whose laws are known: small enough to enumerate, real enough to run.
+"""Toy models and drafters whose distributions are known: small enough to enumerate, real enough to
+run.
 
 A toy model is a table of logits. What precedes a place is folded into one number, and the number
-points at a row of the table: the last ``order`` tokens, or a hash of the whole prefix. Laws thus
-depend on the context, so that a token judged at the wrong place, a stale cache entry or a shifted
-draft law shows.
+points at a row of the table: the last ``order`` tokens, or a hash of the whole prefix.
+Distributions thus depend on the context, so that a token verified at the wrong place, a stale cache
+entry or a shifted draft distribution shows.
 
 Legend: B rows, N nodes (node 0 is the root), K columns or drafted tokens, V vocabulary, E entries
 of the table.
@@ -31,8 +32,9 @@ from outrider.core.rng import fold, fold_by_numpy
 
 
 @dataclass
-class SoftmaxLaw:
-    """The plainest ``core.Law``: softmax at a temperature, or the point mass at the argmax."""
+class SoftmaxDistribution:
+    """The plainest ``core.Distribution``: softmax at a temperature, or the point mass at the
+    argmax."""
 
     greedy: bool = False
     temperature: float = 1.0
@@ -69,7 +71,8 @@ class ToyModel:
 
     Attributes:
         table_EV: the logits. ``-inf`` makes a token impossible.
-        order: how many last tokens the law depends on (then E = V^order); None for all of them.
+        order: how many last tokens the distribution depends on (then E = V^order); None for all of
+            them.
     """
 
     table_EV: Tensor
@@ -140,10 +143,10 @@ class ToyModel:
 
 
 class ToyDrafter:
-    """Grows a ``width``-ary tree (a chain if the width is 1) from a toy model's law.
+    """Grows a ``width``-ary tree (a chain if the width is 1) from a toy model's distribution.
 
     Node i hangs on node ``(i - 1) // width`` and is drawn by number i-1 of ``Role.DRAFT`` through
-    the inverse CDF of the context's law.
+    the inverse CDF of the context's distribution.
 
     Args:
         model: whose logits.
@@ -183,7 +186,8 @@ class ToyDrafter:
     def grow(
         self, state: ToyCache, context: Context, budget: Budget, rng: Stream
     ) -> tuple[Draft, Tensor]:
-        """The tree (without its laws), and the law at every node, leaves too, (B, N, V)."""
+        """The tree (without its distributions), and the distribution at every node, leaves too, (B,
+        N, V)."""
         N = budget.max_tokens + 1
         root_B = context.root_B
         B = root_B.shape[0]
@@ -197,16 +201,18 @@ class ToyDrafter:
         tokens, pasts = [root_B], [self.model.read(state.past_B, root_B)]
         exists = [torch.ones(B, dtype=torch.bool)]
         grows = [exists[0]]
-        laws: list[Tensor] = []
+        distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
             prefix = _prefix_of_node(context, drafted_BK, ancestors_BNN, i)
-            laws.append(context.law(self.model.logits(pasts[i])[:, None], prefix)[:, 0])
+            distributions.append(
+                context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
+            )
             if i + 1 == N:
                 break
             parent = i // self.width
             siblings = range(parent * self.width + 1, i + 1)
-            weights_BV = laws[parent]
+            weights_BV = distributions[parent]
             if self.drawn != "iid":
                 for sibling in siblings:
                     weights_BV = weights_BV.scatter(1, tokens[sibling][:, None], 0.0)
@@ -217,7 +223,7 @@ class ToyDrafter:
                 if self.drawn == "searched"
                 else draw(weights_BV, u_BD[:, i])
             )
-            q_B = laws[parent].gather(1, token_B[:, None])[:, 0]
+            q_B = distributions[parent].gather(1, token_B[:, None])[:, 0]
             exists.append(grows[parent] & (weights_BV.sum(1) > 0) & (i < limit_B))
             grows.append(exists[-1] & (q_B >= self.confidence))
             tokens.append(token_B)
@@ -227,7 +233,7 @@ class ToyDrafter:
             draft = Draft.chain(tokens_BN, mask_BN, None, "chosen")
         else:
             draft = Draft(tokens_BN, parents_BN, mask_BN, None, "chosen")
-        return draft, torch.stack(laws, 1)
+        return draft, torch.stack(distributions, 1)
 
 
 def last_accepted(verdict: Verdict) -> Tensor:
@@ -237,8 +243,8 @@ def last_accepted(verdict: Verdict) -> Tensor:
 
 
 def _better_of_two(weights_BV: Tensor) -> Tensor:
-    """Law of the more probable of two draws without replacement, (B, V): x, then y is drawn with
-    probability ``q(x) q(y) / (1 - q(x))``. A law of one token is itself."""
+    """Distribution of the more probable of two draws without replacement, (B, V): x, then y is
+    drawn with probability ``q(x) q(y) / (1 - q(x))``. A distribution of one token is itself."""
     q_BV = weights_BV / weights_BV.sum(1, keepdim=True).clamp(min=1e-300)
     others_BV = (1 - q_BV).clamp(min=1e-300)
     x_then_y_BVV = (q_BV / others_BV)[:, :, None] * q_BV[:, None]

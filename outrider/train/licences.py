@@ -37,7 +37,7 @@ class LicenceError(ValueError):
 def is_permissive_expression(expression: str) -> bool:
     """Whether an SPDX expression grants permissive use: one side of OR, every side of AND.
 
-    Parenthesised expressions are judged strictly, as though each OR were an AND.
+    Parenthesised expressions are verified strictly, as though each OR were an AND.
     """
     if "(" in expression:
         names = re.split(r"\s+(?:AND|OR|WITH)\s+|[()]", expression)

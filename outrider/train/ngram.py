@@ -6,11 +6,12 @@ in Stochastic Language Modelling", Computer Speech and Language 8, 1994):
     q(x | h) = max(c(hx) - D_k, 0) / c(h)  +  ρ(h) q(x | h'),      D_k = n_1 / (n_1 + 2 n_2)
 
 c counts occurrences (of h, also those at a document's end), n_r the k-grams seen r times behind the
-contexts that are kept, and ρ(h) is what remains of 1, so that the law is normalised whatever is
-left out: grams seen less than ``min_count`` times give their share to the shorter context. The
-unigram law backs off to the uniform one, so every token of the vocabulary can be drafted. Shares
-are rounded down to float16, so ρ is never negative. (Kneser-Ney would replace the counts of the
-shorter contexts; then a 4-gram file were no bigram model when it is asked for one.)
+contexts that are kept, and ρ(h) is what remains of 1, so that the distribution is normalised
+whatever is left out: grams seen less than ``min_count`` times give their share to the shorter
+context. The unigram distribution backs off to the uniform one, so every token of the vocabulary can
+be drafted. Shares are rounded down to float16, so ρ is never negative. (Kneser-Ney would replace
+the counts of the shorter contexts; then a 4-gram file were no bigram model when it is asked for
+one.)
 
 Memory grows with what is kept, not with the corpus. Tokens lie in a temporary file. Grams of order
 k are counted for some contexts at a time, ranges of (k-1)-grams with about ``_PLACES`` occurrences:
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.ngram_table import MAX_ORDER, About, write_table
+from outrider.drafters.ngram.table import MAX_ORDER, About, write_table
 
 _PLACES = 1 << 22
 _READ = 1 << 24
@@ -204,9 +205,10 @@ def _discount(once: int, twice: int) -> float:
 
 
 def _arrays(count_V: Array, levels: Sequence[Grams]) -> dict[str, Array]:
-    """The table's tensors, order by order: a gram's law needs that of its shorter endings."""
+    """The table's tensors, order by order: a gram's distribution needs that of its shorter
+    endings."""
     wide = np.uint16 if len(count_V) < 2**16 else np.uint32
-    q_G = _unigram_law(count_V)
+    q_G = _unigram_distribution(count_V)
     arrays: dict[str, Array] = {"unigram": q_G}
     count_G, keys_G = count_V, np.empty(0, dtype=np.uint64)
     ending_G = np.zeros(len(count_V), dtype=np.int64)  # each gram without its first token
@@ -227,7 +229,7 @@ def _arrays(count_V: Array, levels: Sequence[Grams]) -> dict[str, Array]:
     return arrays
 
 
-def _unigram_law(count_V: Array) -> Array:
+def _unigram_distribution(count_V: Array) -> Array:
     discount = _discount(int(np.sum(count_V == 1)), int(np.sum(count_V == 2)))
     q_V = np.maximum(count_V - discount, 0) / count_V.sum()
     return (q_V + (1 - q_V.sum()) / len(q_V)).astype(np.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.ngram_table import MAX_ORDER
+from outrider.drafters.ngram.table import MAX_ORDER
 from outrider.engine import Engine
 from outrider.sampling import Sampling
 

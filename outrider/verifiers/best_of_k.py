@@ -1,4 +1,4 @@
-"""Best of K: judges every branch by itself and keeps the longest. A known-biased baseline.
+"""Best of K: verifies every branch by itself and keeps the longest. A known-biased baseline.
 
 This is what the code released with Qin et al., "Multi-Token Joint Speculative Decoding", 2024, runs
 under the name Spectr; SpecTr itself is ``Spectr``. On K branches from one root:
@@ -8,9 +8,9 @@ under the name Spectr; SpecTr itself is ``Spectr``. On K branches from one root:
     next token:   norm(max(p - q, 0)) where that branch stops, p behind its end
 
 Why it is biased: each branch by itself would be a fair sample, but the longest is chosen *because*
-of its tokens. Tokens that the draft likes too well get K chances, and only where all K are refused
-does the residual of one refusal make up for them. At one place, with t = TV(p, q), up to t - t^K of
-the mass is misplaced: a quarter for K = 2, nearly a half for K = 4.
+of its tokens. Tokens that the draft likes too well get K chances, and only where all K are rejected
+does the residual of one rejection make up for them. At one place, with t = TV(p, q), up to t - t^K
+of the mass is misplaced: a quarter for K = 2, nearly a half for K = 4.
 
 It is here to reproduce published tables and to give the tests of lossless rules something to be
 held against. Use ``Spectr``, ``Rejection`` or ``Distinct`` for K candidates.
@@ -44,11 +44,11 @@ from outrider.verifiers.rejection import Rejection
 
 @dataclass(frozen=True)
 class BestOfK:
-    """The longest of K branches that were judged independently. Biased; a baseline."""
+    """The longest of K branches that were verified independently. Biased; a baseline."""
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     bound: ClassVar[Bound] = Bound("biased: the target's support, nothing else; a baseline")
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -64,9 +64,9 @@ class BestOfK:
         kept = match(draft, accepted_BD, numbers_BN)
 
         node_B = kept.next_token_B  # `match` hands out what stands at the node where it stops
-        refused_B = (draft.mask_BN[:, 1:] & (parents_BD == node_B[:, None])).any(1)
+        rejected_B = (draft.mask_BN[:, 1:] & (parents_BD == node_B[:, None])).any(1)
         p_BV, q_BV = p_BNV[rows_B, node_B], draft.probs_BNV[rows_B, node_B]
         left_BV = (p_BV - q_BV).clamp(min=0)
-        some_B = refused_B & (left_BV.sum(1) > 0)
-        law_BV = torch.where(some_B[:, None], left_BV, p_BV)
-        return replace(kept, next_token_B=draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
+        some_B = rejected_B & (left_BV.sum(1) > 0)
+        probs_BV = torch.where(some_B[:, None], left_BV, p_BV)
+        return replace(kept, next_token_B=draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))

@@ -2,16 +2,16 @@
 
 Kim, Mangalam, Moon, Malik, Mahoney, Gholami and Keutzer, "Speculative Decoding with Big Little
 Decoder", NeurIPS 2023, section 3.3 (rollback policy). The fallback policy of section 3.2, when to
-call the large model, is the drafter's (``drafters/bild.py``).
+call the large model, is the drafter's (``drafters/chain/bild.py``).
 
     roll back to the first y_i with  -log p(y_i) > α_RB  and  y_i != argmax p;  emit argmax p there
     none: emit argmax p behind the last one
 
 ``mode="original"`` decodes greedily on both sides, at temperature 0 only, and p is the softmax of
 the raw logits. ``mode="mjsd"`` is the baseline of Qin et al., "Multi-Token Joint Speculative
-Decoding", 2024: tokens are sampled from the warped laws, p is the warped law, so that -log p is
-infinite outside its support, and the large model's token is a draw from p. In the authors' code a
-threshold of 0 silently becomes the default (``x or default``); here 0 means 0.
+Decoding", 2024: tokens are sampled from the warped distributions, p is the warped distribution, so
+that -log p is infinite outside its support, and the large model's token is a draw from p. In the
+authors' code a threshold of 0 silently becomes the default (``x or default``); here 0 means 0.
 
 Preserves: that every kept small token has -log p <= α_RB (or is the argmax, in the original mode);
 no divergence. Accepts chains, i.i.d. or chosen.
@@ -48,7 +48,7 @@ class Bild:
 
     Attributes:
         rollback: α_RB in nats, 0 or greater; infinity never rolls back.
-        mode: ``original`` (greedy, raw logits) or ``mjsd`` (sampled, warped laws).
+        mode: ``original`` (greedy, raw logits) or ``mjsd`` (sampled, warped distributions).
 
     Raises:
         InvalidParameterError: a threshold below 0, another mode.
@@ -70,7 +70,7 @@ class Bild:
 
     @property
     def needs(self) -> Needs:
-        return "logits" if self.mode == "original" else "law"
+        return "logits" if self.mode == "original" else "distribution"
 
     @property
     def bound(self) -> Bound:
@@ -95,6 +95,6 @@ class Bild:
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return (p_V >= math.exp(-self.rollback)).to(p_V.dtype)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The target's whole law, not a residual."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target's whole distribution, not a residual."""
         return p_V, q_V

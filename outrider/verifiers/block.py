@@ -15,7 +15,7 @@ deepest upwards, so that S is summed at one or two places of a row instead of al
 The P_i are a random walk in the logarithm, reflected at 0, so they are computed as such: no
 product runs, and γ = 64 does not underflow.
 
-Preserves: the target's law, exactly, and accepts at least as many tokens in expectation as
+Preserves: the target's distribution, exactly, and accepts at least as many tokens in expectation as
 token-level rejection (the most of any rule for one path). Accepts chains, i.i.d. or chosen.
 
 Legend: B rows, N nodes, D candidates (N-1), V vocabulary. Column i of a (B, D) tensor is the
@@ -52,11 +52,11 @@ class Block:
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of chains.
+        """Verifies a batch of chains.
 
         Raises:
             IncompatibleError: a draft with branches; the rule is for one path.
@@ -82,8 +82,8 @@ class Block:
 
         left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
         from_left_B = (num_B < draft.num_drafted_B) & (left_BV.sum(-1) > 0)
-        law_BV = torch.where(from_left_B[:, None], left_BV, at_node(p_BNV, num_B))
-        next_B = draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        probs_BV = torch.where(from_left_B[:, None], left_BV, at_node(p_BNV, num_B))
+        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(depth_D.expand(B, N - 1), num_B, next_B)
 
     def _acceptance(self, P_B: Tensor, S_B: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Speculative cascades: the draft's law where it is good enough, the target's elsewhere.
+"""Speculative cascades: the draft's distribution where it is good enough, the target's elsewhere.
 
 Narasimhan, Jitkrittum, Rawat, Kim, Gupta, Menon and Kumar, "Faster Cascades via Speculative
 Decoding", ICLR 2025, arXiv 2405.19261 (q the small and p the large model, as here); equations as in
@@ -15,16 +15,17 @@ the authors' notebook (google-research/speculative_cascades), which calls α the
     accept x ~ q   iff   u q(x) < π(x);   else draw from  norm(max(π - q, 0))
 
 so that the first three emit q or p as a whole. π sums to one: with K the kept mass of q, to
-K + (1 - K) Σ p. It is what is emitted, as in any speculative sampling toward a law. The token
-behind a whole draft comes from p. The notebook takes the maxima from the laws before temperature,
-here they come from the warped laws; at temperature 1 without truncation these are the same.
+K + (1 - K) Σ p. It is what is emitted, as in any speculative sampling toward a distribution. The
+token behind a whole draft comes from p. The notebook takes the maxima from the distributions before
+temperature, here they come from the warped distributions; at temperature 1 without truncation these
+are the same.
 
 The ends of α. At the upper end all is kept, and the draft's text accepted. At -1, diff, token_v1
 and token_v2 keep nothing (max p + 1 > 1) and are ``Rejection``, token for token. chow at 0 is so
 except where q is a point mass, which it keeps; opt where α TV <= -1. token_v3 at 0, which the
 notebook calls plain speculative decoding, still keeps the target's best token, as token_v2 at 0.
 
-At temperature 0 point masses say nothing, so :class:`CascadeGreedy` judges by the softmax of the
+At temperature 0 point masses say nothing, so :class:`CascadeGreedy` verifies by the softmax of the
 logits: accept x iff it is the target's argmax or kept; otherwise, and behind a whole draft, emit
 the target's argmax.
 
@@ -68,18 +69,21 @@ _DOMAINS = {
     "token_v3": (0.0, 1.0),
 }
 _WORDS = {
-    "chow": "the draft's law where max q >= 1 - {0:g}, else the target's",
-    "diff": "the draft's law where max q >= max p - {0:g}, else the target's",
-    "opt": "the draft's law where max q >= max p - {0:g} TV(p, q), else the target's",
-    "token_v1": "draft tokens with q(x) >= max p - {0:g} stay, the target's law fills the rest",
-    "token_v2": "draft tokens with p(x) >= max p - {0:g} stay, the target's law fills the rest",
-    "token_v3": "draft tokens with p(x) >= (1 - {0:g}) max p stay, the target's law fills the rest",
+    "chow": "the draft's distribution where max q >= 1 - {0:g}, else the target's",
+    "diff": "the draft's distribution where max q >= max p - {0:g}, else the target's",
+    "opt": "the draft's distribution where max q >= max p - {0:g} TV(p, q), else the target's",
+    "token_v1": "draft tokens with q(x) >= max p - {0:g} stay, the target's distribution fills "
+    "the rest",
+    "token_v2": "draft tokens with p(x) >= max p - {0:g} stay, the target's distribution fills "
+    "the rest",
+    "token_v3": "draft tokens with p(x) >= (1 - {0:g}) max p stay, the target's distribution "
+    "fills the rest",
 }
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """Speculative sampling toward the law of a cascade (Narasimhan et al.).
+    """Speculative sampling toward the distribution of a cascade (Narasimhan et al.).
 
     Attributes:
         deferral: which tokens are kept.
@@ -95,7 +99,7 @@ class Cascade:
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
 
     def __post_init__(self) -> None:
         _check(self.deferral, self.alpha)
@@ -110,20 +114,20 @@ class Cascade:
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """``u q(x) < π(x)``, strictly; π(x) >= q(x) where x is kept."""
-        assert q_V is not None, "a chosen token has no law to keep"
+        assert q_V is not None, "a chosen token has no distribution to keep"
         kept_V = self.kept(p_V, q_V)
         deferred = _deferred(kept_V, q_V)[..., 0]
         return _at(kept_V, x) | (u * _at(q_V, x) < deferred * _at(p_V, x))
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        return Rejection().acceptance(self.law(p_V, q_V), q_V)
+        return Rejection().acceptance(self.distribution(p_V, q_V), q_V)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual ``max(π - q, 0)``, unnormalised."""
-        assert q_V is not None, "a chosen token has no law to keep"
-        return Rejection().refuse(self.law(p_V, q_V), q_V, x)
+        assert q_V is not None, "a chosen token has no distribution to keep"
+        return Rejection().reject(self.distribution(p_V, q_V), q_V, x)
 
-    def law(self, p_V: Tensor, q_V: Tensor) -> Tensor:
+    def distribution(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         """π."""
         kept_V = self.kept(p_V, q_V)
         return torch.where(kept_V, q_V, 0.0) + _deferred(kept_V, q_V) * p_V
@@ -187,12 +191,12 @@ def _deferred(kept_V: Tensor, q_V: Tensor) -> Tensor:
     return (1 - torch.where(kept_V, q_V, 0.0).sum(-1, keepdim=True)).clamp_(min=0)
 
 
-def _max(law_V: Tensor) -> Tensor:
-    return law_V.amax(-1, keepdim=True)
+def _max(probs_V: Tensor) -> Tensor:
+    return probs_V.amax(-1, keepdim=True)
 
 
-def _at(law_V: Tensor, x: Tensor) -> Tensor:
-    return law_V.gather(-1, x[..., None])[..., 0]
+def _at(probs_V: Tensor, x: Tensor) -> Tensor:
+    return probs_V.gather(-1, x[..., None])[..., 0]
 
 
 def _check(deferral: str, alpha: float) -> None:

@@ -1,13 +1,14 @@
-"""The law nearest to the draft's within a divergence budget of the target's, for ``Mentored``.
+"""The distribution nearest to the draft's within a divergence budget of the target's, for
+``Mentored``.
 
-Among the laws π whose f-divergence from p, D = Σ p φ(π/p), is at most the budget, the one that
-accepts most drafts, max Σ min(q, π), is on one path, the same for every convex φ:
+Among the distributions π whose f-divergence from p, D = Σ p φ(π/p), is at most the budget, the one
+that accepts most drafts, max Σ min(q, π), is on one path, the same for every convex φ:
 
     π = clamp(q, b p, p/α),   α <= 1, b <= 1,   ρ = Σ max(q - p/α, 0) = Σ max(b p - q, 0)
 
-The path is walked by ρ, the probability of a refusal, from TV(p, q), where π = p, downwards; D is
+The path is walked by ρ, the probability of a rejection, from TV(p, q), where π = p, downwards; D is
 convex and decreasing in ρ. With A the tokens held at p/α, B those held at b p, and P, Q their
-masses under the two laws,
+masses under the two distributions,
 
     D(ρ) = d(P_A, Q_A - ρ) + Σ_rest d(p, q) + d(P_B, Q_B + ρ),   d(P, m) = P φ(m/P)
     α = P_A / (Q_A - ρ),   b = (Q_B + ρ) / P_B
@@ -74,7 +75,7 @@ def _slope(divergence: Divergence, P: Tensor, m: Tensor) -> Tensor:
 
 
 class Path:
-    """The laws between p and q, by ρ.
+    """The distributions between p and q, by ρ.
 
     Args:
         divergence: what D is.
@@ -173,14 +174,14 @@ class Path:
         return torch.where(all_R1, self.least_R1, self.rho_of(high_R1))
 
     def rho_of(self, alpha_R1: Tensor) -> Tensor:
-        """The probability of a refusal at this α > 0."""
+        """The probability of a rejection at this α > 0."""
         size_R1 = (self.ratio_RG <= alpha_R1).sum(1, keepdim=True)
         P_R1, Q_R1 = (x_RG.gather(1, size_R1) for x_RG in self.sums_23RG[0, :2])
         rho_R1: Tensor = Q_R1 - P_R1 / alpha_R1
         return rho_R1
 
     def clamp(self, rho_R1: Tensor) -> Clamp:
-        """The law at ρ."""
+        """The distribution at ρ."""
         P_2R1, m_2R1, _ = self.held(rho_R1)
         alpha_R1 = torch.where(rho_R1 > self.least_R1, P_2R1[0] / m_2R1[0], 0.0)
         b_R1 = torch.where(P_2R1[1] > 0, m_2R1[1] / P_2R1[1], 0.0)
@@ -200,9 +201,10 @@ def sorted_path(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, off_support:
 
 
 def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """The laws with all tokens of target mass 0 in one group, and all of draft mass 0 in another.
+    """The distributions with all tokens of target mass 0 in one group, and all of draft mass 0 in
+    another.
 
-    They behave as one on the path. Laws after top-k or top-p consist of little else.
+    They behave as one on the path. Distributions after top-k or top-p consist of little else.
     """
     both_RV = (P_RV > 0) & (Q_RV > 0)
     count_R = both_RV.sum(1)

@@ -34,7 +34,7 @@ class Commit:
     bound: ClassVar[Bound] = Bound("the best beam of a search, whatever p says of its tokens")
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of chains.
+        """Verifies a batch of chains.
 
         Raises:
             IncompatibleError: a draft with branches; the rule is for one path.

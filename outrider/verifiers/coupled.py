@@ -13,8 +13,8 @@ sampling, the price of not knowing q.
 
 ``method="plain"`` is this rule with an empty draft.
 
-Preserves: the target's law, exactly, and the text of plain decoding with the same seed. Accepts any
-draft; only one that races with the same noise agrees often.
+Preserves: the target's distribution, exactly, and the text of plain decoding with the same seed.
+Accepts any draft; only one that races with the same noise agrees often.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -44,7 +44,7 @@ class Coupled:
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:

@@ -12,9 +12,9 @@ is v.
 as π - q = w (p - q). Speculative sampling toward π emits π. The token behind a whole draft is drawn
 from p, as there is no q. A chosen candidate has the point mass at x as its q.
 
-At temperature 0, :class:`EnsembleGreedy`: the same mixture of the laws before temperature,
+At temperature 0, :class:`EnsembleGreedy`: the same mixture of the distributions before temperature,
 
-    accept x   iff   x = argmax π;   refused: emit argmax π;   behind a whole draft: emit argmax p
+    accept x   iff   x = argmax π;   rejected: emit argmax π;   behind a whole draft: emit argmax p
 
 as transformers does. In sampling it accepts iff ``u <= ratio``, here ``<`` as everywhere; π(x) > 0
 wherever q(x) > 0, so the two differ with probability zero.
@@ -66,7 +66,7 @@ class Ensemble:
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
@@ -90,9 +90,9 @@ class Ensemble:
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return Rejection().acceptance(_mixture(self.weight, p_V, q_V), q_V)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """``max(p - q, 0)``, proportional to ``max(π - q, 0)`` and free of its rounding."""
-        return Rejection().refuse(p_V, q_V, x)
+        return Rejection().reject(p_V, q_V, x)
 
 
 @dataclass(frozen=True)

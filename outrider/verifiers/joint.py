@@ -9,9 +9,9 @@ Language Model Inference", 2024, Algorithm 1; with strict comparison as in its s
     accept x_1 … x_η, then draw one token from p_{η+1}
 
 Every i is tested: a prefix that fails does not stop the scan, for a longer one may make up for it.
-The next token comes from the *full* law of the target, not from a residual: the aim is a likely
-text, and no attempt is made to keep the target's law. The draft is meant to be the best beam of a
-beam search under the draft model; a sampled chain is judged by the same numbers.
+The next token comes from the *full* distribution of the target, not from a residual: the aim is a
+likely text, and no attempt is made to keep the target's distribution. The draft is meant to be the
+best beam of a beam search under the draft model; a sampled chain is verified by the same numbers.
 
 Corrections to the paper's Algorithm 1: η becomes i (there: j), and starts at 0 with P_1 the first
 prefix (there: -1).
@@ -29,9 +29,9 @@ paper and its function's default say 0.1. It also starts from B copies of one be
 is q_1(x_1)/B and B equal paths count B times, without which S_i >= Q_i: the drafter does so with
 ``search="copies"``. And it mixes up the histories of its beams, which is not repeated here.
 
-``laws="raw"`` compares the models' own laws, the softmax of the logits before bias, penalties,
-temperature and truncation; the next token still comes from the warped p. What is accepted may then
-lie outside the support of the warped law.
+``distributions="raw"`` compares the models' own distributions, the softmax of the logits before
+bias, penalties, temperature and truncation; the next token still comes from the warped p. What is
+accepted may then lie outside the support of the warped distribution.
 
 Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
 chains, searched or i.i.d.
@@ -61,7 +61,7 @@ from outrider.core import (
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 
 Quantity = Literal["joint", "step"]
-Laws = Literal["warped", "raw"]
+Distributions = Literal["warped", "raw"]
 
 
 @dataclass(frozen=True)
@@ -71,41 +71,43 @@ class Joint:
     Attributes:
         tau: τ, the least ratio of target to draft probability of an accepted prefix, exclusive.
         quantity: what P is held against: ``joint`` (Q) or ``step`` (S, of the released code).
-        laws: whose products P and Q are: ``warped`` or ``raw``.
+        distributions: whose products P and Q are: ``warped`` or ``raw``.
 
     Raises:
-        InvalidParameterError: τ below 0 or not finite, another quantity, other laws.
+        InvalidParameterError: τ below 0 or not finite, another quantity, other distributions.
     """
 
     tau: float = 0.1
     quantity: Quantity = "joint"
-    laws: Laws = "warped"
+    distributions: Distributions = "warped"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
         if self.quantity not in get_args(Quantity):
             raise InvalidParameterError(f"quantity={self.quantity!r}: must be 'joint' or 'step'")
-        if self.laws not in get_args(Laws):
-            raise InvalidParameterError(f"laws={self.laws!r}: must be 'warped' or 'raw'")
+        if self.distributions not in get_args(Distributions):
+            raise InvalidParameterError(
+                f"distributions={self.distributions!r}: must be 'warped' or 'raw'"
+            )
 
     @property
     def bound(self) -> Bound:
         other = "Q" if self.quantity == "joint" else "its share of the search's last step"
-        before = "" if self.laws == "warped" else ", before temperature and truncation"
+        before = "" if self.distributions == "warped" else ", before temperature and truncation"
         words = f"P > {self.tau:g} {other} for the accepted tokens as a whole{before}, "
         return Bound(words + "nothing per token", threshold=self.tau)
 
     def reading(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits."""
-        if self.laws == "warped":
+        if self.distributions == "warped":
             return self
-        return _Raw(self.tau, self.quantity, self.laws, logits_BNV)
+        return _Raw(self.tau, self.quantity, self.distributions, logits_BNV)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of chains.
+        """Verifies a batch of chains.
 
         Raises:
             IncompatibleError: a draft with branches, or without what the options ask for.
@@ -125,8 +127,10 @@ class Joint:
 
     def path_logs(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         """log P and log Q of each prefix, (B, N)."""
-        if self.laws == "raw":
-            raise IncompatibleError("laws='raw': the target's logits are missing; see reading()")
+        if self.distributions == "raw":
+            raise IncompatibleError(
+                "distributions='raw': the target's logits are missing; see reading()"
+            )
         return path_logs(draft, p_BNV)
 
 
@@ -141,7 +145,7 @@ class _Raw(Joint):
         log_P_BN = _sums(draft, _log_softmax(draft, self.target_BNV))
         if draft.num_nodes == 1:
             return log_P_BN, torch.zeros_like(log_P_BN)
-        draft_BNV = _required(draft.logits_BNV, "laws='raw'", "logits")
+        draft_BNV = _required(draft.logits_BNV, "distributions='raw'", "logits")
         return log_P_BN, _sums(draft, _log_softmax(draft, draft_BNV))
 
 
@@ -152,7 +156,8 @@ def check_tau(tau: float) -> None:
 
 
 def passes(log_ratio: Tensor, tau: float) -> Tensor:
-    """``min(1, exp(log_ratio)) > τ``; NaN, from a token that neither law allows, does not pass."""
+    """``min(1, exp(log_ratio)) > τ``; NaN, from a token that neither distribution allows, does not
+    pass."""
     log_tau = math.log(tau) if tau > 0 else -math.inf
     return (log_ratio > log_tau) & (tau < 1)
 
@@ -169,11 +174,11 @@ def path_logs(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
     return _sums(draft, _at(draft, p_BNV).log()), _sums(draft, _at(draft, q_BNV).log())
 
 
-def _at(draft: Draft, law_BNV: Tensor) -> Tensor:
+def _at(draft: Draft, probs_BNV: Tensor) -> Tensor:
     """What each node's token has in its parent's row, (B, N); the root's is arbitrary."""
-    dtype = torch.float32 if law_BNV.device.type == "mps" else torch.float64
-    rows_B1 = torch.arange(draft.tokens_BN.shape[0], device=law_BNV.device)[:, None]
-    return law_BNV[rows_B1, draft.parents_BN.clamp(min=0), draft.tokens_BN].to(dtype)
+    dtype = torch.float32 if probs_BNV.device.type == "mps" else torch.float64
+    rows_B1 = torch.arange(draft.tokens_BN.shape[0], device=probs_BNV.device)[:, None]
+    return probs_BNV[rows_B1, draft.parents_BN.clamp(min=0), draft.tokens_BN].to(dtype)
 
 
 def _log_softmax(draft: Draft, logits_BNV: Tensor) -> Tensor:

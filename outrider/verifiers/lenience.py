@@ -38,11 +38,11 @@ Residual = Literal["target-draft", "scaled"]
 
 @dataclass(frozen=True)
 class Lenience:
-    """Rejection sampling with the draft's law scaled down (Leviathan et al., A.5).
+    """Rejection sampling with the draft's distribution scaled down (Leviathan et al., A.5).
 
     Attributes:
         lenience: l, in (0, 1]; 1 is lossless rejection sampling.
-        residual: what is drawn from after a refusal: ``target-draft`` or ``scaled``.
+        residual: what is drawn from after a rejection: ``target-draft`` or ``scaled``.
 
     Raises:
         InvalidParameterError: a lenience outside (0, 1], another residual.
@@ -52,7 +52,7 @@ class Lenience:
     residual: Residual = "target-draft"
 
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -90,8 +90,8 @@ class Lenience:
         ratio_V = p_V / (self.lenience * q_V)
         return torch.where(p_V > 0, ratio_V.clamp(max=1), 0.0)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual, unnormalised; the scaled one is written ``max(p - l q, 0)``."""
         scale = self.lenience if self.residual == "scaled" else 1.0
-        left_V, _ = Rejection().refuse(p_V, None if q_V is None else scale * q_V, x)
+        left_V, _ = Rejection().reject(p_V, None if q_V is None else scale * q_V, x)
         return left_V, q_V

@@ -1,8 +1,8 @@
 """Mentored decoding: accept as much as a divergence budget per token allows.
 
 Tran-Thien, "An optimal lossy variant of speculative decoding", 2023 (a post with a proof attached;
-it writes q for the target and p for the draft). Among all laws π with KL(p‖π) <= D, the one that
-accepts most drafts is a clamp, and is reached by
+it writes q for the target and p for the draft). Among all distributions π with KL(p‖π) <= D, the
+one that accepts most drafts is a clamp, and is reached by
 
     accept x ~ q   iff   u α q(x) < p(x)
     else           p <- norm(max(p/β - q, 0))
@@ -13,14 +13,14 @@ accepts everything. The same path is optimal for other divergences between p and
 may be one of KL(π‖p), total variation or χ²(p‖π) as well.
 
 Departures from the author's code, which stops anywhere between 0.8 D and 1.2 D, computes β with an
-index one too low and adds 1e-12 to both laws: here D is met to a millionth and never exceeded.
-``bracket="blog"`` gives the wide tolerance back (but ends below 1.2 D, and has the right β).
-Tokens off the target's support are refused at every D unless ``allow_off_support``.
+index one too low and adds 1e-12 to both distributions: here D is met to a millionth and never
+exceeded. ``bracket="blog"`` gives the wide tolerance back (but ends below 1.2 D, and has the right
+β). Tokens off the target's support are rejected at every D unless ``allow_off_support``.
 
 Preserves: the divergence between target and output is at most D at every token; the KL
 divergences add up to N D along N tokens. Accepts chains, i.i.d. or chosen.
 
-Legend: B rows, N nodes, R rows that rejection refuses, V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, R rows that rejection rejects, V vocabulary; leading dimensions broadcast.
 """
 
 import math
@@ -73,7 +73,7 @@ class Mentored:
     bracket: Bracket = "exact"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget < math.inf:
@@ -104,7 +104,7 @@ class Mentored:
         return Bound(words, self.divergence, limit)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of chains.
+        """Verifies a batch of chains.
 
         Raises:
             IncompatibleError: a draft with branches.
@@ -117,44 +117,44 @@ class Mentored:
         q_BDV = None if q_BNV is None else q_BNV[:, :-1]
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         accepted_BD = Rejection().accept(p_BNV[:, :-1], q_BDV, x_BD, u_BD)
-        refused_B = torch.zeros_like(draft.mask_BN[:, 0])
-        b_B = torch.ones_like(refused_B, dtype=torch.float64)
-        # Only places that the chain gets to are solved: of every row its first refusal, and if
+        rejected_B = torch.zeros_like(draft.mask_BN[:, 0])
+        b_B = torch.ones_like(rejected_B, dtype=torch.float64)
+        # Only places that the chain gets to are solved: of every row its first rejection, and if
         # the budget overturns that, the next. A look at the device each, at most N - 1.
         while True:
             num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
-            row_R = (~refused_B & (num_B < draft.num_drafted_B)).nonzero()[:, 0]
+            row_R = (~rejected_B & (num_B < draft.num_drafted_B)).nonzero()[:, 0]
             if not len(row_R):
                 break
             at_R = num_B[row_R]
             x_R, u_R = x_BD[row_R, at_R], u_BD[row_R, at_R]
             p_RV = p_BNV.flatten(0, 1).index_select(0, row_R * N + at_R)
             q_RV = None if q_BNV is None else q_BNV.flatten(0, 1)[row_R * N + at_R]
-            accepted_R, b_B[row_R] = self._judge(p_RV, q_RV, x_R, u_R)
+            accepted_R, b_B[row_R] = self._verification(p_RV, q_RV, x_R, u_R)
             accepted_BD[row_R, at_R] = accepted_R
-            refused_B[row_R] = ~accepted_R
+            rejected_B[row_R] = ~accepted_R
 
         rows_B = torch.arange(B, device=p_BNV.device)
         p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
         q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
         left_BV = _residual(p_BV, q_BV, x_BD[rows_B, stop_B], b_B)
         emptied_B = left_BV.sum(1) == 0  # by rounding
-        law_BV = torch.where((refused_B & ~emptied_B)[:, None], left_BV, p_BV)
+        probs_BV = torch.where((rejected_B & ~emptied_B)[:, None], left_BV, p_BV)
         path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, N - 1)
-        return Verdict(path_BD, num_B, draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
+        return Verdict(path_BD, num_B, draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """Rejection's verdict; α is computed only where that is a refusal."""
+        """Rejection's verdict; α is computed only where that is a rejection."""
         accepted = Rejection().accept(p_V, q_V, x, u)
         if self.budget == 0:
             return accepted
-        refused = ~accepted
-        q_RV = None if q_V is None else q_V[refused]
+        rejected = ~accepted
+        q_RV = None if q_V is None else q_V[rejected]
         return accepted.masked_scatter(
-            refused, self._judge(p_V[refused], q_RV, x[refused], u[refused])[0]
+            rejected, self._verification(p_V[rejected], q_RV, x[rejected], u[rejected])[0]
         )
 
-    def _judge(
+    def _verification(
         self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor, u_R: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Whether candidates are accepted, and 1/β for the case that they are not."""
@@ -174,10 +174,10 @@ class Mentored:
         r_V = torch.where(alpha * q_V > p_V, p_V / (alpha * q_V), 1.0)
         return torch.where((p_V == 0) & (q_V > 0), off, r_V).to(p_V.dtype)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual ``max(p/β - q, 0)``, unnormalised."""
         if self.budget == 0 or q_V is None:
-            return Rejection().refuse(p_V, q_V, x)
+            return Rejection().reject(p_V, q_V, x)
         found = self.solve(*_rows(p_V, q_V), None)
         return _residual(p_V, q_V, x, found.b_R.view(p_V.shape[:-1])), q_V
 

@@ -10,7 +10,8 @@ Q the products of p and q along the path to a node, and Q* the largest Q at the 
 
 Q* is the best beam's own probability, so that a beam that the draft liked less has to reach what
 the best one would have needed. As in ``Joint``, depths that fail are no obstacle to deeper ones,
-and the next token comes from the full law of the target. On a chain the two rules are the same.
+and the next token comes from the full distribution of the target. On a chain the two rules are the
+same.
 
 Departure from the authors' code: the ratio counts as 1 where it is larger, as in the chain's rule,
 so that τ >= 1 accepts nothing; for τ < 1 this changes nothing.
@@ -44,7 +45,7 @@ class Mtad:
     tau: float = 0.5
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
@@ -55,7 +56,7 @@ class Mtad:
         return Bound(words, threshold=self.tau)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of trees."""
+        """Verifies a batch of trees."""
         log_P_BN, log_Q_BN = path_logs(draft, p_BNV)
         log_ratio_BN = log_P_BN - self.best_of_depth(draft, log_Q_BN)
         good_BN = draft.mask_BN & passes(log_ratio_BN, self.tau)

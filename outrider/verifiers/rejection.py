@@ -12,7 +12,7 @@ Algorithm 2).
 A chosen candidate (lookup, top-k) has the point mass at x as its q: it is accepted with
 probability p(x), and p without x is left.
 
-Preserves: the target's law, exactly. Accepts i.i.d. and chosen drafts.
+Preserves: the target's distribution, exactly. Accepts i.i.d. and chosen drafts.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -32,7 +32,7 @@ class Rejection:
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
@@ -47,11 +47,12 @@ class Rejection:
         return u * q_V.gather(-1, x[..., None])[..., 0] < p_x
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        """``min(1, p/q)``; 1 where neither law has mass."""
+        """``min(1, p/q)``; 1 where neither distribution has mass."""
         return torch.where(q_V > p_V, p_V / q_V, 1.0)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual ``max(p - q, 0)``, unnormalised; the next sibling's law is still q."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The residual ``max(p - q, 0)``, unnormalised; the next sibling's distribution is still
+        q."""
         if q_V is None:
             return p_V.scatter(-1, x[..., None], 0.0), None
         return (p_V - q_V).clamp_(min=0), q_V

@@ -5,14 +5,14 @@ TensorRT-LLM's rule for the thinking phase of DeepSeek-R1 (``use_relaxed_accepta
 2025; its example sets 10 and 0.6.
 
     accept x   iff   x is among the k most probable tokens of p   and   p(x) >= max p - δ
-    refused    the target's own token
+    rejected    the target's own token
 
 Theirs decodes greedily, by the softmax of the logits, and the target's token is the argmax:
-:class:`RelaxedGreedy`. :class:`Relaxed` carries the rule over to sampling: p is the warped law, and
-the target's token a draw from it, so that the place emits π = q r + (1 - Σ q r) p with r the 0 or 1
-of the rule. Their kernel takes exactly k tokens, ties broken by the sort; here all tokens as
-probable as the k-th count. A token with p(x) = 0 is never accepted. Switching the rule on only
-between the tokens that open and close the thinking is left out.
+:class:`RelaxedGreedy`. :class:`Relaxed` carries the rule over to sampling: p is the warped
+distribution, and the target's token a draw from it, so that the place emits π = q r + (1 - Σ q r) p
+with r the 0 or 1 of the rule. Their kernel takes exactly k tokens, ties broken by the sort; here
+all tokens as probable as the k-th count. A token with p(x) = 0 is never accepted. Switching the
+rule on only between the tokens that open and close the thinking is left out.
 
 Preserves: a threshold on each accepted token, no divergence. Accepts chains, i.i.d. or chosen.
 
@@ -40,7 +40,7 @@ from outrider.core.errors import InvalidParameterError
 
 @dataclass(frozen=True)
 class Relaxed:
-    """Acceptance near the top of the warped law; what is refused is drawn anew.
+    """Acceptance near the top of the warped distribution; what is rejected is drawn anew.
 
     Attributes:
         top_k: k, a whole number of at least 1; 1 accepts the argmax only.
@@ -55,7 +55,7 @@ class Relaxed:
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class Relaxed:
         near_V = (p_V >= top_K[..., :1] - self.delta) & (p_V >= top_K[..., -1:]) & (p_V > 0)
         return near_V.to(p_V.dtype)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The target's whole law, not a residual."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target's whole distribution, not a residual."""
         return p_V, q_V
 
 

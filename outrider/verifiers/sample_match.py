@@ -1,15 +1,16 @@
 """Sample and match: the target draws its own token everywhere, drafts are kept while they agree.
 
-Assisted generation in transformers, when sampling without the draft's law; the sampled form of
-SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024).
+Assisted generation in transformers, when sampling without the draft's distribution; the sampled
+form of SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024).
 
     y_i ~ p_i,   accept x   iff   x = y,   the next token is y at the end of the path
 
-The emitted tokens are the y themselves, so their law is the target's whatever the draft. Accepts
-x ~ q with probability Σ p q, never more than the Σ min(p, q) of rejection sampling; equal to it for
-a chosen candidate. Needs no q.
+The emitted tokens are the y themselves, so their distribution is the target's whatever the draft.
+Accepts x ~ q with probability Σ p q, never more than the Σ min(p, q) of rejection sampling; equal
+to it for a chosen candidate. Needs no q.
 
-Preserves: the target's law, exactly. Accepts any draft; siblings share the draw of their parent.
+Preserves: the target's distribution, exactly. Accepts any draft; siblings share the draw of their
+    parent.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -40,7 +41,7 @@ class SampleMatch:
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 

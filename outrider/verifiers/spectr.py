@@ -1,4 +1,4 @@
-"""K-SEQ: K sequences drawn independently from one root, judged position by position.
+"""K-SEQ: K sequences drawn independently from one root, verified position by position.
 
 Sun, Suresh, Ro, Beirami, Jain and Yu, "SpecTr: Fast Speculative Decoding via Optimal Transport",
 NeurIPS 2023, Algorithms 2 and 3. At a position with k sequences still active, whose next tokens
@@ -13,15 +13,15 @@ Where x is accepted, every active sequence that continues by x stays active, and
 of them goes on; at the end of a sequence the next token comes from p. K = 1 has ρ = 1, and is
 rejection sampling.
 
-Each draw gives x with probability min(q, p/ρ), so the first accepted one has the law
+Each draw gives x with probability min(q, p/ρ), so the first accepted one has the distribution
 min(q, p/ρ) p_acc / β, and the last line supplies what p has beyond it. That holds for every ρ >= ρ*
 (for smaller ones the last line would be negative), and the bisection keeps the upper end: how far
-it goes decides how much is accepted, not whether the law is right. At one position p_acc is at
-least 1 - (1 - 1/k)^k of the best that any rule could do with k draws (shown in the paper).
+it goes decides how much is accepted, not whether the distribution is right. At one position p_acc
+is at least 1 - (1 - 1/k)^k of the best that any rule could do with k draws (shown in the paper).
 
-Preserves: the target's law, exactly. Accepts i.i.d. drafts of one shape: sequences that part at the
-root (equal prefixes repeated, for multiplicity counts), of any lengths, numbered in any order.
-Reads the shape from the device once per round.
+Preserves: the target's distribution, exactly. Accepts i.i.d. drafts of one shape: sequences that
+part at the root (equal prefixes repeated, for multiplicity counts), of any lengths, numbered in any
+order. Reads the shape from the device once per round.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -55,11 +55,11 @@ class Spectr:
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Judges a batch of bundles of sequences.
+        """Verifies a batch of bundles of sequences.
 
         Raises:
             IncompatibleError: a draft that branches below its root.
@@ -70,7 +70,7 @@ class Spectr:
         u_BN = self._uniforms(draft, rng)
         node_B = torch.zeros_like(rows_B)
         active_BN = (numbers_N == 0).expand(B, N)
-        law_BV = p_BNV[:, 0]
+        probs_BV = p_BNV[:, 0]
         for _ in range(longest(draft)):
             next_BN = active_BN.gather(1, draft.parents_BN.clamp(min=0)) & draft.mask_BN
             next_BN = next_BN & (numbers_N > 0)
@@ -87,12 +87,12 @@ class Spectr:
             node_B = torch.where(accepted_B, first_B, node_B)
             same_BN = draft.tokens_BN == draft.tokens_BN[rows_B, node_B][:, None]
             active_BN = next_BN & same_BN & accepted_B[:, None]
-            refused_B = (num_B > 0) & ~accepted_B
+            rejected_B = (num_B > 0) & ~accepted_B
             left_BV = self.residual(p_BV, q_BV, num_B, rho_B)
-            law_BV = torch.where(refused_B[:, None], left_BV, law_BV)
-            law_BV = torch.where(accepted_B[:, None], p_BNV[rows_B, node_B], law_BV)
+            probs_BV = torch.where(rejected_B[:, None], left_BV, probs_BV)
+            probs_BV = torch.where(accepted_B[:, None], p_BNV[rows_B, node_B], probs_BV)
         num_accepted_B = draft.depth_BN[rows_B, node_B]
-        next_B = draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
 
     def smallest_rho(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Spectr:
 
     def _uniforms(self, draft: Draft, rng: Stream) -> Tensor:
         """A number for each node, (B, N), counted by depth first: which nodes of a depth are
-        judged depends on the numbers of the depths above."""
+        verified depends on the numbers of the depths above."""
         u_BD = rng.uniform(Role.ACCEPT, max(draft.num_nodes - 1, 1))
         rank_BN = draft.depth_BN.argsort(dim=1, stable=True).argsort(1)
         return u_BD.gather(1, (rank_BN - 1).clamp(min=0))
@@ -141,7 +141,7 @@ def longest(draft: Draft) -> int:
     most, depth = torch.stack([num_children_BN.amax(), depth_BN.amax()]).tolist()
     if most > 1:
         raise IncompatibleError(
-            "this rule judges sequences that part at the root; the draft branches below it"
+            "this rule verifies sequences that part at the root; the draft branches below it"
         )
     return int(depth)
 
@@ -157,7 +157,7 @@ def some_accepted(beta_B: Tensor, num_B: Tensor) -> Tensor:
 
 
 def _probs(draft: Draft) -> Tensor:
-    assert draft.probs_BNV is not None, "i.i.d. drafts come with their laws"
+    assert draft.probs_BNV is not None, "i.i.d. drafts come with their distributions"
     return draft.probs_BNV
 
 

@@ -5,7 +5,7 @@ Multiple Decoding Heads", ICML 2024, section 2.3.1; the threshold is that of tru
 (Hewitt, Manning and Liang, 2022).
 
     accept x   iff   p(x) > min(ε, δ exp(-H(p))),   H(p) = -Σ p ln p
-    refused, or behind a whole draft: a draw from p    emit="sample"
+    rejected, or behind a whole draft: a draw from p    emit="sample"
                                       or argmax p      emit="argmax"
 
 The authors set ε = 0.09 and δ = 0.3 = √ε. Their entropy is -Σ p ln(p + 1e-5), smaller by up to 1e-5
@@ -45,7 +45,7 @@ Emit = Literal["sample", "argmax"]
 
 @dataclass(frozen=True)
 class Typical:
-    """A threshold that falls with the entropy of the target's law (Cai et al.).
+    """A threshold that falls with the entropy of the target's distribution (Cai et al.).
 
     Attributes:
         epsilon: ε, the highest threshold, in [0, 1].
@@ -63,7 +63,7 @@ class Typical:
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
-    needs: ClassVar[Needs] = "law"
+    needs: ClassVar[Needs] = "distribution"
     traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -98,8 +98,8 @@ class Typical:
         """1 for typical tokens, else 0."""
         return (p_V > self._threshold(p_V)).to(p_V.dtype)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The target's whole law, not a residual; or the point mass at its argmax."""
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The target's whole distribution, not a residual; or the point mass at its argmax."""
         if self.emit == "sample":
             return p_V, q_V
         best_1 = p_V.argmax(-1, keepdim=True)

@@ -2,15 +2,15 @@
 
 Only the tokens whose ratio w = p/q is near α or near β have to be known one by one; of all others
 the masses do. So tokens are counted into bins by the upper bits of w as a float32 number, which
-order as w does; the binned laws say in which two cells of bins α and β lie; and the path is then
-solved exactly over the tokens of those cells, with the rest as three groups:
+order as w does; the binned distributions say in which two cells of bins α and β lie; and the path
+is then solved exactly over the tokens of those cells, with the rest as three groups:
 
     all below α | tokens around α | all between | tokens around β | all above β
 
 The one thing that the bins round off is the divergence of the tokens between, Σ d(p, q). Merging
 tokens whose ratios agree to δ loses less than δ²/4 of their mass, and never adds; a row where that
 could matter at the millionth of the budget, where α or β turn out to lie elsewhere, or where a
-law has zeros, is left to the sort. :func:`zoom` says which rows it has solved.
+distribution has zeros, is left to the sort. :func:`zoom` says which rows it has solved.
 
 Legend: R rows, V vocabulary, K bins, C cells of bins, Z tokens that are looked at one by one.
 """

@@ -7,8 +7,8 @@ from tiny_models import ragged_prompts, tiny
 
 from benchmarks.early_exit import acceptance, code_prompts, markdown, measure
 from outrider import assets
-from outrider.models import load_model
-from outrider.models.early_exit import EarlyExit
+from outrider.runtime import load_model
+from outrider.runtime.hf.early_exit import EarlyExit
 
 
 def test_passes_are_timed_and_reported() -> None:

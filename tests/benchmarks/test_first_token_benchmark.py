@@ -6,7 +6,7 @@ import pytest
 from tiny_models import engine_of, tiny
 
 from benchmarks.first_token import eagerly, markdown, measure
-from outrider.models import prefill
+from outrider.runtime import prefill
 
 
 def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_the_page_shows_gaps_waits_and_failures() -> None:
         "passes": {"target": taken},
         "gaps": 0.25,
         "activity": found.as_dict(),
-        "sync_places": {"outrider/engine/slots.py:9": 1.0},
+        "sync_places": {"outrider/engine/running_batch.py:9": 1.0},
     }
     about = {"versions": {"torch": "2", "transformers": "5"}} | dict.fromkeys(
         ("date", "hardware", "device", "cuda", "rounds", "repeats", "acceptance"), "x"
@@ -148,7 +148,7 @@ def test_the_page_shows_gaps_waits_and_failures() -> None:
     assert "| small | set | 5 | 0 | 123.4 | 120.0–125.0 | – | 3.50 | 12.00 | 0.40 | 9.00" in page
     assert "| 25% | 2 | 1.0 |" in page
     assert "failed: out of memory" in page
-    assert "| outrider/engine/slots.py:9 | 1.00 |" in page
+    assert "| outrider/engine/running_batch.py:9 | 1.00 |" in page
     assert page.endswith("## Notes\n\n- one\n")
     tables = [line.count("|") for line in page.splitlines() if line.startswith(("| small", "| –"))]
     assert len(set(tables)) == 1

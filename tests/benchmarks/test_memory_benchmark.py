@@ -9,7 +9,7 @@ from benchmarks.memory import KINDS, error, markdown
 from benchmarks.memory_rounds import bounded, rounds
 
 
-def test_error_is_none_for_slabs_as_computed_and_grows_with_fewer_bits() -> None:
+def test_error_is_none_for_buffers_as_computed_and_grows_with_fewer_bits() -> None:
     target = tiny("llama", dtype=torch.float64)
     found = [error(target, kind, ragged_prompts([30, 30])) for kind in KINDS]
     assert found[0] == {"kl": 0.0, "kl_largest": 0.0, "agreement": 1.0, "places": 60}
@@ -37,12 +37,12 @@ def test_the_page_shows_what_was_measured() -> None:
         "speculative": speed,
     }
     about = dict.fromkeys(("date", "hardware", "threads", "torch", "note"), "x")
-    slabs = {"dtype": "float32", "texts": 2, "tokens": 200, "timed": 2, "repeats": 3}
+    buffers = {"dtype": "float32", "texts": 2, "tokens": 200, "timed": 2, "repeats": 3}
     read = {str(done): 400 + done / 10_000 for done in range(1_000, 10_001, 500)}
     rounds_row = {"resident": read, "slope": -0.25, "range": 0.9, "texts": 9}
     page = markdown(
         {
-            "slabs": slabs
+            "buffers": buffers
             | {"about": about | {"command": "A"}}
             | {"kinds": dict.fromkeys(KINDS, row)},
             "rounds": {"a pair": rounds_row | {"about": about | {"command": "B"}}},

@@ -1,4 +1,4 @@
-"""The comparison with peers: what is counted, judged and said, with peers that are made up."""
+"""The comparison with peers: what is counted, verified and said, with peers that are made up."""
 
 import json
 import sys
@@ -153,12 +153,12 @@ def test_speed_is_of_all_prompts_and_spread_of_repeats() -> None:
     assert row["equal_to_itself"]
 
 
-def test_bars_are_judged_on_their_own_pair_only() -> None:
+def test_bars_are_verified_on_their_own_pair_only() -> None:
     rows = {OURS: {"median": 8.0}, "transformers:assisted": {"median": 2.0}}
-    judged = {bar["theirs"]: bar for bar in verdicts("embedded", rows)}
-    assert judged["transformers:assisted"]["ratio"] == 4
-    assert judged["transformers:assisted"]["met"] is True
-    assert judged["openvino:speculative"]["met"] is None
+    verified = {bar["theirs"]: bar for bar in verdicts("embedded", rows)}
+    assert verified["transformers:assisted"]["ratio"] == 4
+    assert verified["transformers:assisted"]["met"] is True
+    assert verified["openvino:speculative"]["met"] is None
     rows["transformers:assisted"]["median"] = 2.1
     assert verdicts("embedded", rows)[0]["met"] is False
 

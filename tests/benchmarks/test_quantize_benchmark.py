@@ -7,7 +7,7 @@ from tiny_models import tiny_module
 
 from benchmarks.quantize import KINDS, PAIRS, held_out, markdown, of_kind, size, verdict
 from outrider import assets
-from outrider.models import load_tokenizer
+from outrider.runtime import load_tokenizer
 
 
 def _report(int8_seconds: float, int8_alpha: float) -> dict[str, Any]:

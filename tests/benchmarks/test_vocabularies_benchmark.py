@@ -6,7 +6,7 @@ import torch
 from tiny_models import byte_tokenizer, full_logits, tiny_module
 
 from benchmarks.vocabularies import drafts, markdown, measure
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 TARGET, DRAFT = (
     HFModel(

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import tiny_module
 
 from benchmarks.vs_transformers import contenders, markdown, measure, ratios
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from scripts.fill_results import BEGIN, END, filled
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]

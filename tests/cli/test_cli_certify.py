@@ -87,7 +87,7 @@ def test_temperature_0(certify: Run) -> None:
         (["--verifier", "no_such_module:X"], "cannot import 'no_such_module'"),
         (["--verifier", f"{MUTANTS}:Nothing"], "has no 'Nothing'"),
         (["--verifier", "json:dumps"], "no verification rule"),
-        (["--verifier", f"{MUTANTS}:WithReplacementAssumed"], "cannot judge 'iid'"),
+        (["--verifier", f"{MUTANTS}:WithReplacementAssumed"], "cannot verify 'iid'"),
         (["--verifier", f"{MUTANTS}:TopKAsDraws"], "called without arguments"),
         (["--length", 256], "do not fit into the context of 256"),
         (["--method", "nothing"], "unknown method"),

@@ -16,7 +16,7 @@ from outrider.cli.engines import plain_engine
 Run = Callable[..., Result]
 
 
-def test_methods_lists_all_with_paper_and_law(run: Run) -> None:
+def test_methods_lists_all_with_paper_and_distribution(run: Run) -> None:
     result = run("methods")
     assert result.exit_code == 0
     for name in (*METHODS, "Leviathan", "lossless", "draft model"):

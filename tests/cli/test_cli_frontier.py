@@ -10,10 +10,10 @@ import pytest
 from torch import Tensor
 from typer.testing import Result
 
-import outrider.bench.frontier as bench
-from outrider.bench.frontier import SETTINGS, Family
-from outrider.bench.frontier.envelope import Mentor
+import outrider.lab.frontier as bench
 from outrider.core import Divergence
+from outrider.lab.frontier import SETTINGS, Family
+from outrider.lab.frontier.envelope import Mentor
 from outrider.verifiers import Lenience, Mentored, Rejection
 
 Run = Callable[..., Result]

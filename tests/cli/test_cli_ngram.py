@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram.table import NgramTable
 
 Run = Callable[..., Result]
 CODE = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(30))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from outrider.bench.profile.beta import pass_times
+from outrider.lab.profile.beta import pass_times
 
 Run = Callable[..., Result]
 
@@ -17,9 +17,9 @@ Run = Callable[..., Result]
 @pytest.fixture
 def profile(pair: tuple[Path, Path], run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on the tiny pair: little memory, few passes and rounds."""
-    monkeypatch.setattr("outrider.bench.profile.run.LARGE", 2**16)
-    monkeypatch.setattr("outrider.bench.profile.run.last_level_cache", lambda device: 2**17)
-    monkeypatch.setattr("outrider.bench.profile.model.pass_times", partial(pass_times, repeats=1))
+    monkeypatch.setattr("outrider.lab.profile.run.LARGE", 2**16)
+    monkeypatch.setattr("outrider.lab.profile.run.last_level_cache", lambda device: 2**17)
+    monkeypatch.setattr("outrider.lab.profile.model.pass_times", partial(pass_times, repeats=1))
 
     def call(*arguments: object) -> Result:
         target, draft = pair

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from outrider.drafters.topology import Topology
+from outrider.drafters.tree.topology import Topology
 
 Run = Callable[..., Result]
 

@@ -1,4 +1,4 @@
-"""Bounds of whole texts from bounds of tokens, held against products of laws.
+"""Bounds of whole texts from bounds of tokens, held against products of distributions.
 
 Legend: V tokens, S texts (all sequences of n tokens).
 """
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.analysis.divergence import divergences
 from outrider.core import LOSSLESS, Bound
+from outrider.core.divergences import divergences
 
 
 def pair(scale: float) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.core import Draft, Verdict, counting, straight
+from outrider.core import Draft, Verdict, chain_tensors, counting
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def test_a_full_chain_is_what_its_definition_says(B, N):
         assert torch.equal(getattr(draft, name), getattr(by_hand, name)), name
     assert draft.parents_BN.tolist() == [list(range(-1, N - 1))] * B
     assert draft.depth_BN.tolist() == [list(range(N))] * B
-    assert straight(B, N, CPU).path_BD.tolist() == [list(range(1, N))] * B
+    assert chain_tensors(B, N, CPU).path_BD.tolist() == [list(range(1, N))] * B
 
 
 def test_a_mask_of_its_own_is_not_full():
@@ -41,7 +41,7 @@ def test_a_full_chain_with_another_mask_is_not_full():
 
 def test_what_a_chain_emits_is_its_path_and_the_next_token():
     draft = Draft.chain(torch.tensor([[9, 1, 2], [9, 3, 4], [9, 5, 6]]), None, None, "chosen")
-    path_BD = straight(3, 3, CPU).path_BD
+    path_BD = chain_tensors(3, 3, CPU).path_BD
     verdict = Verdict(path_BD, torch.tensor([0, 1, 2]), torch.tensor([7, 7, 7]))
     rows = zip(verdict.emitted(draft).tolist(), range(3), strict=True)
     emitted = [row[: n + 1] for row, n in rows]
@@ -50,7 +50,7 @@ def test_what_a_chain_emits_is_its_path_and_the_next_token():
 
 def test_shared_tensors_are_ordinary_and_cannot_be_written():
     with torch.inference_mode():
-        shared = straight(2, 7, CPU), counting(11, CPU, 3)
+        shared = chain_tensors(2, 7, CPU), counting(11, CPU, 3)
     assert not shared[0].mask_BN.is_inference()
     assert not shared[1].is_inference()
     assert shared[1].tolist() == list(range(0, 33, 3))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.core import Context, Draft, Prefix, Stream
-from outrider.testing import SoftmaxLaw
+from outrider.testing import SoftmaxDistribution
 
 token_lists = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 
@@ -22,7 +22,7 @@ def contents(context):
 )
 def test_appending_is_list_extension(prompts, rounds, random):
     """Also past the capacity it starts with."""
-    context = Context.start(prompts, SoftmaxLaw(), [0] * len(prompts), range(len(prompts)))
+    context = Context.start(prompts, SoftmaxDistribution(), [0] * len(prompts), range(len(prompts)))
     expected = [list(prompt) for prompt in prompts]
     for width in rounds:
         counts = [random.randint(1, width) for _ in prompts]
@@ -38,10 +38,10 @@ def test_appending_is_list_extension(prompts, rounds, random):
 
 
 def test_rows_leave_and_enter():
-    context = Context.start([[1], [2, 3], [4]], SoftmaxLaw(), [5, 6, 7], [0, 1, 2])
+    context = Context.start([[1], [2, 3], [4]], SoftmaxDistribution(), [5, 6, 7], [0, 1, 2])
     keys = context.key_B.tolist()
     context.keep([2, 1])
-    other = Context.start([[8] * 300], SoftmaxLaw(), [9], [3])
+    other = Context.start([[8] * 300], SoftmaxDistribution(), [9], [3])
     context.join(other)
     assert contents(context) == [[4], [2, 3], [8] * 300]
     assert context.key_B.tolist() == [keys[2], keys[1], int(other.key_B)]
@@ -49,13 +49,13 @@ def test_rows_leave_and_enter():
 
 
 def test_random_numbers_are_keyed_by_the_roots_position():
-    context = Context.start([[1, 2, 3]], SoftmaxLaw(), [5], [6])
+    context = Context.start([[1, 2, 3]], SoftmaxDistribution(), [5], [6])
     assert (context.rng.position_B == 3).all()
     assert isinstance(context.rng, Stream)
 
 
 def test_prefix_of_a_draft_is_each_nodes_path():
-    context = Context.start([[7, 8], [9]], SoftmaxLaw(), [0, 0], [0, 1])
+    context = Context.start([[7, 8], [9]], SoftmaxDistribution(), [0, 0], [0, 1])
     tokens_BN = torch.tensor([[8, 1, 2, 3], [9, 4, 5, 6]])
     parents_BN = torch.tensor([[-1, 0, 0, 1], [-1, 0, 1, 2]])
     draft = Draft(tokens_BN, parents_BN, torch.ones_like(tokens_BN).bool(), None, "chosen")
@@ -66,6 +66,6 @@ def test_prefix_of_a_draft_is_each_nodes_path():
 
 
 def test_prefix_of_a_chain_is_all_of_it():
-    context = Context.start([[7, 8]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[7, 8]], SoftmaxDistribution(), [0], [0])
     prefix = Prefix.of_chain(context, [torch.tensor([3]), torch.tensor([4])])
     assert prefix.row(0, 0).tolist() == [[7, 8, 3, 4]]

@@ -86,7 +86,7 @@ def test_large_vocabularies_draw_block_by_block_what_a_running_sum_draws(num_tok
 
 
 @pytest.mark.slow
-def test_large_vocabularies_have_the_law():
+def test_large_vocabularies_have_the_distribution():
     """False alarm with probability 1e-4."""
     p_V = (3 * torch.randn(9216, generator=torch.Generator().manual_seed(0))).softmax(-1)
     u_B = torch.rand(200_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -1,9 +1,9 @@
-"""Where sequences end: drafts are cut there, and laws are told."""
+"""Where sequences end: drafts are cut there, and distributions are told."""
 
 import torch
 
 from outrider.core import Context, Draft, Ends, Prefix
-from outrider.testing import SoftmaxLaw
+from outrider.testing import SoftmaxDistribution
 
 ENDS = Ends.of([(7, 8), (), (9,)], [4, 99, 5])
 
@@ -47,7 +47,7 @@ def test_rows_come_and_go() -> None:
 def test_places_where_a_token_may_stand() -> None:
     """Behind no end token, below the row's greatest length, at nodes that exist."""
     prompts = [[7, 1], [7, 1, 2], [3]]
-    context = Context.start(prompts, SoftmaxLaw(), [0] * 3, range(3), ends=ENDS)
+    context = Context.start(prompts, SoftmaxDistribution(), [0] * 3, range(3), ends=ENDS)
     tokens_BN = torch.tensor([[1, 2, 3, 4], [2, 7, 8, 9], [3, 1, 9, 1]])
     mask_BN = torch.tensor([[True] * 4, [True, True, False, False], [True] * 4])
     draft = Draft.chain(tokens_BN, mask_BN, None, "chosen")

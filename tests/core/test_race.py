@@ -1,4 +1,4 @@
-"""The exponential race: its noise, its law, and that opening few blocks changes nothing.
+"""The exponential race: its noise, its distribution, and that opening few blocks changes nothing.
 
 Legend: B rows, V vocabulary.
 """
@@ -16,7 +16,7 @@ def stream(num_rows: int, position: int = 7, seed: int = 0) -> Stream:
     return Stream(row_keys([seed] * num_rows, list(range(num_rows)), "cpu"), torch.tensor(position))
 
 
-def laws(num_rows: int, num_tokens: int, scale: float, seed: int = 0) -> Tensor:
+def distributions(num_rows: int, num_tokens: int, scale: float, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(num_rows, num_tokens, generator=generator)).softmax(-1)
 
@@ -31,7 +31,7 @@ def test_the_noise_is_exponential_and_independent_across_tokens() -> None:
 
 
 @pytest.mark.slow
-def test_draws_have_the_law() -> None:
+def test_draws_have_the_distribution() -> None:
     """False alarm with probability 1e-4."""
     p_V = torch.tensor([0.1, 0.2, 0.05, 0.6, 0.0, 0.05], dtype=torch.float64)
     token_B = race(p_V.expand(200_000, 6), stream(200_000))
@@ -41,8 +41,8 @@ def test_draws_have_the_law() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 def test_opening_few_blocks_finds_the_winner_of_all(scale: float) -> None:
     """Parity of the fast search with its plain twin, with many more blocks than are opened; flat
-    laws need all of them now and then."""
-    p_BV = laws(300, 5000, scale)
+    distributions need all of them now and then."""
+    p_BV = distributions(300, 5000, scale)
     rng = stream(300)
     assert (race(p_BV, rng) == (noise(rng, 5000) / p_BV).argmin(1)).all()
 
@@ -63,10 +63,10 @@ def test_impossible_tokens_never_win() -> None:
 
 
 @pytest.mark.slow
-def test_two_laws_agree_as_often_as_the_formula_says() -> None:
+def test_two_distributions_agree_as_often_as_the_formula_says() -> None:
     """P(x = y = v) = 1 / Σ_w max(p_w/p_v, q_w/q_v), at least (1 - TV) / (1 + TV) in all.
     False alarm with probability 1e-4."""
-    p_V, q_V = laws(2, 6, 1.5, seed=3).double()
+    p_V, q_V = distributions(2, 6, 1.5, seed=3).double()
     together_VV = torch.maximum(p_V / p_V[:, None], q_V / q_V[:, None])
     agree_V = 1 / together_VV.sum(1)
     tv = 0.5 * float((p_V - q_V).abs().sum())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.core import AHEAD, Context, Role, Stream, row_keys
-from outrider.core.rng import Coming, as_uniform, fold, mix
+from outrider.core.rng import UpcomingUniforms, as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
 
@@ -157,7 +157,7 @@ def test_a_child_is_keyed_by_its_number():
 
 def test_numbers_made_ahead_are_those_of_their_positions():
     key_B = row_keys([1, 2, 3], [4, 5, 6], "cpu")
-    coming = Coming(key_B, [7, 30, 2])
+    coming = UpcomingUniforms(key_B, [7, 30, 2])
     assert coming.num_positions > 4
     for step in (0, 1, coming.num_positions - 1):
         lengths = [7 + step, 30, 2 + step]

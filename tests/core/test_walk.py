@@ -1,4 +1,4 @@
-"""Chains and trees are judged alike, in any batch."""
+"""Chains and trees are verified alike, in any batch."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from outrider.core import Draft, Role, Stream, draw, path_to, row_keys, walk_cha
 from outrider.verifiers import Distinct, Greedy, Rejection
 
 
-def random_laws(generator, *shape, zeros):
+def random_distributions(generator, *shape, zeros):
     weights = torch.rand(*shape, generator=generator, dtype=torch.float64)
     weights = weights * (torch.rand(*shape, generator=generator) >= zeros)
     weights[..., 0] += 1e-3
@@ -18,10 +18,10 @@ def random_laws(generator, *shape, zeros):
 
 
 def random_chain(seed, B, D, V, drawn, zeros):
-    """A batch of ragged chains with their target laws."""
+    """A batch of ragged chains with their target distributions."""
     generator = torch.Generator().manual_seed(seed)
-    p_BNV = random_laws(generator, B, D + 1, V, zeros=zeros)
-    q_BNV = random_laws(generator, B, D + 1, V, zeros=zeros)
+    p_BNV = random_distributions(generator, B, D + 1, V, zeros=zeros)
+    q_BNV = random_distributions(generator, B, D + 1, V, zeros=zeros)
     tokens_BD = q_BNV[:, :-1].reshape(-1, V).multinomial(1, generator=generator).view(B, D)
     tokens_BN = torch.cat([torch.zeros(B, 1, dtype=torch.int64), tokens_BD], 1)
     num_drafted_B = torch.randint(D + 1, (B,), generator=generator)
@@ -32,10 +32,10 @@ def random_chain(seed, B, D, V, drawn, zeros):
 
 
 def random_tree(seed, B, N, V, drawn, zeros):
-    """A batch of ragged trees, each row another one, with their target laws."""
+    """A batch of ragged trees, each row another one, with their target distributions."""
     generator = torch.Generator().manual_seed(seed)
-    p_BNV = random_laws(generator, B, N, V, zeros=zeros)
-    q_BNV = random_laws(generator, B, N, V, zeros=zeros)
+    p_BNV = random_distributions(generator, B, N, V, zeros=zeros)
+    q_BNV = random_distributions(generator, B, N, V, zeros=zeros)
     back_BN = torch.randint(1, 4, (B, N), generator=generator)
     parents_BN = (torch.arange(N) - back_BN).clamp(min=0)
     parents_BN[:, 0] = -1
@@ -67,7 +67,7 @@ def walk_node_by_node(rule, draft, p_BNV, rng):
                 q_V = None if draft.probs_BNV is None else draft.probs_BNV[b, i]
                 path.append(i)
             else:
-                left_V, q_V = rule.refuse(p_V, q_V, draft.tokens_BN[b, i])
+                left_V, q_V = rule.reject(p_V, q_V, draft.tokens_BN[b, i])
                 left_V = left_V if left_V.sum() > 0 else p_V
                 p_V = left_V / left_V.sum()
         tokens = [int(draft.tokens_BN[b, i]) for i in path]
@@ -97,7 +97,7 @@ chains = st.tuples(
 
 @settings(deadline=None)
 @given(chains)
-def test_a_chain_is_judged_like_the_thin_tree_it_is(parameters):
+def test_a_chain_is_verified_like_the_thin_tree_it_is(parameters):
     draft, p_BNV, rng = random_chain(*parameters)
     as_chain = decisions(walk_chain(Rejection(), draft, p_BNV, rng), draft)
     assert as_chain == decisions(walk_tree(Rejection(), draft, p_BNV, rng), draft)
@@ -117,7 +117,7 @@ def test_trees_are_walked_as_node_by_node(seed, B, N, V, drawn, zeros):
     rule = Distinct() if drawn == "distinct" else Rejection()
     plain = walk_node_by_node(rule, draft, p_BNV, rng)
     assert decisions(walk_tree(rule, draft, p_BNV, rng), draft) == plain
-    known = replace(draft, longest_walk=int(draft.turn_BN.max()))
+    known = replace(draft, longest_walk=int(draft.visit_order_BN.max()))
     assert decisions(walk_tree(rule, known, p_BNV, rng), known) == plain
 
 
@@ -125,12 +125,12 @@ def test_the_turn_of_a_node_counts_all_that_stands_before_it():
     parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 3, 2, 0]])
     ones_BN = torch.ones_like(parents_BN)
     draft = Draft(ones_BN, parents_BN, ones_BN.bool(), None, "chosen")
-    assert draft.turn_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
+    assert draft.visit_order_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
 
 
 @settings(deadline=None)
 @given(chains)
-def test_greedy_judges_a_chain_like_the_thin_tree_it_is(parameters):
+def test_greedy_verifies_a_chain_like_the_thin_tree_it_is(parameters):
     draft, p_BNV, rng = random_chain(*parameters)
     tree = replace(draft, is_chain=False)
     as_chain = decisions(Greedy()(draft, p_BNV, rng), draft)
@@ -146,17 +146,19 @@ def test_rejection_stops_where_a_plain_loop_stops(parameters):
     u_BD, w_B1 = rng.uniform(Role.ACCEPT, draft.num_nodes - 1), rng.uniform(Role.NEXT, 1)
     for b in range(len(p_BNV)):
         n, gamma = 0, int(draft.num_drafted_B[b])
-        law_V = None
+        probs_V = None
         while n < gamma:
             x, p_V = int(draft.tokens_BN[b, n + 1]), p_BNV[b, n]
             q_V = torch.eye(len(p_V), dtype=p_V.dtype)[x]
             if draft.probs_BNV is not None:
                 q_V = draft.probs_BNV[b, n]
             if not u_BD[b, n] * q_V[x] < p_V[x]:
-                law_V = (p_V - q_V).clamp(min=0) if draft.probs_BNV is not None else p_V * (q_V < 1)
+                probs_V = (
+                    (p_V - q_V).clamp(min=0) if draft.probs_BNV is not None else p_V * (q_V < 1)
+                )
                 break
             n += 1
-        next_token = draw((p_BNV[b, n] if law_V is None else law_V)[None], w_B1[b])
+        next_token = draw((p_BNV[b, n] if probs_V is None else probs_V)[None], w_B1[b])
         assert int(verdict.num_accepted_B[b]) == n
         assert int(verdict.next_token_B[b]) == int(next_token)
 
@@ -170,7 +172,7 @@ def test_path_to_climbs_to_the_root():
     assert draft.depth_BN.tolist() == [[0, 1, 1, 2, 2, 3, 2]]
 
 
-def test_equal_laws_accept_everything():
+def test_equal_distributions_accept_everything():
     draft, p_BNV, rng = random_chain(3, 64, 5, 4, "iid", 0.3)
     draft = replace(draft, probs_BNV=p_BNV)
     tokens_BD = p_BNV[:, :-1].reshape(-1, 4).multinomial(1).view(64, 5)

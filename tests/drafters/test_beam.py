@@ -1,4 +1,4 @@
-"""Beams: the search against one written plainly, the law of its samples, its cache.
+"""Beams: the search against one written plainly, the distribution of its samples, its cache.
 
 Legend: B rows, N nodes, n beams, V vocabulary.
 """
@@ -15,15 +15,15 @@ from tiny_models import FAMILIES, VOCAB, full_logits, ragged_prompts, tiny
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Law, Prefix, Role, check_compatible
+from outrider.core import Budget, Context, Distribution, Prefix, Role, check_compatible
 from outrider.core.errors import IncompatibleError, InvalidParameterError, OutriderWarning
 from outrider.drafters import ModelDrafter
 from outrider.drafters import beam as beam_module
-from outrider.drafters.beam import BeamDrafter, MjgdDrafter, Search, Step
-from outrider.drafters.beam_tree import BeamTree
-from outrider.models import HFModel
+from outrider.drafters.search.beam import BeamDrafter, MjgdDrafter, Search, Step
+from outrider.drafters.search.beam_tree import BeamTree
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
-from outrider.testing import SoftmaxLaw, check_drafter, chi2_p_value
+from outrider.testing import SoftmaxDistribution, check_drafter, chi2_p_value
 from outrider.verifiers import Block, Rejection
 from outrider.verifiers.commit import Commit
 
@@ -49,16 +49,18 @@ def start(prompts: list[list[int]], sampling: Sampling, num_tokens: int = VOCAB)
     return Context.start(prompts, Warp([sampling] * B, num_tokens), [0] * B, range(B))
 
 
-def law_behind(model: HFModel, prompt: list[int], path: Path, sampling: Sampling) -> Tensor:
-    """The law of the next token from a plain pass over everything before it, (V,)."""
+def distribution_behind(
+    model: HFModel, prompt: list[int], path: Path, sampling: Sampling
+) -> Tensor:
+    """The distribution of the next token from a plain pass over everything before it, (V,)."""
     context = start([prompt], sampling, model.num_tokens)
     context.append(torch.tensor([path], dtype=torch.int64), torch.tensor([len(path)]))
     context.advance([len(path)])
     logits_11V = full_logits(model.module, [*prompt, *path])[None, -1:]
     prefix = Prefix.of_chain(context, [])
     if sampling.greedy:
-        return context.law.logits(logits_11V, prefix).softmax(-1)[0, 0]
-    return context.law(logits_11V, prefix)[0, 0]
+        return context.distribution.logits(logits_11V, prefix).softmax(-1)[0, 0]
+    return context.distribution(logits_11V, prefix)[0, 0]
 
 
 def plain_search(
@@ -94,7 +96,7 @@ def continuations(
     return [
         ((*path, x), score + log_q)
         for path, score in living
-        for x, log_q in enumerate(law_behind(model, prompt, path, sampling).log().tolist())
+        for x, log_q in enumerate(distribution_behind(model, prompt, path, sampling).log().tolist())
         if log_q > -torch.inf
     ]
 
@@ -128,7 +130,7 @@ def check_against_plain(family: str, sampling: Sampling, beams: int, lengths: li
         (best, score), num = plain[γ - row - 1][0], γ - row
         assert tuple(draft.tokens_BN[row][draft.mask_BN[row]].tolist()[1:]) == best
         q_DV = draft.probs_BNV[row, :num]
-        along = [law_behind(model, prompt, best[:i], sampling) for i in range(num)]
+        along = [distribution_behind(model, prompt, best[:i], sampling) for i in range(num)]
         assert torch.allclose(q_DV, torch.stack(along), rtol=0, atol=ATOL)
         q_D = q_DV.gather(1, torch.tensor(best)[:, None])
         assert float(q_D.log().sum()) == pytest.approx(score, abs=ATOL)
@@ -220,12 +222,12 @@ def test_logits_come_along_where_a_rule_reads_them() -> None:
 def test_contract(search: Search) -> None:
     """Well formed, within budget, a row alone as in its batch, through commits, keep and join."""
 
-    def law(num_rows: int) -> Law:
+    def distribution(num_rows: int) -> Distribution:
         sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
         return Warp([sampling] * num_rows, 6)
 
     with torch.inference_mode():
-        check_drafter(BeamDrafter(toy(1, 6), 6, 3, search), 6, law=law)
+        check_drafter(BeamDrafter(toy(1, 6), 6, 3, search), 6, distribution=distribution)
 
 
 @pytest.mark.parametrize(("beams", "search"), [(1, "greedy"), (5, "greedy"), (5, "sample")])
@@ -240,7 +242,7 @@ def test_at_temperature_zero_it_is_the_greedy_chain(beams: int, search: str) -> 
             for d in (ModelDrafter(model, VOCAB), drafter)
         )
         samplings = [Sampling(temperature=0), Sampling(), Sampling(temperature=0)]
-        context.law = Warp(samplings, VOCAB)
+        context.distribution = Warp(samplings, VOCAB)
         mixed = drafter.propose(drafter.start(context), context, Budget(6), context.rng)
     assert torch.equal(draft.tokens_BN, chain.tokens_BN)
     assert torch.equal(mixed.tokens_BN[::2], chain.tokens_BN[::2])
@@ -256,10 +258,10 @@ def test_one_beam_is_the_greedy_chain_at_any_temperature() -> None:
     assert torch.equal(draft.tokens_BN, other.tokens_BN)
 
 
-def exact_law(
+def exact_distribution(
     model: HFModel, prompt: list[int], beams: int, num_steps: int, sampling: Sampling
 ) -> dict[Path, float]:
-    """Law of the best beam: all orders of the 2B draws, added up."""
+    """Distribution of the best beam: all orders of the 2B draws, added up."""
     states: dict[tuple[tuple[Path, float], ...], float] = {(((), 0.0),): 1.0}
     for _ in range(num_steps):
         after: dict[tuple[tuple[Path, float], ...], float] = {}
@@ -275,10 +277,10 @@ def exact_law(
                 kept = tuple(drawn[:beams])
                 after[kept] = after.get(kept, 0.0) + chance
         states = after
-    law: dict[Path, float] = {}
+    distribution: dict[Path, float] = {}
     for living, mass in states.items():
-        law[living[0][0]] = law.get(living[0][0], 0.0) + mass
-    return law
+        distribution[living[0][0]] = distribution.get(living[0][0], 0.0) + mass
+    return distribution
 
 
 @pytest.mark.parametrize(
@@ -309,19 +311,19 @@ def sampled_p_value(num_tokens: int, beams: int, num_steps: int, num_rows: int) 
     """p-value of the best beams of many requests with one prompt."""
     model = toy(1, num_tokens, num_hidden_layers=1, std=0.15)
     prompt, sampling = [1], Sampling()
-    law = exact_law(model, prompt, beams, num_steps, sampling)
-    cells = {path: i for i, path in enumerate(law)}
+    distribution = exact_distribution(model, prompt, beams, num_steps, sampling)
+    cells = {path: i for i, path in enumerate(distribution)}
     drafter = BeamDrafter(model, num_tokens, beams)
     counts_C = torch.zeros(len(cells) + 1)
     for first in range(0, num_rows, 10_000):
         numbers = range(first, first + 10_000)
-        context = Context.start([prompt] * 10_000, SoftmaxLaw(), [7] * 10_000, numbers)
+        context = Context.start([prompt] * 10_000, SoftmaxDistribution(), [7] * 10_000, numbers)
         with torch.inference_mode():
             draft = drafter.propose(drafter.start(context), context, Budget(num_steps), context.rng)
         paths, counts = draft.tokens_BN[:, 1:].unique(dim=0, return_counts=True)
         for path, count in zip(paths.tolist(), counts.tolist(), strict=True):
             counts_C[cells.get(tuple(path), -1)] += count
-    return chi2_p_value(counts_C, torch.tensor([*law.values(), 0.0]))
+    return chi2_p_value(counts_C, torch.tensor([*distribution.values(), 0.0]))
 
 
 @pytest.mark.slow
@@ -338,7 +340,7 @@ def first_drawn(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[
 
 
 def last_step_only(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong: beams are judged by their last token alone."""
+    """Wrong: beams are verified by their last token alone."""
     alive_Bn = score_Bn.clamp(-1e-9, 0)
     return beam_module.sampled(alive_Bn, q_BnV, k, u_BR)
 
@@ -488,6 +490,6 @@ def test_a_bad_search_is_named() -> None:
 def test_rules_for_draws_refuse_it() -> None:
     drafter = BeamDrafter(tiny(), VOCAB, 2)
     for rule in (Rejection(), Block()):
-        with pytest.raises(IncompatibleError, match="cannot judge 'searched'"):
+        with pytest.raises(IncompatibleError, match="cannot verify 'searched'"):
             check_compatible(drafter, rule)
     check_compatible(drafter, Commit())

@@ -9,9 +9,9 @@ from transformers import PreTrainedModel
 from outrider import Sampling
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, PromptError
 from outrider.drafters import beam_search as module_under_test
-from outrider.drafters.beam_search import EarlyStopping, Hypothesis, beam_search
-from outrider.drafters.beam_tree import BeamTree
-from outrider.models import HFModel, SlabCache
+from outrider.drafters.search.beam_search import EarlyStopping, Hypothesis, beam_search
+from outrider.drafters.search.beam_tree import BeamTree
+from outrider.runtime import HFModel, KVCache
 
 
 def by_transformers(
@@ -142,14 +142,14 @@ def test_many_random_models(family: str) -> None:
 def test_a_tree_that_is_packed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed at almost every step, and as rarely as by default; sliding windows of 8 tokens."""
     packed = 0
-    pack = SlabCache.pack
+    pack = KVCache.pack
 
-    def counted(self: SlabCache, nodes_BD: Tensor, first: int = 0) -> None:
+    def counted(self: KVCache, nodes_BD: Tensor, first: int = 0) -> None:
         nonlocal packed
         packed += 1
         pack(self, nodes_BD, first)
 
-    monkeypatch.setattr(SlabCache, "pack", counted)
+    monkeypatch.setattr(KVCache, "pack", counted)
     model = tiny(family, 5, std=0.15)
     (prompt,) = ragged_prompts([9])
     seldom = check(model, prompt, 5, 60, 1.0, False, [])
@@ -163,7 +163,7 @@ def test_a_tree_that_is_packed(family: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_tree_packed_wrong_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: the numbers are packed, the slots are not."""
-    monkeypatch.setattr(SlabCache, "pack", lambda self, nodes_BD, first=0: None)
+    monkeypatch.setattr(KVCache, "pack", lambda self, nodes_BD, first=0: None)
     (prompt,) = ragged_prompts([9])
     with pytest.raises(AssertionError):
         check(tiny("llama", 5, std=0.15), prompt, 5, 60, 1.0, False, [])
@@ -188,10 +188,10 @@ def test_fewer_slots_than_caches_of_their_own() -> None:
     nodes that ever were."""
     model = tiny("llama", 5)
     (prompt,) = ragged_prompts([100])
-    caches: list[SlabCache] = []
+    caches: list[KVCache] = []
     start = model.start
 
-    def noted(context: object) -> SlabCache:
+    def noted(context: object) -> KVCache:
         caches.append(start(context))  # type: ignore[arg-type]
         return caches[-1]
 

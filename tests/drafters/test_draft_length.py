@@ -1,4 +1,5 @@
-"""Draft lengths: every policy leaves the text's law alone, and stops or grows where it says.
+"""Draft lengths: every policy leaves the text's distribution alone, and stops or grows where it
+says.
 
 Legend: B rows, N nodes.
 """
@@ -16,10 +17,17 @@ from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict, Verifier
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.policy import DraftLength, HeuristicLength, LengthState, Stopped
-from outrider.drafters.stop import Both, Confidence, Stop, Survival
+from outrider.drafters.chain.draft_length import DraftLength, HeuristicLength, LengthState, Stopped
+from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
 from outrider.sampling import Warp
-from outrider.testing import SoftmaxLaw, ToyDrafter, ToyModel, check_drafter, chi2, enumerate_round
+from outrider.testing import (
+    SoftmaxDistribution,
+    ToyDrafter,
+    ToyModel,
+    check_drafter,
+    chi2,
+    enumerate_round,
+)
 from outrider.verifiers import Block, Rejection
 
 TARGET, DRAFT = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
@@ -42,7 +50,7 @@ def acceptance_length(rule: Verifier, width: int) -> float:
         (STOPS[2], Rejection(), 2),
     ],
 )
-def test_a_round_that_stops_has_exactly_the_targets_law(
+def test_a_round_that_stops_has_exactly_the_targets_distribution(
     stop: Stop, rule: Verifier, width: int
 ) -> None:
     """ENUM. Some drafts are cut, and not all."""
@@ -83,8 +91,8 @@ def test_a_cut_draft_keeps_the_contract(stop: Stop) -> None:
 def test_cutting_is_what_stopping_by_itself_does(stop: Stop) -> None:
     """Parity of ``Stopped`` and the stop inside ``ModelDrafter``, and both where they should."""
     model, B = tiny("llama", 1), 48
-    law = Warp([Sampling(temperature=0.6)] * B, VOCAB)
-    context = Context.start(ragged_prompts([4] * B), law, [0] * B, range(B))
+    distribution = Warp([Sampling(temperature=0.6)] * B, VOCAB)
+    context = Context.start(ragged_prompts([4] * B), distribution, [0] * B, range(B))
     drafters = (ModelDrafter(model, VOCAB, stop), Stopped(ModelDrafter(model, VOCAB), stop))
     with torch.inference_mode():
         itself, cut = (
@@ -112,7 +120,9 @@ def test_survival_is_one_less_the_product() -> None:
 
 @pytest.mark.parametrize("start", [1, 2, 9])
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
-def test_a_round_of_any_length_has_exactly_the_targets_law(start: int, rule: Verifier) -> None:
+def test_a_round_of_any_length_has_exactly_the_targets_distribution(
+    start: int, rule: Verifier
+) -> None:
     """ENUM, at every length that a row may have come to; longer ones end at the budget."""
     done = enumerate_round(TARGET, HeuristicLength(ToyDrafter(DRAFT), start), rule, 2)
     plain = enumerate_round(TARGET, ToyDrafter(DRAFT), rule, min(start, 2), length=3)
@@ -120,7 +130,7 @@ def test_a_round_of_any_length_has_exactly_the_targets_law(start: int, rule: Ver
     assert done.acceptance_length == pytest.approx(plain.acceptance_length)
 
 
-def test_many_rounds_of_changing_length_have_the_targets_law() -> None:
+def test_many_rounds_of_changing_length_have_the_targets_distribution() -> None:
     """CHI2: the lengths of later rounds hang on what earlier ones accepted. A correct drafter
     fails with probability 1e-4 (seed fixed)."""
     drafter = HeuristicLength(ToyDrafter(DRAFT), 1)
@@ -145,7 +155,7 @@ def test_lengths_follow_their_rows() -> None:
     others leave and join."""
 
     def started(B: int) -> tuple[Context, LengthState]:
-        context = Context.start([[0, 1]] * B, SoftmaxLaw(), [0] * B, range(B))
+        context = Context.start([[0, 1]] * B, SoftmaxDistribution(), [0] * B, range(B))
         return context, drafter.start(context)
 
     drafter = HeuristicLength(ToyDrafter(DRAFT), 3)
@@ -165,7 +175,7 @@ def test_lengths_follow_their_rows() -> None:
 
 def test_a_proposal_that_is_not_committed_changes_no_length() -> None:
     drafter = HeuristicLength(ToyDrafter(DRAFT), 4)
-    context = Context.start([[0, 1]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0, 1]], SoftmaxDistribution(), [0], [0])
     state = drafter.start(context)
     lengths = [
         drafter.propose(state, context, Budget(n), context.rng).num_nodes - 1 for n in (6, 2, 0, 6)
@@ -175,7 +185,7 @@ def test_a_proposal_that_is_not_committed_changes_no_length() -> None:
 
 def test_a_row_that_drafted_nothing_keeps_its_length() -> None:
     drafter = HeuristicLength(ToyDrafter(DRAFT), 4)
-    context = Context.start([[0, 1]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0, 1]], SoftmaxDistribution(), [0], [0])
     state = drafter.start(context)
     draft = drafter.propose(state, context, Budget(0), context.rng)
     zero_B = torch.zeros(1, dtype=torch.int64)

@@ -4,16 +4,18 @@ import pytest
 
 from outrider.core import Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.bandit import PRIOR, Bandit, Odds, speedup
-from outrider.drafters.sources import NOBODY
-from outrider.testing import SoftmaxLaw
+from outrider.drafters.sources.bandit import PRIOR, Bandit, Odds, speedup
+from outrider.drafters.sources.sources import NOBODY
+from outrider.testing import SoftmaxDistribution
 
 COPY, MODEL = 0, 1
 LENGTHS = [8, 4]
 
 
 def started(bandit: Bandit, rows: int = 1) -> list[Odds]:
-    context = Context.start([[row] for row in range(rows)], SoftmaxLaw(), [0] * rows, range(rows))
+    context = Context.start(
+        [[row] for row in range(rows)], SoftmaxDistribution(), [0] * rows, range(rows)
+    )
     return bandit.start(context)
 
 

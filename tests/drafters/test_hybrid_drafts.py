@@ -1,4 +1,4 @@
-"""Hybrid drafts: each round has the target's law whatever was chosen, and models keep up.
+"""Hybrid drafts: each round has the target's distribution whatever was chosen, and models keep up.
 
 Legend: B rows, N nodes, D drafted tokens.
 """
@@ -15,14 +15,21 @@ from tiny_models import VOCAB, ragged_prompts, tiny
 from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict, Verifier
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.bandit import Bandit
-from outrider.drafters.hybrid import Hybrid, Order
-from outrider.drafters.merge import BEST, Merged, union
-from outrider.drafters.none import NoState
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.sources import NOBODY, Choice, Outcome, Source
-from outrider.drafters.suffix import SuffixDecoding
-from outrider.testing import SoftmaxLaw, ToyDrafter, ToyModel, check_drafter, chi2, enumerate_round
+from outrider.drafters.chain.none import NoState
+from outrider.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.drafters.lookup.suffix import SuffixDecoding
+from outrider.drafters.sources.bandit import Bandit
+from outrider.drafters.sources.hybrid import Hybrid, Order
+from outrider.drafters.sources.merge import BEST, Merged, union
+from outrider.drafters.sources.sources import NOBODY, Choice, Outcome, Source
+from outrider.testing import (
+    SoftmaxDistribution,
+    ToyDrafter,
+    ToyModel,
+    check_drafter,
+    chi2,
+    enumerate_round,
+)
 from outrider.verifiers import Block, Rejection, SampleMatch
 
 TARGET, DRAFT = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
@@ -67,7 +74,8 @@ def hybrid(choice: Choice, *more: Source, vocab: int = 3) -> Hybrid:
 MODEL = Source(toy(), 2, 0.2)
 
 
-# ---------------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------------------- the
+# distribution
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
@@ -81,7 +89,7 @@ MODEL = Source(toy(), 2, 0.2)
     ],
     ids=["order", "order, nothing to copy", "bandit", "bandit, dear copies"],
 )
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     choice: Choice, rule: Verifier, prompt: tuple[int, ...]
 ) -> None:
     """ENUM, copied and drawn rounds."""
@@ -92,7 +100,7 @@ def test_a_round_has_exactly_the_targets_law(
 
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
 def test_copies_alone_have_it_too(rule: Verifier) -> None:
-    """ENUM: chosen drafts, without laws."""
+    """ENUM: chosen drafts, without distributions."""
     assert hybrid(Order([1, 1])).drawn == "chosen"
     done = enumerate_round(TARGET, hybrid(Order([1, 1])), rule, 3, prompt=COPIES)
     assert done.total_variation < 1e-12
@@ -130,14 +138,15 @@ def test_a_choice_that_heeds_drawn_tokens_would_show() -> None:
 
 
 class Unmarked(Hybrid):
-    """The mistake: copied tokens beside drawn ones are handed over with the model's laws."""
+    """The mistake: copied tokens beside drawn ones are handed over with the model's
+    distributions."""
 
-    def _laws(self, tokens_BN: Any, taken: Any) -> Any:
-        q_BNV = super()._laws(tokens_BN, taken)
+    def _distributions(self, tokens_BN: Any, taken: Any) -> Any:
+        q_BNV = super()._distributions(tokens_BN, taken)
         return (q_BNV + 0.5).softmax(-1)
 
 
-def test_copies_with_laws_that_are_not_theirs_would_show() -> None:
+def test_copies_with_distributions_that_are_not_theirs_would_show() -> None:
     """MUT."""
     drafter = Unmarked([*copies(), MODEL], Order([1, 1, 1]), 3)
     done = enumerate_round(TARGET, drafter, Rejection(), 2, prompt=COPIES, length=3)
@@ -157,14 +166,14 @@ class Turns:
         pass
 
 
-def test_mixed_batches_over_many_rounds_have_the_targets_law() -> None:
+def test_mixed_batches_over_many_rounds_have_the_targets_distribution() -> None:
     """CHI2: copied rows beside drawn ones and rows without a draft. A correct drafter fails with
     probability 1e-4 (seed fixed)."""
     sources = [Source(toy("chosen", ToyModel.random(3, seed=5)), 2), MODEL]
     assert chi2(TARGET, Hybrid(sources, Turns(), 3), Block(), 2, length=3) > 1e-4
 
 
-def test_rounds_chosen_by_what_was_accepted_have_the_targets_law() -> None:
+def test_rounds_chosen_by_what_was_accepted_have_the_targets_distribution() -> None:
     """CHI2: the bandit's choice hangs on the rounds before. A correct drafter fails with
     probability 1e-4 (seed fixed)."""
     sources = [Source(toy("chosen", ToyModel.random(3, seed=5)), 2), MODEL]
@@ -231,9 +240,9 @@ def test_a_model_keeps_up_with_what_others_drafted() -> None:
     drafter = hybrid(choice, source, vocab=VOCAB)
     prompts = [[*p, *p] for p in ragged_prompts([5, 2, 3, 7])]
     with torch.inference_mode():
-        context = Context.start(prompts, SoftmaxLaw(), [0] * 4, range(4))
+        context = Context.start(prompts, SoftmaxDistribution(), [0] * 4, range(4))
         state = drafter.start(context)
-        for turn in range(14):
+        for round_ in range(14):
             choice.probe = True
             drafts = [
                 drafter.propose(state, context, Budget(5), context.rng),
@@ -243,16 +252,16 @@ def test_a_model_keeps_up_with_what_others_drafted() -> None:
             ]
             assert torch.equal(drafts[0].tokens_BN, drafts[1].tokens_BN)
             torch.testing.assert_close(drafts[0].probs_BNV, drafts[1].probs_BNV)
-            choice.probe = turn % 5 == 4
+            choice.probe = round_ % 5 == 4
             draft = drafter.propose(state, context, Budget(5), context.rng)
             most_B = draft.num_drafted_B
             num_B = (torch.rand(len(most_B), generator=generator) * (most_B + 1)).long()
             path_BD = torch.arange(1, draft.num_nodes).expand(len(most_B), -1)
-            verdict = Verdict(path_BD, num_B, torch.full_like(num_B, turn))
+            verdict = Verdict(path_BD, num_B, torch.full_like(num_B, round_))
             drafter.commit(state, draft, verdict, Scores(torch.zeros(1)))
             context.append(verdict.emitted(draft), num_B + 1)
             context.advance((num_B + 1).tolist())
-            if turn == 8:
+            if round_ == 8:
                 state.keep([3, 1, 2])
                 context.keep([3, 1, 2])
 
@@ -318,7 +327,7 @@ def test_bad_sources() -> None:
     with pytest.raises(IncompatibleError, match="picker=BEST"):
         Merged([Source(ToyDrafter(DRAFT), 2)])
     trees = Source(SuffixDecoding("tree"), 3)
-    context = Context.start([[0, 1, 0, 2, 0]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0, 1, 0, 2, 0]], SoftmaxDistribution(), [0], [0])
     drafter = Hybrid([trees], Order([1]), 3)
     with pytest.raises(IncompatibleError, match="merge trees with Merged"):
         drafter.propose(drafter.start(context), context, Budget(3), context.rng)
@@ -328,12 +337,12 @@ def test_a_source_that_cannot_forget_is_refused() -> None:
     """A toy's state follows verdicts, not the text."""
     drafter = Hybrid([Source(ToyDrafter(DRAFT), 2, 0.2)], Order([1]), 3)
     with pytest.raises(IncompatibleError, match="needs a method rewind"):
-        drafter.start(Context.start([[0]], SoftmaxLaw(), [0], [0]))
+        drafter.start(Context.start([[0]], SoftmaxDistribution(), [0], [0]))
 
 
 def test_no_answer_is_no_draft() -> None:
     """And rows end where their own budgets do."""
-    context = Context.start([NEW, COPIES, COPIES], SoftmaxLaw(), [0] * 3, range(3))
+    context = Context.start([NEW, COPIES, COPIES], SoftmaxDistribution(), [0] * 3, range(3))
     drafter = hybrid(Order([1, 1]))
     budget = Budget(3, torch.tensor([3, 1, 3]))
     draft = drafter.propose(drafter.start(context), context, budget, context.rng)

@@ -6,8 +6,8 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Engine, Sampling
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.hybrid import Hybrid
-from outrider.drafters.merge import Merged
+from outrider.drafters.sources.hybrid import Hybrid
+from outrider.drafters.sources.merge import Merged
 from outrider.methods import METHODS
 
 MODES = ["order", "bandit", "tree"]
@@ -27,9 +27,9 @@ def engine(mode: str, family: str = "llama", **options: object) -> Engine:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_text_is_plain_greedy_text(mode: str, family: str) -> None:
-    judged = engine(mode, family)
-    results = judged.generate(PROMPTS, greedy(24))
-    assert token_ids(results) == token_ids(engine_of(judged.target).generate(PROMPTS, greedy(24)))
+    verified = engine(mode, family)
+    results = verified.generate(PROMPTS, greedy(24))
+    assert token_ids(results) == token_ids(engine_of(verified.target).generate(PROMPTS, greedy(24)))
     assert results.stats.accepted > 0
     assert results.stats.draft_seconds > 0  # the model was asked
 
@@ -61,7 +61,7 @@ def test_what_a_mode_is() -> None:
         ({"sources": "lookup,lookup"}, "sources='lookup,lookup': must be some of lookup, suffix"),
         ({"sources": "lookup,oracle"}, "must be some of lookup, suffix, model"),
         ({"cost_ratio": -1}, "cost_ratio=-1"),
-        ({"judge_cost": "inf"}, "judge_cost=inf"),
+        ({"verify_cost": "inf"}, "verify_cost=inf"),
         ({"model_tokens": 0}, "tokens=0"),
         ({"mode": "order", "suffix_least": 0}, "1 or more tokens"),
         ({"discount": 0}, "discount=0"),

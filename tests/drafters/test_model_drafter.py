@@ -1,4 +1,4 @@
-"""The draft model: its cache, its stop, its vocabulary, and that what it drafts is judged right.
+"""The draft model: its cache, its stop, its vocabulary, and that what it drafts is verified right.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -17,13 +17,13 @@ from tiny_models import (
 )
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Law, Stream
+from outrider.core import Budget, Context, Distribution, Draft, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.model import ModelState
-from outrider.drafters.stop import Confidence, Stop, Survival
+from outrider.drafters.chain.model import ModelState
+from outrider.drafters.chain.stop import Confidence, Stop, Survival
 from outrider.methods import METHODS
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, chi2, enumerate_round
 from outrider.verifiers import Greedy, Rejection
@@ -36,8 +36,8 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
     return tiny("llama", seed, dtype=torch.float64, vocab_size=num_tokens, std=0.25)
 
 
-def law(num_rows: int) -> Law:
-    """Everything that a law may depend on."""
+def distribution(num_rows: int) -> Distribution:
+    """Everything that a distribution may depend on."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
@@ -51,13 +51,13 @@ def test_contract(stop: Stop | None) -> None:
 
 @pytest.mark.parametrize("stop", [None, Confidence(0.45), Survival(0.6)])
 @pytest.mark.parametrize("verifier", [Rejection(), Greedy()], ids=["rejection", "greedy"])
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Greedy, stop: Stop | None
 ) -> None:
     """ENUM: every draft and every decision of one round, and what follows, against the target.
     Greedy verification is exact at temperature 0 only, which is where it is tested."""
 
-    def greedy_law(num_rows: int) -> Law:
+    def greedy_distribution(num_rows: int) -> Distribution:
         return Warp([Sampling(temperature=0)] * num_rows, V)
 
     with torch.inference_mode():
@@ -67,7 +67,7 @@ def test_a_round_has_exactly_the_targets_law(
             verifier,
             2,
             prompt=(0, 1, 2),
-            law=greedy_law if isinstance(verifier, Greedy) else law,
+            distribution=greedy_distribution if isinstance(verifier, Greedy) else distribution,
         )
     assert done.total_variation < 1e-9
 
@@ -89,13 +89,18 @@ def test_dropping_the_unsure_token_would_show() -> None:
 
     with torch.inference_mode():
         done = enumerate_round(
-            toy(0), Dropping(toy(1), V, 0.45), Rejection(), 2, prompt=(0, 1, 2), law=law
+            toy(0),
+            Dropping(toy(1), V, 0.45),
+            Rejection(),
+            2,
+            prompt=(0, 1, 2),
+            distribution=distribution,
         )
     assert done.total_variation > 1e-3
 
 
 @pytest.mark.slow
-def test_many_rounds_with_a_confidence_stop_have_the_targets_law() -> None:
+def test_many_rounds_with_a_confidence_stop_have_the_targets_distribution() -> None:
     """CHI2 over several rounds; a correct drafter fails with probability 1e-4 (seed fixed)."""
     with torch.inference_mode():
         p = chi2(
@@ -105,7 +110,7 @@ def test_many_rounds_with_a_confidence_stop_have_the_targets_law() -> None:
             2,
             length=3,
             num_rows=10_000,
-            law=law,
+            distribution=distribution,
         )
     assert p > 1e-4
 

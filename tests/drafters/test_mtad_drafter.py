@@ -1,16 +1,16 @@
-"""MTAD's tree: all beams of all steps of the search, where they hang, and their laws."""
+"""MTAD's tree: all beams of all steps of the search, where they hang, and their distributions."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from test_beam import SETTINGS, law_behind, living_beams, start, toy
+from test_beam import SETTINGS, distribution_behind, living_beams, start, toy
 from tiny_models import VOCAB, ragged_prompts, tiny
 
 from outrider import Sampling
-from outrider.core import Budget, Draft, Law, check_compatible
+from outrider.core import Budget, Distribution, Draft, check_compatible
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.drafters.mtad import MtadDrafter
+from outrider.drafters.search.mtad import MtadDrafter
 from outrider.sampling import Warp
 from outrider.testing import check_drafter
 from outrider.verifiers import Commit, Joint, Mtad, Rejection
@@ -46,7 +46,7 @@ def check_tree(setting: str, search: str) -> None:
                 above = int(draft.parents_BN[row, node])
                 path = ((), *paths_of(draft, row))[: node + 1] if above else ((),)
                 text = path[-1][:-1] if above else ()
-                own_V = law_behind(model, prompt, text, sampling)
+                own_V = distribution_behind(model, prompt, text, sampling)
                 assert torch.allclose(draft.probs_BNV[row, above], own_V, rtol=0, atol=1e-9)
 
 
@@ -73,12 +73,12 @@ def test_nodes_behind_another_beam_would_show(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("search", ["sample", "greedy"])
 def test_contract(search: str) -> None:
-    def law(num_rows: int) -> Law:
+    def distribution(num_rows: int) -> Distribution:
         sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
         return Warp([sampling] * num_rows, 6)
 
     with torch.inference_mode():
-        check_drafter(MtadDrafter(toy(1, 6), 6, 3, search), 6, law=law)  # type: ignore[arg-type]
+        check_drafter(MtadDrafter(toy(1, 6), 6, 3, search), 6, distribution=distribution)  # type: ignore[arg-type]
 
 
 def test_one_beam_and_temperature_zero_are_chains() -> None:
@@ -101,7 +101,7 @@ def test_what_does_not_fit_into_a_pass_is_refused() -> None:
 
 def test_rules_for_one_path_or_for_draws_refuse_it() -> None:
     drafter = MtadDrafter(tiny(), VOCAB, 2)
-    with pytest.raises(IncompatibleError, match="cannot judge 'searched'"):
+    with pytest.raises(IncompatibleError, match="cannot verify 'searched'"):
         check_compatible(drafter, Rejection())
     check_compatible(drafter, Mtad())
     context = start(ragged_prompts([6]), Sampling())

@@ -1,4 +1,4 @@
-"""N-gram drafts: their law, their argmax, what the engine makes of them.
+"""N-gram drafts: their distribution, their argmax, what the engine makes of them.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -22,17 +22,17 @@ from tiny_ngrams import ngram_file, tiny_file
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Law, Prefix, Stream, Verifier
+from outrider.core import Budget, Context, Distribution, Draft, Prefix, Stream, Verifier
 from outrider.core.errors import (
     InvalidParameterError,
     ModelLoadError,
     VocabularyMismatchError,
 )
-from outrider.drafters.ngram import How, NgramDrafter, vocabulary_digest
-from outrider.drafters.ngram_table import NgramTable
-from outrider.drafters.none import NoState
+from outrider.drafters.chain.none import NoState
+from outrider.drafters.ngram.drafter import How, NgramDrafter, vocabulary_digest
+from outrider.drafters.ngram.table import NgramTable
 from outrider.methods import METHODS
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import ToyModel, check_drafter, enumerate_round
 from outrider.verifiers import Block, Greedy, Rejection
@@ -42,7 +42,7 @@ SAMPLING = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
 
 
 def table(num_tokens: int = V, order: int = 3) -> NgramTable:
-    """Of a few random tokens: no law of it is flat, none is sure."""
+    """Of a few random tokens: no distribution of it is flat, none is sure."""
     p_V = 1 / np.arange(1, num_tokens + 1)
     ids = np.random.default_rng(0).choice(num_tokens, 60, p=p_V / p_V.sum())
     return NgramTable.open(ngram_file([ids.tolist()], num_tokens, order=order))
@@ -52,12 +52,12 @@ def drafter(how: How, confidence: float = 0.0) -> NgramDrafter:
     return NgramDrafter(table(), V, how, confidence, dtype=torch.float64)
 
 
-def law(num_rows: int) -> Law:
-    """Everything that a law may depend on."""
+def distribution(num_rows: int) -> Distribution:
+    """Everything that a distribution may depend on."""
     return Warp([SAMPLING] * num_rows, V)
 
 
-def greedy_law(num_rows: int) -> Law:
+def greedy_distribution(num_rows: int) -> Distribution:
     return Warp([Sampling(temperature=0)] * num_rows, V)
 
 
@@ -74,35 +74,42 @@ def start(prompts: list[list[int]], sampling: Sampling, num_tokens: int = V) -> 
 def test_contract(how: How, confidence: float) -> None:
     """False alarms: see ``check_drafter``, below 1e-6."""
     checked = NgramDrafter(table(6), 6, how, confidence)
-    check_drafter(checked, 6, law=lambda B: Warp([Sampling(temperature=0.8)] * B, 6))
+    check_drafter(checked, 6, distribution=lambda B: Warp([Sampling(temperature=0.8)] * B, 6))
 
 
 @pytest.mark.parametrize("confidence", [0.0, 0.45])
 @pytest.mark.parametrize("how", ["sample", "argmax"])
 @pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=["rejection", "block"])
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     verifier: Verifier, how: How, confidence: float
 ) -> None:
     """ENUM: every draft and every decision of one round, and what follows, against the target."""
     target = ToyModel.random(V, seed=1)
-    done = enumerate_round(target, drafter(how, confidence), verifier, 2, prompt=(0, 1), law=law)
+    done = enumerate_round(
+        target, drafter(how, confidence), verifier, 2, prompt=(0, 1), distribution=distribution
+    )
     assert done.total_variation < 1e-12
 
 
 @pytest.mark.parametrize("how", ["sample", "argmax"])
 def test_at_temperature_zero_too(how: How) -> None:
-    done = enumerate_round(ToyModel.random(V), drafter(how), Greedy(), 3, law=greedy_law)
+    done = enumerate_round(
+        ToyModel.random(V), drafter(how), Greedy(), 3, distribution=greedy_distribution
+    )
     assert done.total_variation < 1e-12
 
 
 class Unwarped(NgramDrafter):
-    """The mutant that declares the table's own law where another one was drawn from."""
+    """The mutant that declares the table's own distribution where another one was drawn from."""
 
     def propose(self, state: NoState, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
         assert draft.probs_BNV is not None
         rows = [
-            [self.table.law(self.table.nodes([*_committed(context, b), *drafted[:i]])) for i in N]
+            [
+                self.table.distribution(self.table.nodes([*_committed(context, b), *drafted[:i]]))
+                for i in N
+            ]
             for b, drafted in enumerate(draft.tokens_BN[:, 1:].tolist())
             if (N := range(len(drafted) + 1))
         ]
@@ -113,9 +120,11 @@ def _committed(context: Context, row: int) -> list[int]:
     return context.tokens_BT[row, : context.lengths[row]].tolist()
 
 
-def test_a_law_that_was_not_drawn_from_would_show() -> None:
+def test_a_distribution_that_was_not_drawn_from_would_show() -> None:
     mutant = Unwarped(table(), V, dtype=torch.float64)
-    done = enumerate_round(ToyModel.random(V, seed=1), mutant, Rejection(), 1, law=law)
+    done = enumerate_round(
+        ToyModel.random(V, seed=1), mutant, Rejection(), 1, distribution=distribution
+    )
     assert done.total_variation > 1e-2
 
 
@@ -131,7 +140,7 @@ def test_argmaxes_are_the_tables() -> None:
     for row, prompt in zip(draft.tokens_BN.tolist(), prompts, strict=True):
         text = list(prompt)
         for _ in range(6):
-            text.append(int(drafting.table.law(drafting.table.nodes(text)).argmax()))
+            text.append(int(drafting.table.distribution(drafting.table.nodes(text)).argmax()))
         assert row == text[len(prompt) - 1 :]
 
 
@@ -150,8 +159,9 @@ def test_argmaxes_are_the_tables() -> None:
     ],
     ids=str,
 )
-def test_laws_are_the_tables_under_the_requests_parameters(sampling: Sampling) -> None:
-    """Where there are no parameters, the table's law is taken as it stands: no other may be."""
+def test_distributions_are_the_tables_under_the_requests_parameters(sampling: Sampling) -> None:
+    """Where there are no parameters, the table's distribution is taken as it stands: no other may
+    be."""
     prompts = [[0, 1, 0], [2], [1, 1, 2, 0]]
     context = start(prompts, sampling)
     drafting = drafter("sample")
@@ -162,16 +172,16 @@ def test_laws_are_the_tables_under_the_requests_parameters(sampling: Sampling) -
         rows: list[Tensor] = []
         for prompt, drafted in zip(prompts, known.tolist(), strict=True):
             nodes = drafting.table.nodes([*prompt, *drafted])
-            rows.append(torch.from_numpy(drafting.table.law(nodes)).log())
+            rows.append(torch.from_numpy(drafting.table.distribution(nodes)).log())
         prefix = Prefix.of_chain(context, list(known.unbind(1)))
-        expected_BV = context.law(torch.stack(rows)[:, None], prefix)[:, 0]
+        expected_BV = context.distribution(torch.stack(rows)[:, None], prefix)[:, 0]
         assert torch.allclose(draft.probs_BNV[:, i], expected_BV, atol=1e-12)
 
 
 def test_one_row_that_asks_for_more_does_not_change_the_others() -> None:
     prompts = [[0, 1, 0], [0, 1, 0]]
-    law = Warp([Sampling(), Sampling(top_k=1)], V)
-    both = Context.start(prompts, law, [0, 0], range(2))
+    distribution = Warp([Sampling(), Sampling(top_k=1)], V)
+    both = Context.start(prompts, distribution, [0, 0], range(2))
     drafting = drafter("sample")
     one = start(prompts[:1], Sampling())
     alone = drafting.propose(drafting.start(one), one, Budget(3), one.rng)
@@ -191,7 +201,7 @@ def test_a_wide_target_and_strange_tokens() -> None:
     assert draft.probs_BNV is not None
     assert draft.probs_BNV.shape == (2, 4, V + 2)
     assert float(draft.probs_BNV[:, :, V:].max()) == 0
-    unigram_V = torch.from_numpy(drafting.table.law([]))
+    unigram_V = torch.from_numpy(drafting.table.distribution([]))
     assert torch.allclose(draft.probs_BNV[0, 0, :V].double(), unigram_V, atol=1e-6)
 
 

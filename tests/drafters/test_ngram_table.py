@@ -1,4 +1,5 @@
-"""The n-gram file: its laws against plain counting, and every way in which a file can be broken.
+"""The n-gram file: its distributions against plain counting, and every way in which a file can be
+broken.
 
 Legend: V vocabulary.
 """
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 from tiny_ngrams import Counts, corpus, ngram_file
 
 from outrider.core.errors import InvalidParameterError, ModelLoadError
-from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram.table import NgramTable
 
 V = 6
 DOCUMENTS = corpus(V, [60, 1, 0, 25, 2])
@@ -26,14 +27,15 @@ def contexts(longest: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("min_count", [1, 2, 4])
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
-def test_laws_are_those_of_the_counts(order: int, min_count: int) -> None:
-    """Every context that fits, seen or not: the law, its most probable token, single numbers."""
+def test_distributions_are_those_of_the_counts(order: int, min_count: int) -> None:
+    """Every context that fits, seen or not: the distribution, its most probable token, single
+    numbers."""
     table = NgramTable.open(ngram_file(DOCUMENTS, V, order=order, min_count=min_count))
     counts = Counts(DOCUMENTS, V, order, min_count)
     for h in contexts(min(order, 4)):
-        expected = counts.law(h)
+        expected = counts.distribution(h)
         nodes = table.nodes(h)
-        q_V = table.law(nodes)
+        q_V = table.distribution(nodes)
         assert q_V.tolist() == pytest.approx(expected, abs=2e-8), h
         assert q_V.sum() == pytest.approx(1, abs=1e-6)
         assert q_V.min() > 0
@@ -42,11 +44,11 @@ def test_laws_are_those_of_the_counts(order: int, min_count: int) -> None:
         assert len(nodes) <= max(order - 1, 0)
 
 
-def test_laws_depend_on_the_context() -> None:
+def test_distributions_depend_on_the_context() -> None:
     """Else the test above would show little."""
     table = NgramTable.open(ngram_file(DOCUMENTS, V, order=3))
-    laws = {tuple(table.law(table.nodes(h)).round(6)) for h in contexts(2)}
-    assert len(laws) > 2 * V
+    distributions = {tuple(table.distribution(table.nodes(h)).round(6)) for h in contexts(2)}
+    assert len(distributions) > 2 * V
     assert len({table.best(table.nodes(h)) for h in contexts(2)}) > 2
 
 
@@ -57,7 +59,7 @@ def test_a_long_file_holds_the_short_models() -> None:
         short = NgramTable.open(ngram_file(DOCUMENTS, V, order=order))
         for h in contexts(3):
             assert long.nodes(h) == short.nodes(h)
-            assert (long.law(long.nodes(h)) == short.law(short.nodes(h))).all()
+            assert (long.distribution(long.nodes(h)) == short.distribution(short.nodes(h))).all()
             assert long.best(long.nodes(h)) == short.best(short.nodes(h))
 
 
@@ -74,9 +76,9 @@ def test_a_large_vocabulary() -> None:
     """Ids beyond 16 bits, and a token that the file does not know."""
     large, high = 70_000, 66_000
     table = NgramTable.open(ngram_file([[high, 7, high, 7, high + 1]], large, order=3))
-    assert table.law(table.nodes([high])).argmax() == table.best(table.nodes([high])) == 7
+    assert table.distribution(table.nodes([high])).argmax() == table.best(table.nodes([high])) == 7
     assert table.best(table.nodes([high, 7])) in (high, high + 1)
-    assert table.law([]).sum() == pytest.approx(1, abs=1e-5)
+    assert table.distribution([]).sum() == pytest.approx(1, abs=1e-5)
     assert table.nodes([7, large + 3]) == []
     assert table.nodes([large + 3, 7]) == [7]
 
@@ -84,11 +86,11 @@ def test_a_large_vocabulary() -> None:
 def test_a_file_that_is_written_anew_leaves_its_readers_alone() -> None:
     file = ngram_file(DOCUMENTS, V, order=2)
     table = NgramTable.open(file)
-    before = table.law(table.nodes([1])).tolist()
+    before = table.distribution(table.nodes([1])).tolist()
     file.with_name("other").write_bytes(ngram_file([[1, 5] * 9], V, order=2).read_bytes())
     file.with_name("other").replace(file)
-    assert table.law(table.nodes([1])).tolist() == before
-    assert NgramTable.open(file).law([1])[5] > 0.5
+    assert table.distribution(table.nodes([1])).tolist() == before
+    assert NgramTable.open(file).distribution([1])[5] > 0.5
 
 
 # ------------------------------------------------------------------------------- broken files

@@ -10,8 +10,14 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.prompt_lookup import LookupText, Match, PromptLookup
-from outrider.testing import SoftmaxLaw, ToyModel, check_drafter, enumerate_round, greedy_law
+from outrider.drafters.lookup.prompt_lookup import LookupText, Match, PromptLookup
+from outrider.testing import (
+    SoftmaxDistribution,
+    ToyModel,
+    check_drafter,
+    enumerate_round,
+    greedy_distribution,
+)
 from outrider.verifiers import Block, Greedy, Rejection
 
 REPETITIVE = (0, 1, 2, 0, 1, 0, 1, 2, 0, 1)
@@ -64,11 +70,11 @@ def test_tokens_taken_back_leave_no_trace(match: Match, tail: int) -> None:
     for num_tokens in (2, 40):
         reader = LookupText(range(3, 0, -1), match == "latest", tail)
         text: list[int] = []
-        for turn in range(250):
+        for round_ in range(250):
             piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 9))]
             reader.extend(piece)
             text += piece
-            num = random.randint(0, min(len(text), 90 if turn % 50 == 49 else 8))
+            num = random.randint(0, min(len(text), 90 if round_ % 50 == 49 else 8))
             reader.forget(num)
             text = text[: len(text) - num]
             expected = brute_force(text, 3, 1, match, tail, 5)
@@ -83,7 +89,7 @@ def test_contract(match: Match) -> None:
 
 @pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=["rejection", "block"])
 @pytest.mark.parametrize("prompt", [REPETITIVE, (0, 1, 1), (2,)])
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Block, prompt: tuple[int, ...]
 ) -> None:
     """ENUM; the second prompt has a truncated continuation, the third none."""
@@ -93,7 +99,12 @@ def test_a_round_has_exactly_the_targets_law(
 
 def test_a_round_at_temperature_zero() -> None:
     done = enumerate_round(
-        ToyModel.random(3, seed=1), PromptLookup(), Greedy(), 3, prompt=REPETITIVE, law=greedy_law
+        ToyModel.random(3, seed=1),
+        PromptLookup(),
+        Greedy(),
+        3,
+        prompt=REPETITIVE,
+        distribution=greedy_distribution,
     )
     assert done.total_variation < 1e-12
 
@@ -141,7 +152,9 @@ def test_a_row_that_repeats_itself_is_copied() -> None:
 
 
 def test_the_rows_own_budgets_are_kept() -> None:
-    context = Context.start([REPETITIVE, (0, 0, 0), (1, 2)], SoftmaxLaw(), [0] * 3, range(3))
+    context = Context.start(
+        [REPETITIVE, (0, 0, 0), (1, 2)], SoftmaxDistribution(), [0] * 3, range(3)
+    )
     drafter = PromptLookup()
     budget = Budget(3, torch.tensor([2, 0, 3]))
     draft = drafter.propose(drafter.start(context), context, budget, context.rng)

@@ -1,4 +1,5 @@
-"""Random drafts: drawn from the laws they declare, judged exactly, of no use to anybody."""
+"""Random drafts: drawn from the distributions they declare, verified exactly, of no use to
+anybody."""
 
 import math
 
@@ -7,7 +8,7 @@ import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.random import RandomDrafter
+from outrider.drafters.chain.random import RandomDrafter
 from outrider.testing import ToyModel, check_drafter, enumerate_round
 from outrider.verifiers import Block, Rejection
 
@@ -20,14 +21,16 @@ def test_contract(spread: float) -> None:
 
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 @pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=["rejection", "block"])
-def test_a_round_has_exactly_the_targets_law(verifier: Rejection | Block, spread: float) -> None:
+def test_a_round_has_exactly_the_targets_distribution(
+    verifier: Rejection | Block, spread: float
+) -> None:
     """ENUM."""
     drafter = RandomDrafter(3, spread, dtype=torch.float64)
     done = enumerate_round(ToyModel.random(3, seed=3), drafter, verifier, 3)
     assert done.total_variation < 1e-12
 
 
-def test_laws_differ_from_place_to_place_unless_uniform() -> None:
+def test_distributions_differ_from_place_to_place_unless_uniform() -> None:
     q_EV = RandomDrafter(50, 2.0).q_EV
     assert len({tuple(row) for row in q_EV.tolist()}) > 10
     torch.testing.assert_close(RandomDrafter(50, 0.0).q_EV, torch.full((1, 50), 1 / 50))

@@ -1,4 +1,5 @@
-"""String-level exact match: candidates from text, the draft's view of the text, and its law."""
+"""String-level exact match: candidates from text, the draft's view of the text, and its
+distribution."""
 
 from itertools import product
 
@@ -8,12 +9,12 @@ from real_tokenizers import KINDS, TEXTS, model, words
 from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_module, token_ids
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Law, Prefix
+from outrider.core import Budget, Context, Distribution, Prefix
 from outrider.core.errors import InvalidParameterError, VocabularyMismatchError
-from outrider.drafters.follow import LOOK_BEHIND, Row
-from outrider.drafters.slem import SlemDrafter
+from outrider.drafters.vocabulary.follow import LOOK_BEHIND, Row
+from outrider.drafters.vocabulary.slem import SlemDrafter
 from outrider.methods.vocabularies import VOCABULARIES
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, enumerate_round
 from outrider.verifiers import Greedy, Rejection, SampleMatch
@@ -41,7 +42,7 @@ def row_of(drafter: SlemDrafter, text: str) -> Row:
 
 
 def tokenizer_ids(drafter: SlemDrafter, text: str) -> list[int]:
-    return drafter.bridge.target.opening + drafter.bridge.target.encode(text)
+    return drafter.bridge.target.decoder_prompt + drafter.bridge.target.encode(text)
 
 
 def test_contract() -> None:
@@ -53,16 +54,18 @@ def test_contract() -> None:
 
 
 @pytest.mark.parametrize("verifier", [SampleMatch(), Rejection()], ids=lambda v: type(v).__name__)
-def test_a_round_has_exactly_the_targets_law(verifier: SampleMatch | Rejection) -> None:
+def test_a_round_has_exactly_the_targets_distribution(verifier: SampleMatch | Rejection) -> None:
     """ENUM with part of the vocabulary in common."""
     target, draft = toy(0, "a", "b", "<unk>"), toy(2, "b", "<unk>", "d")
 
-    def law(num_rows: int) -> Law:
+    def distribution(num_rows: int) -> Distribution:
         return Warp([Sampling(temperature=0.8, frequency_penalty=0.3)] * num_rows, 3)
 
     with torch.inference_mode():
         drafter = SlemDrafter(target, draft)
-        done = enumerate_round(target, drafter, verifier, 2, prompt=(0, 1), law=law)
+        done = enumerate_round(
+            target, drafter, verifier, 2, prompt=(0, 1), distribution=distribution
+        )
     assert done.total_variation < 1e-9
     assert done.acceptance_length > 1.05
 
@@ -189,13 +192,13 @@ def test_special_tokens_are_told_by_name() -> None:
 def test_the_cache_holds_the_text(target: str, draft: str) -> None:
     """After any number of rounds the first drafted token is the argmax of a full pass over the
     draft's tokens, some of which were tokenised anew."""
-    judge, drafter = model(target), SlemDrafter(model(target), model(draft, 1))
-    prompts = [judge.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
-    law = Warp([Sampling()] * 3, judge.num_tokens)
-    context = Context.start(prompts, law, [0] * 3, range(3))
+    verification, drafter = model(target), SlemDrafter(model(target), model(draft, 1))
+    prompts = [verification.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
+    distribution = Warp([Sampling()] * 3, verification.num_tokens)
+    context = Context.start(prompts, distribution, [0] * 3, range(3))
     rolled_back = 0
     with torch.inference_mode():
-        cache, state = judge.start(context), drafter.start(context)
+        cache, state = verification.start(context), drafter.start(context)
         for γ in (3, 0, 1, 5, 0, 4, 2):
             before = [list(row.tokens) for row in state.rows]
             drawn = drafter.propose(state, context, Budget(γ), context.rng)
@@ -204,10 +207,10 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
                 logits_U = full_logits(drafter.model.module, row.tokens)[-1]
                 best = int(logits_U.masked_fill(drafter._silent_U, -torch.inf).argmax())
                 assert not γ or row.drafted[0] == best
-            scores = judge.score(cache, drawn)
-            p_BNV = context.law(scores.logits_BNV, Prefix.of_draft(context, drawn))
+            scores = verification.score(cache, drawn)
+            p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))
             verdict = Greedy()(drawn, p_BNV, context.rng)
-            judge.commit(cache, drawn, verdict)
+            verification.commit(cache, drawn, verdict)
             drafter.commit(state, drawn, verdict, scores)
             context.append(verdict.emitted(drawn), verdict.num_accepted_B + 1)
             context.advance((verdict.num_accepted_B + 1).tolist())

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Law, Stream
+from outrider.core import Budget, Context, Distribution, Draft, Stream
 from outrider.core.errors import IncompatibleError, NonFiniteLogitsError
-from outrider.drafters.none import NoState
-from outrider.drafters.slrs import SlrsDrafter
-from outrider.drafters.tli import TliDrafter
+from outrider.drafters.chain.none import NoState
+from outrider.drafters.vocabulary.slrs import SlrsDrafter
+from outrider.drafters.vocabulary.tli import TliDrafter
 from outrider.methods import Method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, enumerate_round
 from outrider.verifiers import Rejection
@@ -52,7 +52,7 @@ def pair() -> tuple[HFModel, HFModel]:
     return toy(0, "a", "b", "ab"), toy(3, "ba", "b", "a")
 
 
-def law(num_rows: int) -> Law:
+def distribution(num_rows: int) -> Distribution:
     return Warp([Sampling(temperature=0.8, frequency_penalty=0.3)] * num_rows, 3)
 
 
@@ -63,8 +63,8 @@ def test_psi_is_the_sum_over_all_strings() -> None:
     told = drafter.bridge.translate([0, 1])
 
     def q(*string: int) -> dict[str, float]:
-        law_U = full_logits(draft.module, [*told, *string])[-1].softmax(-1)
-        return dict(zip(("ba", "b", "a"), law_U.tolist(), strict=True))
+        probs_U = full_logits(draft.module, [*told, *string])[-1].softmax(-1)
+        return dict(zip(("ba", "b", "a"), probs_U.tolist(), strict=True))
 
     first, after_a = q(), q(2)
     expected = [
@@ -84,13 +84,17 @@ def test_contract() -> None:
         check_drafter(SlrsDrafter(*pair()), 3, 3, num_samples=1024)
 
 
-def test_a_round_has_exactly_the_targets_law() -> None:
+def test_a_round_has_exactly_the_targets_distribution() -> None:
     """ENUM, with a token of the target's that the draft lacks; it is accepted, too. What is drawn
     at later places is what is declared there: ``test_contract``."""
     target, draft = pair()
     with torch.inference_mode():
-        done = enumerate_round(target, SlrsDrafter(target, draft), Rejection(), 1, law=law)
-        tli = enumerate_round(target, TliDrafter(target, draft), Rejection(), 1, law=law)
+        done = enumerate_round(
+            target, SlrsDrafter(target, draft), Rejection(), 1, distribution=distribution
+        )
+        tli = enumerate_round(
+            target, TliDrafter(target, draft), Rejection(), 1, distribution=distribution
+        )
     assert done.total_variation < 1e-9
     assert sum(mass for tokens, mass in done.emitted.items() if len(tokens) > 1 and 2 in tokens) > 0
     assert not any(2 in tokens[:-1] for tokens in tli.emitted)
@@ -110,7 +114,9 @@ def test_the_mass_of_one_string_would_show() -> None:
     """MUT."""
     target, draft = pair()
     with torch.inference_mode():
-        done = enumerate_round(target, OnePath(target, draft), Rejection(), 1, law=law)
+        done = enumerate_round(
+            target, OnePath(target, draft), Rejection(), 1, distribution=distribution
+        )
     assert done.total_variation > 1e-3
 
 

@@ -1,4 +1,5 @@
-"""Stages: the draft model's own law below, the target's above, whatever drafts for the draft.
+"""Stages: the draft model's own distribution below, the target's above, whatever drafts for the
+draft.
 
 Legend: B rows, J random numbers, C boxes, N nodes, V vocabulary, S sequences.
 """
@@ -15,14 +16,14 @@ from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Stream, Verdict, Verifier, run_round
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.prompt_lookup import PromptLookup
-from outrider.drafters.slem import SlemDrafter
-from outrider.drafters.stage import StageLaws
-from outrider.drafters.staged import StagedDrafter
-from outrider.drafters.stop import Survival
-from outrider.drafters.suffix import SuffixDecoding
-from outrider.drafters.tli import TliDrafter
-from outrider.models import HFModel
+from outrider.drafters.chain.stage import StageDistributions
+from outrider.drafters.chain.staged import StagedDrafter
+from outrider.drafters.chain.stop import Survival
+from outrider.drafters.lookup.prompt_lookup import PromptLookup
+from outrider.drafters.lookup.suffix import SuffixDecoding
+from outrider.drafters.vocabulary.slem import SlemDrafter
+from outrider.drafters.vocabulary.tli import TliDrafter
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import (
     ScriptedContext,
@@ -32,8 +33,8 @@ from outrider.testing import (
     chi2,
     enumerate_round,
     partition,
-    softmax_law,
-    target_law,
+    softmax_distribution,
+    target_distribution,
 )
 from outrider.testing.script import Recorder, Script
 from outrider.verifiers import Block, Greedy, Lenience, Rejection
@@ -68,14 +69,15 @@ CHEAP = {
 }
 
 
-# ------------------------------------------------------------------------------------ exact laws
+# ------------------------------------------------------------------------------------ exact
+# distributions
 
 
 def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
     """One draft per box of random numbers, and the boxes' volumes."""
 
     def propose(rng: Stream, B: int) -> Draft:
-        context = ScriptedContext.repeat(PROMPT, B, softmax_law)
+        context = ScriptedContext.repeat(PROMPT, B, softmax_distribution)
         return drafter.propose(drafter.start(context), context, Budget(num_tokens), rng)
 
     recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
@@ -95,29 +97,29 @@ def _index(draft: Draft, V: int) -> Tensor:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", [n for n in CHEAP if n != "two stages"])
-def test_what_is_drafted_and_recorded_is_the_draft_models_own_law(name: str) -> None:
-    """ENUM of the inner rounds: probabilities of all sequences, and the laws handed on along each,
-    against the draft model sampled plainly."""
+def test_what_is_drafted_and_recorded_is_the_draft_models_own_distribution(name: str) -> None:
+    """ENUM of the inner rounds: probabilities of all sequences, and the distributions handed on
+    along each, against the draft model sampled plainly."""
     drafter = CHEAP[name]
     num_tokens = 3 if name == "draws" else 2
     draft, volume_C = drafts(drafter, num_tokens)
-    law_S = target_law(drafter.model, PROMPT, num_tokens)
+    probs_S = target_distribution(drafter.model, PROMPT, num_tokens)
     index_C = _index(draft, 2)
-    torch.testing.assert_close(torch.bincount(index_C, volume_C), law_S, rtol=0, atol=1e-12)
+    torch.testing.assert_close(torch.bincount(index_C, volume_C), probs_S, rtol=0, atol=1e-12)
     assert draft.probs_BNV is not None
     q_CD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
-    torch.testing.assert_close(q_CD.prod(1), law_S[index_C], rtol=1e-9, atol=0)
+    torch.testing.assert_close(q_CD.prod(1), probs_S[index_C], rtol=1e-9, atol=0)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "rule"),
     [("draws", Block()), ("tree", Rejection()), ("two stages", Rejection())],
-    ids=["judged by block", "tree", "two stages"],
+    ids=["verified by block", "tree", "two stages"],
 )
-def test_a_round_has_exactly_the_targets_law(name: str, rule: Verifier) -> None:
+def test_a_round_has_exactly_the_targets_distribution(name: str, rule: Verifier) -> None:
     """ENUM of everything: no more is lost or gained than with the draft model alone. (The other
-    cheap drafts make the same law one level below, as the test before has it.)"""
+    cheap drafts make the same distribution one level below, as the test before has it.)"""
     done = enumerate_round(TARGET, CHEAP[name], rule, 2)
     alone = enumerate_round(TARGET, ModelDrafter(mini(1), 2), rule, 2)
     assert done.total_variation < 1e-12
@@ -126,7 +128,7 @@ def test_a_round_has_exactly_the_targets_law(name: str, rule: Verifier) -> None:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_many_rounds_have_the_targets_law() -> None:
+def test_many_rounds_have_the_targets_distribution() -> None:
     """CHI2: text is taken back and written anew. A correct drafter fails with probability 1e-4
     (seed fixed)."""
     drafter = staged(toy())
@@ -154,24 +156,24 @@ def test_the_same_numbers_for_all_inner_rounds_would_show(monkeypatch: pytest.Mo
 
 
 @torch.inference_mode()
-def test_the_cheaper_drafts_law_in_place_of_the_draft_models_would_show(
+def test_the_cheaper_drafts_distribution_in_place_of_the_draft_models_would_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MUT."""
-    add = StageLaws.add
-    laws: list[Tensor] = []
+    add = StageDistributions.add
+    distributions: list[Tensor] = []
 
     class Noting(ToyDrafter):
         def propose(self, *arguments: Any) -> Draft:
             draft = super().propose(*arguments)
             assert draft.probs_BNV is not None
-            laws[:] = [draft.probs_BNV]
+            distributions[:] = [draft.probs_BNV]
             return draft
 
-    def wrong(self: StageLaws, p_BNV: Tensor, verdict: Verdict, before_B: Tensor) -> None:
-        add(self, laws[0], verdict, before_B)
+    def wrong(self: StageDistributions, p_BNV: Tensor, verdict: Verdict, before_B: Tensor) -> None:
+        add(self, distributions[0], verdict, before_B)
 
-    monkeypatch.setattr(StageLaws, "add", wrong)
+    monkeypatch.setattr(StageDistributions, "add", wrong)
     cheap = Noting(ToyModel.random(2, seed=2))
     assert enumerate_round(TARGET, staged(cheap), Rejection(), 2).total_variation > 1e-3
 
@@ -206,9 +208,9 @@ def test_contract_of_two_stages_and_of_a_stage_that_stops() -> None:
 def test_it_stops_where_the_draft_model_alone_would(temperature: float) -> None:
     """At temperature 0 by the model's own probabilities, as ``ModelDrafter``."""
     model, stop, B = mini(1, 6), Survival(0.7), 24
-    law = Warp([Sampling(temperature=temperature)] * B, 6)
+    distribution = Warp([Sampling(temperature=temperature)] * B, 6)
     prompts = [[3, i // 6, i % 6] for i in range(B)]
-    context = Context.start(prompts, law, [0] * B, range(B))
+    context = Context.start(prompts, distribution, [0] * B, range(B))
     drafter = StagedDrafter(model, 6, PromptLookup(), Rejection(), Greedy(), stop=stop)
     draft = drafter.propose(drafter.start(context), context, Budget(5), context.rng)
     plain = ModelDrafter(model, 6, stop)
@@ -236,10 +238,10 @@ def test_at_temperature_zero_it_is_the_draft_models_argmax(inner: Any) -> None:
     cache, state = target.start(context), drafter.start(context)
     for γ in (4, 0, 3, 5, 1, 6, 2):
         alone = plain.propose(plain.start(context), context, Budget(γ), context.rng)
-        turn = run_round(context, target, cache, drafter, state, Greedy(), Budget(γ))
-        assert turn.draft.tokens_BN.tolist() == alone.tokens_BN.tolist()
-        assert turn.draft.probs_BNV is None
-        context.advance((turn.verdict.num_accepted_B + 1).tolist())
+        round_ = run_round(context, target, cache, drafter, state, Greedy(), Budget(γ))
+        assert round_.draft.tokens_BN.tolist() == alone.tokens_BN.tolist()
+        assert round_.draft.probs_BNV is None
+        context.advance((round_.verdict.num_accepted_B + 1).tolist())
 
 
 @torch.inference_mode()
@@ -258,9 +260,9 @@ def test_passes_are_saved_and_none_is_made_twice() -> None:
     cache, state = target.start(context), drafter.start(context)
     passes.clear()
     for _ in range(3):
-        turn = run_round(context, target, cache, drafter, state, Greedy(), Budget(4))
-        context.advance((turn.verdict.num_accepted_B + 1).tolist())
-        assert turn.verdict.num_accepted_B.tolist() == [4, 4]
+        round_ = run_round(context, target, cache, drafter, state, Greedy(), Budget(4))
+        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        assert round_.verdict.num_accepted_B.tolist() == [4, 4]
     assert passes == [4, 5, 5]  # root and three drafted tokens, then also x_γ of the last round
 
 
@@ -289,15 +291,15 @@ def test_a_lookup_that_is_rolled_back_drafts_as_one_started_anew(
     cache, state = target.start(context), drafter.start(context)
     rule = Rejection() if temperature else Greedy()
     inner, kept = state.inner, set[tuple[bool, bool]]()
-    for turn, γ in enumerate((4, 0, 3, 5, 1, 6, 2, 4, 4, 4, 7, 3)):
+    for round_, γ in enumerate((4, 0, 3, 5, 1, 6, 2, 4, 4, 4, 7, 3)):
         turned = run_round(context, target, cache, drafter, state, rule, Budget(γ))
         accepted = turned.verdict.num_accepted_B.tolist()
         kept |= {(n > 0, n == γ) for n in accepted}
         context.advance([n + 1 for n in accepted])
-        if turn == 7:
+        if round_ == 7:
             for each in (cache, state, context):
                 each.keep([2, 0])
-            context.law = Warp([sampling] * 2, 6)
+            context.distribution = Warp([sampling] * 2, 6)
     assert state.inner is inner
     assert len(compared) > 12
     assert max(compared) > 2
@@ -315,12 +317,12 @@ def test_drafts_with_another_vocabulary_cannot_take_text_back_and_are_refused() 
             staged(inner, mini(1, 3))
 
 
-def test_rules_that_would_change_the_draft_models_law_are_refused() -> None:
+def test_rules_that_would_change_the_draft_models_distribution_are_refused() -> None:
     model, cheap = mini(1), toy()
     for rules in ((Lenience(0.5), Greedy()), (Rejection(), Lenience(0.5)), (Greedy(), Greedy())):
-        with pytest.raises(IncompatibleError, match="draft model's law"):
+        with pytest.raises(IncompatibleError, match="draft model's distribution"):
             StagedDrafter(model, 2, cheap, *rules)
-    with pytest.raises(IncompatibleError, match="cannot judge 'distinct'"):
+    with pytest.raises(IncompatibleError, match="cannot verify 'distinct'"):
         staged(toy(drawn="distinct"))
     with pytest.raises(InvalidParameterError, match="inner_tokens=0"):
         StagedDrafter(model, 2, cheap, Rejection(), Greedy(), 0)

@@ -11,11 +11,17 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.host import Tree
-from outrider.drafters.suffix import Expand, Shape, SuffixDecoding, SuffixText
-from outrider.drafters.suffix_corpus import Corpus, Cursor
-from outrider.drafters.suffix_index import MAX_CHILDREN, SEPARATOR, SuffixIndex
-from outrider.testing import SoftmaxLaw, ToyModel, check_drafter, enumerate_round, greedy_law
+from outrider.drafters.lookup.host import Tree
+from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixText
+from outrider.drafters.lookup.suffix_corpus import Corpus, Cursor
+from outrider.drafters.lookup.suffix_index import MAX_CHILDREN, SEPARATOR, SuffixIndex
+from outrider.testing import (
+    SoftmaxDistribution,
+    ToyModel,
+    check_drafter,
+    enumerate_round,
+    greedy_distribution,
+)
 from outrider.verifiers import Block, Greedy, Rejection
 
 REPETITIVE = (0, 1, 2, 0, 1, 0, 1, 2, 0, 1)
@@ -247,7 +253,7 @@ def test_trees_are_those_of_an_exhaustive_count() -> None:
 def test_the_corpus_wins_where_it_expects_more() -> None:
     drafter = SuffixDecoding()
     drafter.corpus.add([5, 1, 2, 3, 4])
-    context = Context.start([[9, 1, 2], [2, 9, 9, 2]], SoftmaxLaw(), [0, 0], [0, 1])
+    context = Context.start([[9, 1, 2], [2, 9, 9, 2]], SoftmaxDistribution(), [0, 0], [0, 1])
     draft = drafter.propose(drafter.start(context), context, Budget(8), context.rng)
     assert draft.tokens_BN[0].tolist()[:3] == [2, 3, 4]
     assert draft.num_drafted_B.tolist()[0] == 2  # nothing is drafted across the end of a text
@@ -276,14 +282,14 @@ def test_offers_that_are_not_looked_at_could_not_have_won(shape: Shape) -> None:
 def test_memory_of_the_corpus_is_bounded_and_the_newest_stays() -> None:
     corpus, random = Corpus(1000), Random(0)
     known: list[Cursor] = []
-    for turn in range(60):
+    for round_ in range(60):
         text = [random.randrange(50) for _ in range(random.choice([0, 3, 90, 700]))]
         corpus.add(text)
         assert corpus.num_tokens <= 1000
         known = corpus.cursors(known, text)
         assert [cursor.index for cursor in known] == corpus.indices
         if text:
-            assert corpus.cursors([], text)[0].matched >= min(len(text), 32), turn
+            assert corpus.cursors([], text)[0].matched >= min(len(text), 32), round_
     assert len(corpus.indices) == 2
     none = Corpus(0)
     none.add([1, 2, 3])
@@ -307,7 +313,7 @@ def test_contract(shape: Shape) -> None:
     ids=["rejection", "rejection of trees", "block"],
 )
 @pytest.mark.parametrize("prompt", [REPETITIVE, (0, 1, 0, 2, 0)])
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Block, shape: Shape, prompt: tuple[int, ...]
 ) -> None:
     """ENUM, with a corpus."""
@@ -321,7 +327,9 @@ def test_a_round_has_exactly_the_targets_law(
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_a_round_at_temperature_zero(shape: Shape) -> None:
     target, drafter = ToyModel.random(3, seed=1), SuffixDecoding(shape)
-    done = enumerate_round(target, drafter, Greedy(), 3, prompt=REPETITIVE, law=greedy_law)
+    done = enumerate_round(
+        target, drafter, Greedy(), 3, prompt=REPETITIVE, distribution=greedy_distribution
+    )
     assert done.total_variation < 1e-12
 
 
@@ -362,7 +370,7 @@ def test_a_text_that_ends_alone_reaches_the_corpus_to_its_end() -> None:
 
 
 def test_the_rows_own_budgets_are_kept() -> None:
-    context = Context.start([REPETITIVE] * 3, SoftmaxLaw(), [0] * 3, range(3))
+    context = Context.start([REPETITIVE] * 3, SoftmaxDistribution(), [0] * 3, range(3))
     drafter = SuffixDecoding("tree", min_prob=0.0, factor=8.0)
     budget = Budget(3, torch.tensor([2, 0, 3]))
     draft = drafter.propose(drafter.start(context), context, budget, context.rng)

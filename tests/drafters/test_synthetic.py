@@ -9,8 +9,8 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Engine, Sampling
 from outrider.core import Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.synthetic import Synthetic
-from outrider.testing import SoftmaxLaw, ToyModel, check_drafter, enumerate_round
+from outrider.drafters.chain.synthetic import Synthetic
+from outrider.testing import SoftmaxDistribution, ToyModel, check_drafter, enumerate_round
 from outrider.verifiers import Block, Coupled, Rejection
 
 TARGET = tiny("llama", dtype=torch.float64)
@@ -24,7 +24,7 @@ def synthetic(acceptance: float, γ: int = 4, **settings: object) -> Engine:
 def rehearsed(acceptance: float, text: tuple[int, ...], prompt: tuple[int, ...]) -> Synthetic:
     """A drafter that knows what follows a prompt in a context with seed and request 0."""
     drafter = Synthetic(3, acceptance)
-    key = int(Context.start([prompt], SoftmaxLaw(), [0], [0]).key_B[0])
+    key = int(Context.start([prompt], SoftmaxDistribution(), [0], [0]).key_B[0])
     for each in (key, 0):  # enumeration's contexts have keys of zero
         drafter.memory[each, prompt] = [*prompt, *text]
     return drafter
@@ -92,7 +92,7 @@ def test_contract() -> None:
 
 
 @pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=["rejection", "block"])
-def test_any_lossless_rule_keeps_the_law(verifier: Rejection | Block) -> None:
+def test_any_lossless_rule_keeps_the_distribution(verifier: Rejection | Block) -> None:
     """ENUM, the drafter's coins included."""
     drafter = rehearsed(0.4, (2, 0, 1, 1), (0, 1, 2))
     done = enumerate_round(ToyModel.random(3, seed=5), drafter, verifier, 2, prompt=(0, 1, 2))
@@ -100,7 +100,7 @@ def test_any_lossless_rule_keeps_the_law(verifier: Rejection | Block) -> None:
     assert done.acceptance_length > 1
 
 
-def test_the_method_judges_by_the_shared_noise() -> None:
+def test_the_method_verifies_by_the_shared_noise() -> None:
     assert isinstance(synthetic(0.5).verifier, Coupled)
 
 

@@ -1,4 +1,5 @@
-"""Token-level intersection: its law, its draft's cache, and where it is speculative decoding.
+"""Token-level intersection: its distribution, its draft's cache, and where it is speculative
+decoding.
 
 Legend: B rows, N nodes, V the target's vocabulary.
 """
@@ -13,13 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider import Engine, Sampling
-from outrider.core import Budget, Context, Law, Prefix
+from outrider.core import Budget, Context, Distribution, Prefix
 from outrider.core.errors import InvalidParameterError, VocabularyMismatchError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.follow import FollowState
-from outrider.drafters.tli import TliDrafter
+from outrider.drafters.vocabulary.follow import FollowState
+from outrider.drafters.vocabulary.tli import TliDrafter
 from outrider.methods.vocabularies import VOCABULARIES
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, chi2, enumerate_round
 from outrider.verifiers import Block, Rejection
@@ -44,8 +45,8 @@ def pair() -> tuple[HFModel, HFModel]:
     return toy(0, "a", "b", "<unk>"), toy(1, "b", "<unk>", "d")
 
 
-def law(num_rows: int) -> Law:
-    """Everything that a law may depend on."""
+def distribution(num_rows: int) -> Distribution:
+    """Everything that a distribution may depend on."""
     sampling = Sampling(temperature=0.8, top_k=2, frequency_penalty=0.3, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, 3)
 
@@ -75,38 +76,42 @@ def test_contract(confidence: float) -> None:
     [(Rejection(), 0.0), (Block(), 0.6)],
     ids=["rejection", "block, stopping when unsure"],
 )
-def test_a_round_has_exactly_the_targets_law(
+def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Block, confidence: float
 ) -> None:
     """ENUM with part of the vocabulary in common, and top-k among that part."""
     target, draft = pair()
     with torch.inference_mode():
         drafter = TliDrafter(target, draft, confidence)
-        done = enumerate_round(target, drafter, verifier, 2, prompt=(0, 2, 1), law=law)
+        done = enumerate_round(
+            target, drafter, verifier, 2, prompt=(0, 2, 1), distribution=distribution
+        )
     assert done.total_variation < 1e-9
     assert done.acceptance_length > 1.05
 
 
 class MaskedTooLate(TliDrafter):
-    """Restricts the law after temperature and top-k, and does not renormalise it."""
+    """Restricts the distribution after temperature and top-k, and does not renormalise it."""
 
     def _row(self, logits_BU: Tensor, prefix: Prefix) -> Tensor:
         logits_BV = self.shared.logits(logits_BU)
-        law_BV = ModelDrafter._row(self, logits_BV.clamp(min=float(logits_BU.min())), prefix)
-        return law_BV.masked_fill(~self.shared.is_shared_V, 0.0)
+        probs_BV = ModelDrafter._row(self, logits_BV.clamp(min=float(logits_BU.min())), prefix)
+        return probs_BV.masked_fill(~self.shared.is_shared_V, 0.0)
 
 
-def test_a_law_that_is_not_renormalised_would_show() -> None:
+def test_a_distribution_that_is_not_renormalised_would_show() -> None:
     """MUT."""
     target, draft = pair()
     with torch.inference_mode():
         wrong = MaskedTooLate(target, draft)
-        done = enumerate_round(target, wrong, Rejection(), 2, prompt=(0, 2, 1), law=law)
+        done = enumerate_round(
+            target, wrong, Rejection(), 2, prompt=(0, 2, 1), distribution=distribution
+        )
     assert done.total_variation > 1e-3
 
 
 @pytest.mark.slow
-def test_many_rounds_have_the_targets_law() -> None:
+def test_many_rounds_have_the_targets_distribution() -> None:
     """CHI2 over several rounds, in which the target writes words that the draft lacks; a correct
     drafter fails with probability 1e-4 (seed fixed)."""
     target, draft = pair()
@@ -119,7 +124,7 @@ def test_many_rounds_have_the_targets_law() -> None:
             length=2,
             num_rows=4_000,
             prompt=(0, 2, 1),
-            law=law,
+            distribution=distribution,
         )
     assert p > 1e-4
 
@@ -203,20 +208,20 @@ def test_a_bias_against_all_shared_tokens(bias: float, temperature: float) -> No
 
 
 def test_processors_that_name_a_token_of_the_targets_own() -> None:
-    """A law that is not restricted any more is restricted again: ENUM."""
+    """A distribution that is not restricted any more is restricted again: ENUM."""
     target, draft = pair()
 
     def processor(input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.index_fill(1, torch.tensor([0]), 1.0)
 
-    def processed(num_rows: int) -> Law:
+    def processed(num_rows: int) -> Distribution:
         return Warp([Sampling(processors=[processor])] * num_rows, 3)
 
     drafter = TliDrafter(target, draft)
     context = Context.start([[0, 1]], processed(1), [0], [0])
     with torch.inference_mode():
         proposed = drafter.propose(drafter.start(context), context, Budget(3), context.rng)
-        done = enumerate_round(target, drafter, Rejection(), 1, prompt=(1,), law=processed)
+        done = enumerate_round(target, drafter, Rejection(), 1, prompt=(1,), distribution=processed)
     assert proposed.probs_BNV is not None
     assert float(proposed.probs_BNV[..., 0].sum()) == 0
     torch.testing.assert_close(proposed.probs_BNV[0, :-1].sum(-1), torch.ones(3).double())
@@ -225,27 +230,30 @@ def test_processors_that_name_a_token_of_the_targets_own() -> None:
 
 @pytest.mark.parametrize(("target", "draft"), [("byte", "unigram"), ("fallback", "byte-small")])
 def test_the_cache_holds_the_text(target: str, draft: str) -> None:
-    """After any number of rounds the draft's law is that of a full pass over the text so far."""
-    judge, drafter = model(target), TliDrafter(model(target), model(draft, 1))
+    """After any number of rounds the draft's distribution is that of a full pass over the text so
+    far."""
+    verification, drafter = model(target), TliDrafter(model(target), model(draft, 1))
     sampling = Sampling(temperature=1.3)
-    prompts = [judge.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
-    context = Context.start(prompts, Warp([sampling] * 3, judge.num_tokens), [0] * 3, range(3))
+    prompts = [verification.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
+    context = Context.start(
+        prompts, Warp([sampling] * 3, verification.num_tokens), [0] * 3, range(3)
+    )
     with torch.inference_mode():
-        cache, state = judge.start(context), drafter.start(context)
+        cache, state = verification.start(context), drafter.start(context)
         for γ in (3, 0, 1, 5, 0, 4, 2):
             drawn = drafter.propose(state, context, Budget(γ), context.rng)
             if γ:
-                _check_first_law(drafter, state, context, drawn.probs_BNV)
-            scores = judge.score(cache, drawn)
-            p_BNV = context.law(scores.logits_BNV, Prefix.of_draft(context, drawn))
+                _check_first_distribution(drafter, state, context, drawn.probs_BNV)
+            scores = verification.score(cache, drawn)
+            p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))
             verdict = Rejection()(drawn, p_BNV, context.rng)
-            judge.commit(cache, drawn, verdict)
+            verification.commit(cache, drawn, verdict)
             drafter.commit(state, drawn, verdict, scores)
             context.append(verdict.emitted(drawn), verdict.num_accepted_B + 1)
             context.advance((verdict.num_accepted_B + 1).tolist())
 
 
-def _check_first_law(
+def _check_first_distribution(
     drafter: TliDrafter, state: FollowState, context: Context, probs_BNV: Tensor | None
 ) -> None:
     assert probs_BNV is not None

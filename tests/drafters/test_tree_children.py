@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from outrider.core import draw
-from outrider.drafters.children import best, independent, without_replacement
+from outrider.drafters.tree.children import best, independent, without_replacement
 
 
-def laws(B: int, n: int, V: int, seed: int, *, impossible: float = 0.0) -> Tensor:
+def distributions(B: int, n: int, V: int, seed: int, *, impossible: float = 0.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     q_BnV = torch.rand(B, n, V, generator=generator, dtype=torch.float64) ** 3
     gone_BnV = torch.rand(B, n, V, generator=generator) < impossible
@@ -45,7 +45,7 @@ def one_after_the_other(q_V: Tensor, u_k: Tensor) -> list[int]:
 @pytest.mark.parametrize(("V", "k"), [(3, 2), (5, 7), (40, 12), (1000, 5)])
 def test_draws_without_replacement(V: int, k: int, impossible: float) -> None:
     """The same numbers give the same tokens as drawing one by one, and end where q ends."""
-    q_BnV, u_Bnk = laws(400, 2, V, 0, impossible=impossible), numbers(400, 2, k)
+    q_BnV, u_Bnk = distributions(400, 2, V, 0, impossible=impossible), numbers(400, 2, k)
     token_Bnk, exists_Bnk = without_replacement(q_BnV, u_Bnk)
     for b in range(400):
         for i in range(2):
@@ -55,7 +55,7 @@ def test_draws_without_replacement(V: int, k: int, impossible: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_token_of_a_law_comes_once(dtype: torch.dtype) -> None:
+def test_every_token_of_a_distribution_comes_once(dtype: torch.dtype) -> None:
     """As many children as tokens: all that are possible, none twice, however small they are."""
     V = 50
     q_BnV = torch.logspace(0, -30, V, dtype=torch.float64).flip(0).expand(200, 1, V)
@@ -67,9 +67,9 @@ def test_every_token_of_a_law_comes_once(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("V", [1000, 9000])
 def test_after_a_sure_token_the_others_have_their_own_shares(V: int) -> None:
-    """What is left of a law beside a token of probability 1 - 1e-14 is drawn from rightly; by
-    subtraction it would be rounding errors."""
-    q_BnV = laws(400, 1, V, 2) * 1e-14
+    """What is left of a distribution beside a token of probability 1 - 1e-14 is drawn from rightly;
+    by subtraction it would be rounding errors."""
+    q_BnV = distributions(400, 1, V, 2) * 1e-14
     q_BnV[..., 300] = 1.0
     u_Bnk = numbers(402, 1, 3)[2:]
     token_Bnk, exists_Bnk = without_replacement(q_BnV, u_Bnk)
@@ -80,7 +80,7 @@ def test_after_a_sure_token_the_others_have_their_own_shares(V: int) -> None:
 
 
 def test_independent_draws_are_draws() -> None:
-    q_BnV, u_Bnk = laws(300, 3, 9, 1, impossible=0.5), numbers(300, 3, 4)
+    q_BnV, u_Bnk = distributions(300, 3, 9, 1, impossible=0.5), numbers(300, 3, 4)
     token_Bnk = independent(q_BnV, u_Bnk)
     for i in range(3):
         for j in range(4):

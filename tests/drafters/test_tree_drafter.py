@@ -1,4 +1,4 @@
-"""Token trees over a draft model: what is drawn, what is judged, what the cache remembers.
+"""Token trees over a draft model: what is drawn, what is verified, what the cache remembers.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -20,13 +20,13 @@ from tiny_models import (
 )
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Drawn, Law, Stream, Verifier
+from outrider.core import Budget, Context, Distribution, Draft, Drawn, Stream, Verifier
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.topology import Topology
-from outrider.drafters.tree import TreeDrafter
+from outrider.drafters.tree.static import TreeDrafter
+from outrider.drafters.tree.topology import Topology
 from outrider.methods import Method, Parts
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, chi2, enumerate_round
 from outrider.verifiers import Greedy, Rejection, SampleMatch
@@ -51,18 +51,18 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
     return tiny("llama", seed, dtype=torch.float64, vocab_size=num_tokens, std=0.25)
 
 
-def law(num_rows: int) -> Law:
-    """Everything that a law may depend on: the path to a node counts."""
+def distribution(num_rows: int) -> Distribution:
+    """Everything that a distribution may depend on: the path to a node counts."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.9, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
 
-def truncated_law(num_rows: int) -> Law:
+def truncated_distribution(num_rows: int) -> Distribution:
     """Two tokens at most, so that the third child of a node is missing."""
     return Warp([Sampling(top_k=2, frequency_penalty=0.9)] * num_rows, V)
 
 
-def greedy_law(num_rows: int) -> Law:
+def greedy_distribution(num_rows: int) -> Distribution:
     return Warp([Sampling(temperature=0, frequency_penalty=0.9)] * num_rows, V)
 
 
@@ -87,34 +87,40 @@ def test_contract(topology: Topology, drawn: Drawn) -> None:
 
 
 @pytest.mark.parametrize("drawn", KINDS)
-def test_contract_where_laws_run_out(drawn: Drawn) -> None:
+def test_contract_where_distributions_run_out(drawn: Drawn) -> None:
     """Two possible tokens, three children; the same false alarms."""
 
-    def two(num_rows: int) -> Law:
+    def two(num_rows: int) -> Distribution:
         return Warp([Sampling(top_k=2)] * num_rows, 6)
 
     with torch.inference_mode():
-        check_drafter(TreeDrafter(toy(1, 6), 6, MEDUSA, drawn), 6, law=two)
+        check_drafter(TreeDrafter(toy(1, 6), 6, MEDUSA, drawn), 6, distribution=two)
 
 
 def _cases() -> Iterator[Any]:
-    """Whole laws cost much where children are drawn: one tree, and that is slow."""
+    """Whole distributions cost much where children are drawn: one tree, and that is slow."""
     for rule, (drawn, _) in RULES.items():
         for name, topology in (("tall", TALL), ("late", LATE)):
             if drawn != "chosen":
-                yield pytest.param(rule, topology, truncated_law, id=f"{rule}-{name}-truncated")
+                yield pytest.param(
+                    rule, topology, truncated_distribution, id=f"{rule}-{name}-truncated"
+                )
             if drawn == "chosen" or topology == TALL:
                 marks = pytest.mark.slow if drawn != "chosen" else ()
-                yield pytest.param(rule, topology, law, id=f"{rule}-{name}", marks=marks)
+                yield pytest.param(rule, topology, distribution, id=f"{rule}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(("rule", "topology", "laws"), list(_cases()))
-def test_a_round_has_exactly_the_targets_law(rule: str, topology: Topology, laws: Any) -> None:
+@pytest.mark.parametrize(("rule", "topology", "distributions"), list(_cases()))
+def test_a_round_has_exactly_the_targets_distribution(
+    rule: str, topology: Topology, distributions: Any
+) -> None:
     """ENUM: every tree and every decision of one round, and what follows, against the target."""
     drawn, verifier = RULES[rule]
     with torch.inference_mode():
         drafter = TreeDrafter(toy(1), V, topology, drawn)
-        done = enumerate_round(toy(0), drafter, verifier, 2, prompt=(0, 1, 2), law=laws)
+        done = enumerate_round(
+            toy(0), drafter, verifier, 2, prompt=(0, 1, 2), distribution=distributions
+        )
     assert done.total_variation < 1e-12
     assert sum(mass for tokens, mass in done.emitted.items() if len(tokens) == 3) > 0.01
 
@@ -123,7 +129,7 @@ def test_a_round_has_exactly_the_targets_law(rule: str, topology: Topology, laws
     ("rule", "row_tokens"),
     [("rejection of draws", 1), ("distinct", 1), ("distinct", 0), ("distinct, chosen", 1)],
 )
-def test_a_smaller_budget_has_exactly_the_targets_law(rule: str, row_tokens: int) -> None:
+def test_a_smaller_budget_has_exactly_the_targets_distribution(rule: str, row_tokens: int) -> None:
     drawn, verifier = RULES[rule]
     with torch.inference_mode():
         done = enumerate_round(
@@ -133,7 +139,7 @@ def test_a_smaller_budget_has_exactly_the_targets_law(rule: str, row_tokens: int
             2,
             prompt=(0, 1, 2),
             row_tokens=row_tokens,
-            law=law,
+            distribution=distribution,
         )
     assert done.total_variation < 1e-12
     assert max(map(len, done.emitted)) == row_tokens + 1
@@ -143,13 +149,17 @@ def test_a_smaller_budget_has_exactly_the_targets_law(rule: str, row_tokens: int
 def test_greedy_rounds_are_the_targets(drawn: Drawn) -> None:
     with torch.inference_mode():
         done = enumerate_round(
-            toy(0), TreeDrafter(toy(1), V, MEDUSA, drawn), Greedy(), 3, law=greedy_law
+            toy(0),
+            TreeDrafter(toy(1), V, MEDUSA, drawn),
+            Greedy(),
+            3,
+            distribution=greedy_distribution,
         )
     assert done.total_variation == 0
 
 
 def test_a_chain_is_the_chain_drafters() -> None:
-    """The same numbers draw the same tokens from the same laws."""
+    """The same numbers draw the same tokens from the same distributions."""
     model, prompts = tiny(seed=1), ragged_prompts([4, 9, 2])
     sampling = [Sampling(), Sampling(temperature=0.5, top_k=9), Sampling(frequency_penalty=0.5)]
     context = Context.start(prompts, Warp(sampling, VOCAB), [0] * 3, range(3))
@@ -166,7 +176,7 @@ def test_a_chain_is_the_chain_drafters() -> None:
 
 
 @pytest.mark.parametrize("drawn", KINDS)
-def test_laws_are_those_behind_each_path(drawn: Drawn) -> None:
+def test_distributions_are_those_behind_each_path(drawn: Drawn) -> None:
     """Level by level under a mask, against one plain pass over the text of each path."""
     model, prompts = tiny(seed=1, dtype=torch.float64), ragged_prompts([4, 9])
     samplings = [Sampling(temperature=0.7), Sampling(repetition_penalty=1.5)]
@@ -236,8 +246,8 @@ def test_a_row_has_the_same_text_in_any_batch(drawn: Drawn, rule: Any) -> None:
 
 
 def test_one_pass_per_level() -> None:
-    """The accepted path is fed with the next root, whose law needs a pass anyway; leaves and the
-    nodes of other levels are not."""
+    """The accepted path is fed with the next root, whose distribution needs a pass anyway; leaves
+    and the nodes of other levels are not."""
     widths: list[int] = []
     draft = tiny(seed=0, name="draft")
     model = TreeDrafter(draft, VOCAB, MEDUSA, "chosen")
@@ -270,7 +280,7 @@ def test_one_pass_per_level() -> None:
 
 def test_equal_siblings_stay_separate_draws() -> None:
     """Independent draws may coincide; each is a node of its own, with children of its own."""
-    context = Context.start([[0, 1]] * 64, law(64), [0] * 64, range(64))
+    context = Context.start([[0, 1]] * 64, distribution(64), [0] * 64, range(64))
     drafter = TreeDrafter(toy(1), V, Topology.k_ary(2, 2), "iid")
     with torch.inference_mode():
         draft = drafter.propose(drafter.start(context), context, Budget(2), context.rng)
@@ -278,10 +288,10 @@ def test_equal_siblings_stay_separate_draws() -> None:
     assert bool((draft.tokens_BN[:, 1] == draft.tokens_BN[:, 2]).any())
 
 
-def test_siblings_end_with_the_law() -> None:
+def test_siblings_end_with_the_distribution() -> None:
     """Where only two tokens are possible, a third draw without replacement is missing, and what
     hangs on it; the first two make up the support."""
-    context = Context.start([[0, 1]] * 8, truncated_law(8), [0] * 8, range(8))
+    context = Context.start([[0, 1]] * 8, truncated_distribution(8), [0] * 8, range(8))
     drafter = TreeDrafter(toy(1), V, Topology.k_ary(3, 2), "distinct")
     with torch.inference_mode():
         draft = drafter.propose(drafter.start(context), context, Budget(2), context.rng)
@@ -306,8 +316,8 @@ def test_padding_of_the_vocabulary_is_never_drafted(drawn: Drawn) -> None:
 
 @pytest.mark.slow
 def test_declaring_the_wrong_kind_would_show() -> None:
-    """Mutants that ENUM must reject: draws without replacement judged as independent ones, and
-    the laws of unpenalised logits (paths forgotten)."""
+    """Mutants that ENUM must reject: draws without replacement verified as independent ones, and
+    the distributions of unpenalised logits (paths forgotten)."""
 
     class Misdeclared(TreeDrafter):
         def propose(self, *args: Any) -> Draft:
@@ -327,8 +337,12 @@ def test_declaring_the_wrong_kind_would_show() -> None:
             Misdeclared(toy(1), V, Topology.expansion([2]), "distinct"),
             Pathless(toy(1), V, TALL, "iid"),
         ):
-            laws = law if isinstance(drafter, Misdeclared) else truncated_law
-            done = enumerate_round(toy(0), drafter, Rejection(), 2, prompt=(0, 1, 2), law=laws)
+            distributions = (
+                distribution if isinstance(drafter, Misdeclared) else truncated_distribution
+            )
+            done = enumerate_round(
+                toy(0), drafter, Rejection(), 2, prompt=(0, 1, 2), distribution=distributions
+            )
             assert done.total_variation > 1e-4, drafter
 
 
@@ -349,7 +363,7 @@ def test_a_tree_deeper_than_its_budget_is_named() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection of draws", "distinct"])
-def test_many_rounds_have_the_targets_law(rule: str) -> None:
+def test_many_rounds_have_the_targets_distribution(rule: str) -> None:
     """CHI2 over several rounds; a correct drafter fails with probability 1e-4 (seed fixed)."""
     drawn, verifier = RULES[rule]
     with torch.inference_mode():
@@ -360,7 +374,7 @@ def test_many_rounds_have_the_targets_law(rule: str) -> None:
             2,
             length=3,
             num_rows=10_000,
-            law=law,
+            distribution=distribution,
         )
     assert p > 1e-4
 

@@ -18,11 +18,11 @@ from tiny_models import (
 )
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Law, Verifier
+from outrider.core import Budget, Context, Distribution, Draft, Verifier
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.dynamic_tree import DynamicTreeDrafter
+from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.methods import Method, Parts
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, enumerate_round
 from outrider.verifiers import Greedy, Rejection, SampleMatch
@@ -40,17 +40,17 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
     return tiny("llama", seed, dtype=torch.float64, vocab_size=num_tokens, std=0.25)
 
 
-def law(num_rows: int) -> Law:
-    """Everything that a law may depend on: the path to a node counts."""
+def distribution(num_rows: int) -> Distribution:
+    """Everything that a distribution may depend on: the path to a node counts."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.9, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
 
-def truncated_law(num_rows: int) -> Law:
+def truncated_distribution(num_rows: int) -> Distribution:
     return Warp([Sampling(top_k=2, frequency_penalty=0.9)] * num_rows, V)
 
 
-def greedy_law(num_rows: int) -> Law:
+def greedy_distribution(num_rows: int) -> Distribution:
     return Warp([Sampling(temperature=0, frequency_penalty=0.9)] * num_rows, V)
 
 
@@ -75,17 +75,19 @@ def method(**settings: int) -> Method:
 )
 @pytest.mark.parametrize("top_k", [0, 2])
 def test_contract(settings: dict[str, int], top_k: int) -> None:
-    def some(num_rows: int) -> Law:
+    def some(num_rows: int) -> Distribution:
         return Warp([Sampling(top_k=top_k)] * num_rows, 6)
 
     with torch.inference_mode():
-        check_drafter(DynamicTreeDrafter(toy(1, 6), 6, **settings), 6, law=some)
+        check_drafter(DynamicTreeDrafter(toy(1, 6), 6, **settings), 6, distribution=some)
 
 
 @pytest.mark.parametrize("row_tokens", [None, 2, 1, 0])
-@pytest.mark.parametrize("laws", [law, truncated_law])
+@pytest.mark.parametrize("distributions", [distribution, truncated_distribution])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_round_has_exactly_the_targets_law(rule: str, laws: Any, row_tokens: int | None) -> None:
+def test_a_round_has_exactly_the_targets_distribution(
+    rule: str, distributions: Any, row_tokens: int | None
+) -> None:
     """ENUM: every decision of one round, and what follows, against the target."""
     with torch.inference_mode():
         done = enumerate_round(
@@ -95,7 +97,7 @@ def test_a_round_has_exactly_the_targets_law(rule: str, laws: Any, row_tokens: i
             3,
             prompt=(0, 1, 2),
             row_tokens=row_tokens,
-            law=laws,
+            distribution=distributions,
         )
     assert done.total_variation < 1e-12
 
@@ -103,7 +105,7 @@ def test_a_round_has_exactly_the_targets_law(rule: str, laws: Any, row_tokens: i
 def test_greedy_rounds_are_the_targets() -> None:
     with torch.inference_mode():
         drafter = DynamicTreeDrafter(toy(1), V, num_nodes=6, width=2, depth=3)
-        done = enumerate_round(toy(0), drafter, Greedy(), 3, law=greedy_law)
+        done = enumerate_round(toy(0), drafter, Greedy(), 3, distribution=greedy_distribution)
     assert done.total_variation == 0
 
 
@@ -217,7 +219,7 @@ def test_what_the_likeliest_nodes_are_is_no_draw() -> None:
 
     with torch.inference_mode():
         drafter = Passed(toy(1), V, num_nodes=4, width=2, depth=2)
-        done = enumerate_round(toy(0), drafter, Distinct(), 2, law=law)
+        done = enumerate_round(toy(0), drafter, Distinct(), 2, distribution=distribution)
     assert done.total_variation > 1e-3
 
 

@@ -1,4 +1,4 @@
-"""``max_memory``: slabs stay below it in every round, requests wait, and no text changes.
+"""``max_memory``: KV buffers stay below it in every round, requests wait, and no text changes.
 
 Legend: B rows.
 """
@@ -13,14 +13,14 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
-from outrider.core.chain import _kept_counting, _kept_straight
+from outrider.core.chain import _cached_chain_tensors, _kept_counting
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
 from outrider.engine.prompts import read_prompts
-from outrider.engine.slots import Slots
-from outrider.models import HFModel, SlabCache
-from outrider.models.footprint import Footprint
+from outrider.engine.running_batch import RunningBatch
+from outrider.runtime import HFModel, KVCache
+from outrider.runtime.kv_cache.footprint import Footprint
 from outrider.sampling.truncate import column
 
 LENGTHS = [9, 1, 17, 4, 4, 12, 30, 2, 60]
@@ -38,33 +38,33 @@ def draft() -> HFModel:
 
 
 def held(engine: Engine) -> int:
-    """Bytes of all slabs of an engine that are alive."""
-    allowance = engine.target.plan.allowance
-    assert allowance is not None
-    return allowance.held()
+    """Bytes of all KV buffers of an engine that are alive."""
+    memory_budget = engine.target.plan.memory_budget
+    assert memory_budget is not None
+    return memory_budget.held()
 
 
 @contextmanager
 def watching(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
-    """Rows and bytes held after each round, and after each slab's allocation."""
+    """Rows and bytes held after each round, and after each KV buffer's allocation."""
     seen: list[tuple[int, int]] = []
-    step, allocate = Slots.step, SlabCache._allocate
+    step, allocate = RunningBatch.step, KVCache._allocate
 
-    def spy_step(self: Slots) -> object:
+    def spy_step(self: RunningBatch) -> object:
         events = step(self)
         seen.append((len(self.rows), held(engine)))
         return events
 
     def spy_allocate(
-        self: SlabCache, shape: tuple[int, int, int, int], like: torch.Tensor
+        self: KVCache, shape: tuple[int, int, int, int], like: torch.Tensor
     ) -> torch.Tensor:
-        slab = allocate(self, shape, like)
-        seen.append((0, held(engine) + slab.nbytes))
-        return slab
+        buffer = allocate(self, shape, like)
+        seen.append((0, held(engine) + buffer.nbytes))
+        return buffer
 
     with monkeypatch.context() as patched:
-        patched.setattr(Slots, "step", spy_step)
-        patched.setattr(SlabCache, "_allocate", spy_allocate)
+        patched.setattr(RunningBatch, "step", spy_step)
+        patched.setattr(KVCache, "_allocate", spy_allocate)
         yield seen
 
 
@@ -78,7 +78,7 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
 
 @pytest.mark.parametrize("share", [1.0, 1.7, 4.0])
 @pytest.mark.parametrize("method", ["plain", "speculative", "top-k-tree", "early-exit", "staged"])
-def test_slabs_stay_below_the_bound_and_texts_the_same(
+def test_buffers_stay_below_the_bound_and_texts_the_same(
     target: HFModel, draft: HFModel, method: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = ragged_prompts(LENGTHS)
@@ -132,7 +132,7 @@ def test_a_request_that_cannot_fit_alone_is_refused_before_any_runs(
     message = str(caught.value)
     assert "a prompt of 60 tokens with up to 50 new ones needs 147,456 bytes" in message
     assert "max_memory is 100,000 bytes" in message
-    assert "lower max_new_tokens, shorten the prompt, or store slabs with kv_dtype" in message
+    assert "lower max_new_tokens, shorten the prompt, or store KV buffers with kv_dtype" in message
     with pytest.raises(OutOfMemoryError):
         engine.stream([1] * 60, greedy(50))
     assert len(engine.generate(ragged_prompts([3]), greedy(5))[0].token_ids) == 5
@@ -156,7 +156,7 @@ def test_streams_share_the_bound_and_give_back(target: HFModel) -> None:
 def test_a_booking_that_is_too_low_does_not_break_the_bound(
     target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drafter that says less than it takes is stopped by the slabs themselves."""
+    """A drafter that says less than it takes is stopped by the KV buffers themselves."""
     bound = 128 * 1024
     engine = engine_of(target, draft, max_memory=bound)
     assert engine._memory is not None
@@ -204,9 +204,14 @@ def test_nothing_stays_behind_as_requests_come_and_go(
     for call in range(12):
         engine.generate(prompts, [Sampling(max_new_tokens=5 + (call + i) % 7) for i in range(5)])
         if call in (3, 11):
-            for kept in (_kept_straight, _kept_counting, column, _spread):  # by shape, and bounded
+            for kept in (
+                _cached_chain_tensors,
+                _kept_counting,
+                column,
+                _spread,
+            ):  # by shape, and bounded
                 kept.cache_clear()
             gc.collect()
             objects = gc.get_objects()
-            counts.append(sum(isinstance(each, torch.Tensor | SlabCache) for each in objects))
+            counts.append(sum(isinstance(each, torch.Tensor | KVCache) for each in objects))
     assert counts[0] == counts[1]

@@ -18,8 +18,8 @@ from torch import Tensor
 from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Drawn, Ends
 from outrider.engine.counts import overlap
-from outrider.models import HFModel
-from outrider.testing import SoftmaxLaw, ToyDrafter, ToyModel
+from outrider.runtime import HFModel
+from outrider.testing import SoftmaxDistribution, ToyDrafter, ToyModel
 
 # ------------------------------------------------------------ exactly, on toys with a context
 
@@ -28,8 +28,8 @@ TARGET, GUESS = ToyModel.random(V, seed=41), ToyModel.random(V, seed=42)
 
 
 @cache
-def law(model: ToyModel | str, tokens: tuple[int, ...]) -> list[float]:
-    """A toy's law behind the prompt and these tokens."""
+def distribution(model: ToyModel | str, tokens: tuple[int, ...]) -> list[float]:
+    """A toy's distribution behind the prompt and these tokens."""
     toy = {"p": TARGET, "q": GUESS}[str(model)]
     past = torch.tensor(0)
     for token in (*PROMPT, *tokens):
@@ -38,7 +38,8 @@ def law(model: ToyModel | str, tokens: tuple[int, ...]) -> list[float]:
 
 
 def exact(num_tokens: int, end: int | None) -> tuple[float, float]:
-    """E Σ w r and E Σ w, over all prefixes, each with the mass that both laws share along it."""
+    """E Σ w r and E Σ w, over all prefixes, each with the mass that both distributions share along
+    it."""
     weighted = reached = 0.0
     for depth in range(num_tokens):
         for path in product(range(V), repeat=depth):
@@ -46,17 +47,18 @@ def exact(num_tokens: int, end: int | None) -> tuple[float, float]:
                 continue
             mass = 1.0
             for i, x in enumerate(path):
-                mass *= min(law("p", path[:i])[x], law("q", path[:i])[x])
+                mass *= min(distribution("p", path[:i])[x], distribution("q", path[:i])[x])
             reached += mass
-            weighted += mass * sum(map(min, law("p", path), law("q", path)))
+            weighted += mass * sum(map(min, distribution("p", path), distribution("q", path)))
     return weighted, reached
 
 
 def every_draft(drawn: Drawn, width: int, num_nodes: int) -> tuple[Draft, Tensor, Tensor]:
-    """Each draft that there can be, one per row, with the target's laws and its probability."""
+    """Each draft that there can be, one per row, with the target's distributions and its
+    probability."""
     drafts = list(product(range(V), repeat=num_nodes - 1))
     B = len(drafts)
-    context = Context.start([PROMPT] * B, SoftmaxLaw(), [0] * B, range(B))
+    context = Context.start([PROMPT] * B, SoftmaxDistribution(), [0] * B, range(B))
     budget = Budget(num_nodes - 1)
     shape = ToyDrafter(GUESS, width, "iid").propose(
         GUESS.start(context), context, budget, context.rng
@@ -88,7 +90,8 @@ def every_draft(drawn: Drawn, width: int, num_nodes: int) -> tuple[Draft, Tensor
 def test_the_estimate_is_unbiased(
     drawn: Drawn, width: int, num_nodes: int, depth: int, end: int | None
 ) -> None:
-    """Whatever rule judges, for the estimate asks the draft alone. Sequences may end inside it."""
+    """Whatever rule verifies, for the estimate asks the draft alone. Sequences may end inside
+    it."""
     draft, p_BNV, chance_B = every_draft(drawn, width, num_nodes)
     if drawn == "chosen":  # by noise that the rule shares
         q_BD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
@@ -115,7 +118,7 @@ EOS, WORDS = 2, 12
 
 
 def constant(seed: int) -> HFModel:
-    """A model whose law is the same behind every text: all tokens look alike to it."""
+    """A model whose distribution is the same behind every text: all tokens look alike to it."""
     module = tiny_module(seed=seed, dtype=torch.float64, vocab_size=WORDS, eos_token_id=EOS)
     with torch.no_grad():
         table = module.get_input_embeddings().weight
@@ -127,7 +130,7 @@ MODEL, DRAFT = constant(1), constant(4)
 T = 1.6
 
 
-def constant_law(model: HFModel, num_layers: int | None = None) -> Tensor:
+def constant_distribution(model: HFModel, num_layers: int | None = None) -> Tensor:
     module: Any = model.module
     if num_layers is None:
         return (full_logits(module, [0])[0] / T).softmax(-1)
@@ -136,7 +139,7 @@ def constant_law(model: HFModel, num_layers: int | None = None) -> Tensor:
         return (module.lm_head(module.model.norm(hidden[num_layers]))[0, 0] / T).softmax(-1)
 
 
-P, Q = constant_law(MODEL), constant_law(DRAFT)
+P, Q = constant_distribution(MODEL), constant_distribution(DRAFT)
 
 
 def shared(q_V: Tensor) -> float:
@@ -160,7 +163,7 @@ CASES = [
     Case("mjsd"),
     Case("top-k-tree", lambda: float(P[Q.argmax()])),
     Case("dynamic-tree", lambda: float(P[Q.argmax()]), {"num_nodes": 6, "width": 2, "depth": 3}),
-    Case("early-exit", lambda: shared(constant_law(MODEL, 1))),
+    Case("early-exit", lambda: shared(constant_distribution(MODEL, 1))),
     Case("uniform", lambda: shared(torch.full_like(P, 1 / WORDS))),
 ]
 

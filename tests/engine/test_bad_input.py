@@ -25,7 +25,7 @@ from outrider.core.errors import (
     UnknownMethodError,
 )
 from outrider.methods import METHODS, find_method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 LIMIT = 64
 

@@ -1,4 +1,4 @@
-"""CHI2, end to end: what comes out has the law that full forward passes say.
+"""CHI2, end to end: what comes out has the distribution that full forward passes say.
 
 Legend: S two-token continuations, B rows, V vocabulary.
 """
@@ -9,9 +9,9 @@ from tiny_models import engine_of, full_logits, tiny
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Context, Law, Prefix
+from outrider.core import Context, Distribution, Prefix
 from outrider.drafters import ModelDrafter
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import chi2_p_value, sample_rounds
 from outrider.verifiers import Rejection
@@ -42,15 +42,15 @@ def model(seed: int) -> HFModel:
 def exact(target: HFModel, sampling: Sampling) -> Tensor:
     """Probability of each two-token continuation, from plain forward passes, (S,)."""
 
-    def law(new: list[int]) -> Tensor:
+    def distribution(new: list[int]) -> Tensor:
         context = Context.start([PROMPT], Warp([sampling], V), [0], [0])
         logits_V = full_logits(target.module, PROMPT + new)[-1]
         prefix = Prefix.of_chain(context, [torch.tensor([x]) for x in new])
-        p_BMV: Tensor = context.law(logits_V[None, None], prefix)
+        p_BMV: Tensor = context.distribution(logits_V[None, None], prefix)
         return p_BMV[0, 0].double()
 
-    first_V = law([])
-    return torch.cat([first_V[x] * law([x]) for x in range(V)])
+    first_V = distribution([])
+    return torch.cat([first_V[x] * distribution([x]) for x in range(V)])
 
 
 def counts(tokens_BK: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def test_rounds_of_a_real_pair(sampling: Sampling) -> None:
     never)."""
     target, drafter = model(0), ModelDrafter(model(1), V)
 
-    def law(num_rows: int) -> Law:
+    def distribution(num_rows: int) -> Distribution:
         return Warp([sampling] * num_rows, V)
 
     counts_S = torch.zeros(V * V, dtype=torch.int64)
@@ -85,7 +85,7 @@ def test_rounds_of_a_real_pair(sampling: Sampling) -> None:
                 length=2,
                 num_rows=25_000,
                 prompt=PROMPT,
-                law=law,
+                distribution=distribution,
                 seed=seed,
             )
             counts_S += counts(tokens_BK)

@@ -20,7 +20,7 @@ from tiny_models import (
 from transformers import PreTrainedTokenizerBase
 
 from outrider import Engine, Event, Result, Sampling, Stats
-from outrider.models import HFModel, SlabCache
+from outrider.runtime import HFModel, KVCache
 
 TEXT = "def f(x):\n    return x + 1 # hello world, 😀 é 漢字 👩‍👩‍👧 and hello again\n"
 PROMPT = "print("
@@ -315,7 +315,7 @@ class Interrupting:
 
 def live_caches() -> int:
     gc.collect()
-    return sum(type(thing) is SlabCache for thing in gc.get_objects())
+    return sum(type(thing) is KVCache for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize("γ", [0, 4])

@@ -56,14 +56,14 @@ def test_drafts_that_have_no_such_stop(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_temperature_zero_is_the_argmax_wherever_the_rule_says_so(method: str) -> None:
-    """Also in a batch with sampled rows, where laws are point masses."""
-    judged = engine(method)
-    if not judged.verifier_at(0).lossless:
-        pytest.skip("judges by more than the argmax: test_greedy_by_logits.py")
+    """Also in a batch with sampled rows, where distributions are point masses."""
+    verified = engine(method)
+    if not verified.verifier_at(0).lossless:
+        pytest.skip("verifies by more than the argmax: test_greedy_by_logits.py")
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(18)))
-    assert token_ids(judged.generate(PROMPTS, greedy(18))) == plain
+    assert token_ids(verified.generate(PROMPTS, greedy(18))) == plain
     if method not in GREEDY_ONLY:
-        mixed = judged.generate(PROMPTS, [greedy(18), SAMPLING, greedy(18), SAMPLING])
+        mixed = verified.generate(PROMPTS, [greedy(18), SAMPLING, greedy(18), SAMPLING])
         assert token_ids(mixed)[::2] == plain[::2]
 
 

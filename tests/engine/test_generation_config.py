@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from outrider import Engine, Result, Sampling
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 NUM = 14
 PROMPTS = ragged_prompts([1, 6, 11])

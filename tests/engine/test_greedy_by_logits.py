@@ -1,4 +1,4 @@
-"""Rules that judge by more than the argmax at temperature 0, end to end."""
+"""Rules that verify by more than the argmax at temperature 0, end to end."""
 
 import pytest
 import torch

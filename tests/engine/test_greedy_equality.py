@@ -28,7 +28,7 @@ from transformers import (
 from outrider import Sampling
 from outrider.core.errors import IncompatibleError
 from outrider.methods import METHODS, Method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 LENGTHS = [6, 1, 13]
 NUM = 16
@@ -117,7 +117,9 @@ def test_plain_speculative_and_transformers_agree(target: HFModel, case: str) ->
             engine = engine_of(target, draft, method, γ=5)
             assert token_ids(engine.generate(prompts, sampling)) == expected
     good = engine_of(target, HFModel(target.module), γ=5).generate(prompts, sampling)
-    assert good.stats.acceptance_rate == 1, "the draft's law must be warped like the target's"
+    assert good.stats.acceptance_rate == 1, (
+        "the draft's distribution must be warped like the target's"
+    )
 
 
 @pytest.mark.parametrize("case", ["everything", "frequency"])

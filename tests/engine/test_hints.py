@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider import Engine, Sampling
 from outrider.core.errors import OutriderWarning
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 TEMPLATE = "{% for m in messages %}<|start|> {{ m['role'] }} {{ m['content'] }}{% endfor %}"
 VOCABULARY = ["<eos>", "<|start|>", "[INST]", "user", "hello", "<unk>"]

@@ -9,7 +9,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, to
 
 from outrider import Engine, Result, Sampling
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.drafters.beam_search import beam_search
+from outrider.drafters.search.beam_search import beam_search
 from outrider.methods import METHODS
 
 TARGET = tiny("llama", 0, dtype=torch.float64, std=0.2)
@@ -41,7 +41,9 @@ def test_from_a_threshold_of_one_on_nothing_is_accepted(method: str) -> None:
     assert results.stats.rounds == results.stats.emitted == 4 * 16
 
 
-@pytest.mark.parametrize("options", [{"laws": "raw"}, {"quantity": "step", "search": "copies"}])
+@pytest.mark.parametrize(
+    "options", [{"distributions": "raw"}, {"quantity": "step", "search": "copies"}]
+)
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_options_of_the_joint_rule(options: dict[str, object], temperature: float) -> None:
     """A row alone as in its batch; some drafts pass, some do not."""
@@ -55,9 +57,9 @@ def test_options_of_the_joint_rule(options: dict[str, object], temperature: floa
     assert 0 < together.stats.accepted < together.stats.drafted
 
 
-def test_raw_laws_at_temperature_zero_keep_more_than_the_argmax() -> None:
+def test_raw_distributions_at_temperature_zero_keep_more_than_the_argmax() -> None:
     """Their judgement is no match with the argmax, also among rows that sample."""
-    raw = engine_of(TARGET, DRAFT, "mjsd", 3, options={"laws": "raw"})
+    raw = engine_of(TARGET, DRAFT, "mjsd", 3, options={"distributions": "raw"})
     warped = engine_of(TARGET, DRAFT, "mjsd", 3)
     found = raw.generate(PROMPTS, greedy(16))
     assert found.stats.accepted > warped.generate(PROMPTS, greedy(16)).stats.accepted
@@ -166,7 +168,7 @@ def test_the_targets_own_searches_are_for_temperature_zero(method: str) -> None:
         ("mjsd", {"tau": -0.5}, "tau=-0.5: must be finite and at least 0"),
         ("mjsd", {"search": "best"}, "search='best': must be one of sample, greedy, copies"),
         ("mjsd", {"quantity": "last"}, "quantity='last': must be one of joint, step"),
-        ("mjsd", {"laws": "own"}, "laws='own': must be one of warped, raw"),
+        ("mjsd", {"distributions": "own"}, "distributions='own': must be one of warped, raw"),
         ("mtad", {"tau": float("nan")}, "tau=nan"),
         ("mtad", {"search": "copies"}, "search='copies': must be one of sample, greedy"),
         ("mtad", {"beams": 64}, "beams=64: 4 steps .* take 63 beams or fewer"),
@@ -184,8 +186,10 @@ def test_bad_options_are_named(method: str, options: dict[str, object], message:
 def test_a_rule_of_ones_own_without_the_logits_it_reads() -> None:
     from outrider.verifiers import Joint
 
-    engine = engine_of(TARGET, DRAFT, "mjsd", 3, verifier=Joint(laws="raw"))
-    with pytest.raises(IncompatibleError, match="laws='raw': the drafter hands over no logits"):
+    engine = engine_of(TARGET, DRAFT, "mjsd", 3, verifier=Joint(distributions="raw"))
+    with pytest.raises(
+        IncompatibleError, match="distributions='raw': the drafter hands over no logits"
+    ):
         engine.generate(PROMPTS, SAMPLING)
 
 

@@ -6,7 +6,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, to
 
 from outrider import Engine, Sampling
 from outrider.core.errors import IncompatibleError
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 PROMPTS = ragged_prompts([5, 1, 9, 3])
 

@@ -21,7 +21,7 @@ from outrider import Engine, OutriderError, Sampling, load, load_model
 from outrider.core.errors import ModelLoadError, NonFiniteLogitsError, OutOfMemoryError
 from outrider.core.values import shown
 from outrider.methods import METHODS, find_method
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 NAN, INF = float("nan"), float("inf")
 ODD: list[Any] = [

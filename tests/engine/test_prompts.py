@@ -14,7 +14,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from outrider import Engine, Result, Results
 from outrider.core.errors import InvalidParameterError, PromptError
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 IDS = [5, 6, 7, 8]
 

@@ -8,8 +8,8 @@ from transformers import LogitsProcessorList, TopKLogitsWarper
 from outrider import Engine, Sampling
 from outrider.core import row_keys
 from outrider.engine.request import request_numbers
-from outrider.engine.slots import Slots, _compacted
-from outrider.models import HFModel
+from outrider.engine.running_batch import RunningBatch, _compacted
+from outrider.runtime import HFModel
 
 LENGTHS = [9, 1, 17, 4, 4, 12]
 
@@ -25,7 +25,7 @@ def draft() -> HFModel:
 
 
 def mixed(temperature: float) -> list[Sampling]:
-    """A different law in every row."""
+    """A different distribution in every row."""
     common = {"temperature": temperature, "ignore_eos": True}
     return [
         Sampling(max_new_tokens=18, **common),
@@ -102,13 +102,13 @@ def test_a_finished_rows_slot_is_refilled(
 ) -> None:
     """No row waits for the longest: beside one long text, many short ones pass through."""
     sizes: list[int] = []
-    step = Slots.step
+    step = RunningBatch.step
 
-    def spy(self: Slots) -> object:
+    def spy(self: RunningBatch) -> object:
         sizes.append(len(self.rows))
         return step(self)
 
-    monkeypatch.setattr(Slots, "step", spy)
+    monkeypatch.setattr(RunningBatch, "step", spy)
     engine = engine_of(target, draft, "plain", max_batch_size=3)
     sampling = [greedy(40)] + [greedy(4)] * 18
     results = engine.generate(ragged_prompts([30] + [5] * 18), sampling)

@@ -25,7 +25,7 @@ from outrider.core.errors import (
     UnsupportedModelError,
 )
 from outrider.methods import METHODS
-from outrider.models import Seq2SeqModel, load_model
+from outrider.runtime import Seq2SeqModel, load_model
 
 SOURCES = ["def f(x):\n", "print(hello world)", "x"]
 
@@ -109,7 +109,7 @@ def test_every_method_writes_what_plain_writes(method: str) -> None:
     plain = engine_of(target).generate(sources, sampling)
     row = METHODS[method]
     if not row.recipe().greedy_verifier.lossless:
-        pytest.skip("another law at temperature 0")
+        pytest.skip("another distribution at temperature 0")
     options = {"file": tiny_file(len(tokenizer))} if method == "ngram" else {}
     try:
         engine = engine_of(target, draft, row, options=options)

@@ -8,7 +8,7 @@ from tiny_seq2seq import SEQ2SEQ, seq2seq_generate, tiny_seq2seq, tiny_seq2seq_m
 from transformers import PreTrainedModel
 
 from outrider import Sampling
-from outrider.models import Seq2SeqModel
+from outrider.runtime import Seq2SeqModel
 
 SOURCES = ragged_prompts([4, 19, 9], seed=7)
 NUM = 14

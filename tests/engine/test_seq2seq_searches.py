@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from outrider import Sampling, beam_search
 from outrider.core.errors import IncompatibleError, PromptError
-from outrider.drafters.beam_search import Hypothesis
-from outrider.models import Seq2SeqModel
+from outrider.drafters.search.beam_search import Hypothesis
+from outrider.runtime import Seq2SeqModel
 
 SOURCES = ragged_prompts([7, 3, 11, 5], seed=4)
 SAMPLING = Sampling(
@@ -63,7 +63,7 @@ def plain_block(
     for _ in range(K):
         found = []
         for path, score in living:
-            last_V = decoder_logits(model.module, source, [*model.opening, *text, *path])[-1]
+            last_V = decoder_logits(model.module, source, [*model.decoder_prompt, *text, *path])[-1]
             found += [
                 ([*path, x], score + s) for x, s in enumerate(last_V.log_softmax(-1).tolist())
             ]
@@ -77,10 +77,12 @@ def test_beam_search_is_that_of_transformers(family: str, length_penalty: float)
     """Hypothesis for hypothesis; texts end early, and those that do not make the tree be packed."""
     model, lengths = wide(family), set()
     for source in SOURCES:
-        free = beam_search(model, model.opening, 6, 4, num_return_sequences=6, source_ids=source)
+        free = beam_search(
+            model, model.decoder_prompt, 6, 4, num_return_sequences=6, source_ids=source
+        )
         ends = sorted({h.token_ids[2] for h in free})[:2]
         mine = beam_search(
-            model, model.opening, 4, 30, length_penalty, False, ends, 4, source_ids=source
+            model, model.decoder_prompt, 4, 30, length_penalty, False, ends, 4, source_ids=source
         )
         theirs = by_transformers(
             model.module, source, 4, 30, length_penalty=length_penalty, eos_token_id=ends
@@ -99,7 +101,7 @@ def test_beam_search_through_the_engine(family: str) -> None:
     engine = engine_of(model, None, "beam-search", 3, options={"num_beams": 3}, max_batch_size=2)
     found = token_ids(engine.generate(SOURCES, [greedy(14 - 3 * b) for b in range(4)]))
     for b, source in enumerate(SOURCES):
-        (best,) = beam_search(model, model.opening, 3, 14 - 3 * b, source_ids=source)
+        (best,) = beam_search(model, model.decoder_prompt, 3, 14 - 3 * b, source_ids=source)
         assert found[b] == best.token_ids
     assert token_ids(engine_of(model).generate(SOURCES, greedy(14)))[0] != found[0]
 
@@ -168,7 +170,7 @@ def test_log_probabilities_are_those_of_a_plain_pass(method: str) -> None:
     target = wide("t5")
     sampling = greedy(9, logprobs=1)
     for result in engine_of(target, wide("t5", std=0.19), method, 3).generate(SOURCES, sampling):
-        text = [*target.opening, *result.token_ids]
+        text = [*target.decoder_prompt, *result.token_ids]
         own_TV = decoder_logits(target.module, result.prompt_ids, text)[:-1].log_softmax(-1)
         own_T = own_TV.gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
         assert list(result.logprobs) == pytest.approx(own_T.tolist(), abs=1e-6)

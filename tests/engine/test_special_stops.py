@@ -7,7 +7,7 @@ from real_tokenizers import tokenizer
 from tiny_models import Script, engine_of, tiny_module
 
 from outrider import Engine, Result, Sampling
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 
 WRITTEN = "Hello you<|im_start|>, and\n<|im_start|>user: é<|im_start|>"
 

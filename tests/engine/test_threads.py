@@ -18,9 +18,9 @@ from torch.export import ExportedProgram
 from outrider import Engine, Sampling
 from outrider.core.clock import Stopwatch
 from outrider.core.errors import NonFiniteLogitsError
-from outrider.models.compiled import CompiledPass
-from outrider.models.package import Graph
-from outrider.models.traced import TreePass
+from outrider.runtime.executors.compile_cache import Graph
+from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.traced import TreePass
 
 TARGET, DRAFT = worded(0), worded(3)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=6, ignore_eos=True)
@@ -117,9 +117,9 @@ def test_a_graph_runs_one_pass_at_a_time() -> None:
     def alone_in(each: TreePass, trace: Callable[[], ExportedProgram]) -> Graph:
         def graph(inputs: list[Tensor]) -> list[Tensor]:
             assert running.acquire(blocking=False), "two passes at once"
-            slabs = inputs[each.num_moving :]
-            half = len(slabs) // 2
-            done = each(*inputs[: each.num_moving], slabs[:half], slabs[half:])
+            buffers = inputs[each.num_moving :]
+            half = len(buffers) // 2
+            done = each(*inputs[: each.num_moving], buffers[:half], buffers[half:])
             running.release()
             return list(done)
 

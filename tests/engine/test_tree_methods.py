@@ -8,7 +8,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, to
 
 from outrider import Engine, Sampling
 from outrider.core.errors import InvalidParameterError, OutriderError
-from outrider.drafters.topology import Topology
+from outrider.drafters.tree.topology import Topology
 from outrider.methods import METHODS
 from outrider.methods.trees import TREES
 
@@ -138,7 +138,8 @@ def test_more_than_can_be_drafted_is_refused() -> None:
 
 
 def test_a_tree_wider_than_the_support_drafts_what_there_is() -> None:
-    """Siblings without replacement end where the law has no more tokens: three, of twelve."""
+    """Siblings without replacement end where the distribution has no more tokens: three, of
+    twelve."""
     sampling = Sampling(temperature=1, top_k=3, max_new_tokens=9, ignore_eos=True)
     engine = engine_of(TARGET, DRAFT, "sequoia", 4, options={"topology": "12,2"})
     stats = engine.generate(PROMPTS, sampling).stats

@@ -10,8 +10,8 @@ from outrider import Sampling, load
 from outrider.core.errors import VocabularyMismatchError
 from outrider.methods import Method
 from outrider.methods.vocabularies import VOCABULARIES
-from outrider.models import HFModel
-from outrider.models.seq2seq import Seq2SeqModel
+from outrider.runtime import HFModel
+from outrider.runtime.hf.seq2seq import Seq2SeqModel
 
 PROMPTS = ["The quick brown fox", "x"]
 METHODS = pytest.mark.parametrize("method", VOCABULARIES, ids=lambda method: method.name)

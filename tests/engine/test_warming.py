@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import outrider
 from outrider import Engine, Sampling
-from outrider.engine.judged import CompiledJudge
+from outrider.engine.fused_verification import CompiledVerifier
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
-from outrider.models import HFModel
-from outrider.models.compiled import CompiledPass
-from outrider.models.package import Graph
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compile_cache import Graph
+from outrider.runtime.executors.compiled import CompiledPass
 
 γ = 4
 SAMPLED = Sampling(max_new_tokens=9, seed=1, ignore_eos=True)
@@ -52,15 +52,15 @@ def compiled(
     making = Making()
     draft = making.give(tiny(seed=1, dtype=dtype)) if METHODS[method].needs_draft else None
     engine = engine_of(making.give(tiny(dtype=dtype)), draft, method, γ, **settings)
-    if engine.judge is not None:
-        engine.judge = CompiledJudge(making, engine.num_speculative_tokens)
+    if engine.verification is not None:
+        engine.verification = CompiledVerifier(making, engine.num_speculative_tokens)
     return engine, making
 
 
 def unseal(engine: Engine) -> None:
     """Lets the engine make programs again, so that one that it lacks is made."""
-    assert engine.judge is not None
-    engine.judge.sealed = False
+    assert engine.verification is not None
+    engine.verification.sealed = False
     for model in filter(None, (engine.target, engine.draft)):
         assert model.compiled is not None
         model.compiled.sealed = False
@@ -68,7 +68,7 @@ def unseal(engine: Engine) -> None:
 
 def every_request(engine: Engine, samplings: Iterable[Sampling]) -> None:
     """Alone and in ragged batches whose rows leave, short prompts and long ones, all lengths of the
-    last draft, what is repeated and can be copied, and all that a law can be."""
+    last draft, what is repeated and can be copied, and all that a distribution can be."""
     for sampling in samplings:
         engine.generate(PROMPTS[:1], sampling)
         engine.generate(PROMPTS, [replace(sampling, max_new_tokens=4 + n) for n in range(4)])
@@ -89,7 +89,7 @@ def test_all_graphs_are_made_and_told(method: str, graphs: int) -> None:
 
 
 GREEDY = (greedy(9), greedy(9, repetition_penalty=1.2))
-LAWS = (SAMPLED, replace(SAMPLED, top_p=0.9, logprobs=2))
+DISTRIBUTIONS = (SAMPLED, replace(SAMPLED, top_p=0.9, logprobs=2))
 CASES = [
     ("speculative", 6),
     ("plain", 1),
@@ -106,11 +106,11 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "graphs"), CASES)
 def test_no_request_needs_another_program(method: str, graphs: int) -> None:
-    """Of a few kinds of drafters; also in bfloat16, whose laws are in float32."""
+    """Of a few kinds of drafters; also in bfloat16, whose distributions are in float32."""
     engine, making = compiled(method, torch.bfloat16, max_batch_size=3)
     warm_up(engine)
     unseal(engine)
-    every_request(engine, (*GREEDY, *LAWS))
+    every_request(engine, (*GREEDY, *DISTRIBUTIONS))
     assert making.graphs == graphs
 
 
@@ -124,17 +124,17 @@ def test_nor_with_drafts_that_stop_early(settings: Any) -> None:
     warm_up(engine)
     graphs = making.graphs
     unseal(engine)
-    every_request(engine, (GREEDY[0], LAWS[0]))
+    every_request(engine, (GREEDY[0], DISTRIBUTIONS[0]))
     assert making.graphs == graphs < 6
 
 
-def test_copied_drafts_are_judged_by_the_program() -> None:
+def test_copied_drafts_are_verified_by_the_program() -> None:
     engine, making = compiled("prompt-lookup")
     warm_up(engine)
     engine.generate([[5, 6, 7, 8, 9, 10] * 3], greedy(6))
-    assert engine.judge is not None
-    assert engine.judge._last is not None
-    assert engine.judge._last[2] is not None
+    assert engine.verification is not None
+    assert engine.verification._last is not None
+    assert engine.verification._last[2] is not None
     assert making.graphs == 2
 
 

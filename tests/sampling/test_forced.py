@@ -6,16 +6,18 @@ import torch
 from outrider.core import Context, Draft, Prefix
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling import Sampling, Warp
-from outrider.testing import SoftmaxLaw
+from outrider.testing import SoftmaxDistribution
 
 V = 9
 PARENTS = [-1, 0, 0, 1, 3, 2]
 
 
 def warped(forced: list[dict[int, int]], output: list[int], temperature: float) -> torch.Tensor:
-    """Laws at the nodes of a tree behind rows with so many tokens of output, (B, N, V)."""
+    """Distributions at the nodes of a tree behind rows with so many tokens of output, (B, N, V)."""
     B = len(forced)
-    context = Context.start([[1] * (b + 1) for b in range(B)], SoftmaxLaw(), [0] * B, range(B))
+    context = Context.start(
+        [[1] * (b + 1) for b in range(B)], SoftmaxDistribution(), [0] * B, range(B)
+    )
     context.append(torch.full((B, max(output)), 2), torch.tensor(output))
     context.advance(output)
     tokens_BN = torch.full((B, len(PARENTS)), 3)

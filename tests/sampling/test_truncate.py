@@ -9,7 +9,7 @@ from outrider.sampling import truncate
 from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
 
 
-def law(values):
+def distribution(values):
     return torch.tensor(values, dtype=torch.float64)[None, None]
 
 
@@ -31,7 +31,7 @@ def full_sort_top_p(p_V, top_p, strict):
 )
 def test_the_two_conventions_differ_at_the_boundary(values, top_p, hf, paper):
     """The worked examples: the mass before a token equals ``top_p`` exactly."""
-    p_BMV = law(values)
+    p_BMV = distribution(values)
     assert keep_top_p(p_BMV, [top_p], [False])[0, 0].tolist() == [i < hf for i in range(4)]
     assert keep_top_p(p_BMV, [top_p], [True])[0, 0].tolist() == [i < paper for i in range(4)]
 
@@ -57,7 +57,7 @@ def test_the_partial_ranking_keeps_what_a_full_sort_keeps(weights, top_p, strict
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
 def test_the_partial_ranking_of_a_large_vocabulary(scale):
-    """Flat laws need more candidates than the first look takes, peaked ones do not."""
+    """Flat distributions need more candidates than the first look takes, peaked ones do not."""
     z_V = scale * torch.randn(5000, dtype=torch.float64)
     p_V = z_V.softmax(0)
     for top_p in (0.05, 0.5, 0.95, 0.9999):
@@ -66,7 +66,7 @@ def test_the_partial_ranking_of_a_large_vocabulary(scale):
 
 
 def test_ties_are_broken_by_token_id():
-    p_BMV = law([0.1, 0.2, 0.2, 0.2, 0.1, 0.2])
+    p_BMV = distribution([0.1, 0.2, 0.2, 0.2, 0.1, 0.2])
     assert keep_top_p(p_BMV, [0.35], [False])[0, 0].nonzero()[:, 0].tolist() == [1, 2]
     assert keep_top_p(p_BMV, [0.85], [False])[0, 0].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 5]
 
@@ -83,14 +83,14 @@ def test_top_p_of_one_keeps_all_of_a_large_vocabulary():
 
 
 def test_at_least_one_token_survives():
-    p_BMV = law([0.2, 0.5, 0.3])
+    p_BMV = distribution([0.2, 0.5, 0.3])
     for strict in (False, True):
         assert keep_top_p(p_BMV, [1e-12], [strict])[0, 0].tolist() == [False, True, False]
     assert keep_min_p(p_BMV, [1.0])[0, 0].tolist() == [False, True, False]
 
 
 def test_top_k_keeps_ties_and_is_off_at_zero():
-    z_BMV = law([3.0, 1.0, 2.0, 2.0, -torch.inf])
+    z_BMV = distribution([3.0, 1.0, 2.0, 2.0, -torch.inf])
     assert keep_top_k(z_BMV, [2])[0, 0].tolist() == [True, False, True, True, False]
     assert keep_top_k(z_BMV, [1])[0, 0].tolist() == [True, False, False, False, False]
     assert keep_top_k(z_BMV, [0]).all()

@@ -15,7 +15,7 @@ from transformers import (
 from outrider.core import Context, Draft, Prefix
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling import Sampling, Warp
-from outrider.testing import SoftmaxLaw
+from outrider.testing import SoftmaxDistribution
 
 V = 50
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9]]
@@ -23,7 +23,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9]]
 
 def contexts(prompts=PROMPTS, output=3):
     """Prompts with a few tokens of output behind them."""
-    context = Context.start(prompts, SoftmaxLaw(), [0] * len(prompts), range(len(prompts)))
+    context = Context.start(prompts, SoftmaxDistribution(), [0] * len(prompts), range(len(prompts)))
     generator = torch.Generator().manual_seed(1)
     emitted_BK = torch.randint(V, (len(prompts), output), generator=generator)
     counts = [(b + 1) % (output + 1) for b in range(len(prompts))]
@@ -107,7 +107,7 @@ def test_parity_with_transformers_at_every_node(name):
             assert ((p_BNV[b, n] > 0) == (expected > 0)).all()
 
 
-def test_a_users_logits_processor_list_is_the_same_law():
+def test_a_users_logits_processor_list_is_the_same_distribution():
     processors = LogitsProcessorList(
         [RepetitionPenaltyLogitsProcessor(1.7), TemperatureLogitsWarper(0.7), TopKLogitsWarper(9)]
     )
@@ -152,7 +152,7 @@ def slow_penalties(z_V, tokens, num_prompt, sampling):
 )
 def test_penalties_of_a_node_count_its_own_path(sampling):
     """Few tokens, so that prompts, outputs and drafts repeat each other."""
-    context = Context.start([[3, 1, 4, 1], [2]], SoftmaxLaw(), [0, 0], [0, 1])
+    context = Context.start([[3, 1, 4, 1], [2]], SoftmaxDistribution(), [0, 0], [0, 1])
     context.append(torch.tensor([[1, 2, 2], [0, 0, 0]]), torch.tensor([3, 1]))
     context.advance([3, 1])
     tokens_BN = torch.randint(5, (2, 7))
@@ -204,7 +204,7 @@ def test_temperature_zero_is_the_argmax_of_the_penalised_logits():
 
 def test_temperature_zero_takes_the_first_of_equals_and_bears_infinities():
     logits_BNV = torch.tensor([[[1.0, 2.0, 2.0, -torch.inf]]])
-    context = Context.start([[0]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0]], SoftmaxDistribution(), [0], [0])
     prefix = Prefix.of_draft(context, Draft.root_only(context.root_B))
     p_BNV = Warp([Sampling(temperature=0)], 4)(logits_BNV, prefix)
     assert p_BNV.tolist() == [[[0, 1, 0, 0]]]
@@ -235,7 +235,7 @@ def test_truncation_is_idempotent(sampling):
 def test_top_k_goes_before_top_p():
     """0.5 of the mass that top-k leaves, not of all."""
     logits_BNV = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1], dtype=torch.float64).log()[None, None]
-    context = Context.start([[0]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0]], SoftmaxDistribution(), [0], [0])
     prefix = Prefix.of_draft(context, Draft.root_only(context.root_B))
     p_BNV = Warp([Sampling(top_k=2, top_p=0.5)], 5)(logits_BNV, prefix)
     assert (p_BNV[0, 0] > 0).tolist() == [True, False, False, False, False]
@@ -243,7 +243,7 @@ def test_top_k_goes_before_top_p():
 
 @pytest.mark.parametrize("sampling", [*MIXED, Sampling(top_p=0.9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_equal_logits_give_bit_identical_laws(sampling, dtype):
+def test_equal_logits_give_bit_identical_distributions(sampling, dtype):
     """Draft and target scored in batches of other shapes: p = q exactly, so nothing is refused."""
     context = contexts()
     draft, logits_BNV = drafts(context), logits_of(context, dtype=dtype)

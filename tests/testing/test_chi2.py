@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 
 from outrider.sampling import Sampling, Warp
-from outrider.testing import ToyDrafter, ToyModel, chi2, chi2_p_value, greedy_law
+from outrider.testing import ToyDrafter, ToyModel, chi2, chi2_p_value, greedy_distribution
 from outrider.verifiers import Greedy, Rejection
 
 TARGET = ToyModel.random(3, seed=1)
@@ -58,13 +58,16 @@ def test_rejection_has_the_targets_frequencies(drafter, num_tokens):
 
 @pytest.mark.slow
 def test_rejection_has_the_warped_targets_frequencies():
-    """False-alarm probability 1e-4. Penalties make the law depend on the drafted prefix."""
+    """False-alarm probability 1e-4. Penalties make the distribution depend on the drafted
+    prefix."""
     sampling = Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.3)
-    p_value = chi2(TARGET, ToyDrafter(GUESS), Rejection(), 3, law=lambda B: Warp([sampling] * B, 3))
+    p_value = chi2(
+        TARGET, ToyDrafter(GUESS), Rejection(), 3, distribution=lambda B: Warp([sampling] * B, 3)
+    )
     assert p_value > 1e-4
 
 
 def test_greedy_has_one_outcome():
     """No false alarms: the outcome is certain."""
     drafter = ToyDrafter(GUESS, 2, "chosen")
-    assert chi2(TARGET, drafter, Greedy(), 3, law=greedy_law, num_rows=256) == 1
+    assert chi2(TARGET, drafter, Greedy(), 3, distribution=greedy_distribution, num_rows=256) == 1

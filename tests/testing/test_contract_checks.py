@@ -8,7 +8,7 @@ import torch
 
 from outrider.core import Draft, Drawn, Scores, Verdict
 from outrider.testing import (
-    SoftmaxLaw,
+    SoftmaxDistribution,
     ToyDrafter,
     ToyModel,
     check_drafter,
@@ -38,10 +38,12 @@ def test_toy_drafters_keep_the_contract(width, drawn):
     check_drafter(ToyDrafter(GUESS, width, drawn), 3)
 
 
-@pytest.mark.parametrize("law", [SoftmaxLaw(greedy=True), SoftmaxLaw(temperature=0.5)])
-def test_toy_drafters_keep_the_contract_under_other_laws(law):
+@pytest.mark.parametrize(
+    "distribution", [SoftmaxDistribution(greedy=True), SoftmaxDistribution(temperature=0.5)]
+)
+def test_toy_drafters_keep_the_contract_under_other_distributions(distribution):
     """False-alarm probability below 1e-6 per case."""
-    check_drafter(ToyDrafter(GUESS, confidence=0.4), 3, law=lambda B: law)
+    check_drafter(ToyDrafter(GUESS, confidence=0.4), 3, distribution=lambda B: distribution)
 
 
 class BrokenDrafter(ToyDrafter):

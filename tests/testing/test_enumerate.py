@@ -9,13 +9,13 @@ import torch
 from outrider.core import Draft, Prefix, Role
 from outrider.sampling import Sampling, Warp
 from outrider.testing import (
-    SoftmaxLaw,
+    SoftmaxDistribution,
     ToyDrafter,
     ToyModel,
     complete,
     enumerate_round,
-    greedy_law,
-    target_law,
+    greedy_distribution,
+    target_distribution,
 )
 from outrider.testing.enumerate import ScriptedContext
 from outrider.verifiers import Greedy, Rejection
@@ -32,7 +32,7 @@ DRAFTERS = {
     "chosen tree": (ToyDrafter(GUESS, 2, "chosen"), 6),
     "iid tree": (ToyDrafter(GUESS, 2), 3),
     "empty draft": (ToyDrafter(GUESS), 0),
-    "own law": (ToyDrafter(TARGET), 3),
+    "own distribution": (ToyDrafter(TARGET), 3),
 }
 
 
@@ -47,15 +47,19 @@ def test_rejection_is_lossless(name):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_greedy_is_lossless(name):
     drafter, num_tokens = DRAFTERS[name]
-    result = enumerate_round(TARGET, drafter, Greedy(), num_tokens, law=greedy_law)
+    result = enumerate_round(
+        TARGET, drafter, Greedy(), num_tokens, distribution=greedy_distribution
+    )
     assert result.total_variation < 1e-12
 
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 def test_rejection_at_temperature_zero_is_greedy(drawn):
     drafter = ToyDrafter(GUESS, 1, drawn)
-    with_greedy = enumerate_round(TARGET, drafter, Greedy(), 3, law=greedy_law)
-    with_rejection = enumerate_round(TARGET, drafter, Rejection(), 3, law=greedy_law)
+    with_greedy = enumerate_round(TARGET, drafter, Greedy(), 3, distribution=greedy_distribution)
+    with_rejection = enumerate_round(
+        TARGET, drafter, Rejection(), 3, distribution=greedy_distribution
+    )
     assert with_greedy.emitted.keys() == with_rejection.emitted.keys()
 
 
@@ -90,13 +94,17 @@ def test_rejection_is_lossless_under_ragged_budgets(row_tokens):
 @pytest.mark.parametrize("width", [1, 2])
 def test_rejection_is_lossless_under_a_real_warp(sampling, width):
     result = enumerate_round(
-        TARGET, ToyDrafter(GUESS, width), Rejection(), 3, law=lambda B: Warp([sampling] * B, 3)
+        TARGET,
+        ToyDrafter(GUESS, width),
+        Rejection(),
+        3,
+        distribution=lambda B: Warp([sampling] * B, 3),
     )
     assert result.total_variation < 1e-12
 
 
 def test_acceptance_length_is_the_closed_form():
-    """Context-free laws: (1 - α^{γ+1}) / (1 - α) with α = Σ min(p, q)."""
+    """Context-free distributions: (1 - α^{γ+1}) / (1 - α) with α = Σ min(p, q)."""
     target, guess = (ToyModel.random(4, order=0, seed=seed) for seed in (5, 6))
     p_V, q_V = target.table_EV[0].softmax(0), guess.table_EV[0].softmax(0)
     alpha = float(torch.minimum(p_V, q_V).sum())
@@ -104,7 +112,7 @@ def test_acceptance_length_is_the_closed_form():
     assert result.acceptance_length == pytest.approx((1 - alpha**4) / (1 - alpha), abs=1e-12)
 
 
-def test_a_draft_from_the_own_law_is_accepted_whole():
+def test_a_draft_from_the_own_distribution_is_accepted_whole():
     result = enumerate_round(TARGET, ToyDrafter(TARGET), Rejection(), 3)
     assert result.acceptance_length == pytest.approx(4, abs=1e-12)
 
@@ -117,20 +125,22 @@ def test_disjoint_supports_accept_nothing():
     assert result.total_variation < 1e-12
 
 
-def test_target_law_is_the_chain_rule():
-    prompt, law = (0, 1), target_law(TARGET, (0, 1), 3)
+def test_target_distribution_is_the_chain_rule():
+    prompt, distribution = (0, 1), target_distribution(TARGET, (0, 1), 3)
     for index, tokens in enumerate(itertools.product(range(3), repeat=3)):
         expected = 1.0
         for n, token in enumerate(tokens):
-            context = ScriptedContext.repeat((*prompt, *tokens[:n]), 1, lambda B: SoftmaxLaw())
+            context = ScriptedContext.repeat(
+                (*prompt, *tokens[:n]), 1, lambda B: SoftmaxDistribution()
+            )
             draft = Draft.root_only(context.root_B)
             logits_BNV = TARGET.score(TARGET.start(context), draft).logits_BNV
-            p_BNV = context.law(logits_BNV, Prefix.of_draft(context, draft))
+            p_BNV = context.distribution(logits_BNV, Prefix.of_draft(context, draft))
             expected *= float(p_BNV[0, 0, token])
-        assert float(law[index]) == pytest.approx(expected, abs=1e-15)
+        assert float(distribution[index]) == pytest.approx(expected, abs=1e-15)
 
 
-def test_completion_of_a_wrong_law_shows_its_distance():
+def test_completion_of_a_wrong_distribution_shows_its_distance():
     target = ToyModel(torch.zeros(1, 2).double(), 0)
     assert complete(target, {(0,): 0.75, (1,): 0.25}, (0,), 3).total_variation == 0.25
 
@@ -161,7 +171,7 @@ def test_numbers_that_cannot_be_scripted_are_an_error(verifier, error, message):
 
 
 def test_the_order_of_siblings_does_not_matter():
-    """i.i.d. draws are exchangeable: reversing them leaves the emitted law as it is."""
+    """i.i.d. draws are exchangeable: reversing them leaves the emitted distribution as it is."""
 
     class Reversed(ToyDrafter):
         def propose(self, state, context, budget, rng):

@@ -7,7 +7,7 @@ import torch
 from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_module, token_ids
 
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
-from outrider.models import HFModel
+from outrider.runtime import HFModel
 from outrider.testing.inflate import Shape, inflate
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ import torch
 
 from outrider.core import Context
 from outrider.testing import (
-    SoftmaxLaw,
+    SoftmaxDistribution,
     ToyDrafter,
     ToyModel,
     check_drafter,
@@ -25,41 +25,46 @@ SEARCHED = ToyDrafter(GUESS, 1, "searched")
 
 
 def hot(num_rows):
-    return SoftmaxLaw(temperature=0.5)
+    return SoftmaxDistribution(temperature=0.5)
 
 
 def plain(num_rows):
-    return SoftmaxLaw()
+    return SoftmaxDistribution()
 
 
 REFERENCE = m.Reference()
-# What is wrong, drafter, verifier, law, least total variation that ENUM must find
+# What is wrong, drafter, verifier, distribution, least total variation that ENUM must find
 KILLED_BY_ENUM = [
     ("residual from p", CHAIN, m.ResidualFromTarget(), plain, 0.02),
-    ("q shifted by one place", CHAIN, m.ShiftedDraftLaw(), plain, 0.02),
+    ("q shifted by one place", CHAIN, m.ShiftedDraftDistribution(), plain, 0.02),
     ("same u everywhere", CHAIN, m.Reseeded(), plain, 0.002),
     ("bonus from the residual", CHAIN, m.BonusFromResidual(), plain, 0.02),
     ("best of K", SIBLINGS, m.BestOfK(), plain, 0.02),
-    ("draws sorted by q", SIBLINGS, m.SortedByDraftLaw(), plain, 0.02),
+    ("draws sorted by q", SIBLINGS, m.SortedByDraftDistribution(), plain, 0.02),
     ("draws sorted by p/q", SIBLINGS, m.SortedByRatio(), plain, 0.02),
     ("repeated draws removed", SIBLINGS, m.DuplicatesRemoved(), plain, 0.005),
     ("a search called draws", SEARCHED, REFERENCE, plain, 0.02),
     ("top-k called draws", m.TopKAsDraws(GUESS), REFERENCE, plain, 0.1),
-    ("distinct judged as iid", DISTINCT, m.WithReplacementAssumed(), plain, 0.005),
-    ("q not renormalised", DISTINCT, m.UnrenormalisedDraftLaw(), plain, 0.005),
-    ("q not warped", m.UnwarpedDraftLaw(GUESS), REFERENCE, hot, 0.02),
+    ("distinct verified as iid", DISTINCT, m.WithReplacementAssumed(), plain, 0.005),
+    ("q not renormalised", DISTINCT, m.UnrenormalisedDraftDistribution(), plain, 0.005),
+    ("q not warped", m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot, 0.02),
     ("unlikely token dropped", m.UnlikelyDropped(GUESS), REFERENCE, plain, 0.02),
 ]
 IDS = [row[0] for row in KILLED_BY_ENUM]
 
 
-@pytest.mark.parametrize(("_", "drafter", "verifier", "law", "least"), KILLED_BY_ENUM, ids=IDS)
-def test_enum_rejects(_, drafter, verifier, law, least):
-    assert enumerate_round(TARGET, drafter, verifier, 2, law=law).total_variation > least
+@pytest.mark.parametrize(
+    ("_", "drafter", "verifier", "distribution", "least"), KILLED_BY_ENUM, ids=IDS
+)
+def test_enum_rejects(_, drafter, verifier, distribution, least):
+    assert (
+        enumerate_round(TARGET, drafter, verifier, 2, distribution=distribution).total_variation
+        > least
+    )
 
 
 @pytest.mark.parametrize(
-    ("drafter", "verifier", "law"),
+    ("drafter", "verifier", "distribution"),
     [
         (CHAIN, REFERENCE, plain),
         (CHAIN, REFERENCE, hot),
@@ -70,12 +75,16 @@ def test_enum_rejects(_, drafter, verifier, law, least):
         (ToyDrafter(GUESS, 3, "distinct"), m.WithoutReplacement(), plain),
     ],
 )
-def test_enum_passes_the_controls(drafter, verifier, law):
-    assert enumerate_round(TARGET, drafter, verifier, 2, law=law).total_variation < 1e-12
+def test_enum_passes_the_controls(drafter, verifier, distribution):
+    assert (
+        enumerate_round(TARGET, drafter, verifier, 2, distribution=distribution).total_variation
+        < 1e-12
+    )
 
 
 def test_enum_rejects_an_omitted_bonus_by_the_acceptance_length():
-    """Its law is right; a draft from the target's own law earns 2 tokens instead of 3."""
+    """Its distribution is right; a draft from the target's own distribution earns 2 tokens instead
+    of 3."""
     result = enumerate_round(TARGET, ToyDrafter(TARGET), m.BonusOmitted(), 2)
     assert result.total_variation < 1e-12
     assert result.acceptance_length == pytest.approx(2, abs=1e-12)
@@ -84,14 +93,14 @@ def test_enum_rejects_an_omitted_bonus_by_the_acceptance_length():
 KILLED_BY_CHECK_VERIFIER = [
     (m.ResidualFromTarget(), "off by"),
     (m.NonStrict(), "never emits"),
-    (m.ShiftedDraftLaw(), "3 tokens and a bonus"),
+    (m.ShiftedDraftDistribution(), "3 tokens and a bonus"),
     (m.Reseeded(), "off by"),
     (m.BonusOmitted(), "3 tokens and a bonus"),
     (m.BonusFromResidual(), "off by"),
     (m.BestOfK(), "off by"),
     (m.DuplicatesRemoved(), "off by"),
     (m.WithReplacementAssumed(), "off by"),
-    (m.UnrenormalisedDraftLaw(), "off by"),
+    (m.UnrenormalisedDraftDistribution(), "off by"),
     (m.ReadsBehindTheEnd(), "behind the end"),
     (m.ReadsMissingNodes(), "belong to no node"),
 ]
@@ -108,17 +117,17 @@ def test_check_verifier_rejects(mutant, broken):
 
 
 @pytest.mark.parametrize(
-    ("mutant", "law"),
+    ("mutant", "distribution"),
     [
-        (m.UnwarpedDraftLaw(GUESS), hot),
+        (m.UnwarpedDraftDistribution(GUESS), hot),
         (m.UnlikelyDropped(GUESS), plain),
         (m.TopKAsDraws(GUESS), plain),
     ],
     ids=lambda x: type(x).__name__,
 )
-def test_check_drafter_rejects(mutant, law):
+def test_check_drafter_rejects(mutant, distribution):
     with pytest.raises(AssertionError, match="not drawn from the declared probs"):
-        check_drafter(mutant, 3, law=law)
+        check_drafter(mutant, 3, distribution=distribution)
 
 
 def test_check_model_rejects_an_entry_that_is_not_rolled_back():
@@ -161,7 +170,7 @@ def test_every_mutant_is_in_a_table():
 
 def test_non_strict_mutant_differs_only_at_zero():
     """Which is why frequencies cannot kill it, and the check at u = 0 has to."""
-    context = Context.start([[0]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[0]], SoftmaxDistribution(), [0], [0])
     assert context.num_rows == 1
     p_V = torch.tensor([0.0, 1.0]).double()
     x, u = torch.tensor(0), torch.tensor(0.0).double()

@@ -57,9 +57,9 @@ def test_the_largest_winner_takes_all():
         return ((u_BJ < h_J) * torch.arange(1, 4)).amax(1)
 
     boxes = partition(decide, 3)
-    law = torch.zeros(4).double().scatter_add(0, decide(boxes.middle_CJ), boxes.volume_C)
+    distribution = torch.zeros(4).double().scatter_add(0, decide(boxes.middle_CJ), boxes.volume_C)
     expected = [0.1 * 0.5 * 0.8, 0.9 * 0.5 * 0.8, 0.5 * 0.8, 0.2]
-    assert law.tolist() == pytest.approx(expected, abs=1e-15)
+    assert distribution.tolist() == pytest.approx(expected, abs=1e-15)
     assert float(boxes.volume_C.sum()) == pytest.approx(1, abs=1e-15)
 
 

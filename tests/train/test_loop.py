@@ -115,7 +115,7 @@ def test_schedule_rises_stays_and_falls():
 def test_distillation_brings_the_draft_to_the_target(tmp_path):
     target = build_llama(TINY, seed=5)
     with torch.no_grad():
-        target.model.norm.weight.mul_(30)  # a law with something to learn
+        target.model.norm.weight.mul_(30)  # a distribution with something to learn
     draft = build_llama(Architecture(32, 16, 24, 1, 2, 1), seed=6)
     objective = distillation(draft, target)
     tokens_BT = Batches(TOKENS, 16, 16, seed=9)(0)

@@ -44,9 +44,9 @@ def test_gradient_of_forward_kl_is_q_minus_p():
 
 
 @pytest.mark.parametrize("divergence", [forward_kl, total_variation])
-def test_divergence_is_zero_iff_laws_are_equal(divergence):
+def test_divergence_is_zero_iff_distributions_are_equal(divergence):
     p_NV = logits(0)
-    assert divergence(p_NV, p_NV + 7.0).abs() < 1e-6  # a shift of logits is the same law
+    assert divergence(p_NV, p_NV + 7.0).abs() < 1e-6  # a shift of logits is the same distribution
     for seed in range(1, 20):
         assert divergence(p_NV, p_NV + logits(seed, 0.1)) > 1e-5
 

@@ -9,7 +9,7 @@ from tiny_ngrams import corpus
 
 from outrider import Sampling
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.ngram_table import NgramTable
+from outrider.drafters.ngram.table import NgramTable
 from outrider.train import ngram
 from outrider.train.ngram import build_ngram
 from outrider.train.ngram_documents import encoded, read_texts, samples

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 
-from outrider.models import Seq2SeqModel
+from outrider.runtime import Seq2SeqModel
 from outrider.train.loop import Settings, train
 from outrider.train.optim import Schedule, build_adamw, build_optimizers
 from outrider.train.pairs import END, PAD, PairBatches, encode_pairs, recombined, signatures
@@ -147,4 +147,4 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_learns(tmp_path) -> None:
     with torch.no_grad():
         before, after = (float(translation(m, S)(batches(0))) for m in (fresh, once))
     assert after < before / 2
-    assert Seq2SeqModel(once).opening == (PAD,)
+    assert Seq2SeqModel(once).decoder_prompt == (PAD,)

@@ -5,7 +5,7 @@ Legend: V vocabulary, K sequences.
 
 import pytest
 import torch
-from random_laws import random_pairs, total_variation
+from random_distributions import random_pairs, total_variation
 from torch import Tensor
 from toy_trees import TreeDrafter, chain_of, same, sequences, stream
 
@@ -17,8 +17,8 @@ from outrider.verifiers.best_of_k import BestOfK
 TARGET, GUESS = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
 
 
-def law_of_best(p_V: Tensor, q_V: Tensor, num: int) -> Tensor:
-    """Of one position: the first accepted of K draws, else the residual of one refusal."""
+def distribution_of_best(p_V: Tensor, q_V: Tensor, num: int) -> Tensor:
+    """Of one position: the first accepted of K draws, else the residual of one rejection."""
     common_V, left_V = torch.minimum(p_V, q_V), (p_V - q_V).clamp(min=0)
     none = 1 - common_V.sum()
     return common_V * sum(none**k for k in range(num)) + none**num * left_V / left_V.sum()
@@ -35,10 +35,10 @@ def test_contract() -> None:
 def test_the_bias_is_the_one_written_down(num: int) -> None:
     p_V = torch.tensor([0.1, 0.2, 0.7]).double()
     q_V = torch.tensor([0.6, 0.3, 0.1]).double()
-    target, guess = (ToyModel(law_V.log()[None], order=0) for law_V in (p_V, q_V))
+    target, guess = (ToyModel(probs_V.log()[None], order=0) for probs_V in (p_V, q_V))
     drafter = TreeDrafter(guess, [0] * num)
     result = enumerate_round(target, drafter, BestOfK(), num, length=1)
-    assert torch.allclose(result.completed_S, law_of_best(p_V, q_V, num), atol=1e-12)
+    assert torch.allclose(result.completed_S, distribution_of_best(p_V, q_V, num), atol=1e-12)
 
 
 def test_the_bias_grows_with_the_number_of_branches() -> None:
@@ -46,12 +46,15 @@ def test_the_bias_grows_with_the_number_of_branches() -> None:
     p_V = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
     q_V = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     for num in (1, 2, 4):
-        off = total_variation(law_of_best(p_V, q_V, num), p_V)
+        off = total_variation(distribution_of_best(p_V, q_V, num), p_V)
         assert float(off) == pytest.approx(0.5 - 0.5**num, abs=1e-12)
     for p_V, q_V in random_pairs(80, seed=1):
         t = float(total_variation(p_V, q_V))
         if t > 1e-9:
-            off = [float(total_variation(law_of_best(p_V, q_V, num), p_V)) for num in (1, 2, 4)]
+            off = [
+                float(total_variation(distribution_of_best(p_V, q_V, num), p_V))
+                for num in (1, 2, 4)
+            ]
             assert off[0] < 1e-9
             assert off[1] <= off[2] + 1e-12
             assert all(x < t - t**num + 1e-9 for x, num in zip(off, (1, 2, 4), strict=True))

@@ -12,7 +12,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from torch import Tensor
 
 from outrider import Result, Results, Sampling
-from outrider.core import Bound, Draft, Stream, output_law, row_keys
+from outrider.core import Bound, Draft, Stream, output_distribution, row_keys
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, enumerate_round
 from outrider.verifiers import Bild
@@ -105,12 +105,12 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 class TestMjsd:
-    """The variant of the MJSD paper: sampled tokens, warped laws."""
+    """The variant of the MJSD paper: sampled tokens, warped distributions."""
 
     rule = Bild(1.0, "mjsd")
 
     def test_contract(self) -> None:
-        check_verifier(self.rule, trees=False, accepts_own_law=False)
+        check_verifier(self.rule, trees=False, accepts_own_distribution=False)
 
     @pytest.mark.parametrize("num_impossible", [0, 1])
     def test_emits_its_closed_form(self, num_impossible: int) -> None:
@@ -139,10 +139,10 @@ class TestMjsd:
 
 
 def difference(target: ToyModel, drafter: ToyDrafter, rule: Bild) -> float:
-    """Largest difference of the enumerated law of one place from the closed form."""
+    """Largest difference of the enumerated distribution of one place from the closed form."""
     found = enumerate_round(target, drafter, rule, 1, length=1)
     guess = enumerate_round(drafter.model, ToyDrafter(drafter.model), rule, 0, length=1)
-    pi_V = output_law(Bild(rule.rollback, "mjsd"), found.target_S, guess.target_S)
+    pi_V = output_distribution(Bild(rule.rollback, "mjsd"), found.target_S, guess.target_S)
     return float((found.completed_S - pi_V).abs().max())
 
 
@@ -152,7 +152,7 @@ class FromTheResidual(Bild):
 
     mode: str = "mjsd"  # type: ignore[assignment]
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         assert q_V is not None
         return (p_V - q_V).clamp(min=0), q_V
 

@@ -1,4 +1,5 @@
-"""Block verification: the law, the paper's example, its optimality, and mutants of its own."""
+"""Block verification: the distribution, the paper's example, its optimality, and mutants of its
+own."""
 
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def test_one_drafted_token_is_rejection_sampling() -> None:
 
 
 @pytest.mark.slow
-def test_the_real_sampler_has_the_law() -> None:
+def test_the_real_sampler_has_the_distribution() -> None:
     """False alarm with probability 1e-4."""
     target, drafter = ToyModel.random(3, seed=7), ToyDrafter(ToyModel.random(3, seed=8))
     assert chi2(target, drafter, Block(), 3) > 1e-4

@@ -1,4 +1,5 @@
-"""Speculative cascades: the law of each rule, the ends of α, temperature 0, and mutants."""
+"""Speculative cascades: the distribution of each rule, the ends of α, temperature 0, and
+mutants."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from random_laws import enumerated_law, random_pairs, sampled_against_closed_form, toy_pairs
+from random_distributions import (
+    enumerated_distribution,
+    random_pairs,
+    sampled_against_closed_form,
+    toy_pairs,
+)
 
-from outrider.core import Draft, Stream, check_compatible, output_law, row_keys
+from outrider.core import Draft, Stream, check_compatible, output_distribution, row_keys
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
@@ -48,7 +54,7 @@ def test_contract(deferral):
     rule = Cascade(deferral, MIDDLE[deferral])
     whole = deferral in ("chow", "diff", "opt")
     keeps_support = deferral == "token_v3"
-    check_verifier(rule, trees=False, accepts_own_law=whole, keeps_support=keeps_support)
+    check_verifier(rule, trees=False, accepts_own_distribution=whole, keeps_support=keeps_support)
 
 
 @DEFERRALS
@@ -84,7 +90,7 @@ def test_a_tree_is_refused(rule_of):
 
 
 def test_a_chosen_draft_is_refused():
-    with pytest.raises(IncompatibleError, match="cannot judge 'chosen'"):
+    with pytest.raises(IncompatibleError, match="cannot verify 'chosen'"):
         check_compatible(ToyDrafter(ToyModel.random(3), drawn="chosen"), Cascade())
 
 
@@ -110,7 +116,8 @@ def random_alpha(deferral, generator) -> float:
 
 
 def worst_error(rule_of, num: int) -> float:
-    """How far the claimed law is from the paper's, and from summing to one, over random laws."""
+    """How far the claimed distribution is from the paper's, and from summing to one, over random
+    distributions."""
     worst = 0.0
     generator = torch.Generator().manual_seed(1)
     for p_V, q_V in random_pairs(num, seed=2):
@@ -118,13 +125,13 @@ def worst_error(rule_of, num: int) -> float:
         alpha = random_alpha(deferral, generator)
         rule = rule_of(deferral, alpha)
         _, pi_V = by_the_paper(deferral, alpha, p_V, q_V)
-        claimed_V = output_law(rule, p_V, q_V)
+        claimed_V = output_distribution(rule, p_V, q_V)
         worst = max(worst, float((claimed_V - pi_V).abs().max()), abs(float(claimed_V.sum()) - 1))
     return worst
 
 
 @pytest.mark.slow
-def test_the_law_is_the_papers_for_10000_random_laws():
+def test_the_distribution_is_the_papers_for_10000_random_distributions():
     assert worst_error(Cascade, 10_000) < 1e-10
 
 
@@ -146,21 +153,21 @@ def test_acceptance_is_decided_where_its_probability_says(deferral):
 
 
 @DEFERRALS
-def test_the_cascades_law_is_emitted(deferral):
+def test_the_cascades_distribution_is_emitted(deferral):
     low, high = DOMAINS[deferral]
     for alpha in (low, MIDDLE[deferral], high):
         rule = Cascade(deferral, alpha)
         for p_V, q_V in toy_pairs().values():
             _, pi_V = by_the_paper(deferral, alpha, p_V, q_V)
-            assert (output_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
-            assert (enumerated_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+            assert (output_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+            assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
-def texts(judge, *, num_impossible=0):
+def texts(verification, *, num_impossible=0):
     target, guess = (
         ToyModel.random(4, seed=seed, num_impossible=num_impossible) for seed in (1, 2)
     )
-    return sample_rounds(target, ToyDrafter(guess), judge, 4, length=32, num_rows=64)
+    return sample_rounds(target, ToyDrafter(guess), verification, 4, length=32, num_rows=64)
 
 
 @pytest.mark.parametrize(
@@ -174,18 +181,18 @@ def test_the_lower_end_is_rejection_token_for_token(deferral, alpha):
         assert (texts(rule, num_impossible=num_impossible) == strict).all()
 
 
-def test_the_lower_end_holds_for_all_laws_but_those_that_the_docstring_names():
+def test_the_lower_end_holds_for_all_distributions_but_those_that_the_docstring_names():
     """chow at 0 keeps point masses of the draft; opt needs α TV <= -1; the others know none."""
     exceptions = 0
     for p_V, q_V in random_pairs(2_000, seed=4):
         for deferral in ("diff", "token_v1", "token_v2"):
-            assert (Cascade(deferral, -1.0).law(p_V, q_V) == p_V).all()
-        chow_V = Cascade("chow", 0.0).law(p_V, q_V)
+            assert (Cascade(deferral, -1.0).distribution(p_V, q_V) == p_V).all()
+        chow_V = Cascade("chow", 0.0).distribution(p_V, q_V)
         exceptions += bool((q_V == 1).any())
         assert (chow_V == (q_V if (q_V == 1).any() else p_V)).all()
         distance = float((p_V - q_V).clamp(min=0).sum())
         if distance > 1e-9:
-            assert (Cascade("opt", -1.001 / distance).law(p_V, q_V) == p_V).all()
+            assert (Cascade("opt", -1.001 / distance).distribution(p_V, q_V) == p_V).all()
     assert exceptions > 100
 
 
@@ -194,7 +201,7 @@ def test_v3_at_zero_is_not_plain_speculative_decoding():
     p_V, q_V = toy_pairs()["unlike"]
     expected_V = 0.9 * p_V + torch.tensor([0.0, 0.0, 0.1], dtype=torch.float64)
     for deferral in ("token_v2", "token_v3"):
-        assert (Cascade(deferral, 0.0).law(p_V, q_V) - expected_V).abs().max() < 1e-15
+        assert (Cascade(deferral, 0.0).distribution(p_V, q_V) - expected_V).abs().max() < 1e-15
 
 
 @pytest.mark.parametrize(
@@ -206,27 +213,27 @@ def test_the_upper_end_accepts_everything(deferral, alpha):
     for p_V, q_V in random_pairs(1_000, seed=5):
         if deferral == "opt" and float((p_V - q_V).abs().sum()) < 1e-5:
             continue  # α TV has to reach 1
-        assert (rule.law(p_V, q_V) - q_V).abs().max() < 1e-12
-        for law in (torch.float64, torch.float32):
+        assert (rule.distribution(p_V, q_V) - q_V).abs().max() < 1e-12
+        for distribution in (torch.float64, torch.float32):
             x = q_V.argmax()
-            assert rule.accept(p_V.to(law), q_V.to(law), x, almost_one)
+            assert rule.accept(p_V.to(distribution), q_V.to(distribution), x, almost_one)
 
 
-def test_rounding_makes_no_negative_law():
+def test_rounding_makes_no_negative_distribution():
     """In float32 the kept mass of q can round to more than 1."""
     rounded = 0
     for p_V, q_V in random_pairs(1_000, seed=9):
         p_V, q_V = p_V.float(), q_V.float()
         rounded += bool(q_V.sum() > 1)
         rule = Cascade("token_v2", 0.999)
-        assert (rule.law(p_V, q_V) >= 0).all()
+        assert (rule.distribution(p_V, q_V) >= 0).all()
         assert (Cascade("token_v2", 1.0).acceptance(p_V, q_V) == 1).all()
     assert rounded > 10
 
 
 def test_v3_never_leaves_the_targets_support():
     for p_V, q_V in random_pairs(1_000, seed=6):
-        pi_V = Cascade("token_v3", 0.99).law(p_V, q_V)
+        pi_V = Cascade("token_v3", 0.99).distribution(p_V, q_V)
         assert (pi_V[p_V == 0] == 0).all()
 
 
@@ -240,7 +247,7 @@ def test_the_bound_is_in_words(deferral):
 
 @pytest.mark.slow
 @DEFERRALS
-def test_the_real_sampler_has_the_law(deferral):
+def test_the_real_sampler_has_the_distribution(deferral):
     """False alarm with probability 1e-4 per case."""
     rule = Cascade(deferral, MIDDLE[deferral])
     assert sampled_against_closed_form(rule, num_impossible=1) > 1e-4
@@ -280,7 +287,9 @@ def test_greedy_at_its_lower_end_is_greedy(deferral, alpha):
     for _ in range(50):
         p_BNV, q_BNV = torch.randn(2, 3, 4, 5, generator=generator)
         draft = chain_of(q_BNV, (p_BNV + q_BNV)[:, :-1].argmax(-1))
-        ours, plain = (judge(draft, p_BNV, RNG).emitted(draft) for judge in (rule, Greedy()))
+        ours, plain = (
+            verification(draft, p_BNV, RNG).emitted(draft) for verification in (rule, Greedy())
+        )
         assert (ours == plain).all()
 
 
@@ -304,7 +313,7 @@ def test_without_a_draft_greedy_is_plain():
 class DeferredMassKept(Cascade):
     """Wrong: the notebook's comment, 1 - the *rejected* mass, where its code has the kept one."""
 
-    def law(self, p_V, q_V):
+    def distribution(self, p_V, q_V):
         kept_V = self.kept(p_V, q_V)
         return torch.where(kept_V, q_V, 0.0) + torch.where(kept_V, q_V, 0.0).sum() * p_V
 
@@ -327,10 +336,10 @@ class DefersWhatItShouldKeep(Cascade):
 
 @dataclass(frozen=True)
 class ResidualTowardTheTarget(Cascade):
-    """Wrong: accepts toward π, but draws from (p - q)+ after a refusal."""
+    """Wrong: accepts toward π, but draws from (p - q)+ after a rejection."""
 
-    def refuse(self, p_V, q_V, x):
-        return Rejection().refuse(p_V, q_V, x)
+    def reject(self, p_V, q_V, x):
+        return Rejection().reject(p_V, q_V, x)
 
 
 @pytest.mark.parametrize(
@@ -343,8 +352,8 @@ def test_mutants_die(mutant):
 @pytest.mark.parametrize(
     "mutant", [DeferredMassKept("token_v2", 0.25), ResidualTowardTheTarget("token_v2", 0.25)]
 )
-def test_what_mutants_emit_is_not_the_cascades_law(mutant):
+def test_what_mutants_emit_is_not_the_cascades_distribution(mutant):
     p_V, q_V = toy_pairs()["alike"]
     _, pi_V = by_the_paper("token_v2", 0.25, p_V, q_V)
-    assert (enumerated_law(Cascade("token_v2", 0.25), p_V, q_V) - pi_V).abs().max() < 1e-10
-    assert (enumerated_law(mutant, p_V, q_V) - pi_V).abs().max() > 1e-3
+    assert (enumerated_distribution(Cascade("token_v2", 0.25), p_V, q_V) - pi_V).abs().max() < 1e-10
+    assert (enumerated_distribution(mutant, p_V, q_V) - pi_V).abs().max() > 1e-3

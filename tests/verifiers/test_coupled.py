@@ -1,8 +1,8 @@
-"""The coupling: the text of plain decoding, token for token, and hence its law.
+"""The coupling: the text of plain decoding, token for token, and hence its distribution.
 
 ENUM cannot script noise that belongs to places in the text (an argmax over noisy scores is no
-threshold). The proof is in two parts instead: the law of plain decoding, which is one race per
-token, and identity with it for any draft.
+threshold). The proof is in two parts instead: the distribution of plain decoding, which is one race
+per token, and identity with it for any draft.
 
 Legend: B rows, K tokens.
 """
@@ -43,7 +43,7 @@ def test_any_draft_gives_the_text_of_plain_decoding(guess: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [0, 3])
-def test_the_real_sampler_has_the_law(num_tokens: int) -> None:
+def test_the_real_sampler_has_the_distribution(num_tokens: int) -> None:
     """False alarm with probability 1e-4 each."""
     assert chi2(TARGET, GUESSES["bad"], Coupled(), num_tokens, length=3) > 1e-4
 

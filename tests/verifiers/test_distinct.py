@@ -1,4 +1,5 @@
-"""Siblings without replacement: the law, the cover, the gain over independent ones, mutants.
+"""Siblings without replacement: the distribution, the cover, the gain over independent ones,
+mutants.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -50,7 +51,7 @@ def test_lossless_by_enumeration(width: int, row_tokens: int) -> None:
 def test_lossless_where_subtrees_are_dropped_and_supports_are_small(
     width: int, num_impossible: int
 ) -> None:
-    """Nothing is drafted below an unlikely token, nor where the draft law is used up."""
+    """Nothing is drafted below an unlikely token, nor where the draft distribution is used up."""
     target = ToyModel.random(3, seed=3, num_impossible=num_impossible // 2)
     guess = ToyModel.random(3, seed=4, num_impossible=num_impossible)
     drafter = ToyDrafter(guess, width, "distinct", confidence=0.4)
@@ -60,7 +61,7 @@ def test_lossless_where_subtrees_are_dropped_and_supports_are_small(
 @pytest.mark.parametrize("num_tokens", [2, 3, 4])
 @pytest.mark.parametrize("guess", [CERTAIN_GUESS, ToyModel.random(3, seed=5, num_impossible=1)])
 def test_the_cover_is_lossless(guess: ToyModel, num_tokens: int) -> None:
-    """A drafter that goes on uniformly where its law is used up."""
+    """A drafter that goes on uniformly where its distribution is used up."""
     drafter = TreeDrafter(guess, [0, 0, 0, 1], "distinct", cover=True)
     result = enumerate_round(TARGET, drafter, Distinct(), num_tokens)
     assert result.total_variation < 1e-12
@@ -68,7 +69,7 @@ def test_the_cover_is_lossless(guess: ToyModel, num_tokens: int) -> None:
         assert result.acceptance_length == pytest.approx(2, abs=1e-12)  # all V tokens are tried
 
 
-def test_the_law_of_the_next_sibling() -> None:
+def test_the_distribution_of_the_next_sibling() -> None:
     q_V = torch.tensor([0.5, 0.0, 0.3, 0.2])
     q_V = without(q_V, torch.tensor(0))
     assert torch.allclose(q_V, torch.tensor([0.0, 0.0, 0.6, 0.4]))
@@ -107,13 +108,13 @@ def test_accepts_more_than_independent_siblings(
     ],
     ids=["pairs", "triples", "cover"],
 )
-def test_the_real_sampler_has_the_law(drafter: ToyDrafter) -> None:
+def test_the_real_sampler_has_the_distribution(drafter: ToyDrafter) -> None:
     """False alarm with probability 1e-4 each."""
     assert chi2(TARGET, drafter, Distinct(), 4) > 1e-4
 
 
 @pytest.mark.parametrize(
-    "mutant", [mutants.WithReplacementAssumed(), mutants.UnrenormalisedDraftLaw()]
+    "mutant", [mutants.WithReplacementAssumed(), mutants.UnrenormalisedDraftDistribution()]
 )
 @pytest.mark.parametrize("width", [2, 3])
 def test_the_kits_mutants_die(mutant: mutants.Reference, width: int) -> None:
@@ -126,8 +127,8 @@ def test_the_kits_mutants_die(mutant: mutants.Reference, width: int) -> None:
 class NoCover(Distinct):
     """Wrong: where q is used up it stays zero, so that whatever p allows is accepted."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        left_V, next_V = super().refuse(p_V, q_V, x)
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        left_V, next_V = super().reject(p_V, q_V, x)
         assert q_V is not None
         assert next_V is not None
         used_up = q_V.scatter(-1, x[..., None], 0.0).sum(-1, keepdim=True) == 0
@@ -136,10 +137,10 @@ class NoCover(Distinct):
 
 @dataclass(frozen=True)
 class CoverOfEverything(NoCover):
-    """Wrong: the cover is uniform over all tokens, those refused before among them."""
+    """Wrong: the cover is uniform over all tokens, those rejected before among them."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        left_V, next_V = super().refuse(p_V, q_V, x)
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        left_V, next_V = super().reject(p_V, q_V, x)
         assert next_V is not None
         used_up = next_V.sum(-1, keepdim=True) == 0
         return left_V, torch.where(used_up, 1 / next_V.shape[-1], next_V)
@@ -147,10 +148,10 @@ class CoverOfEverything(NoCover):
 
 @dataclass(frozen=True)
 class TargetNotReduced(Distinct):
-    """Wrong: takes the refused token out of q, but judges the next sibling by the whole p."""
+    """Wrong: takes the rejected token out of q, but verifies the next sibling by the whole p."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return p_V, super().refuse(p_V, q_V, x)[1]
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return p_V, super().reject(p_V, q_V, x)[1]
 
 
 @pytest.mark.parametrize("mutant", [NoCover(), CoverOfEverything(), TargetNotReduced()])

@@ -1,13 +1,14 @@
-"""Ensemble: its law, its bounds over 10,000 random laws, parity with transformers, and mutants."""
+"""Ensemble: its distribution, its bounds over 10,000 random distributions, parity with
+transformers, and mutants."""
 
 import math
 from dataclasses import dataclass
 
 import pytest
 import torch
-from random_laws import (
+from random_distributions import (
     drawn_from,
-    enumerated_law,
+    enumerated_distribution,
     kl,
     random_pairs,
     sampled_against_closed_form,
@@ -15,7 +16,7 @@ from random_laws import (
     toy_pairs,
 )
 
-from outrider.core import Draft, Stream, output_law, row_keys
+from outrider.core import Draft, Stream, output_distribution, row_keys
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, enumerate_round, sample_rounds
 from outrider.verifiers.ensemble import Ensemble, EnsembleGreedy
@@ -52,12 +53,12 @@ def test_the_mixture_is_emitted(weight, drawn):
     for p_V, q_V in toy_pairs().values():
         q_V = drawn_from(q_V, drawn)
         pi_V = weight * p_V + (1 - weight) * q_V
-        assert (output_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
-        assert (enumerated_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (output_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
 def worst_excess(rule_of, num: int = 10_000) -> float:
-    """By how much the bounds are exceeded anywhere, over random laws and weights.
+    """By how much the bounds are exceeded anywhere, over random distributions and weights.
 
     Tokens rarer than the rounding of a sum of probabilities can be lost, so KL leaves them out.
     """
@@ -66,7 +67,7 @@ def worst_excess(rule_of, num: int = 10_000) -> float:
     for p_V, q_V in random_pairs(num, seed=2):
         w = float(torch.rand((), generator=generator).clamp(1e-6, 1 - 1e-6))
         rule = rule_of(w)
-        pi_V = output_law(rule, p_V, q_V)
+        pi_V = output_distribution(rule, p_V, q_V)
         excesses = (
             (w * p_V - pi_V).max(),
             kl(p_V.where(p_V > 1e-15, 0.0), pi_V) - rule.bound.per_token,
@@ -77,7 +78,7 @@ def worst_excess(rule_of, num: int = 10_000) -> float:
     return worst
 
 
-def test_the_bounds_hold_for_10000_random_laws():
+def test_the_bounds_hold_for_10000_random_distributions():
     assert worst_excess(Ensemble) < 1e-10
 
 
@@ -86,7 +87,9 @@ def test_the_bound_is_met_with_equality():
     p_V, q_V = toy_pairs()["disjoint"]
     rule = Ensemble(0.7)
     assert rule.bound.divergence == "kl"
-    assert float(kl(p_V, output_law(rule, p_V, q_V))) == pytest.approx(rule.bound.per_token)
+    assert float(kl(p_V, output_distribution(rule, p_V, q_V))) == pytest.approx(
+        rule.bound.per_token
+    )
 
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
@@ -94,8 +97,10 @@ def test_towards_one_it_is_rejection_token_for_token(drawn):
     """Up to one draw in 10^9; the seed is fixed."""
     target, guess = ToyModel.random(4, seed=1), ToyModel.random(4, seed=2, num_impossible=1)
     strict, mixed = (
-        sample_rounds(target, ToyDrafter(guess, drawn=drawn), judge, 4, length=32, num_rows=64)
-        for judge in (Rejection(), Ensemble(1 - 1e-12))
+        sample_rounds(
+            target, ToyDrafter(guess, drawn=drawn), verification, 4, length=32, num_rows=64
+        )
+        for verification in (Rejection(), Ensemble(1 - 1e-12))
     )
     assert (strict == mixed).all()
 
@@ -105,14 +110,14 @@ def test_towards_zero_every_draft_is_accepted_even_where_the_target_has_no_mass(
         assert (Ensemble(1e-12).acceptance(p_V, q_V)[q_V > 0] > 1 - 1e-10).all()
 
 
-def test_a_token_that_neither_law_knows_never_passes():
-    law_V, x, u = torch.tensor([1.0, 0.0]), torch.tensor(1), torch.tensor(0.0).double()
-    assert not Ensemble(0.5).accept(law_V, law_V, x, u)
+def test_a_token_that_neither_distribution_knows_never_passes():
+    probs_V, x, u = torch.tensor([1.0, 0.0]), torch.tensor(1), torch.tensor(0.0).double()
+    assert not Ensemble(0.5).accept(probs_V, probs_V, x, u)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
-def test_the_real_sampler_has_the_law(drawn):
+def test_the_real_sampler_has_the_distribution(drawn):
     """False alarm with probability 1e-4 per case."""
     p_value = sampled_against_closed_form(Ensemble(0.4), drawn=drawn, num_impossible=1)
     assert p_value > 1e-4
@@ -166,7 +171,7 @@ def test_acceptance_and_residual_are_those_of_transformers(monkeypatch):
             ours = bool(rule.accept(p_V, q_V, x, torch.tensor(u, dtype=torch.float64)))
             assert ours == bool(num_matches)
             if not ours:
-                left_V, _ = rule.refuse(p_V, q_V, x)
+                left_V, _ = rule.reject(p_V, q_V, x)
                 assert (left_V / left_V.sum() - record.weights_V).abs().max() < 1e-9
                 refusals += 1
     assert refusals > 20
@@ -224,7 +229,7 @@ def test_greedy_never_falls_far_below_the_best():
     """p(x) >= max p - (1 - w)/w for all that is accepted; half of that is exceeded at times."""
     furthest = 0.0
     for p_V, q_V in random_pairs(4_000, seed=7):
-        p_BNV, q_BNV = (law_V.log().expand(1, 2, -1) for law_V in (p_V, q_V))
+        p_BNV, q_BNV = (probs_V.log().expand(1, 2, -1) for probs_V in (p_V, q_V))
         rule = EnsembleGreedy(0.7)
         verdict = rule(chain_of(q_BNV, q_V.argmax()[None, None]), p_BNV, RNG)
         if int(verdict.num_accepted_B):
@@ -255,9 +260,9 @@ class WeightsSwapped(Ensemble):
 
 @dataclass(frozen=True)
 class ResidualFromTheMixture(Ensemble):
-    """Wrong: after a refusal draws from π itself."""
+    """Wrong: after a rejection draws from π itself."""
 
-    def refuse(self, p_V, q_V, x):
+    def reject(self, p_V, q_V, x):
         return self.weight * p_V + (1 - self.weight) * q_V, q_V
 
 
@@ -274,14 +279,14 @@ class MixtureAgainstTarget(Ensemble):
 )
 def test_mutants_die(mutant):
     p_V, q_V = toy_pairs()["unlike"]
-    emitted_V = enumerated_law(mutant, p_V, q_V)
+    emitted_V = enumerated_distribution(mutant, p_V, q_V)
     assert (emitted_V - (0.8 * p_V + 0.2 * q_V)).abs().max() > 1e-2
 
 
 def test_the_bounds_reject_a_wrong_residual():
     @dataclass(frozen=True)
     class ResidualOfTheDraft(Ensemble):
-        def refuse(self, p_V, q_V, x):
-            return Rejection().refuse(q_V, p_V, x)
+        def reject(self, p_V, q_V, x):
+            return Rejection().reject(q_V, p_V, x)
 
     assert worst_excess(ResidualOfTheDraft, 200) > 0.1

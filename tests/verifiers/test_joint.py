@@ -1,4 +1,5 @@
-"""Joint decoding: its limits, the scan over all prefixes, underflow, the full law, mutants.
+"""Joint decoding: its limits, the scan over all prefixes, underflow, the full distribution,
+mutants.
 
 Legend: B rows, N nodes, D candidates, V vocabulary.
 """
@@ -15,8 +16,8 @@ from toy_trees import TreeDrafter, chain_of, stream
 from outrider.core import (
     Budget,
     Context,
+    Distribution,
     Draft,
-    Law,
     Prefix,
     Role,
     Stream,
@@ -26,7 +27,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
-    SoftmaxLaw,
+    SoftmaxDistribution,
     ToyCache,
     ToyDrafter,
     ToyModel,
@@ -55,7 +56,7 @@ def num_accepted(rule: Joint, draft: Draft, p_BNV: Tensor) -> int:
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9, 1.0, 3.0])
 def test_contract(tau: float) -> None:
-    found = check_verifier(Joint(tau), trees=False, accepts_own_law=tau < 1)
+    found = check_verifier(Joint(tau), trees=False, accepts_own_distribution=tau < 1)
     assert (max(found.values()) < 1e-12) == (tau >= 1)
     assert Joint(tau).bound.threshold == tau
 
@@ -89,7 +90,7 @@ def test_a_ratio_above_one_counts_as_one() -> None:
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.5, 0.99])
-def test_a_draft_from_the_targets_law_is_accepted_whole(tau: float) -> None:
+def test_a_draft_from_the_targets_distribution_is_accepted_whole(tau: float) -> None:
     result = enumerate_round(TARGET, ToyDrafter(TARGET), Joint(tau), 3)
     assert result.acceptance_length == pytest.approx(4, abs=1e-12)
 
@@ -157,11 +158,11 @@ def test_the_step_quantity_takes_the_place_of_q(tau: float, accepted: int) -> No
     assert other == {0.0: 4, 0.35: 3, 0.45: 3, 0.75: 3, 0.9: 0}[tau]
 
 
-def sharper(num_rows: int) -> Law:
+def sharper(num_rows: int) -> Distribution:
     return Sharper()
 
 
-class Sharper(SoftmaxLaw):
+class Sharper(SoftmaxDistribution):
     """The square of the softmax: a warp."""
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
@@ -177,21 +178,22 @@ class WithLogits(ToyDrafter):
         return replace(draft, logits_BNV=self.model.logits(node_BN))
 
 
-def raw_law_by_hand(tau: float) -> Tensor:
-    """As ``law_by_hand``: drafted and emitted by the sharper laws, judged by the raw ones."""
-    return law_by_hand(tau, sharpness=2.0)
+def raw_distribution_by_hand(tau: float) -> Tensor:
+    """As ``distribution_by_hand``: drafted and emitted by the sharper distributions, verified by
+    the raw ones."""
+    return distribution_by_hand(tau, sharpness=2.0)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9])
-def test_raw_laws_judge_and_warped_laws_write(tau: float) -> None:
-    rule = Joint(tau, laws="raw")
-    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, law=sharper)
-    assert float((result.completed_S - raw_law_by_hand(tau)).abs().sum()) < 1e-12
+def test_raw_distributions_verify_and_warped_distributions_write(tau: float) -> None:
+    rule = Joint(tau, distributions="raw")
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, distribution=sharper)
+    assert float((result.completed_S - raw_distribution_by_hand(tau)).abs().sum()) < 1e-12
 
 
 @dataclass(frozen=True)
 class RawThroughout(Joint):
-    """Wrong: the next token comes from the raw law, too."""
+    """Wrong: the next token comes from the raw distribution, too."""
 
     def reading(self, logits_BNV: Tensor) -> Verifier:
         return RawNext(self.tau, logits_BNV=logits_BNV)
@@ -203,42 +205,45 @@ class RawNext(Joint):
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         assert self.logits_BNV is not None
-        raw = Joint(self.tau, laws="raw").reading(self.logits_BNV)
+        raw = Joint(self.tau, distributions="raw").reading(self.logits_BNV)
         return raw(draft, self.logits_BNV.softmax(-1), rng)
 
 
 @pytest.mark.parametrize("mutant", [Joint(0.1), RawThroughout(0.5)])
-def test_mutants_of_raw_laws_die(mutant: Joint) -> None:
-    """Warped laws as judges, a raw one as the writer."""
-    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), mutant, 2, law=sharper)
-    assert float((result.completed_S - raw_law_by_hand(mutant.tau)).abs().sum()) > 1e-3
+def test_mutants_of_raw_distributions_die(mutant: Joint) -> None:
+    """Warped distributions as verifies, a raw one as the writer."""
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), mutant, 2, distribution=sharper)
+    assert float((result.completed_S - raw_distribution_by_hand(mutant.tau)).abs().sum()) > 1e-3
 
 
-def test_raw_laws_from_one_on_it_is_plain_sampling() -> None:
-    rule = Joint(1.0, laws="raw")
-    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, law=sharper)
+def test_raw_distributions_from_one_on_it_is_plain_sampling() -> None:
+    rule = Joint(1.0, distributions="raw")
+    result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, distribution=sharper)
     assert result.total_variation < 1e-12
 
 
 def test_what_the_options_need_must_be_there() -> None:
     draft, p_BNV = ratios_chain([0.8, 0.3])
     for rule, message in (
-        (Joint(laws="raw"), "the target's logits are missing"),
-        (Joint(laws="raw").reading(p_BNV.log()), "laws='raw': .* no logits; take one that does"),
+        (Joint(distributions="raw"), "the target's logits are missing"),
+        (
+            Joint(distributions="raw").reading(p_BNV.log()),
+            "distributions='raw': .* no logits; take one that does",
+        ),
         (Joint(quantity="step"), "quantity='step': .* no search steps"),
     ):
         with pytest.raises(IncompatibleError, match=message):
             rule(draft, p_BNV, stream(1))
     empty = Draft.root_only(torch.tensor([1]))
-    for rule in (Joint(quantity="step"), Joint(laws="raw").reading(p_BNV[:, :1].log())):
+    for rule in (Joint(quantity="step"), Joint(distributions="raw").reading(p_BNV[:, :1].log())):
         assert int(rule(empty, p_BNV[:, :1], stream(1)).num_accepted_B) == 0
 
 
 def test_options_outside_their_domain() -> None:
     with pytest.raises(InvalidParameterError, match="quantity='last'"):
         Joint(quantity="last")  # type: ignore[arg-type]
-    with pytest.raises(InvalidParameterError, match="laws='own'"):
-        Joint(laws="own")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameterError, match="distributions='own'"):
+        Joint(distributions="own")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tau", [-0.1, math.inf, math.nan])
@@ -252,36 +257,37 @@ def test_a_tree_is_refused() -> None:
         enumerate_round(TARGET, TreeDrafter(GUESS, [0, 0]), Joint(), 2)
 
 
-def law_by_hand(tau: float, prompt_state: int = 1, sharpness: float = 1.0) -> Tensor:
-    """Law of three tokens after one round of Joint on toys that look one token back, γ = 2.
+def distribution_by_hand(tau: float, prompt_state: int = 1, sharpness: float = 1.0) -> Tensor:
+    """Distribution of three tokens after one round of Joint on toys that look one token back, γ =
+    2.
 
-    Judged by the softmax; with a sharpness other than 1 drafted and written by other laws.
+    Judged by the softmax; with a sharpness other than 1 drafted and written by other distributions.
     """
     raw_p_VV, raw_q_VV = TARGET_1.table_EV.softmax(-1), GUESS_1.table_EV.softmax(-1)
     p_VV, q_VV = ((sharpness * model.table_EV).softmax(-1) for model in (TARGET_1, GUESS_1))
-    law_S = torch.zeros(3, 3, 3, dtype=torch.float64)
+    probs_S = torch.zeros(3, 3, 3, dtype=torch.float64)
     for x in range(3):
         for y in range(3):
             drafted = q_VV[prompt_state, x] * q_VV[x, y]
             first = raw_p_VV[prompt_state, x] / raw_q_VV[prompt_state, x]
             second = first * raw_p_VV[x, y] / raw_q_VV[x, y]
             if tau < min(1.0, float(second)):
-                law_S[x, y] += drafted * p_VV[y]
+                probs_S[x, y] += drafted * p_VV[y]
             elif tau < min(1.0, float(first)):
-                law_S[x] += drafted * p_VV[x][:, None] * p_VV
+                probs_S[x] += drafted * p_VV[x][:, None] * p_VV
             else:
                 free_S = p_VV[prompt_state][:, None, None] * p_VV[:, :, None] * p_VV[None]
-                law_S += drafted * free_S
-    return law_S.flatten()
+                probs_S += drafted * free_S
+    return probs_S.flatten()
 
 
 TARGET_1, GUESS_1 = (ToyModel.random(3, order=1, seed=s) for s in (1, 2))
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9])
-def test_the_law_is_the_one_written_down(tau: float) -> None:
+def test_the_distribution_is_the_one_written_down(tau: float) -> None:
     result = enumerate_round(TARGET_1, ToyDrafter(GUESS_1), Joint(tau), 2)
-    assert float((result.completed_S - law_by_hand(tau)).abs().sum()) < 1e-12
+    assert float((result.completed_S - distribution_by_hand(tau)).abs().sum()) < 1e-12
 
 
 @dataclass(frozen=True)
@@ -326,10 +332,10 @@ class StepByStep(Joint):
         return _stop_at(torch.where(good_BD, depth_D, 0).amax(1), draft, p_BNV, rng)
 
 
-def _stop_at(num_B: Tensor, draft: Draft, law_BNV: Tensor, rng: Stream) -> Verdict:
-    law_BV = law_BNV[torch.arange(len(num_B)), num_B]
+def _stop_at(num_B: Tensor, draft: Draft, probs_BNV: Tensor, rng: Stream) -> Verdict:
+    probs_BV = probs_BNV[torch.arange(len(num_B)), num_B]
     path_BD = torch.arange(1, draft.num_nodes).expand(len(num_B), -1)
-    return Verdict(path_BD, num_B, draw(law_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
+    return Verdict(path_BD, num_B, draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
 
 
 @pytest.mark.parametrize(
@@ -337,4 +343,4 @@ def _stop_at(num_B: Tensor, draft: Draft, law_BNV: Tensor, rng: Stream) -> Verdi
 )
 def test_mutants_die(mutant: Joint) -> None:
     result = enumerate_round(TARGET_1, ToyDrafter(GUESS_1), mutant, 2)
-    assert float((result.completed_S - law_by_hand(0.5)).abs().sum()) > 1e-3
+    assert float((result.completed_S - distribution_by_hand(0.5)).abs().sum()) > 1e-3

@@ -1,13 +1,14 @@
-"""Lenience: its law, its bounds over 10,000 random laws, its limits, and mutants of its own."""
+"""Lenience: its distribution, its bounds over 10,000 random distributions, its limits, and mutants
+of its own."""
 
 import math
 from dataclasses import dataclass
 
 import pytest
 import torch
-from random_laws import (
+from random_distributions import (
     drawn_from,
-    enumerated_law,
+    enumerated_distribution,
     kl,
     random_pairs,
     sampled_against_closed_form,
@@ -15,7 +16,7 @@ from random_laws import (
     toy_pairs,
 )
 
-from outrider.core import LOSSLESS, output_law
+from outrider.core import LOSSLESS, output_distribution
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import ToyDrafter, ToyModel, check_verifier, enumerate_round, sample_rounds
 from outrider.verifiers.lenience import Lenience
@@ -49,34 +50,34 @@ def test_a_tree_is_refused():
 
 
 def by_the_paper(lenience, residual, p_V, q_V):
-    """π, written down a second time: min(q, p/l), and what is refused drawn from the residual."""
+    """π, written down a second time: min(q, p/l), and what is rejected drawn from the residual."""
     kept_V = torch.minimum(q_V, p_V / lenience)
     left_V = ((p_V if residual == "target-draft" else p_V / lenience) - q_V).clamp(min=0)
-    refused = (q_V - kept_V).sum()
-    return kept_V + (refused * left_V / left_V.sum() if refused > 0 else 0)
+    rejected = (q_V - kept_V).sum()
+    return kept_V + (rejected * left_V / left_V.sum() if rejected > 0 else 0)
 
 
 @BOTH
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 @pytest.mark.parametrize("lenience", [0.2, 0.8, 1.0])
-def test_the_papers_law_is_emitted(lenience, drawn, residual):
+def test_the_papers_distribution_is_emitted(lenience, drawn, residual):
     rule = Lenience(lenience, residual)
     for p_V, q_V in toy_pairs().values():
         q_V = drawn_from(q_V, drawn)
         pi_V = by_the_paper(lenience, residual, p_V, q_V)
-        assert (output_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
-        assert (enumerated_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (output_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
 def worst_excess(rule_of, num: int = 10_000) -> float:
-    """By how much the bounds are exceeded anywhere, over random laws and leniences."""
+    """By how much the bounds are exceeded anywhere, over random distributions and leniences."""
     worst = -math.inf
     generator = torch.Generator().manual_seed(1)
     for p_V, q_V in random_pairs(num, seed=2):
         l = 10 ** float(-4 * torch.rand((), generator=generator) ** 2)  # noqa: E741
         for residual in RESIDUALS:
             rule = rule_of(l, residual)
-            pi_V = output_law(rule, p_V, q_V)
+            pi_V = output_distribution(rule, p_V, q_V)
             excesses = (
                 (pi_V * l - p_V).max(),
                 kl(pi_V, p_V) + math.log(l),
@@ -88,7 +89,7 @@ def worst_excess(rule_of, num: int = 10_000) -> float:
 
 
 @pytest.mark.slow
-def test_the_bounds_hold_for_10000_random_laws():
+def test_the_bounds_hold_for_10000_random_distributions():
     assert worst_excess(Lenience) < 1e-10
 
 
@@ -97,13 +98,15 @@ def test_the_bound_is_met_with_equality():
     p_V, q_V = torch.tensor([[0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
     rule = Lenience(0.5)
     assert rule.bound.divergence == "rkl"
-    assert float(kl(output_law(rule, p_V, q_V), p_V)) == pytest.approx(rule.bound.per_token)
+    assert float(kl(output_distribution(rule, p_V, q_V), p_V)) == pytest.approx(
+        rule.bound.per_token
+    )
 
 
 def test_the_papers_residual_is_never_further_from_the_target():
     for p_V, q_V in random_pairs(2_000, seed=3):
         close, far = (
-            float(total_variation(output_law(Lenience(0.6, residual), p_V, q_V), p_V))
+            float(total_variation(output_distribution(Lenience(0.6, residual), p_V, q_V), p_V))
             for residual in RESIDUALS
         )
         assert close <= far + 1e-12
@@ -117,8 +120,10 @@ def test_lenience_one_is_rejection_token_for_token(drawn, residual):
     assert rule.lossless
     assert rule.bound == LOSSLESS
     strict, lenient = (
-        sample_rounds(target, ToyDrafter(guess, drawn=drawn), judge, 4, length=32, num_rows=64)
-        for judge in (Rejection(), rule)
+        sample_rounds(
+            target, ToyDrafter(guess, drawn=drawn), verification, 4, length=32, num_rows=64
+        )
+        for verification in (Rejection(), rule)
     )
     assert (strict == lenient).all()
 
@@ -128,7 +133,7 @@ def test_towards_zero_every_possible_token_is_accepted(residual):
     p_V, q_V = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.5, 0.5]])
     rule = Lenience(1e-300, residual)
     assert rule.acceptance(p_V, q_V)[1:].tolist() == [1.0, 0.0]
-    pi_V = output_law(rule, p_V, q_V)
+    pi_V = output_distribution(rule, p_V, q_V)
     assert pi_V.isfinite().all()
     assert pi_V[2] == 0
 
@@ -136,7 +141,7 @@ def test_towards_zero_every_possible_token_is_accepted(residual):
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
-def test_the_real_sampler_has_the_law(drawn, residual):
+def test_the_real_sampler_has_the_distribution(drawn, residual):
     """False alarm with probability 1e-4 per case."""
     assert sampled_against_closed_form(Lenience(0.5, residual), drawn=drawn) > 1e-4
 
@@ -165,18 +170,18 @@ class OneMinus(Lenience):
 
 @dataclass(frozen=True)
 class ResidualOfTheDraft(Lenience):
-    """Wrong: after a refusal draws from (q - p)+, where the draft has too much already."""
+    """Wrong: after a rejection draws from (q - p)+, where the draft has too much already."""
 
-    def refuse(self, p_V, q_V, x):
-        return Rejection().refuse(q_V, p_V, x)[0], q_V
+    def reject(self, p_V, q_V, x):
+        return Rejection().reject(q_V, p_V, x)[0], q_V
 
 
 @pytest.mark.parametrize("mutant", [Inverted(0.8), OneMinus(0.8), ResidualOfTheDraft(0.8)])
 def test_mutants_die(mutant):
-    """The law that is claimed, Lenience(0.8)'s, is not the one that they emit."""
+    """The distribution that is claimed, Lenience(0.8)'s, is not the one that they emit."""
     p_V, q_V = toy_pairs()["unlike"]
-    emitted_V = enumerated_law(mutant, p_V, q_V)
-    assert (emitted_V - output_law(Lenience(0.8), p_V, q_V)).abs().max() > 1e-2
+    emitted_V = enumerated_distribution(mutant, p_V, q_V)
+    assert (emitted_V - output_distribution(Lenience(0.8), p_V, q_V)).abs().max() > 1e-2
 
 
 def test_the_bounds_reject_a_wrong_residual():

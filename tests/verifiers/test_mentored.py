@@ -1,4 +1,5 @@
-"""Mentored decoding as a verifier: the emitted law, the bound, rejection as its limit, mutants."""
+"""Mentored decoding as a verifier: the emitted distribution, the bound, rejection as its limit,
+mutants."""
 
 from dataclasses import dataclass
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import Draft, Stream, output_law, row_keys, walk_chain
+from outrider.core import Draft, Stream, output_distribution, row_keys, walk_chain
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
@@ -14,9 +15,9 @@ from outrider.testing import (
     check_verifier,
     chi2_p_value,
     enumerate_round,
-    greedy_law,
+    greedy_distribution,
     sample_rounds,
-    target_law,
+    target_distribution,
 )
 from outrider.verifiers import Rejection
 from outrider.verifiers.mentored import Mentored
@@ -32,9 +33,9 @@ RULES = [
 PROMPT = (0, 1)
 
 
-def laws_at_prompt(target: ToyModel, guess: ToyModel, drawn: str) -> tuple[Tensor, Tensor]:
+def distributions_at_prompt(target: ToyModel, guess: ToyModel, drawn: str) -> tuple[Tensor, Tensor]:
     """p and q of the first place, (V,); a chosen candidate has the point mass."""
-    p_V, q_V = target_law(target, PROMPT, 1), target_law(guess, PROMPT, 1)
+    p_V, q_V = target_distribution(target, PROMPT, 1), target_distribution(guess, PROMPT, 1)
     if drawn == "chosen":
         q_V = torch.zeros_like(q_V).scatter(0, q_V.argmax()[None], 1.0)
     return p_V, q_V
@@ -46,7 +47,7 @@ def test_contract(rule: Mentored) -> None:
     check_verifier(rule, trees=False)
 
 
-def test_contract_of_budget_zero_is_lossless_in_law() -> None:
+def test_contract_of_budget_zero_is_lossless_in_distribution() -> None:
     """Not by its claim, which does not depend on the budget's value."""
     assert not Mentored(0.0).lossless
     target, drafter = ToyModel.random(3, seed=1), ToyDrafter(ToyModel.random(3, seed=2))
@@ -56,14 +57,16 @@ def test_contract_of_budget_zero_is_lossless_in_law() -> None:
 @pytest.mark.parametrize("rule", [*RULES, Mentored(0.5, allow_off_support=True)], ids=repr)
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 @pytest.mark.parametrize("impossible", [0, 1])
-def test_the_emitted_law_is_the_closed_form(rule: Mentored, drawn: str, impossible: int) -> None:
+def test_the_emitted_distribution_is_the_closed_form(
+    rule: Mentored, drawn: str, impossible: int
+) -> None:
     target = ToyModel.random(4, seed=11, num_impossible=impossible)
     guess = ToyModel.random(4, seed=12)
     found = enumerate_round(
         target, ToyDrafter(guess, drawn=drawn), rule, 1, prompt=PROMPT, length=1
     )
-    p_V, q_V = laws_at_prompt(target, guess, drawn)
-    pi_V = output_law(rule, p_V, q_V)
+    p_V, q_V = distributions_at_prompt(target, guess, drawn)
+    pi_V = output_distribution(rule, p_V, q_V)
     torch.testing.assert_close(found.completed_S, pi_V, rtol=0, atol=1e-10)
     assert float((pi_V - p_V).abs().sum()) > 1e-3  # the budget is used
 
@@ -83,7 +86,7 @@ def test_kl_of_three_tokens_is_at_most_three_budgets(drawn: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
-def test_the_real_sampler_has_the_law(drawn: str) -> None:
+def test_the_real_sampler_has_the_distribution(drawn: str) -> None:
     """The first token of 200,000 texts against π. False alarm with probability 1e-4; with as
     many samples the same test tells π from p."""
     target, guess = ToyModel.random(3, seed=31, order=1), ToyModel.random(3, seed=32, order=1)
@@ -93,8 +96,8 @@ def test_the_real_sampler_has_the_law(drawn: str) -> None:
         target, drafter, rule, 1, length=1, num_rows=200_000, prompt=PROMPT, seed=5
     )
     counts_V = tokens_BK[:, 0].bincount(minlength=3)
-    p_V, q_V = laws_at_prompt(target, guess, drawn)
-    pi_V = output_law(rule, p_V, q_V)
+    p_V, q_V = distributions_at_prompt(target, guess, drawn)
+    pi_V = output_distribution(rule, p_V, q_V)
     torch.testing.assert_close(exact.completed_S, pi_V, rtol=0, atol=1e-10)
     assert chi2_p_value(counts_V, pi_V) > 1e-4
     assert chi2_p_value(counts_V, p_V) < 1e-4
@@ -168,7 +171,7 @@ def test_at_temperature_0_it_is_rejection(divergence: str) -> None:
     target, guess = ToyModel.random(3, seed=51), ToyModel.random(3, seed=52)
     for drawn in ("iid", "chosen"):
         for drafter in (ToyDrafter(guess, drawn=drawn), ToyDrafter(target, drawn=drawn)):
-            found = enumerate_round(target, drafter, rule, 3, law=greedy_law)
+            found = enumerate_round(target, drafter, rule, 3, distribution=greedy_distribution)
             assert found.total_variation < 1e-12
 
 
@@ -198,7 +201,7 @@ def test_64_tokens_and_vanishing_probabilities() -> None:
         rule = Mentored(0.1, divergence)  # type: ignore[arg-type]
         verdict = rule(draft, p_BNV, rng)
         assert bool((verdict.next_token_B < 40).all())
-        pi_BNV = output_law(rule, p_BNV.double(), q_BNV.double())
+        pi_BNV = output_distribution(rule, p_BNV.double(), q_BNV.double())
         assert bool(pi_BNV.isfinite().all())
         if divergence == "tv":
             assert float((pi_BNV - p_BNV).abs().sum(2).max() / 2) < 0.1 + 1e-5
@@ -242,8 +245,8 @@ def test_a_tree_is_refused() -> None:
 class BetaOmitted(Mentored):
     """Wrong: the residual of rejection, as in ports that leave β out."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return Rejection().refuse(p_V, q_V, x)
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return Rejection().reject(p_V, q_V, x)
 
 
 @dataclass(frozen=True)
@@ -255,23 +258,23 @@ class FreshAlpha(Mentored):
 
 
 @dataclass(frozen=True)
-class SwappedLaws(Mentored):
+class SwappedDistributions(Mentored):
     """Wrong: KL(π‖p) where KL(p‖π) is bounded."""
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return Mentored(self.budget, "rkl").acceptance(p_V, q_V)
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return Mentored(self.budget, "rkl").refuse(p_V, q_V, x)
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return Mentored(self.budget, "rkl").reject(p_V, q_V, x)
 
 
-@pytest.mark.parametrize("mutant", [BetaOmitted, FreshAlpha, SwappedLaws])
+@pytest.mark.parametrize("mutant", [BetaOmitted, FreshAlpha, SwappedDistributions])
 def test_mutants_exceed_the_budget(mutant: type[Mentored]) -> None:
     g = torch.Generator().manual_seed(71)
     p_RV, q_RV = (1.5 * torch.randn(2, 32, 6, generator=g, dtype=torch.float64)).softmax(2)
 
     def worst(rule: Mentored) -> float:
-        pi_RV = output_law(rule, p_RV, q_RV)
+        pi_RV = output_distribution(rule, p_RV, q_RV)
         return float((p_RV * (p_RV / pi_RV).log()).sum(1).max())
 
     assert worst(Mentored(0.05)) <= 0.05

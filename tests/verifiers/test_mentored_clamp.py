@@ -1,6 +1,6 @@
 """The solver of mentored decoding: the budget is met, never exceeded, and nothing accepts more.
 
-Legend: R rows, V vocabulary. Laws are float64 rows that sum to 1.
+Legend: R rows, V vocabulary. Distributions are float64 rows that sum to 1.
 """
 
 from itertools import pairwise, product
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from outrider.core import Divergence, output_law
+from outrider.core import Divergence, output_distribution
 from outrider.verifiers import clamp
 from outrider.verifiers.clamp import sorted_path
 from outrider.verifiers.mentored import Mentored
@@ -21,7 +21,7 @@ DIVERGENCES = ("kl", "rkl", "tv", "chi2")
 KINDS = ("plain", "equal", "zeros", "off support", "disjoint", "point")
 
 
-def laws(kind: str, V: int, seed: int, R: int = 8) -> tuple[Tensor, Tensor]:
+def distributions(kind: str, V: int, seed: int, R: int = 8) -> tuple[Tensor, Tensor]:
     """Random pairs p, q, shape (R, V), from flat to peaked."""
     g = torch.Generator().manual_seed(seed)
     scale_2R1 = 10 ** (3 * torch.rand(2, R, 1, generator=g, dtype=torch.float64) - 2)
@@ -64,15 +64,15 @@ def check(rule: Mentored, p_RV: Tensor, q_RV: Tensor) -> None:
     """Everything that the solution promises."""
     D, name = rule.budget, rule.divergence
     found = rule.solve(p_RV, q_RV, None)
-    pi_RV = output_law(rule, p_RV, q_RV)
+    pi_RV = output_distribution(rule, p_RV, q_RV)
     assert float((pi_RV.sum(1) - 1).abs().max()) < 1e-12
     reached_R = measure(name, p_RV, pi_RV)
     whole_R = found.alpha_R == 0
     if rule.allow_off_support:
         whole_R &= (found.off_R == 1) | (off_mass(p_RV, q_RV) == 0)
-    # A refusal rarer than 1e-8 is 1 - Σ q r to less than eight digits: nothing can be read off π.
-    refused_R = (found.b_R[:, None] * p_RV - q_RV).clamp(min=0).sum(1)
-    legible_R = (refused_R > 1e-8) | (whole_R & (off_mass(q_RV, p_RV) == 0))
+    # A rejection rarer than 1e-8 is 1 - Σ q r to less than eight digits: nothing can be read off π.
+    rejected_R = (found.b_R[:, None] * p_RV - q_RV).clamp(min=0).sum(1)
+    legible_R = (rejected_R > 1e-8) | (whole_R & (off_mass(q_RV, p_RV) == 0))
     # 1e-14: rounding in `measure` itself, which the smallest budgets can feel
     assert bool((reached_R <= D + 1e-14)[legible_R].all())
     assert bool(((reached_R >= D * (1 - 1e-6) - 1e-14) | whole_R | ~legible_R).all())
@@ -92,7 +92,7 @@ def test_the_budget_is_met_and_never_exceeded(divergence: str, kind: str) -> Non
     for seed in range(28):
         V = [2, 3, 5, 17, 60, 300, 2000][seed % 7]
         D = 10 ** (-4 + 4.2 * seed / 27)
-        p_RV, q_RV = laws(kind, V, seed)
+        p_RV, q_RV = distributions(kind, V, seed)
         for off in (False, True)[: 1 if divergence == "rkl" else 2]:
             check(Mentored(D, divergence, off), p_RV, q_RV)  # type: ignore[arg-type]
 
@@ -109,13 +109,13 @@ def test_the_budget_is_met_and_never_exceeded(divergence: str, kind: str) -> Non
 def test_the_budget_is_met_for_any_pair(
     seed: int, V: int, kind: str, divergence: str, D: float, off: bool
 ) -> None:
-    p_RV, q_RV = laws(kind, V, seed, R=2)
+    p_RV, q_RV = distributions(kind, V, seed, R=2)
     check(Mentored(D, divergence, off and divergence != "rkl"), p_RV, q_RV)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_ties_and_repeated_ratios(divergence: str) -> None:
-    """Laws of few distinct values: whole groups of tokens join at one α."""
+    """Distributions of few distinct values: whole groups of tokens join at one α."""
     p_RV = torch.tensor([[1, 1, 1, 1, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1]]).double()
     q_RV = torch.tensor([[2, 2, 2, 2, 2, 2, 1, 3], [3, 3, 3, 3, 1, 1, 1, 1]]).double()
     p_RV, q_RV = p_RV / p_RV.sum(1, keepdim=True), q_RV / q_RV.sum(1, keepdim=True)
@@ -126,7 +126,7 @@ def test_ties_and_repeated_ratios(divergence: str) -> None:
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_budget_of_the_whole_divergence_accepts_everything(divergence: str, kind: str) -> None:
-    p_RV, q_RV = laws(kind, 30, seed=3)
+    p_RV, q_RV = distributions(kind, 30, seed=3)
     whole_R = measure(divergence, p_RV, q_RV)
     for r in whole_R.isfinite().nonzero()[:, 0].tolist():
         row = slice(r, r + 1)
@@ -134,14 +134,14 @@ def test_a_budget_of_the_whole_divergence_accepts_everything(divergence: str, ki
         found = rule.solve(p_RV[row], q_RV[row], None)
         assert found.alpha_R.tolist() == [0]
         if float(off_mass(p_RV[row], q_RV[row])) == 0:
-            pi_RV = output_law(rule, p_RV[row], q_RV[row])
+            pi_RV = output_distribution(rule, p_RV[row], q_RV[row])
             torch.testing.assert_close(pi_RV, q_RV[row], rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_acceptance_does_not_fall_when_the_budget_grows(divergence: str) -> None:
     for kind in KINDS:
-        p_RV, q_RV = laws(kind, 50, seed=4)
+        p_RV, q_RV = distributions(kind, 50, seed=4)
         rates = [
             (q_RV * Mentored(D, divergence).acceptance(p_RV, q_RV)).sum(1)  # type: ignore[arg-type]
             for D in [0.0, *(10 ** (-4 + k / 6) for k in range(26))]
@@ -151,7 +151,7 @@ def test_acceptance_does_not_fall_when_the_budget_grows(divergence: str) -> None
 
 def test_the_envelope_identity() -> None:
     """dKL/dR = β - α, by central differences along ρ = 1 - R."""
-    p_RV, q_RV = laws("plain", 40, seed=5)
+    p_RV, q_RV = distributions("plain", 40, seed=5)
     path = sorted_path("kl", p_RV, q_RV, False)
     for share in (0.1, 0.3, 0.6, 0.9):
         rho_R1, h = share * path.top_R1, 1e-6 * path.top_R1
@@ -193,18 +193,18 @@ def best_by_slsqp(
     ("divergence", "off"),
     [(name, off) for name in DIVERGENCES for off in (False, True) if not (off and name == "rkl")],
 )
-def test_no_law_within_the_budget_accepts_more(divergence: str, off: bool) -> None:
+def test_no_distribution_within_the_budget_accepts_more(divergence: str, off: bool) -> None:
     """Against SLSQP, from p and from our own solution; it may not win by more than 1e-6.
 
-    The budgets that it is given are met to 1e-7, hence the small allowance.
+    The budgets that it is given are met to 1e-7, hence the small memory budget.
     """
     compared = 0
     for seed, kind in product(range(4), ("plain", "off support")):
-        p_RV, q_RV = laws(kind, 5, seed + 50, R=1)
+        p_RV, q_RV = distributions(kind, 5, seed + 50, R=1)
         for D in (0.02, 0.1, 0.3):
             rule = Mentored(D, divergence, off)  # type: ignore[arg-type]
             ours = float((q_RV * rule.acceptance(p_RV, q_RV)).sum())
-            pi_RV = output_law(rule, p_RV, q_RV)
+            pi_RV = output_distribution(rule, p_RV, q_RV)
             free_V = torch.ones(5).bool() if off else p_RV[0] > 0
             starts = (0.9 * p_RV[0] + 0.1 / 5, pi_RV[0])
             theirs = [
@@ -218,15 +218,15 @@ def test_no_law_within_the_budget_accepts_more(divergence: str, off: bool) -> No
 
 def test_nothing_else_accepts_more_at_the_same_kl() -> None:
     """Lenience with either residual, and the ensemble π = w p + (1-w) q."""
-    p_RV, q_RV = laws("plain", 60, seed=6, R=16)
+    p_RV, q_RV = distributions("plain", 60, seed=6, R=16)
     others = []
     for lenience in (0.5, 0.8, 0.95):
         r_RV = (p_RV / (lenience * q_RV)).clamp(max=1)
         for left_RV in ((p_RV - q_RV).clamp(min=0), (p_RV / lenience - q_RV).clamp(min=0)):
-            refused_R1 = (q_RV * (1 - r_RV)).sum(1, keepdim=True)
+            rejected_R1 = (q_RV * (1 - r_RV)).sum(1, keepdim=True)
             left_RV = left_RV / left_RV.sum(1, keepdim=True)
-            others.append((q_RV * r_RV).sum(1) + 0 * refused_R1[:, 0])
-            others.append(measure("kl", p_RV, q_RV * r_RV + refused_R1 * left_RV))
+            others.append((q_RV * r_RV).sum(1) + 0 * rejected_R1[:, 0])
+            others.append(measure("kl", p_RV, q_RV * r_RV + rejected_R1 * left_RV))
     for w in (0.3, 0.7, 0.9):
         r_RV = (1 - w + w * p_RV / q_RV).clamp(max=1)
         others += [(q_RV * r_RV).sum(1), measure("kl", p_RV, w * p_RV + (1 - w) * q_RV)]
@@ -242,10 +242,10 @@ def test_nothing_else_accepts_more_at_the_same_kl() -> None:
 
 def test_the_authors_bracket_stays_within_a_fifth() -> None:
     for kind in ("plain", "equal", "zeros"):
-        p_RV, q_RV = laws(kind, 200, seed=7, R=64)
+        p_RV, q_RV = distributions(kind, 200, seed=7, R=64)
         for D in (0.01, 0.1, 0.2):
             rule = Mentored(D, bracket="blog")
-            reached_R = measure("kl", p_RV, output_law(rule, p_RV, q_RV))
+            reached_R = measure("kl", p_RV, output_distribution(rule, p_RV, q_RV))
             assert bool((reached_R <= rule.bound.per_token * (1 + 1e-9)).all())  # type: ignore[operator]
             whole_R = rule.solve(p_RV, q_RV, None).alpha_R == 0
             missed = ((reached_R < 0.8 * D) & ~whole_R).double().mean()
@@ -257,14 +257,14 @@ def kl_error(rule_clamp: tuple[Tensor, Tensor], p_RV: Tensor, q_RV: Tensor, D: f
     alpha_R, b_R = rule_clamp
     r_RV = (p_RV / (alpha_R[:, None] * q_RV)).clamp(max=1)
     left_RV = (b_R[:, None] * p_RV - q_RV).clamp(min=0)
-    refused_R1 = (q_RV * (1 - r_RV)).sum(1, keepdim=True)
-    pi_RV = q_RV * r_RV + refused_R1 * left_RV / left_RV.sum(1, keepdim=True)
+    rejected_R1 = (q_RV * (1 - r_RV)).sum(1, keepdim=True)
+    pi_RV = q_RV * r_RV + rejected_R1 * left_RV / left_RV.sum(1, keepdim=True)
     return float((measure("kl", p_RV, pi_RV) - D).max())
 
 
 def test_mutants_die() -> None:
     """β left out; β with one token too many (the author's n-1); the wrong direction of KL."""
-    p_RV, q_RV = laws("plain", 6, seed=8, R=32)
+    p_RV, q_RV = distributions("plain", 6, seed=8, R=32)
     D = 0.05
     found = Mentored(D).solve(p_RV, q_RV, None)
     on_R = found.alpha_R > 0
@@ -287,7 +287,7 @@ def test_mutants_die() -> None:
 def test_merging_tokens_of_mass_zero_changes_nothing(
     divergence: Divergence, off_support: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laws after top-k: parity of the short path with one group per token."""
+    """Distributions after top-k: parity of the short path with one group per token."""
     generator = torch.Generator().manual_seed(0)
     z_2RV = 2 * torch.randn(2, 40, 2000, generator=generator, dtype=torch.float64)
     z_2RV[1] += z_2RV[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.core import output_law
+from outrider.core import output_distribution
 from outrider.verifiers.clamp import sorted_path
 from outrider.verifiers.mentored import Mentored
 from outrider.verifiers.zoom import zoom
@@ -15,7 +15,7 @@ from outrider.verifiers.zoom import zoom
 DIVERGENCES = ("kl", "rkl", "tv", "chi2")
 
 
-def large_laws(
+def large_distributions(
     noise: float, seed: int, dtype: torch.dtype, V: int = 20_000
 ) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(seed)
@@ -31,7 +31,7 @@ def test_the_same_solution_as_by_sorting(divergence: str, dtype: torch.dtype) ->
     for seed, (noise, D) in enumerate(
         [(0.8, 0.1), (0.8, 0.02), (2.0, 0.1), (2.0, 0.5), (0.3, 0.2), (0.3, 0.02), (0.05, 0.0005)]
     ):
-        p_RV, q_RV = large_laws(noise, seed, dtype)
+        p_RV, q_RV = large_distributions(noise, seed, dtype)
         found, exact_R = zoom(divergence, p_RV, q_RV, D)  # type: ignore[arg-type]
         path = sorted_path(divergence, p_RV, q_RV, False)  # type: ignore[arg-type]
         twin = path.clamp(path.exact(D))
@@ -46,13 +46,13 @@ def test_the_same_solution_as_by_sorting(divergence: str, dtype: torch.dtype) ->
 def test_the_budget_is_met_on_a_large_vocabulary(divergence: str) -> None:
     """Whoever solves it: also the rows that are left to the sort."""
     for seed, (noise, D) in enumerate([(0.8, 0.1), (2.0, 0.3), (0.8, 1e-3)]):
-        p_RV, q_RV = large_laws(noise, seed, torch.float64)
+        p_RV, q_RV = large_distributions(noise, seed, torch.float64)
         p_RV[1, ::2] = 0  # zeros on either side
         q_RV[1, ::3] = 0
         p_RV[2], q_RV[2] = p_RV[3], p_RV[3] * (1 + 1e-6 * torch.rand(20_000).double())
         p_RV, q_RV = p_RV / p_RV.sum(1, keepdim=True), q_RV / q_RV.sum(1, keepdim=True)
         rule = Mentored(D, divergence)  # type: ignore[arg-type]
-        pi_RV = output_law(rule, p_RV, q_RV)
+        pi_RV = output_distribution(rule, p_RV, q_RV)
         if divergence == "kl":
             terms_RV = torch.where(p_RV > 0, p_RV * (p_RV / pi_RV).log(), 0.0)
         elif divergence == "rkl":
@@ -70,8 +70,9 @@ def test_the_budget_is_met_on_a_large_vocabulary(divergence: str) -> None:
 
 
 def test_what_cannot_be_solved_by_bins_is_said() -> None:
-    """Equal laws up to a shade, zeros, and a budget too small for the width of the bins."""
-    p_RV, q_RV = large_laws(0.8, 1, torch.float64)
+    """Equal distributions up to a shade, zeros, and a budget too small for the width of the
+    bins."""
+    p_RV, q_RV = large_distributions(0.8, 1, torch.float64)
     assert not bool(zoom("kl", p_RV, q_RV, 1e-7)[1].any())
     p_RV[:, 0] = 0
     assert not bool(zoom("kl", p_RV / p_RV.sum(1, keepdim=True), q_RV, 0.1)[1].any())

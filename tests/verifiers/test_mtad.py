@@ -29,8 +29,8 @@ def beams(
     p_BNV, q_BNV = torch.zeros(1, N, N).double(), torch.zeros(1, N, N).double()
     for node, (parent, p, q) in enumerate(steps, 1):
         p_BNV[0, parent, node], q_BNV[0, parent, node] = p, q
-    for law_BNV in (p_BNV, q_BNV):  # token 0 has what is left
-        law_BNV[..., 0] = 1 - law_BNV.sum(-1)
+    for probs_BNV in (p_BNV, q_BNV):  # token 0 has what is left
+        probs_BNV[..., 0] = 1 - probs_BNV.sum(-1)
     assert float(torch.minimum(p_BNV, q_BNV).min()) >= 0
     parents_BN = torch.tensor([[-1, *(parent for parent, _, _ in steps)]])
     mask_BN = torch.tensor([[True, *(seen or [True] * (N - 1))]])
@@ -84,7 +84,7 @@ def test_nodes_that_do_not_exist_neither_pass_nor_set_the_mark() -> None:
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 1.0, 3.0])
 def test_contract(tau: float) -> None:
-    found = check_verifier(Mtad(tau), accepts_own_law=tau < 1)
+    found = check_verifier(Mtad(tau), accepts_own_distribution=tau < 1)
     assert (max(found.values()) < 1e-12) == (tau >= 1)
     assert Mtad(tau).bound.threshold == tau
 

@@ -1,26 +1,26 @@
-"""Relaxed acceptance: against a sort, its law, its threshold, its limits, and mutants."""
+"""Relaxed acceptance: against a sort, its distribution, its threshold, its limits, and mutants."""
 
 import math
 from dataclasses import dataclass
 
 import pytest
 import torch
-from random_laws import (
+from random_distributions import (
     drawn_from,
-    enumerated_law,
+    enumerated_distribution,
     random_pairs,
     sampled_against_closed_form,
     toy_pairs,
 )
 
-from outrider.core import Draft, Stream, output_law, row_keys
+from outrider.core import Draft, Stream, output_distribution, row_keys
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
     ToyModel,
     check_verifier,
     enumerate_round,
-    greedy_law,
+    greedy_distribution,
     sample_rounds,
 )
 from outrider.verifiers.greedy import Greedy
@@ -32,7 +32,7 @@ U = torch.tensor(0.5, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("rule", "accepts_own_law"),
+    ("rule", "accepts_own_distribution"),
     [
         (Relaxed(2, 0.3), False),
         (Relaxed(10, 1.0), True),
@@ -41,8 +41,8 @@ U = torch.tensor(0.5, dtype=torch.float64)
         (RelaxedGreedy(10, 1.0), True),
     ],
 )
-def test_contract(rule, accepts_own_law):
-    check_verifier(rule, trees=False, accepts_own_law=accepts_own_law)
+def test_contract(rule, accepts_own_distribution):
+    check_verifier(rule, trees=False, accepts_own_distribution=accepts_own_distribution)
 
 
 @CLASSES
@@ -74,7 +74,8 @@ def by_sorting(p_V, top_k, delta):
 
 
 def disagreement(rule_of, num: int = 10_000) -> int:
-    """Random laws and parameters on which the rule, or what it claims, is not the sorted one."""
+    """Random distributions and parameters on which the rule, or what it claims, is not the sorted
+    one."""
     generator = torch.Generator().manual_seed(1)
     wrong = 0
     for p_V, q_V in random_pairs(num, seed=2):
@@ -91,19 +92,19 @@ def disagreement(rule_of, num: int = 10_000) -> int:
 
 
 @pytest.mark.slow
-def test_acceptance_is_the_sorted_rule_for_10000_random_laws():
+def test_acceptance_is_the_sorted_rule_for_10000_random_distributions():
     assert disagreement(Relaxed) == 0
 
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 @pytest.mark.parametrize("rule", [Relaxed(2, 0.25), Relaxed(1, 0.0), Relaxed(9, 1.0)])
-def test_output_law_is_what_is_emitted(rule, drawn):
+def test_output_distribution_is_what_is_emitted(rule, drawn):
     for p_V, q_V in toy_pairs().values():
         q_V = drawn_from(q_V, drawn)
         accepted_V = q_V * by_sorting(p_V, rule.top_k, rule.delta)
         pi_V = accepted_V + (1 - accepted_V.sum()) * p_V
-        assert (output_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
-        assert (enumerated_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (output_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
 def test_the_bound_names_the_threshold():
@@ -135,13 +136,21 @@ def test_the_lenient_end_accepts_every_possible_token():
 def test_greedy_at_its_strict_ends_is_greedy_token_for_token(rule):
     target, guess = ToyModel.random(4, seed=1), ToyModel.random(4, seed=1, scale=1.0)
     plain, relaxed = (
-        sample_rounds(target, ToyDrafter(guess), judge, 4, length=32, num_rows=8, law=greedy_law)
-        for judge in (Greedy(), rule)
+        sample_rounds(
+            target,
+            ToyDrafter(guess),
+            verification,
+            4,
+            length=32,
+            num_rows=8,
+            distribution=greedy_distribution,
+        )
+        for verification in (Greedy(), rule)
     )
     assert (plain == relaxed).all()
 
 
-def test_greedy_reads_the_laws_before_temperature_and_emits_the_argmax():
+def test_greedy_reads_the_distributions_before_temperature_and_emits_the_argmax():
     """p = (.5, .3, .2): token 1 is 0.2 below the best, token 2 is 0.3 below it and third."""
     p_BNV = torch.tensor([0.5, 0.3, 0.2]).log().expand(1, 4, 3)
     tokens_BN = torch.tensor([[0, 1, 2, 1]])
@@ -160,7 +169,7 @@ def test_greedy_reads_the_laws_before_temperature_and_emits_the_argmax():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
-def test_the_real_sampler_has_the_law(drawn):
+def test_the_real_sampler_has_the_distribution(drawn):
     """False alarm with probability 1e-4 per case."""
     assert sampled_against_closed_form(Relaxed(2, 0.5), drawn=drawn) > 1e-4
 
@@ -202,12 +211,12 @@ def test_mutants_die(mutant):
     assert disagreement(mutant, 200) > 10
 
 
-def test_a_residual_instead_of_the_law_dies():
+def test_a_residual_instead_of_the_distribution_dies():
     @dataclass(frozen=True)
     class Residual(Relaxed):
-        def refuse(self, p_V, q_V, x):
+        def reject(self, p_V, q_V, x):
             return (p_V - q_V).clamp(min=0), q_V
 
     p_V, q_V = toy_pairs()["unlike"]
-    emitted_V = enumerated_law(Residual(1, 0.0), p_V, q_V)
-    assert (emitted_V - output_law(Relaxed(1, 0.0), p_V, q_V)).abs().max() > 1e-2
+    emitted_V = enumerated_distribution(Residual(1, 0.0), p_V, q_V)
+    assert (emitted_V - output_distribution(Relaxed(1, 0.0), p_V, q_V)).abs().max() > 1e-2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.core import Context, Draft, Drawn, Role, Verifier
-from outrider.testing import SoftmaxLaw
+from outrider.testing import SoftmaxDistribution
 from outrider.verifiers import (
     BestOfK,
     Block,
@@ -42,10 +42,12 @@ RULES: list[tuple[Any, Drawn]] = [
 def test_rule_alone(rule: Verifier, drawn: Drawn) -> None:
     """A chain of two whose first token may end the sequence, with NaN behind it and no mask that
     says so. False-alarm probability 6e-7 per rule."""
-    context = Context.start([[1]] * NUM_ROWS, SoftmaxLaw(), [0] * NUM_ROWS, range(NUM_ROWS))
+    context = Context.start(
+        [[1]] * NUM_ROWS, SoftmaxDistribution(), [0] * NUM_ROWS, range(NUM_ROWS)
+    )
     u_BD = context.rng.uniform(Role.DRAFT, 2)
     tokens_BN = torch.cat([context.root_B[:, None], (u_BD >= Q_V[END]).long()], 1)
-    p_BNV, q_BNV = (law_V.expand(NUM_ROWS, 3, 2).clone() for law_V in (P_V, Q_V))
+    p_BNV, q_BNV = (probs_V.expand(NUM_ROWS, 3, 2).clone() for probs_V in (P_V, Q_V))
     ended_B = tokens_BN[:, 1] == END
     p_BNV[ended_B, 1:] = q_BNV[ended_B, 1:] = torch.nan
     verdict = rule(Draft.chain(tokens_BN, None, q_BNV, drawn), p_BNV, context.rng)
@@ -62,7 +64,7 @@ def test_a_beam_that_ended_does_not_spoil_its_neighbours() -> None:
     q_BNV = torch.full((1, 5, 2), 0.5).double()
     draft = Draft(tokens_BN, parents_BN, everything_BN, q_BNV, "searched")
     p_BNV = torch.tensor([0.2, 0.8]).double().expand(1, 5, 2).clone()
-    context = Context.start([[1]], SoftmaxLaw(), [0], [0])
+    context = Context.start([[1]], SoftmaxDistribution(), [0], [0])
     healthy = Mtad(0.5)(draft, p_BNV, context.rng)
     poisoned_BNV = q_BNV.clone()
     p_BNV[:, [1, 3]] = poisoned_BNV[:, [1, 3]] = torch.nan

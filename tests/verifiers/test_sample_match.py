@@ -1,4 +1,4 @@
-"""Sample and match: the law, how much it accepts, and mutants of its own."""
+"""Sample and match: the distribution, how much it accepts, and mutants of its own."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ TARGET, GUESS = ToyModel.random(3, seed=1), ToyModel.random(3, seed=2)
 
 
 def test_contract() -> None:
-    found = check_verifier(SampleMatch(), accepts_own_law=False)
+    found = check_verifier(SampleMatch(), accepts_own_distribution=False)
     assert max(found.values()) < 1e-12
 
 
@@ -25,8 +25,8 @@ def test_lossless_by_enumeration(drafter: str) -> None:
         "confidence": ToyDrafter(GUESS, confidence=0.4),
     }
     num_tokens = 2 if drafter == "distinct" else 3
-    law = enumerate_round(TARGET, drafters[drafter], SampleMatch(), num_tokens)
-    assert law.total_variation < 1e-12
+    distribution = enumerate_round(TARGET, drafters[drafter], SampleMatch(), num_tokens)
+    assert distribution.total_variation < 1e-12
 
 
 def test_accepts_with_the_probability_that_both_draw_the_same() -> None:
@@ -35,12 +35,12 @@ def test_accepts_with_the_probability_that_both_draw_the_same() -> None:
         for logits_V in torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     )
     same = float((target.table_EV.softmax(-1) * guess.table_EV.softmax(-1)).sum())
-    law = enumerate_round(target, ToyDrafter(guess), SampleMatch(), 1)
-    assert law.acceptance_length == pytest.approx(1 + same, abs=1e-12)
+    distribution = enumerate_round(target, ToyDrafter(guess), SampleMatch(), 1)
+    assert distribution.acceptance_length == pytest.approx(1 + same, abs=1e-12)
 
 
 @pytest.mark.slow
-def test_the_real_sampler_has_the_law() -> None:
+def test_the_real_sampler_has_the_distribution() -> None:
     """False alarm with probability 1e-4."""
     assert chi2(TARGET, ToyDrafter(GUESS), SampleMatch(), 3) > 1e-4
 
@@ -52,8 +52,8 @@ class RedrawnWhenDifferent(SampleMatch):
         verdict = super().__call__(draft, p_BNV, rng)
         rows_B = torch.arange(p_BNV.shape[0])
         again_B = draw(p_BNV[rows_B, verdict.num_accepted_B], rng.uniform(Role.NOISE, 1)[:, 0])
-        refused_B = verdict.num_accepted_B < draft.num_drafted_B
-        next_B = torch.where(refused_B, again_B, verdict.next_token_B)
+        rejected_B = verdict.num_accepted_B < draft.num_drafted_B
+        next_B = torch.where(rejected_B, again_B, verdict.next_token_B)
         return Verdict(verdict.path_BD, verdict.num_accepted_B, next_B)
 
 

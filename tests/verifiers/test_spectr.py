@@ -1,4 +1,4 @@
-"""K-SEQ: the law for every shape of bundle, ρ*, rejection as its case K = 1, mutants.
+"""K-SEQ: the distribution for every shape of bundle, ρ*, rejection as its case K = 1, mutants.
 
 Legend: B rows, V vocabulary, K sequences, L tokens of a sequence.
 """
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from random_laws import random_pairs
+from random_distributions import random_pairs
 from torch import Tensor
 from toy_trees import TreeDrafter, chain_of, same, sequences, stream
 
@@ -61,7 +61,7 @@ def test_lossless_for_other_bundles(target: ToyModel, drafter: TreeDrafter) -> N
     assert result.total_variation < 1e-12
 
 
-def test_drafts_from_the_targets_law_are_accepted_whole() -> None:
+def test_drafts_from_the_targets_distribution_are_accepted_whole() -> None:
     result = enumerate_round(TARGET, TreeDrafter(TARGET, [0, 0, 1, 2]), Spectr(), 4)
     assert result.acceptance_length == pytest.approx(3, abs=1e-12)
 
@@ -94,7 +94,9 @@ def test_rho_is_the_smallest_that_leaves_no_negative_weight(num_draws: int) -> N
             assert float(some_accepted(beta_B, num_B) - less_B * beta_B) > -1e-12
 
 
-def test_the_law_does_not_depend_on_how_well_rho_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_does_not_depend_on_how_well_rho_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drafter = TreeDrafter(GUESS, [0, 0, 0])
     lengths = []
     for num_bisections in (0, 1, 3, 40):
@@ -113,7 +115,7 @@ def test_a_tree_that_branches_below_its_root_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parents", [sequences(2, 3), sequences(4, 2, by_depth=True)])
-def test_the_real_sampler_has_the_law(parents: list[int]) -> None:
+def test_the_real_sampler_has_the_distribution(parents: list[int]) -> None:
     """False alarm with probability 1e-4 each."""
     assert chi2(TARGET, TreeDrafter(GUESS, parents), Spectr(), len(parents)) > 1e-4
 
@@ -128,7 +130,7 @@ class RhoOfOne(Spectr):
 
 @dataclass(frozen=True)
 class ResidualOfRejection(Spectr):
-    """Wrong: after a refusal it draws from ``(p - q)+``."""
+    """Wrong: after a rejection it draws from ``(p - q)+``."""
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
         return (p_BV - q_BV).clamp(min=0)

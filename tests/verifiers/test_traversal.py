@@ -1,4 +1,5 @@
-"""Traversal verification: the law on every kind of tree, block verification on chains, mutants.
+"""Traversal verification: the distribution on every kind of tree, block verification on chains,
+mutants.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -86,7 +87,7 @@ def test_a_chain_is_block_verification_draw_for_draw(drawn: Drawn) -> None:
 
 
 @pytest.mark.parametrize("drawn", ["iid", "distinct"])
-def test_a_draft_from_the_targets_law_is_accepted_whole(drawn: Drawn) -> None:
+def test_a_draft_from_the_targets_distribution_is_accepted_whole(drawn: Drawn) -> None:
     """On a tree, too: the first leaf is never dropped."""
     drafter = TreeDrafter(TARGET, [0, 0, 1, 1], drawn)
     result = enumerate_round(TARGET, drafter, Traversal(), 4, length=3)
@@ -112,23 +113,23 @@ def test_accepts_at_least_as_much_as_from_the_root(drawn: Drawn) -> None:
 
 def plain_shares(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
     """The plain twin of ``shares``: node by node, as the docstring of the rule says it."""
-    share_BN, law_BNV = torch.ones(draft.tokens_BN.shape, dtype=torch.float64), p_BNV.clone()
+    share_BN, probs_BNV = torch.ones(draft.tokens_BN.shape, dtype=torch.float64), p_BNV.clone()
     q_BNV = None if draft.probs_BNV is None else draft.probs_BNV.clone()
     rule = Distinct() if draft.drawn == "distinct" else Rejection()
     for b, i in draft.mask_BN.nonzero().tolist():
         if i:
             v, x = int(draft.parents_BN[b, i]), draft.tokens_BN[b, i]
-            owed_V = share_BN[b, v] * law_BNV[b, v]
+            owed_V = share_BN[b, v] * probs_BNV[b, v]
             q_V = None if q_BNV is None else q_BNV[b, v].clone()
             q = 1 if q_V is None else q_V[x]
             share_BN[b, i] = (owed_V[x] / q).clamp(max=1) if owed_V[x] > 0 else 0.0
-            left_V, next_q_V = rule.refuse(owed_V, q_V, x)
+            left_V, next_q_V = rule.reject(owed_V, q_V, x)
             left, share = left_V.sum(), share_BN[b, v].clone()
-            law_BNV[b, v] = left_V / left if left > 0 else law_BNV[b, v]
+            probs_BNV[b, v] = left_V / left if left > 0 else probs_BNV[b, v]
             share_BN[b, v] = 1.0 if share == 1 else left / (left + 1 - share)
             if q_BNV is not None:
                 q_BNV[b, v] = next_q_V
-    return share_BN, law_BNV
+    return share_BN, probs_BNV
 
 
 @pytest.mark.parametrize("drawn", KINDS)
@@ -180,7 +181,7 @@ def test_64_tokens_do_not_underflow() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", KINDS)
-def test_the_real_sampler_has_the_law(drawn: Drawn) -> None:
+def test_the_real_sampler_has_the_distribution(drawn: Drawn) -> None:
     """False alarm with probability 1e-4 each."""
     drafter = TreeDrafter(GUESS, [0, 0, 1, 1, 2, 3], drawn)
     assert chi2(TARGET, drafter, Traversal(), 6) > 1e-4
@@ -207,11 +208,11 @@ class TokenLevelShare(Traversal):
     """Wrong: shares from the last ratio alone, not along the path, as token-level rules have."""
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
-        share_BN, law_BNV = super().shares(draft, p_BNV)
+        share_BN, probs_BNV = super().shares(draft, p_BNV)
         assert draft.probs_BNV is not None
         rows_B1 = torch.arange(len(share_BN))[:, None]
         at_BN = (rows_B1, draft.parents_BN.clamp(min=0), draft.tokens_BN)
-        return (p_BNV[at_BN] / draft.probs_BNV[at_BN]).clamp(max=1), law_BNV
+        return (p_BNV[at_BN] / draft.probs_BNV[at_BN]).clamp(max=1), probs_BNV
 
 
 @pytest.mark.parametrize("mutant", [ShareKept(), ShareNotConditional(), TokenLevelShare()])
@@ -228,7 +229,7 @@ def deepest(draft: Draft, good_BN: Tensor) -> Tensor:
 
 
 def last(draft: Draft, good_BN: Tensor) -> Tensor:
-    """Wrong: the last by number, which judges siblings against the order of their draws."""
+    """Wrong: the last by number, which verifies siblings against the order of their draws."""
     numbers_BN = torch.arange(draft.num_nodes).expand_as(good_BN)
     return torch.where(good_BN, numbers_BN, -1).argmax(1)
 
@@ -242,7 +243,7 @@ def test_wrong_orders_die(order: object, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @dataclass(frozen=True)
 class BonusFromTarget(Traversal):
-    """Wrong: the token after the kept node always comes from the target's law there."""
+    """Wrong: the token after the kept node always comes from the target's distribution there."""
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         return super().shares(draft, p_BNV)[0], p_BNV

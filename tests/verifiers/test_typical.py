@@ -1,4 +1,5 @@
-"""Typical acceptance: against scipy's entropy, its law, its threshold, its limits, and mutants."""
+"""Typical acceptance: against scipy's entropy, its distribution, its threshold, its limits, and
+mutants."""
 
 import math
 from dataclasses import dataclass
@@ -6,22 +7,22 @@ from dataclasses import dataclass
 import pytest
 import scipy.special
 import torch
-from random_laws import (
+from random_distributions import (
     drawn_from,
-    enumerated_law,
+    enumerated_distribution,
     random_pairs,
     sampled_against_closed_form,
     toy_pairs,
 )
 
-from outrider.core import output_law
+from outrider.core import output_distribution
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
     ToyModel,
     check_verifier,
     enumerate_round,
-    greedy_law,
+    greedy_distribution,
     sample_rounds,
 )
 from outrider.verifiers.greedy import Greedy
@@ -33,11 +34,12 @@ EMITS = pytest.mark.parametrize("emit", ["sample", "argmax"])
 
 @EMITS
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "accepts_own_law"), [(0.4, 0.9, False), (0.0, 0.3, True), (1, 0.5, False)]
+    ("epsilon", "delta", "accepts_own_distribution"),
+    [(0.4, 0.9, False), (0.0, 0.3, True), (1, 0.5, False)],
 )
-def test_contract(epsilon, delta, accepts_own_law, emit):
+def test_contract(epsilon, delta, accepts_own_distribution, emit):
     rule = Typical(epsilon, delta, emit)
-    check_verifier(rule, trees=False, accepts_own_law=accepts_own_law)
+    check_verifier(rule, trees=False, accepts_own_distribution=accepts_own_distribution)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan, math.inf])
@@ -65,7 +67,8 @@ def test_a_tree_is_refused(emit):
 
 
 def disagreement(rule_of, num: int = 10_000) -> int:
-    """Random laws and parameters on which the rule, or what it claims, is not the paper's."""
+    """Random distributions and parameters on which the rule, or what it claims, is not the
+    paper's."""
     generator = torch.Generator().manual_seed(1)
     wrong = 0
     for p_V, q_V in random_pairs(num, seed=2):
@@ -84,14 +87,14 @@ def disagreement(rule_of, num: int = 10_000) -> int:
 
 
 @pytest.mark.slow
-def test_acceptance_is_the_papers_for_10000_random_laws():
+def test_acceptance_is_the_papers_for_10000_random_distributions():
     assert disagreement(Typical) == 0
 
 
 @EMITS
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.25, 0.9), (0.6, math.inf), (0.0, 0.3), (1, 1)])
-def test_output_law_is_what_is_emitted(epsilon, delta, drawn, emit):
+def test_output_distribution_is_what_is_emitted(epsilon, delta, drawn, emit):
     rule = Typical(epsilon, delta, emit)
     for p_V, q_V in toy_pairs().values():
         q_V = drawn_from(q_V, drawn)
@@ -99,8 +102,8 @@ def test_output_law_is_what_is_emitted(epsilon, delta, drawn, emit):
         accepted_V = q_V * (p_V > threshold)
         left_V = p_V if emit == "sample" else drawn_from(p_V, "chosen")
         pi_V = accepted_V + (1 - accepted_V.sum()) * left_V
-        assert (output_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
-        assert (enumerated_law(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (output_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
+        assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
 def test_the_bound_names_the_threshold():
@@ -129,8 +132,16 @@ def test_the_best_token_passes_where_delta_is_below_one():
 def test_at_temperature_zero_it_is_greedy_token_for_token(emit):
     target, guess = ToyModel.random(4, seed=1), ToyModel.random(4, seed=1, scale=1.0)
     plain, typical = (
-        sample_rounds(target, ToyDrafter(guess), judge, 4, length=32, num_rows=8, law=greedy_law)
-        for judge in (Greedy(), Typical(emit=emit))
+        sample_rounds(
+            target,
+            ToyDrafter(guess),
+            verification,
+            4,
+            length=32,
+            num_rows=8,
+            distribution=greedy_distribution,
+        )
+        for verification in (Greedy(), Typical(emit=emit))
     )
     assert (plain == typical).all()
 
@@ -152,7 +163,7 @@ def test_argmax_mode_leaves_nothing_to_chance_but_the_draft():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
-def test_the_real_sampler_has_the_law(drawn):
+def test_the_real_sampler_has_the_distribution(drawn):
     """False alarm with probability 1e-4 per case."""
     assert sampled_against_closed_form(Typical(0.3, 0.9), drawn=drawn) > 1e-4
 

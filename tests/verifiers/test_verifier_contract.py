@@ -11,10 +11,10 @@ from outrider.testing import (
     check_verifier,
     enumerate_round,
     sample_rounds,
-    softmax_law,
-    target_law,
+    softmax_distribution,
+    target_distribution,
 )
-from outrider.testing.enumerate import greedy_law
+from outrider.testing.enumerate import greedy_distribution
 from outrider.verifiers import Block, Greedy, Rejection, SampleMatch
 
 VERIFIERS = [Rejection(), Greedy()]
@@ -38,13 +38,18 @@ def test_every_lossless_rule_by_enumeration(verifier, drafter):
         "chosen": ToyDrafter(guess, drawn="chosen"),
         "confidence": ToyDrafter(guess, confidence=0.4),
     }
-    law = softmax_law if verifier.needs == "law" else greedy_law
-    assert enumerate_round(target, drafters[drafter], verifier, 3, law=law).total_variation < 1e-12
+    distribution = softmax_distribution if verifier.needs == "distribution" else greedy_distribution
+    assert (
+        enumerate_round(
+            target, drafters[drafter], verifier, 3, distribution=distribution
+        ).total_variation
+        < 1e-12
+    )
 
 
-def test_a_rule_refuses_draws_it_cannot_judge():
+def test_a_rule_refuses_draws_it_cannot_verify():
     drafter = ToyDrafter(ToyModel.random(3), 2, "distinct")
-    with pytest.raises(IncompatibleError, match="cannot judge 'distinct'"):
+    with pytest.raises(IncompatibleError, match="cannot verify 'distinct'"):
         check_compatible(drafter, Rejection())
     check_compatible(drafter, Greedy())
 
@@ -69,14 +74,14 @@ def test_greedy_is_plain_greedy_over_many_rounds(width, drawn):
             num_rows=5,
             prompt=prompt,
             row_tokens=torch.arange(5),
-            law=greedy_law,
+            distribution=greedy_distribution,
         )
         assert (tokens_BK == plain).all()
 
 
 def test_sampling_from_a_certain_target_is_certain():
     certain = ToyModel.random(3, seed=4, num_impossible=2)
-    probs_S = target_law(certain, (0,), 3)
+    probs_S = target_distribution(certain, (0,), 3)
     tokens_BK = sample_rounds(
         certain,
         ToyDrafter(ToyModel.random(3, seed=5)),

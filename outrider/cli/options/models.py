@@ -101,7 +101,7 @@ KvDtype = Annotated[
     typer.Option(
         metavar="DTYPE",
         help="How keys and values are stored: auto (as the models compute), bfloat16 or int8. The "
-        "text is then that of the target with such slabs.",
+        "text is then that of the target with such KV buffers.",
         autocompletion=_complete_kv_dtypes,
         rich_help_panel=MODELS,
     ),

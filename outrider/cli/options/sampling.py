@@ -1,4 +1,4 @@
-"""Which law texts are drawn from, and where they end."""
+"""Which distribution texts are drawn from, and where they end."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -156,7 +156,7 @@ IgnoreEos = Annotated[
 
 @dataclass(frozen=True)
 class Truncation:
-    """Temperature, and what is left of the law."""
+    """Temperature, and what is left of the distribution."""
 
     temperature: Temperature = 1.0
     top_k: TopK = 0

@@ -1,4 +1,5 @@
-"""What every drafter promises: well-formed drafts within budget, drawn from the declared laws.
+"""What every drafter promises: well-formed drafts within budget, drawn from the declared
+distributions.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), K some rows, V vocabulary.
 """
@@ -8,9 +9,9 @@ from typing import Any
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Drafter, Drawn, Law, Scores, row_keys
+from outrider.core import Budget, Context, Distribution, Draft, Drafter, Drawn, Scores, row_keys
 from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
-from outrider.testing.enumerate import LawFactory, ScriptedContext, softmax_law
+from outrider.testing.enumerate import DistributionFactory, ScriptedContext, softmax_distribution
 
 
 def check_drafter(
@@ -18,24 +19,25 @@ def check_drafter(
     vocab_size: int,
     num_tokens: int = 4,
     *,
-    law: LawFactory = softmax_law,
+    distribution: DistributionFactory = softmax_distribution,
     num_samples: int = 4096,
     prompts: Sequence[Sequence[int]] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
-    """A drafter's drafts are well formed, within budget, and drawn from the laws they declare.
+    """A drafter's drafts are well formed, within budget, and drawn from the distributions they
+    declare.
 
-    That ``probs`` is the law really drawn from is tested by counting tokens against it, node by
-    node and separately for each token before, over ``num_samples`` drafts of one prompt; a right
-    drafter fails with probability below 1e-6. Pass 0 to leave that out. Chosen and searched tokens
-    are no draws, and are not counted.
+    That ``probs`` is the distribution really drawn from is tested by counting tokens against it,
+    node by node and separately for each token before, over ``num_samples`` drafts of one prompt; a
+    right drafter fails with probability below 1e-6. Pass 0 to leave that out. Chosen and searched
+    tokens are no draws, and are not counted.
 
     Args:
         drafter: the drafter.
         vocab_size: tokens lie below it.
         num_tokens: budget to draft with.
-        law: the context's law, for that many rows.
+        distribution: the context's distribution, for that many rows.
         num_samples: drafts to count.
         prompts: of the rows, two or more; ragged and random if None.
         device: where contexts are built.
@@ -47,7 +49,11 @@ def check_drafter(
 
     def start(rows: Sequence[int]) -> Context:
         return Context.start(
-            [prompts[row] for row in rows], law(len(rows)), [seed] * len(rows), rows, device
+            [prompts[row] for row in rows],
+            distribution(len(rows)),
+            [seed] * len(rows),
+            rows,
+            device,
         )
 
     def propose(context: Context, state: Any, tokens: Sequence[int] | None = None) -> Draft:
@@ -64,12 +70,12 @@ def check_drafter(
     ragged = [(b + 1) % (num_tokens + 1) for b in range(B)]
     propose(context, state, [*ragged[:-1], num_tokens])
 
-    for turn in range(2):
+    for round_ in range(2):
         for row in range(B):
-            alone = _only(context, row, law(1))
+            alone = _only(context, row, distribution(1))
             alone_draft = propose(alone, drafter.start(alone))
             what = "a row alone gets another draft than" + (
-                " in its batch" if turn == 0 else " after commit: state and context disagree"
+                " in its batch" if round_ == 0 else " after commit: state and context disagree"
             )
             _same(draft, alone_draft, [row], what, other_rows=[0])
         node_B = torch.arange(B, device=device) % draft.num_nodes
@@ -85,7 +91,7 @@ def check_drafter(
     newcomers = start([0, 1])
     joining = drafter.start(newcomers)
     context.join(newcomers)
-    context.law = law(context.num_rows)
+    context.distribution = distribution(context.num_rows)
     drafter.join(state, joining)
     joined = propose(context, state)
     _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
@@ -94,7 +100,7 @@ def check_drafter(
 
     if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
-        many = ScriptedContext.repeat(prompts[-1], num_samples, law, key_B)
+        many = ScriptedContext.repeat(prompts[-1], num_samples, distribution, key_B)
         many = _to(many, device)
         _check_draws(propose(many, drafter.start(many)))
 
@@ -102,7 +108,7 @@ def check_drafter(
 def check_draft(
     draft: Draft, context: Context, budget: Budget, vocab_size: int, drawn: Drawn
 ) -> None:
-    """A draft is well formed: shapes, order, mask, budget, laws."""
+    """A draft is well formed: shapes, order, mask, budget, distributions."""
     B, N = draft.tokens_BN.shape
     require(context.num_rows == B, f"draft has {B} rows, the context {context.num_rows}")
     for name in ("parents_BN", "mask_BN"):
@@ -136,9 +142,9 @@ def check_draft(
     require(draft.probs_BNV.shape[:2] == (B, N), f"probs_BNV: shape {draft.probs_BNV.shape}")
     rows_BD = torch.arange(B, device=parents_BD.device)[:, None].expand_as(parents_BD)
     q_KV = draft.probs_BNV[rows_BD, parents_BD][draft.mask_BN[:, 1:]]
-    require(holds(q_KV >= 0), "a draft law is negative somewhere")
+    require(holds(q_KV >= 0), "a draft distribution is negative somewhere")
     off = (q_KV.double().sum(1) - 1).abs()
-    require(holds(off < 1e-4), "a draft law does not sum to one")
+    require(holds(off < 1e-4), "a draft distribution does not sum to one")
     drawn_K = draft.tokens_BN[:, 1:][draft.mask_BN[:, 1:]]
     require(holds(q_KV.gather(1, drawn_K[:, None]) > 0), "a drawn token has q = 0")
     if drawn in ("distinct", "searched"):
@@ -150,7 +156,8 @@ def check_draft(
 
 
 def _check_draws(draft: Draft) -> None:
-    """Counts of drawn tokens against the declared laws: a z-test per node, condition and token.
+    """Counts of drawn tokens against the declared distributions: a z-test per node, condition and
+    token.
 
     The condition is the parent's token, or the token of the node before. Cells with a variance
     below 25 are left out: beyond 7.5 standard deviations the others go with probability 2e-10,
@@ -185,7 +192,7 @@ def _scores(draft: Draft, vocab_size: int) -> Scores:
     return Scores(torch.zeros(*draft.tokens_BN.shape, vocab_size, device=draft.tokens_BN.device))
 
 
-def _only(context: Context, row: int, law: Law) -> Context:
+def _only(context: Context, row: int, distribution: Distribution) -> Context:
     length = context.lengths[row]
     return Context(
         context.tokens_BT[row : row + 1, : length + 64],
@@ -193,7 +200,7 @@ def _only(context: Context, row: int, law: Law) -> Context:
         [length],
         context.prompt_length_B[row : row + 1],
         context.key_B[row : row + 1],
-        law,
+        distribution,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.core import Context, Draft, Model
 from outrider.testing.checks._common import advance, random_prompts, require, verdict_at
-from outrider.testing.toy import SoftmaxLaw
+from outrider.testing.toy import SoftmaxDistribution
 
 
 def check_model(
@@ -44,14 +44,14 @@ def check_model(
 
     prompts = prompts or random_prompts(vocab_size, generator)
     B = len(prompts)
-    law = SoftmaxLaw()
+    distribution = SoftmaxDistribution()
     chain_N = [-1, 0, 1, 2]
     for parents_N in [chain_N, [-1, 0, 0, 1, 1, 2, 4]] if trees else [chain_N]:
         name = "a chain" if parents_N is chain_N else "a tree"
-        context = Context.start(prompts, law, [seed] * B, range(B), device, sources)
+        context = Context.start(prompts, distribution, [seed] * B, range(B), device, sources)
         cache = model.start(context)
-        for turn in range(3):
-            after = "start" if turn == 0 else f"{turn} commits"
+        for round_ in range(3):
+            after = "start" if round_ == 0 else f"{round_} commits"
             tokens_BN = random_tokens(B, len(parents_N)).to(device)
             draft = _draft(context, tokens_BN, parents_N)
             logits_BNV = _score(model, cache, draft)
@@ -63,20 +63,22 @@ def check_model(
                 atol,
                 f"scores of {name} after {after} differ from scoring each path from scratch",
             )
-            node_B = torch.tensor([(b + turn) % len(parents_N) for b in range(B)], device=device)
+            node_B = torch.tensor([(b + round_) % len(parents_N) for b in range(B)], device=device)
             verdict = verdict_at(draft, node_B, random_tokens(B).to(device))
             model.commit(cache, draft, verdict)
             advance(context, draft, verdict)
 
         kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
         context.keep(kept)
-        context.law = SoftmaxLaw()
+        context.distribution = SoftmaxDistribution()
         cache.keep(kept)
         others = None if sources is None else sources[:2]
-        other = Context.start(prompts[:2], SoftmaxLaw(), [seed] * 2, [7, 8], device, others)
+        other = Context.start(
+            prompts[:2], SoftmaxDistribution(), [seed] * 2, [7, 8], device, others
+        )
         other_cache = model.start(other)
         context.join(other)
-        context.law = SoftmaxLaw()
+        context.distribution = SoftmaxDistribution()
         model.join(cache, other_cache)
         tokens_BN = random_tokens(len(kept) + 2, len(parents_N)).to(device)
         draft = _draft(context, tokens_BN, parents_N)
@@ -122,7 +124,7 @@ def _from_scratch(model: Model[Any], context: Context, draft: Draft) -> Tensor:
             path = draft.tokens_BN[b][on_path_N].tolist()[1:]
             source = None if context.sources is None else [context.sources[b]]
             alone = Context.start(
-                [committed + path], SoftmaxLaw(), [0], [0], context.device, source
+                [committed + path], SoftmaxDistribution(), [0], [0], context.device, source
             )
             root_only = Draft.root_only(alone.root_B)
             rows.append(model.score(model.start(alone), root_only).logits_BNV[0, 0])

@@ -1,4 +1,4 @@
-"""What every verifier promises: well-formed verdicts, and the law that it claims.
+"""What every verifier promises: well-formed verdicts, and the distribution that it claims.
 
 Legend: B rows, N nodes, D steps of a path, V vocabulary.
 """
@@ -24,10 +24,10 @@ from outrider.core import (
 )
 from outrider.testing.checks._common import holds, require
 from outrider.testing.enumerate import (
-    LawFactory,
+    DistributionFactory,
     enumerate_round,
-    greedy_law,
-    softmax_law,
+    greedy_distribution,
+    softmax_distribution,
 )
 from outrider.testing.script import Script
 from outrider.testing.toy import ToyCache, ToyDrafter, ToyModel, last_accepted
@@ -40,7 +40,7 @@ def check_verifier(
     verifier: Verifier,
     *,
     trees: bool = True,
-    accepts_own_law: bool = True,
+    accepts_own_distribution: bool = True,
     keeps_support: bool = True,
 ) -> dict[str, float]:
     """A verifier's verdicts are well formed, and its claim to be lossless holds exactly.
@@ -52,23 +52,23 @@ def check_verifier(
 
     Args:
         verifier: the rule.
-        trees: it judges trees too.
-        accepts_own_law: a chain drawn from the target's own law is accepted whole (as by every
-            rule that accepts with probability min(1, p/q)).
+        trees: it verifies trees too.
+        accepts_own_distribution: a chain drawn from the target's own distribution is accepted whole
+            (as by every rule that accepts with probability min(1, p/q)).
         keeps_support: no token is emitted that has probability zero under the target (as by every
-            rule whose law is not mixed from the draft's).
+            rule whose distribution is not mixed from the draft's).
     """
     require(bool(verifier.accepts), "accepts no kind of draft")
     require(verifier.accepts <= set(get_args(Drawn)), f"accepts {verifier.accepts}")
-    require(verifier.needs in ("law", "argmax", "logits"), f"needs {verifier.needs!r}")
+    require(verifier.needs in ("distribution", "argmax", "logits"), f"needs {verifier.needs!r}")
     require(
         verifier.bound.lossless == verifier.lossless,
         f"lossless is {verifier.lossless}, the bound says {verifier.bound.words!r}",
     )
-    greedy = verifier.needs != "law"
-    laws: dict[str, LawFactory] = {"greedy": greedy_law}
+    greedy = verifier.needs != "distribution"
+    distributions: dict[str, DistributionFactory] = {"greedy": greedy_distribution}
     if not greedy:
-        laws["softmax"] = softmax_law
+        distributions["softmax"] = softmax_distribution
     target, guess = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
     pairs = {
         "full": (target, guess),
@@ -77,12 +77,14 @@ def check_verifier(
     make_drafter = _WithLogits if verifier.needs == "logits" else ToyDrafter
     shapes = [("chain", 1, 3), ("siblings", 2, 2), ("tree", 2, 3)]
     shapes = shapes if trees else shapes[:1]
-    if accepts_own_law and "iid" in verifier.accepts:
-        own_law = laws["greedy" if greedy else "softmax"]
-        own = enumerate_round(target, make_drafter(target), verifier, 3, law=own_law)
+    if accepts_own_distribution and "iid" in verifier.accepts:
+        own_distribution = distributions["greedy" if greedy else "softmax"]
+        own = enumerate_round(
+            target, make_drafter(target), verifier, 3, distribution=own_distribution
+        )
         require(
             abs(own.acceptance_length - 4) < 1e-12,
-            f"a draft of 3 from the target's own law should yield 3 tokens and a bonus, "
+            f"a draft of 3 from the target's own distribution should yield 3 tokens and a bonus, "
             f"not {own.acceptance_length:.4f}",
         )
     found: dict[str, float] = {}
@@ -90,22 +92,24 @@ def check_verifier(
         for shape, width, num_tokens in shapes:
             for support, (model, draft_model) in pairs.items():
                 drafter = make_drafter(draft_model, width, drawn)
-                _check_verdicts(verifier, model, drafter, laws, keeps_support)
-                for name, law in laws.items():
-                    result = enumerate_round(model, drafter, verifier, num_tokens, law=law)
-                    case = f"{drawn} {shape} of {support} support under a {name} law"
+                _check_verdicts(verifier, model, drafter, distributions, keeps_support)
+                for name, distribution in distributions.items():
+                    result = enumerate_round(
+                        model, drafter, verifier, num_tokens, distribution=distribution
+                    )
+                    case = f"{drawn} {shape} of {support} support under a {name} distribution"
                     found[case] = result.total_variation
                     require(
                         not verifier.lossless or result.total_variation < 1e-12,
                         f"claims to be lossless, but is off by {result.total_variation:.3g} "
                         f"in total variation: {case}",
                     )
-                _check_rows_behind_the_end(verifier, model, drafter, laws)
+                _check_rows_behind_the_end(verifier, model, drafter, distributions)
     return found
 
 
 class _WithLogits(ToyDrafter):
-    """Hands over the model's logits too, as drafters do for rules that judge by them."""
+    """Hands over the model's logits too, as drafters do for rules that verify by them."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -117,17 +121,17 @@ def _check_verdicts(
     verifier: Verifier,
     target: ToyModel,
     drafter: ToyDrafter,
-    laws: dict[str, LawFactory],
+    distributions: dict[str, DistributionFactory],
     keeps_support: bool,
 ) -> None:
     """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch, and rows
     behind the end of a sequence."""
     B = len(_PROMPTS)
-    for law in laws.values():
+    for distribution in distributions.values():
         for num_tokens in (0, 3):
-            context, draft, logits_BNV = _round(target, drafter, law, num_tokens)
-            p_BNV = context.law(logits_BNV, Prefix.of_draft(context, draft))
-            judged_BNV = p_BNV if verifier.needs == "law" else logits_BNV
+            context, draft, logits_BNV = _round(target, drafter, distribution, num_tokens)
+            p_BNV = context.distribution(logits_BNV, Prefix.of_draft(context, draft))
+            verified_BNV = p_BNV if verifier.needs == "distribution" else logits_BNV
             if not keeps_support:
                 p_BNV = torch.ones_like(p_BNV)
             elif verifier.needs == "logits":
@@ -136,8 +140,8 @@ def _check_verdicts(
             for accept in (0.0, _BELOW_ONE):
                 streams += [_constant(B, accept, last) for last in (0.0, _BELOW_ONE)]
             for rng in streams:
-                _check_verdict(verifier(draft, judged_BNV, rng), draft, p_BNV)
-            together = verifier(draft, judged_BNV, context.rng)
+                _check_verdict(verifier(draft, verified_BNV, rng), draft, p_BNV)
+            together = verifier(draft, verified_BNV, context.rng)
             for b in (0, 1, B - 1):
                 row = slice(b, b + 1)
                 alone = Draft(
@@ -150,29 +154,32 @@ def _check_verdicts(
                     None if draft.logits_BNV is None else draft.logits_BNV[row],
                 )
                 stream = Stream(context.key_B[row], context.length_B[row])
-                verdict = verifier(alone, judged_BNV[row], stream)
+                verdict = verifier(alone, verified_BNV[row], stream)
                 n = int(verdict.num_accepted_B)
                 require(
                     n == int(together.num_accepted_B[b])
                     and verdict.emitted(alone)[0, : n + 1].tolist()
                     == together.emitted(draft)[b, : n + 1].tolist(),
-                    f"row {b} alone is judged otherwise than in its batch",
+                    f"row {b} alone is verified otherwise than in its batch",
                 )
 
 
 def _round(
-    target: ToyModel, drafter: ToyDrafter, law: LawFactory, num_tokens: int
+    target: ToyModel, drafter: ToyDrafter, distribution: DistributionFactory, num_tokens: int
 ) -> tuple[Context, Draft, Tensor]:
     """A batch of ragged prompts and budgets, its draft, and the target's logits."""
     B = len(_PROMPTS)
-    context = Context.start(_PROMPTS, law(B), [5] * B, range(B))
+    context = Context.start(_PROMPTS, distribution(B), [5] * B, range(B))
     budget = Budget(num_tokens, torch.arange(B) % (num_tokens + 1))
     draft = drafter.propose(drafter.start(context), context, budget, context.rng)
     return context, draft, target.score(target.start(context), draft).logits_BNV
 
 
 def _check_rows_behind_the_end(
-    verifier: Verifier, target: ToyModel, drafter: ToyDrafter, laws: dict[str, LawFactory]
+    verifier: Verifier,
+    target: ToyModel,
+    drafter: ToyDrafter,
+    distributions: dict[str, DistributionFactory],
 ) -> None:
     """A verdict does not hang on rows that it has no business with.
 
@@ -180,15 +187,15 @@ def _check_rows_behind_the_end(
     where a token ends the sequence, all rows at and behind its node, whether or not the draft is
     cut there. They are poisoned with NaN, and the tokens emitted up to the end have to stay.
     """
-    for law, token in product(laws.values(), (None, *range(target.vocab_size))):
-        context, draft, judged_BNV = _round(target, drafter, law, 3)
-        if verifier.needs == "law":
-            judged_BNV = context.law(judged_BNV, Prefix.of_draft(context, draft))
+    for distribution, token in product(distributions.values(), (None, *range(target.vocab_size))):
+        context, draft, verified_BNV = _round(target, drafter, distribution, 3)
+        if verifier.needs == "distribution":
+            verified_BNV = context.distribution(verified_BNV, Prefix.of_draft(context, draft))
         rng = context.rng
         ids = () if token is None else (token,)
         ends = Ends.of([ids] * draft.tokens_BN.shape[0], [0] * draft.tokens_BN.shape[0])
         cut = ends.cut(draft)
-        healthy = _emitted(verifier(cut, judged_BNV, rng), cut, token)
+        healthy = _emitted(verifier(cut, verified_BNV, rng), cut, token)
         ended_BN = ends.are_ends(draft.tokens_BN)
         ended_BN[:, 0] = False
         behind_BN = (draft.ancestors_BNN & ended_BN[:, None]).any(2)
@@ -200,7 +207,7 @@ def _check_rows_behind_the_end(
                 probs_BNV=_poisoned(one.probs_BNV, unread_BN),
                 logits_BNV=_poisoned(one.logits_BNV, unread_BN),
             )
-            p_BNV = _poisoned(judged_BNV, gone_BN)
+            p_BNV = _poisoned(verified_BNV, gone_BN)
             assert p_BNV is not None
             verdict = verifier(poisoned, p_BNV, rng)
             within = (verdict.next_token_B >= 0) & (verdict.next_token_B < p_BNV.shape[2])

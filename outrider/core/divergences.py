@@ -1,0 +1,42 @@
+"""Divergences between the target's distribution p and the distribution π that is emitted.
+
+Legend: V vocabulary; leading dimensions broadcast.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Divergences:
+    """All in float64, KL in nats.
+
+    Attributes:
+        kl: KL(p‖π) = Σ p ln(p/π), infinite where p > 0 = π.
+        rkl: KL(π‖p), infinite where π > 0 = p.
+        tv: ½ Σ |p - π|.
+        chi2: χ²(p‖π) = Σ p²/π - 1, infinite where p > 0 = π.
+    """
+
+    kl: Tensor
+    rkl: Tensor
+    tv: Tensor
+    chi2: Tensor
+
+
+def divergences(p_V: Tensor, pi_V: Tensor) -> Divergences:
+    """The four divergences of distributions over the last dimension; both sum to one."""
+    p_V, pi_V = p_V.double(), pi_V.double()
+    apart_V = p_V - pi_V
+    return Divergences(
+        _kl(p_V, pi_V),
+        _kl(pi_V, p_V),
+        0.5 * apart_V.abs().sum(-1),
+        torch.where(apart_V == 0, 0.0, apart_V * (apart_V / pi_V)).sum(-1),
+    )
+
+
+def _kl(a_V: Tensor, b_V: Tensor) -> Tensor:
+    return (torch.xlogy(a_V, a_V) - torch.xlogy(a_V, b_V)).sum(-1).clamp(min=0)

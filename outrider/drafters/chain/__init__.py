@@ -1,0 +1,1 @@
+"""Drafts that are chains: a draft model, and what decides how long they get."""

@@ -1,0 +1,265 @@
+"""How long a draft gets: where it stops, and a length that follows what was accepted.
+
+Stops are in ``stop.py``. The heuristic is ``num_assistant_tokens_schedule`` of ``transformers``,
+here with a length per row:
+
+    γ ← γ + 2 where all of a draft was accepted, else max(1, γ - 1)
+
+A length depends on past rounds only, and is known before the round; under a lossless rule the text
+keeps its distribution.
+
+Legend: B rows, N nodes, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core.values import shown
+from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
+
+START = 5
+MOST = 20
+_LONGEST = 2**31
+
+
+class _Around:
+    """What policies around another drafter share: everything but ``propose`` is the drafter's."""
+
+    def __init__(self, drafter: Drafter[Any]) -> None:
+        self.drafter = drafter
+
+    @property
+    def drawn(self) -> Drawn:
+        return self.drafter.drawn
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models that the drafter runs."""
+        return tuple(getattr(self.drafter, "models", ()))
+
+    @property
+    def drafts_trees(self) -> bool:
+        """Whether the target scores trees."""
+        return bool(getattr(self.drafter, "drafts_trees", False))
+
+    @property
+    def runs_trees(self) -> bool:
+        """Whether the drafter's models run over trees."""
+        return bool(getattr(self.drafter, "runs_trees", False))
+
+    @property
+    def target(self) -> Any:
+        """The target that the drafter wants to be run, if it wants one."""
+        return self.drafter.target  # type: ignore[attr-defined]
+
+    @property
+    def depth(self) -> int:
+        """The drafter's own draft length, if it has one."""
+        depth: int = self.drafter.depth  # type: ignore[attr-defined]
+        return depth
+
+    def start(self, context: Context) -> Any:
+        return self.drafter.start(context)
+
+    def commit(self, state: Any, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        self.drafter.commit(state, draft, verdict, scores)
+
+    def join(self, state: Any, other: Any) -> None:
+        self.drafter.join(state, other)
+
+
+class Stopped(_Around):
+    """Any drafter, its drafts cut where a stop says so: trees too, path by path.
+
+    Saves work of the target, not of the drafter; one that can stop by itself (``ModelDrafter``)
+    drafts the same and saves its passes as well. At temperature 0 there is no q, and nothing is
+    cut.
+
+    Raises:
+        IncompatibleError: a drafter whose tokens are no draws: chosen ones have no q, and a part of
+            what a search finds is not what a shorter search would have found.
+    """
+
+    def __init__(self, drafter: Drafter[Any], stop: Stop) -> None:
+        if drafter.drawn in ("chosen", "searched"):
+            raise IncompatibleError(
+                f"{type(drafter).__name__} draws none of its tokens, so there are no probabilities "
+                f"to stop by: leave draft_length at 'fixed', or take 'heuristic'"
+            )
+        super().__init__(drafter)
+        self.stop = stop
+
+    def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+        draft = self.drafter.propose(state, context, budget, rng)
+        return draft if draft.probs_BNV is None else cut(draft, self.stop)
+
+
+@dataclass
+class LengthState:
+    """The drafter's own state, and a length per row.
+
+    Attributes:
+        inner: the drafter's own.
+        length_B: of the next draft, were there no budget.
+        asked_B: what was asked for in the last one.
+    """
+
+    inner: Any
+    length_B: Tensor
+    asked_B: Tensor
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.inner.keep(rows)
+        kept_B = torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
+        self.length_B = self.length_B[kept_B]
+
+
+class HeuristicLength(_Around):
+    """Any drafter, with a budget that grows by two and shrinks by one, row by row.
+
+    Reads the lengths from the device once a round, before anything of it is under way. Rows that
+    drafted nothing keep their length; the round's own budget is the most that a length grows to.
+
+    Args:
+        drafter: the drafter.
+        start: length of a row's first draft.
+
+    Raises:
+        InvalidParameterError: a first length below 1.
+    """
+
+    def __init__(self, drafter: Drafter[Any], start: int = START) -> None:
+        if start < 1:
+            raise InvalidParameterError(f"draft_length='heuristic:{start}': must be 1 or more")
+        super().__init__(drafter)
+        self.first = start
+
+    @property
+    def depth(self) -> int:
+        """The drafter's own, else more than the usual: the length finds its own way."""
+        return getattr(self.drafter, "depth", MOST)
+
+    def start(self, context: Context) -> LengthState:
+        length_B = torch.full_like(context.length_B, self.first)
+        return LengthState(self.drafter.start(context), length_B, length_B)
+
+    def propose(self, state: LengthState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        most_B = budget.max_tokens if budget.tokens_B is None else budget.tokens_B
+        state.asked_B = state.length_B.clamp(max=most_B)
+        asked = state.asked_B.tolist()
+        same = min(asked) == max(asked)
+        shorter = Budget(max(asked), None if same else state.asked_B)
+        return self.drafter.propose(state.inner, context, shorter, rng)
+
+    def commit(self, state: LengthState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        self.drafter.commit(state.inner, draft, verdict, scores)
+        drafted_B = draft.depth_BN.where(draft.mask_BN, 0).amax(1)
+        shorter_B = (state.asked_B - 1).clamp(min=1)
+        all_B = verdict.num_accepted_B == drafted_B
+        next_B = torch.where(all_B, state.asked_B + 2, shorter_B)
+        state.length_B = torch.where(drafted_B > 0, next_B, state.length_B)
+
+    def join(self, state: LengthState, other: LengthState) -> None:
+        self.drafter.join(state.inner, other.inner)
+        state.length_B = torch.cat([state.length_B, other.length_B])
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """A policy by name.
+
+    Attributes:
+        stop: where drafts stop; None if nowhere before their budget.
+        start: first length of the heuristic; None if lengths do not change.
+    """
+
+    stop: Stop | None = None
+    start: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "DraftLength":
+        """``fixed``, ``heuristic[:START]``, ``confidence[:C]`` or ``survival[:θ]``.
+
+        Raises:
+            InvalidParameterError: another name, or a number outside its range.
+        """
+        name, colon, number = text.partition(":")
+        try:
+            if text == "fixed":
+                return cls()
+            if name == "heuristic":
+                start = int(number) if colon else START
+                if 1 <= start <= _LONGEST:
+                    return cls(start=start)
+            elif name in ("confidence", "survival"):
+                make = Confidence if name == "confidence" else Survival
+                return cls(make(float(number)) if colon else make())
+        except ValueError:
+            pass
+        raise _no_policy(text)
+
+    @classmethod
+    def of(cls, value: object) -> "DraftLength":
+        """A policy itself, its name, or None for ``fixed``.
+
+        Raises:
+            InvalidParameterError: anything else.
+        """
+        if value is None or isinstance(value, cls):
+            return value or FIXED
+        if not isinstance(value, str):
+            raise _no_policy(value)
+        return cls.parse(value)
+
+    def and_confidence(self, threshold: float) -> Stop | None:
+        """Where drafts stop if an unsure token stops them as well; 0 never does."""
+        unsure = Confidence(threshold)
+        if not threshold:
+            return self.stop
+        return unsure if self.stop is None else Both(self.stop, unsure)
+
+    def around(self, drafter: Drafter[Any]) -> Drafter[Any]:
+        """The drafter under this policy. One that stops by itself says so by its ``stop``.
+
+        Raises:
+            IncompatibleError: a stop, and a drafter that draws none of its tokens.
+        """
+        if self.stop is not None and getattr(drafter, "stop", None) is None:
+            drafter = Stopped(drafter, self.stop)
+        return drafter if self.start is None else HeuristicLength(drafter, self.start)
+
+
+FIXED = DraftLength()
+
+
+def _no_policy(value: object) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"draft_length={shown(value)}: must be fixed, heuristic or heuristic:START (1 or more), "
+        f"confidence:C or survival:THETA (0 to 1)"
+    )
+
+
+def cut(draft: Draft, stop: Stop) -> Draft:
+    """A draft with probabilities, without the nodes behind those that stop it."""
+    q_BN = _token_probs(draft)
+    survival_BN = torch.where(draft.ancestors_BNN, q_BN[:, None], 1.0).prod(2)
+    stops_BN = ~stop.goes_on(q_BN, survival_BN)
+    stops_BN[:, 0] = False  # the root is no drafted token
+    above_BNN = draft.ancestors_BNN.tril(-1)
+    return replace(draft, mask_BN=draft.mask_BN & ~(above_BNN & stops_BN[:, None]).any(2))
+
+
+def _token_probs(draft: Draft) -> Tensor:
+    """q of each node's token behind its parent, (B, N); 1 at the root."""
+    assert draft.probs_BNV is not None
+    V = draft.probs_BNV.shape[2]
+    place_BN = draft.parents_BN.clamp(min=0) * V + draft.tokens_BN
+    q_BN = draft.probs_BNV.flatten(1).gather(1, place_BN)
+    q_BN[:, 0] = 1.0
+    return q_BN

@@ -1,0 +1,1 @@
+"""Drafts copied from earlier text: prompt lookup and suffix decoding."""

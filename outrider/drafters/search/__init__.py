@@ -1,0 +1,1 @@
+"""Drafts found by beam search, and plain beam search."""

@@ -1,0 +1,267 @@
+"""A smaller model drafts by beam search: the likeliest path it can find, not a path it draws.
+
+Qin, Hu, He, Prakriya, Cong and Sun, "Multi-Token Joint Speculative Decoding for Accelerating Large
+Language Model Inference", 2024 (MJSD), section 4.1; with the same beams, "Optimized Multi-Token
+Joint Decoding with Auxiliary Model for LLM Inference", ICLR 2025 (MTAD).
+
+    score(x_1 … x_i) = Σ_j log q(x_j | context, x_1 … x_{j-1})
+    of the beams' B·V continuations, draw 2B without replacement ∝ exp(score); keep the best B
+
+``search="greedy"`` keeps the best B of all instead, ``"copies"`` samples from B copies of the first
+beam on, as the authors' code does, which is for its numbers only. The draft is the best path of
+length γ. It is ``searched``: its q are the draft's distributions along it, and it is no draw from
+them.
+
+Where the authors' code departs: it starts from B copies of one beam, takes for a path's likelihood
+the last step's sampling probability, and does not re-order the distributions with the beams, so
+that most of them belong to other paths. Here there is one beam at first, scores are true joint
+likelihoods, and every distribution is found by its own path. (Their code also keeps one token under
+top-p where 2B draws are needed. Here a beam that finds no token of positive probability does not
+exist. Top-k or top-p can thus make a search narrower than B, which is said once; see
+``narrow.py``.)
+
+At temperature 0 the warped distributions are point masses, which have one path: the argmax chain is
+drafted, by one beam. (Joint greedy decoding, below, searches the softmax of the logits.)
+
+All beams of all rows take one pass per step, as nodes of one tree (``beam_tree.py``). After the
+round the tree is forgotten, and the pass that makes the next root's distribution feeds the accepted
+tokens, too.
+
+Legend: B rows, N nodes of the draft, D drafted tokens (N-1), n beams of a step, k beams kept, V
+vocabulary, i steps, R numbers per step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outrider.core import Budget, Context, Draft, Drawn, Prefix, Role, Stream
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
+from outrider.drafters.search.beam_tree import BeamTree, best, sampled
+from outrider.drafters.search.narrow import NarrowSearch
+from outrider.runtime import HFModel
+
+Search = Literal["sample", "greedy", "copies"]
+Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From scores (B, n) and distributions (B, n, V) to the kept continuations' scores and indices,
+best first, each (B, k); an index is beam · V + token, a continuation that does not exist has
+-inf."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a search.
+
+    Attributes:
+        q_BnV: the distributions behind the beams that were there before.
+        logits_BnV: the model's logits there.
+        total_B: log of the sum of those beams' likelihoods, which is that of all continuations.
+        tree: those that are there now, best first, as many as there may be.
+        score_Bn: their log-likelihoods; -inf for beams that do not exist.
+    """
+
+    q_BnV: Tensor
+    logits_BnV: Tensor
+    total_B: Tensor
+    tree: BeamTree
+    score_Bn: Tensor
+
+
+class BeamDrafter(ModelBacked):
+    """Drafts the best path of a beam search, under the same sampling parameters as the target.
+
+    Keeps the distributions of all beams until the search ends, γ·B·V numbers per row: which of them
+    the best path needs is known at the end. (To drop those of dead beams would mean to copy the
+    others.)
+
+    Args:
+        model: the draft model; must share the target's vocabulary.
+        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        beams: B, 1 or more.
+        search: ``sample`` (2B draws, the best B of them), ``greedy`` (the best B), or ``copies``
+            (``sample``, begun with B equal beams).
+        keep_logits: hand over the model's logits along the draft, for rules that verify by them.
+
+    Raises:
+        InvalidParameterError: a number of beams below 1, another kind of search.
+    """
+
+    drawn: Drawn = "searched"
+    runs_trees: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        beams: int = 8,
+        search: Search = "sample",
+        *,
+        keep_logits: bool = False,
+    ) -> None:
+        if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
+            raise InvalidParameterError(f"beams={beams!r}: must be a whole number, 1 or more")
+        if search not in get_args(Search):
+            raise InvalidParameterError(f"search={search!r}: must be one of {get_args(Search)}")
+        super().__init__(model, num_tokens)
+        self.beams = beams
+        self.search = search
+        self.keep_logits = keep_logits
+        self._narrow = NarrowSearch(beams)
+
+    def max_nodes(self, num_tokens: int) -> int:
+        return (num_tokens + 1) * self.beams + 2
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.settle()
+        if budget.max_tokens < 1:
+            return Draft.root_only(context.root_B)
+        steps = list(self.steps(state, context, budget.max_tokens, rng))
+        if not context.distribution.greedy:  # a search of one beam, by design
+            self._narrow.watch([step.score_Bn for step in steps])
+        return self._draft(steps, context, budget)
+
+    def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
+        """The best path."""
+        path_BD = _best_path(steps, budget.tokens_B)
+        D = path_BD.shape[1]
+        tokens_BD = steps[-1].tree.tokens_BM.gather(1, path_BD)
+        tokens_BN = torch.cat([context.root_B[:, None], tokens_BD], 1)
+        mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
+        if budget.tokens_B is not None:
+            mask_BN = torch.arange(D + 1, device=context.device) <= budget.tokens_B[:, None]
+        probs_BNV = _along([step.q_BnV for step in steps], path_BD)
+        logits = [step.logits_BnV for step in steps] if self.keep_logits else []
+        logits_BNV = _along(logits, path_BD) if logits else None
+        shares_BN = _shares(steps, tokens_BN, probs_BNV)
+        return Draft.chain(tokens_BN, mask_BN, probs_BNV, "searched", logits_BNV, shares_BN)
+
+    def steps(
+        self, state: ModelState, context: Context, num_steps: int, rng: Stream
+    ) -> Iterator[Step]:
+        """The search, one pass of the model per step."""
+        picks = self._picks(num_steps, context, rng)
+        needed = self.model.limit + num_steps * self.beams  # dead beams keep their slots
+        state.cache.limit = max(state.cache.limit, needed)
+        copies = self.beams if self.search == "copies" else 1
+        tree = BeamTree.root(context, copies)
+        score_Bn = torch.zeros(
+            context.num_rows, copies, device=context.device, dtype=_wide(context)
+        )
+        for pick in picks:
+            logits_BnV = self._logits(state, context, tree)
+            q_BnV = self._distributions(logits_BnV, tree.prefix(context, score_Bn))
+            total_B = score_Bn.logsumexp(1)
+            score_Bn, index_Bn = pick(score_Bn, q_BnV)
+            V = q_BnV.shape[2]
+            tree = tree.grown(index_Bn // V, index_Bn % V)
+            yield Step(q_BnV, logits_BnV, total_B, tree, score_Bn)
+
+    def _logits(self, state: ModelState, context: Context, tree: BeamTree) -> Tensor:
+        """Logits behind the living beams, (B, n, V)."""
+        if not tree.tokens_BM.shape[1]:
+            logits_B1V = fitted(self._catch_up(state, context)[:, None], self.num_tokens)
+            return logits_B1V.expand(-1, tree.path_BnK.shape[1], -1)
+        tokens_Bn = tree.last_Bn.clamp(max=self.model.num_tokens - 1)
+        return fitted(self.model.extend(state.cache, tokens_Bn, tree.nodes), self.num_tokens)
+
+    def _distributions(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
+        return prefix.context.distribution(logits_BnV, prefix)
+
+    def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
+        """How each step takes its beams."""
+        B = self.beams
+        if context.distribution.greedy:
+            return [_keep_best(1)] * num_steps
+        if self.search == "greedy":
+            return [_keep_best(B)] * num_steps
+        u_BiR = rng.uniform(Role.DRAFT, num_steps * 2 * B).unflatten(1, (num_steps, 2 * B))
+
+        def sampling(u_BR: Tensor) -> Pick:
+            return lambda score_Bn, q_BnV: sampled(score_Bn, q_BnV, B, u_BR)
+
+        return [sampling(u_BR) for u_BR in u_BiR.unbind(1)]
+
+
+class MjgdDrafter(BeamDrafter):
+    """Multi-token joint greedy decoding (MJGD) of the same paper, with the rule ``Commit``.
+
+    Repeat: a beam search of K tokens by the *target*; all of the best beam is text. K = 1 is greedy
+    decoding, K = the text's length is full beam search. (The paper leaves B open, and there is no
+    code of the authors.) Scores are those of the softmax of the logits, bias and penalties
+    included. An end-of-sequence token is a token like others; the text is cut there.
+
+    K is one more than the budget, for that is how many tokens a round may emit, and the last of
+    them is drafted here, too. So in an engine K is γ + 1, and less at the end of a text.
+
+    The round's target pass over the K tokens decides nothing. It costs one pass over K tokens for
+    every K passes over B beams; what it is good for is the log-probabilities of the text.
+
+    Args:
+        model: a second ``HFModel`` around the target's own module, with a cache of its own.
+        num_tokens: width of the target's logits.
+        beams: B, 1 or more.
+
+    Raises:
+        InvalidParameterError: a number of beams below 1.
+    """
+
+    depth = 4  # K = 5, the most that the paper tries
+
+    def __init__(self, model: HFModel, num_tokens: int, beams: int = 8) -> None:
+        super().__init__(model, num_tokens, beams, "greedy")
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        tokens_B = None if budget.tokens_B is None else budget.tokens_B + 1
+        return super().propose(state, context, Budget(budget.max_tokens + 1, tokens_B), rng)
+
+    def _distributions(self, logits_BnV: Tensor, prefix: Prefix) -> Tensor:
+        return prefix.context.distribution.logits(logits_BnV, prefix).softmax(-1)
+
+    def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
+        return [_keep_best(self.beams)] * num_steps
+
+
+def _keep_best(k: int) -> Pick:
+    return lambda score_Bn, q_BnV: best(score_Bn, q_BnV.log(), k)
+
+
+def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
+    """Nodes of the best beam after as many steps as the row's budget allows, (B, D); those beyond
+    it are arbitrary."""
+    path_BD = steps[-1].tree.path_BnK[:, 0]
+    if tokens_B is None:
+        return path_BD
+    for depth, step in enumerate(steps[:-1], 1):
+        shorter_BD = pad(step.tree.path_BnK[:, 0], (0, len(steps) - depth))
+        path_BD = torch.where(tokens_B[:, None] == depth, shorter_BD, path_BD)
+    return path_BD
+
+
+def _along(behind: Sequence[Tensor], path_BD: Tensor) -> Tensor:
+    """Of rows behind each step's beams, those behind the root and behind each node of a path,
+    (B, N, V); zeros behind the last."""
+    rows_B = torch.arange(path_BD.shape[0], device=path_BD.device)
+    rows, first = [behind[0][:, 0]], 0
+    for step_BnV, node_B in zip(behind[1:], path_BD.unbind(1), strict=False):
+        n = step_BnV.shape[1]
+        rows.append(step_BnV[rows_B, (node_B - first).clamp(0, n - 1)])
+        first += n
+    return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
+
+
+def _shares(steps: Sequence[Step], tokens_BN: Tensor, probs_BNV: Tensor) -> Tensor:
+    """Share of a path's first i tokens in all continuations that step i chose from, (B, N)."""
+    q_BD = probs_BNV[:, :-1].gather(2, tokens_BN[:, 1:, None])[..., 0]
+    total_BD = torch.stack([step.total_B for step in steps], 1)
+    log_Q_BD = q_BD.to(total_BD.dtype).log().cumsum(1)
+    return pad((log_Q_BD - total_BD).exp(), (1, 0), value=1.0)
+
+
+def _wide(context: Context) -> torch.dtype:
+    """What scores add up in: float64 where the device has it."""
+    return torch.float32 if context.device.type == "mps" else torch.float64

@@ -1,0 +1,116 @@
+"""Beams: how the best continuations are taken, and the tree in which they share a cache.
+
+The beams of a search are the deepest nodes of one tree behind a row's committed slots. A pass feeds
+them all as its columns; when a beam dies or branches, nothing is copied or re-ordered in the cache,
+for each beam sees its own path whatever slots it lies in.
+
+Legend: B rows, n beams, k kept, C continuations (n·V), R draws, K tokens on a beam's path, M nodes
+of the tree, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from outrider.core import Context, Prefix
+from outrider.drafters.tree.children import without_replacement
+from outrider.runtime import Nodes
+
+
+@dataclass(frozen=True)
+class BeamTree:
+    """Beams as the deepest nodes of a tree behind the committed slots, level by level.
+
+    Attributes:
+        tokens_BM: tokens of all nodes, those of dead beams too.
+        path_BnK: the nodes on each living beam's path, its own last.
+        depth_M: levels above each node.
+    """
+
+    tokens_BM: Tensor
+    path_BnK: Tensor
+    depth_M: Tensor
+
+    @classmethod
+    def root(cls, context: Context, num_beams: int = 1) -> "BeamTree":
+        """Beams without tokens."""
+        none_B0 = context.tokens_BT[:, :0]
+        return cls(none_B0, none_B0[:, None].expand(-1, num_beams, -1), none_B0[0])
+
+    def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> "BeamTree":
+        """One token behind each of these beams; a beam may be named twice, or not at all."""
+        (B, n), M = beam_Bn.shape, self.tokens_BM.shape[1]
+        above_BnK = self.path_BnK.gather(
+            1, beam_Bn[..., None].expand(-1, -1, self.path_BnK.shape[2])
+        )
+        own_n1 = torch.arange(M, M + n, device=token_Bn.device)[:, None]
+        return BeamTree(
+            torch.cat([self.tokens_BM, token_Bn], 1),
+            torch.cat([above_BnK, own_n1.expand(B, n, 1)], 2),
+            torch.cat([self.depth_M, self.depth_M.new_full((n,), above_BnK.shape[2])]),
+        )
+
+    @property
+    def last_Bn(self) -> Tensor:
+        """The living beams' last tokens."""
+        return self.tokens_BM[:, self.tokens_BM.shape[1] - self.path_BnK.shape[1] :]
+
+    @cached_property
+    def on_path_BnM(self) -> Tensor:
+        B, n, _ = self.path_BnK.shape
+        nowhere_BnM = torch.zeros(
+            B, n, self.tokens_BM.shape[1], dtype=torch.bool, device=self.tokens_BM.device
+        )
+        return nowhere_BnM.scatter_(2, self.path_BnK, True)
+
+    @property
+    def nodes(self) -> Nodes:
+        """The living beams as the columns of the next pass."""
+        return Nodes(self.on_path_BnM, self.depth_M.expand_as(self.tokens_BM))
+
+    def packed(self) -> tuple["BeamTree", Tensor]:
+        """One row's tree without the nodes that lie on no living beam's path, and the numbers that
+        the others had, in order."""
+        lives_M = self.on_path_BnM[0].any(0)
+        old_M = lives_M.nonzero()[:, 0]
+        new_M = lives_M.cumsum(0) - 1
+        tree = BeamTree(self.tokens_BM[:, old_M], new_M[self.path_BnK], self.depth_M[old_M])
+        return tree, old_M
+
+    def prefix(self, context: Context, score_Bn: Tensor) -> Prefix:
+        """What precedes the place behind each living beam; a beam of score -inf does not exist."""
+        return Prefix(
+            context,
+            lambda: self.tokens_BM,
+            lambda: self.on_path_BnM,
+            lambda: score_Bn > -torch.inf,
+        )
+
+
+def best(score_Bn: Tensor, log_q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best continuations, best first: their scores, and beam · V + token."""
+    n, V = log_q_BnV.shape[1:]
+    top_Bnk, token_Bnk = log_q_BnV.topk(min(k, V))  # no beam has more among the best k
+    index_Bnk = torch.arange(n, device=token_Bnk.device)[:, None] * V + token_Bnk
+    score_BC = (score_Bn[..., None] + top_Bnk).flatten(1)
+    score_Bk, place_Bk = score_BC.topk(min(k, score_BC.shape[1]))
+    return score_Bk, index_Bnk.flatten(1).gather(1, place_Bk)
+
+
+def sampled(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
+    """The k best of R draws without replacement, with probabilities ∝ exp(score): as ``best``.
+
+    One number per draw, not one per continuation as Gumbel noise would take: the distribution is
+    the same.
+    """
+    weight_Bn = (score_Bn - score_Bn.amax(1, keepdim=True)).exp()
+    weight_B1C = (weight_Bn[..., None] * q_BnV).flatten(1)[:, None]
+    u_B1R = u_BR[:, None, : weight_B1C.shape[2]]
+    index_BR, exists_BR = (x_B1R[:, 0] for x_B1R in without_replacement(weight_B1C, u_B1R))
+    q_BR = q_BnV.flatten(1).gather(1, index_BR).to(score_Bn.dtype)
+    score_BR = score_Bn.gather(1, index_BR // q_BnV.shape[2]) + q_BR.log()
+    score_BR = score_BR.where(exists_BR, -torch.inf)
+    score_Bk, place_Bk = score_BR.topk(min(k, score_BR.shape[1]))
+    return score_Bk, index_BR.gather(1, place_Bk)

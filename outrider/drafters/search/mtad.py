@@ -1,0 +1,82 @@
+"""A smaller model drafts by beam search, and hands over all beams of all steps: MTAD's tree.
+
+Qin, He, Hu, Prakriya, Cong and Sun, "Optimized Multi-Token Joint Decoding with Auxiliary Model for
+LLM Inference", ICLR 2025, in the multi-candidate form of the authors' code. The search is that of
+``BeamDrafter``; its tree, the beams that died included, becomes the draft:
+
+    level i:   the beams that were kept at step i, best first, each behind the beam it continues
+
+Siblings differ, and every node's q is the draft's distribution behind its parent. At temperature 0
+it is the argmax chain.
+
+Legend: B rows, n beams of a step, N nodes of the draft, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch.nn.functional import pad
+
+from outrider.core import Budget, Context, Draft
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.search.beam import BeamDrafter, Step
+from outrider.runtime import HFModel
+
+Search = Literal["sample", "greedy"]
+_MOST_NODES = 255  # besides the root; a cache has room for as many behind a full context
+
+
+class MtadDrafter(BeamDrafter):
+    """Drafts the tree of a beam search, under the same sampling parameters as the target.
+
+    Args:
+        model: the draft model; must share the target's vocabulary.
+        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        beams: B, 1 or more.
+        search: ``sample`` or ``greedy``, as for ``BeamDrafter``; copies would be equal siblings.
+        depth: γ, the most steps of a search.
+
+    Raises:
+        InvalidParameterError: as ``BeamDrafter``; more than 255 beams in all steps together.
+    """
+
+    DEPTH: ClassVar[int] = 5
+    drafts_trees: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        beams: int = 4,
+        search: Search = "sample",
+        depth: int = DEPTH,
+    ) -> None:
+        if search not in get_args(Search):
+            raise InvalidParameterError(f"search={search!r}: must be one of {get_args(Search)}")
+        super().__init__(model, num_tokens, beams, search)
+        if beams * depth > _MOST_NODES:
+            raise InvalidParameterError(
+                f"beams={beams}: {depth} steps of {beams} beams are {beams * depth} nodes, and at "
+                f"most {_MOST_NODES} fit into one pass: take {_MOST_NODES // depth} beams or fewer"
+            )
+        self.depth = depth
+
+    def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
+        """All beams, level by level."""
+        tokens_BN = torch.cat([context.root_B[:, None], steps[-1].tree.tokens_BM], 1)
+        mask = [torch.ones_like(tokens_BN[:, :1], dtype=torch.bool)]
+        parents = [torch.full_like(tokens_BN[:, :1], -1)]
+        for depth, step in enumerate(steps):
+            exists_Bn = step.score_Bn > -torch.inf
+            if budget.tokens_B is not None:
+                exists_Bn = exists_Bn & (budget.tokens_B > depth)[:, None]
+            mask.append(exists_Bn)
+            path_BnK = pad(step.tree.path_BnK + 1, (1, 0))  # node 0 is the root
+            parents.append(path_BnK[:, :, -2])
+        none_BnV = torch.zeros_like(steps[-1].q_BnV[:, :1])
+        leaves_BnV = none_BnV.expand(-1, steps[-1].score_Bn.shape[1], -1)
+        probs_BNV = torch.cat([*(step.q_BnV for step in steps), leaves_BnV], 1)
+        is_chain = tokens_BN.shape[1] == len(steps) + 1
+        mask_BN, parents_BN = torch.cat(mask, 1), torch.cat(parents, 1)
+        return Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, "searched", is_chain)

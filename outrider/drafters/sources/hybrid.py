@@ -1,0 +1,158 @@
+"""Hybrid drafts: each row takes the draft of one source, another one in every round.
+
+Lookup, then suffix, then the model; or whichever a bandit expects most of (``bandit``). Sources of
+different speed pay at different places of a text: a copied passage costs nothing to draft and is
+long, a model has something to say everywhere. Saxena, 2023 (prompt lookup) and Oliaro et al.,
+NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a fixed
+order or a score; "how exactly to fuse them is probably an interesting avenue", as a survey put it.
+``benchmarks/hybrid.py`` measures it.
+
+    free sources (chosen drafts at no cost) are asked first, for every row
+    each row picks a source by its past and by how much the free ones have found
+    costly ones are asked only if some row picked them
+
+Which source is taken hangs on the past and on drafts that are functions of the text, never on a
+token that was drawn and then thrown away; so each round is a fair one of the source taken, and what
+preserves the target's distribution there does so here. A copied token beside drawn ones is handed
+over as a draw from the point mass at itself, which is what it is: accepted with probability p(x), p
+without x left. That holds for rejection sampling and for block verification.
+
+With a batch a model that any row picked runs for all rows, and drafts nothing in the others.
+
+Reads the device twice per round: for the lengths of free drafts, and for what the text verified.
+
+Proposes: i.i.d. chains if a source does, else chosen ones.
+
+Legend: B rows, N nodes (node 0 is the root), V vocabulary, S free sources.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Drawn, Stream
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters.sources.sources import (
+    NOBODY,
+    Choice,
+    MultiSourceDrafter,
+    Outcome,
+    Source,
+    SourcesState,
+)
+
+
+class Order:
+    """The first source whose draft is long enough.
+
+    Args:
+        least: fewest tokens that count as an answer, by source.
+
+    Raises:
+        InvalidParameterError: fewer than 1.
+    """
+
+    def __init__(self, least: Sequence[int]) -> None:
+        if any(n < 1 for n in least):
+            raise InvalidParameterError(f"least={list(least)}: an answer has 1 or more tokens")
+        self.least = tuple(least)
+
+    def start(self, context: Context) -> list[None]:
+        return [None] * context.num_rows
+
+    def pick(self, memory: None, lengths: Sequence[int]) -> int:
+        pairs = zip(lengths, self.least, strict=True)
+        return next((s for s, (length, least) in enumerate(pairs) if length >= least), NOBODY)
+
+    def learn(self, memory: None, outcomes: Sequence[Outcome]) -> None:
+        """Nothing: the order is fixed."""
+
+
+class Hybrid(MultiSourceDrafter):
+    """Takes one source's chain per row and round.
+
+    Args:
+        sources: in order.
+        choice: how rows choose, such as ``Order`` or ``Bandit``.
+        num_tokens: width of the target's logits.
+
+    Raises:
+        InvalidParameterError: no sources.
+    """
+
+    def __init__(self, sources: Sequence[Source], choice: Choice, num_tokens: int) -> None:
+        super().__init__(sources, choice)
+        self.num_tokens = num_tokens
+
+    @property
+    def drawn(self) -> Drawn:
+        draws = any(each.drafter.drawn == "iid" for each in self.sources)
+        return "iid" if draws else "chosen"
+
+    def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        self._begin(state, context)
+        for s, source in enumerate(self.sources):
+            if source.free:
+                self._ask(state, s, context, source.budget(budget), rng)
+        picks = self._picks(state, context, budget)
+        taken = {}
+        for s in sorted(set(picks) - {NOBODY}):
+            rows_B = torch.tensor([pick == s for pick in picks], device=context.device)
+            if s not in state.asked:
+                asked = self.sources[s].budget(budget, None if set(picks) == {s} else rows_B)
+                self._ask(state, s, context, asked, rng)
+            _require_chain(self.sources[s], state.asked[s])
+            taken[s] = (state.asked[s], rows_B)
+        return self._chain(context, list(taken.values()))
+
+    def _picks(self, state: SourcesState, context: Context, budget: Budget) -> list[int]:
+        """The source of each row."""
+        columns = [draft.num_drafted_B for draft in state.asked.values()]
+        if budget.tokens_B is not None:
+            columns.append(budget.tokens_B)
+        table = torch.stack(columns, 1).tolist() if columns else [[]] * context.num_rows
+        picks = []
+        for memory, line in zip(state.memory, table, strict=True):
+            most = budget.max_tokens if budget.tokens_B is None else line[-1]
+            found = dict(zip(state.asked, line, strict=False))
+            lengths = [found.get(s, min(x.tokens, most)) for s, x in enumerate(self.sources)]
+            assert state.choice is not None
+            picks.append(state.choice.pick(memory, lengths))
+        return picks
+
+    def _chain(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
+        """One batch of chains, each row from the draft that it took."""
+        N = max((draft.num_nodes for draft, _ in taken), default=1)
+        tokens_BN = context.root_B[:, None].repeat(1, N)
+        mask_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
+        mask_BN[:, 0] = True
+        for draft, rows_B in taken:
+            n = draft.num_nodes
+            tokens_BN[:, :n] = torch.where(rows_B[:, None], draft.tokens_BN, tokens_BN[:, :n])
+            mask_BN[:, :n] = torch.where(rows_B[:, None], draft.mask_BN, mask_BN[:, :n])
+        if self.drawn == "chosen" or context.distribution.greedy:
+            return Draft.chain(tokens_BN, mask_BN, None, "chosen")
+        return Draft.chain(tokens_BN, mask_BN, self._distributions(tokens_BN, taken), "iid")
+
+    def _distributions(self, tokens_BN: Tensor, taken: Sequence[tuple[Draft, Tensor]]) -> Tensor:
+        """The distributions that tokens came from, (B, N, V): a source's own, or the point mass."""
+        B, N = tokens_BN.shape
+        known = [draft.probs_BNV for draft, _ in taken if draft.probs_BNV is not None]
+        dtype = known[0].dtype if known else torch.float32
+        q_BNV = torch.zeros(B, N, self.num_tokens, dtype=dtype, device=tokens_BN.device)
+        q_BNV[:, :-1].scatter_(2, tokens_BN[:, 1:, None], 1.0)
+        for draft, rows_B in taken:
+            if draft.probs_BNV is not None:
+                n = draft.num_nodes
+                own_BNV = torch.where(rows_B[:, None, None], draft.probs_BNV, q_BNV[:, :n])
+                q_BNV[:, :n] = own_BNV
+        return q_BNV
+
+
+def _require_chain(source: Source, draft: Draft) -> None:
+    if not draft.is_chain:
+        raise IncompatibleError(
+            f"{type(source.drafter).__name__} drafts trees, of which a row cannot take one beside "
+            f"other rows' chains: make it draft chains, or merge trees with Merged"
+        )

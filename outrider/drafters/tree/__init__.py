@@ -1,0 +1,1 @@
+"""Drafts that are token trees: static ones, and trees of the most probable nodes."""

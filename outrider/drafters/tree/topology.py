@@ -1,0 +1,271 @@
+"""The shape of a static token tree: which node hangs on which, and how siblings are ranked.
+
+Three ways of writing one down are in use: width and depth; lists of expansions (Miao et al.,
+"SpecInfer", ASPLOS 2024: every node of level i-1 has k_i children); and lists of rank paths (Cai et
+al., "Medusa", ICML 2024: ``[0, 2]`` is the third child of the first child of the root). Rank paths
+can say all that the others can, and are what a topology file holds:
+
+    {"format": "outrider-topology", "version": 1, "paths": [[0], [1], [0, 0]]}
+
+The root is implied. Nodes are numbered in breadth-first order, siblings by rank, so that a tree cut
+at some depth is the first part of the whole one.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path as File
+
+from outrider.core.errors import InvalidParameterError
+
+FORMAT, VERSION = "outrider-topology", 1
+MAX_DRAFTED = 255
+MAX_DEPTH = 64
+
+Path = tuple[int, ...]
+"""The ranks from the root's child down to a node."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A static tree; build it with one of the constructors below.
+
+    Attributes:
+        paths: the rank path of each drafted node, breadth first: node i+1 is ``paths[i]``.
+    """
+
+    paths: tuple[Path, ...]
+
+    def __post_init__(self) -> None:
+        if list(self.paths) != sorted(_checked(self.paths), key=_breadth_first):
+            raise InvalidParameterError("paths: must be in breadth-first order; use rank_paths")
+
+    @classmethod
+    def rank_paths(cls, paths: Iterable[Sequence[int]]) -> "Topology":
+        """Medusa's lists, in any order.
+
+        Raises:
+            InvalidParameterError: naming the path and the remedy.
+        """
+        return cls(tuple(sorted(_checked(paths), key=_breadth_first)))
+
+    @classmethod
+    def expansion(cls, widths: Sequence[int]) -> "Topology":
+        """SpecInfer's lists: every node of level i-1 has ``widths[i]`` children.
+
+        Raises:
+            InvalidParameterError: a width below 1, or too large a tree.
+        """
+        widths = list(widths)
+        for place, width in enumerate(widths):
+            _check_whole(f"widths[{place}]", width)
+        _check_size(_num_drafted(widths), len(widths))
+        levels: list[list[Path]] = [[()]]
+        for width in widths:
+            levels.append([(*path, rank) for path in levels[-1] for rank in range(width)])
+        return cls(tuple(path for level in levels[1:] for path in level))
+
+    @classmethod
+    def k_ary(cls, width: int, depth: int) -> "Topology":
+        """Every node above the last level has ``width`` children."""
+        _check_whole("depth", depth)
+        return cls.expansion([width] * depth)
+
+    @classmethod
+    def chain(cls, length: int) -> "Topology":
+        """One child per node."""
+        return cls.k_ary(1, length)
+
+    @classmethod
+    def bundle(cls, num_chains: int, length: int) -> "Topology":
+        """Chains that part at the root: K sequences, as SpecTr takes them."""
+        _check_whole("num_chains", num_chains)
+        _check_whole("length", length)
+        if num_chains * length > MAX_DRAFTED:
+            raise InvalidParameterError(
+                f"{num_chains} chains of {length} tokens: {MAX_DRAFTED} nodes are the most; take "
+                f"fewer or shorter ones"
+            )
+        tails = [(0,) * depth for depth in range(length)]
+        return cls.rank_paths((first, *tail) for first in range(num_chains) for tail in tails)
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """Widths by level, ``"4,2,1"``, or the name of a topology file.
+
+        Raises:
+            InvalidParameterError: naming the place and the remedy.
+        """
+        if not isinstance(text, str) or not text:
+            raise InvalidParameterError("must be widths such as '4,2,1', a file, or a Topology")
+        words = text.split(",")
+        if all(word.strip().isdecimal() for word in words):
+            return cls.expansion([int(word) for word in words])
+        file = File(os.path.expanduser(text))
+        if "," in text and not os.path.exists(file):
+            raise InvalidParameterError("must be whole numbers such as '4,2,1', or a file")
+        return cls.rank_paths(_paths_in(file))
+
+    @classmethod
+    def read(cls, file: str | File) -> "Topology":
+        """The topology of a file.
+
+        Raises:
+            InvalidParameterError: naming the file, the place in it and the remedy.
+        """
+        try:
+            return cls.rank_paths(_paths_in(File(os.path.expanduser(file))))
+        except InvalidParameterError as error:
+            raise InvalidParameterError(f"topology {str(file)!r}: {error}") from None
+
+    def write(self, file: str | File) -> None:
+        """Writes a topology file."""
+        paths = json.dumps([list(path) for path in self.paths])
+        File(os.path.expanduser(file)).write_text(
+            f'{{"format": "{FORMAT}", "version": {VERSION}, "paths": {paths}}}\n', encoding="utf-8"
+        )
+
+    def __str__(self) -> str:
+        """Widths by level where they say it all, else how large it is."""
+        levels = range(1, self.depth + 1)
+        sizes = [1, *(sum(depth == level for depth in self.depths) for level in levels)]
+        widths = [below // above for above, below in pairwise(sizes)]
+        if 0 not in widths and self == Topology.expansion(widths):
+            return ",".join(map(str, widths))
+        return f"{len(self.paths)} nodes, {self.depth} levels"
+
+    @property
+    def num_nodes(self) -> int:
+        """All nodes, the root included."""
+        return len(self.paths) + 1
+
+    @property
+    def depth(self) -> int:
+        return len(self.paths[-1])
+
+    @property
+    def is_chain(self) -> bool:
+        return self.depth == len(self.paths)
+
+    @cached_property
+    def parents(self) -> tuple[int, ...]:
+        """Parent of each node; -1 for the root."""
+        number = {path: node for node, path in enumerate(((), *self.paths))}
+        return (-1, *(number[path[:-1]] for path in self.paths))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Rank of each node among its siblings; 0 for the root."""
+        return (0, *(path[-1] for path in self.paths))
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Edges between each node and the root."""
+        return (0, *(len(path) for path in self.paths))
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """When a walk from the root down may come to each node (``Draft.visit_order_BN``)."""
+        turns = [0]
+        for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
+            turns.append(turns[parent] + rank + 1)
+        return tuple(turns)
+
+    @cached_property
+    def num_children(self) -> tuple[int, ...]:
+        counts = [0] * self.num_nodes
+        for parent in self.parents[1:]:
+            counts[parent] += 1
+        return tuple(counts)
+
+    @cached_property
+    def ancestors(self) -> tuple[tuple[bool, ...], ...]:
+        """``[i][j]`` is true iff j is i or an ancestor of i."""
+        paths = [(), *self.paths]
+        return tuple(tuple(path[: len(above)] == above for above in paths) for path in paths)
+
+
+def _breadth_first(path: Path) -> tuple[int, Path]:
+    return len(path), path
+
+
+def _num_drafted(widths: Sequence[int]) -> int:
+    total, level = 0, 1
+    for width in widths:
+        level *= width
+        total += level
+        if total > MAX_DRAFTED:
+            break
+    return total
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidParameterError(f"{name}={value!r}: must be a whole number, at least 1")
+
+
+def _check_size(num_drafted: int, depth: int) -> None:
+    if num_drafted == 0:
+        raise InvalidParameterError("the tree is empty: give it at least the path [0]")
+    if depth > MAX_DEPTH:
+        raise InvalidParameterError(f"the tree is deeper than {MAX_DEPTH} levels: remove the lower")
+    if num_drafted > MAX_DRAFTED:
+        raise InvalidParameterError(
+            f"the tree has more than {MAX_DRAFTED} nodes besides the root: remove some"
+        )
+
+
+def _checked(paths: Iterable[Sequence[int]]) -> list[Path]:
+    """The paths as tuples, each one's parent and lower siblings among them."""
+    found: dict[Path, int] = {}
+    for place, path in enumerate(paths):
+        if isinstance(path, str) or not isinstance(path, Sequence):
+            raise InvalidParameterError(f"paths[{place}]={path!r}: must be a list of ranks")
+        for rank in path:
+            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+                raise InvalidParameterError(
+                    f"paths[{place}]={list(path)}: rank {rank!r} must be a whole number, at least 0"
+                )
+        if not path:
+            raise InvalidParameterError(f"paths[{place}]=[]: the root is implied; remove it")
+        if tuple(path) in found:
+            raise InvalidParameterError(
+                f"paths[{place}]={list(path)}: the same as paths[{found[tuple(path)]}]; remove one"
+            )
+        found[tuple(path)] = place
+    _check_size(len(found), max(map(len, found), default=0))
+    for path, place in found.items():
+        *above, rank = path
+        if above and tuple(above) not in found:
+            raise InvalidParameterError(
+                f"paths[{place}]={list(path)}: its parent {above} is missing; add it"
+            )
+        if rank and (*above, rank - 1) not in found:
+            raise InvalidParameterError(
+                f"paths[{place}]={list(path)}: a gap in the ranks; add its sibling "
+                f"{[*above, rank - 1]}, or number the siblings from 0 on"
+            )
+    return list(found)
+
+
+def _paths_in(file: File) -> list[list[int]]:
+    """What a topology file holds under ``paths``, a list as far as it is checked here."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidParameterError(f"cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameterError(f"is not JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InvalidParameterError(f'must be a JSON object with "format": "{FORMAT}"')
+    if content.get("version") != VERSION or isinstance(content["version"], bool):
+        raise InvalidParameterError(
+            f"version={content.get('version')!r}: this release reads version {VERSION}"
+        )
+    paths = content.get("paths")
+    if not isinstance(paths, list):
+        raise InvalidParameterError('"paths" must be a list of rank paths like [[0], [1], [0, 0]]')
+    return paths

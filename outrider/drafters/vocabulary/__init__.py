@@ -1,0 +1,1 @@
+"""Draft models whose vocabulary is not the target's."""

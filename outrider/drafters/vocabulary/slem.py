@@ -1,0 +1,164 @@
+"""String-level exact match: a draft model with another vocabulary drafts text.
+
+Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies", ICML 2025, Algorithm 2; transformers' assisted generation with two
+tokenizers and ``do_sample=False``.
+
+    text = D(x_1 … x_γ),   x_i = argmax q_i;     candidates = T(text)
+
+T tokenises the text as it stands behind the committed one: the last tokens before it are tokenised
+along, and the candidates are what comes after the place where they end. A rule that verifies chosen
+candidates keeps those that are the target's own picks, so any text is good enough to be lossless.
+The argmax is drafted at every temperature: no draw agrees with the target's more often, if q is
+near p. Bias and penalties, being about the target's tokens, do not reach the draft.
+
+The draft model reads the committed text in its own tokens: those that it drafted itself as long as
+they agree with it, then the rest, with the last tokens before it, tokenised anew. (transformers
+looks for the longest diagonal of equal tokens instead.)
+
+Proposes: chosen chains.
+
+Legend: B rows, N nodes, K the draft's tokens, V the target's vocabulary, U the draft's.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Drawn, Stream
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.vocabulary.follow import LOOK_BEHIND, Follower, FollowState, Row
+from outrider.runtime import HFModel
+from outrider.runtime.hf.vocabulary import complete
+from outrider.runtime.hf.vocabulary_bridge import Bridge
+
+
+class SlemDrafter(Follower):
+    """Candidates from the text that a draft model writes.
+
+    Args:
+        target: the model that verifies.
+        model: the draft model, with a tokenizer of its own.
+        confidence: a row's text ends after a token with a smaller probability; 0 never.
+
+    Raises:
+        VocabularyMismatchError: a model without a tokenizer.
+        InvalidParameterError: a confidence outside [0, 1].
+    """
+
+    drawn: Drawn = "chosen"
+
+    def __init__(self, target: HFModel, model: HFModel, confidence: float = 0.0) -> None:
+        if not 0 <= confidence <= 1:
+            raise InvalidParameterError(
+                f"draft_confidence={confidence!r}: must be in [0, 1]; 0 never stops early"
+            )
+        super().__init__(model, target.num_tokens)
+        self.bridge = Bridge(target, model)
+        self.confidence = confidence
+        self._homes = self.bridge.homes
+        pieces = self.bridge.draft.pieces
+        says = [bool(piece) or token in self._homes for token, piece in enumerate(pieces)]
+        self._silent_U = ~torch.tensor(says, device=model.device)
+
+    def propose(self, state: FollowState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.settle()
+        if not budget.max_tokens:
+            return Draft.root_only(context.root_B)
+        most_B = torch.full_like(context.length_B, budget.max_tokens)
+        most_B = most_B if budget.tokens_B is None else budget.tokens_B
+        texts = []
+        written = self._write(state, context, most_B, budget.max_tokens).tolist()
+        for row, (most, num, *drafted) in zip(state.rows, written, strict=True):
+            row.drafted, row.fed = drafted[:num], min(state.fed, num)
+            texts.append(self._candidates(row)[:most])
+        return _chain(context.root_B, texts)
+
+    def _write(
+        self, state: FollowState, context: Context, most_B: Tensor, num_tokens: int
+    ) -> Tensor:
+        """Per row how many candidates there may be, how many of the draft's own tokens count, and
+        these tokens, its argmax chain: (B, 2 + K)."""
+        tokens: list[Tensor] = []
+        going_B = torch.ones_like(most_B, dtype=torch.bool)
+        num_B = torch.zeros_like(most_B)
+        for i in range(num_tokens):
+            logits_BU = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
+            if not i:
+                most_B = most_B.minimum(self._room_B(state, context.device))
+            logits_BU = logits_BU.masked_fill(self._silent_U, -torch.inf)
+            best_B = logits_BU.argmax(-1)
+            tokens.append(best_B)
+            going_B = going_B & (most_B > i)
+            num_B = num_B + going_B
+            if self.confidence:
+                q_BU = logits_BU.to(torch.promote_types(logits_BU.dtype, torch.float32)).softmax(-1)
+                going_B = going_B & (q_BU.gather(1, best_B[:, None])[:, 0] >= self.confidence)
+                if not bool(going_B.any()):
+                    break
+        return torch.stack([most_B, num_B, *tokens], 1)
+
+    def _candidates(self, row: Row) -> list[int]:
+        """The target's tokens for what was drafted, up to the token that ends the text."""
+        if row.pending:
+            return []
+        target, draft = self.bridge.target, self.bridge.draft
+        spoken = list(takewhile(lambda token: draft.pieces[token], row.drafted))
+        text = complete(draft.bytes_of(spoken))[0]
+        before = complete(target.bytes_of(row.tail))[0]
+        ending = row.drafted[len(spoken) : len(spoken) + 1]
+        found = target.spell(text, before) if text else []
+        return found + [self._homes[token] for token in ending if token in self._homes]
+
+    def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
+        target, waiting = self.bridge.target, deque(drafted)
+        for special, run in groupby(tokens, target.is_special):
+            if special:
+                told, row.pending = self.bridge.mated(list(run), b"")
+                row.tokens += told
+                waiting.clear()
+            else:
+                self._tell_text(row, row.pending + target.bytes_of(list(run)), waiting)
+
+    def _tell_text(self, row: Row, said: bytes, drafted: deque[int]) -> None:
+        """Adds text: the draft's own tokens while they agree with it, then the rest."""
+        draft = self.bridge.draft
+        while drafted and draft.pieces[drafted[0]] and said.startswith(draft.pieces[drafted[0]]):
+            said = said[len(draft.pieces[drafted[0]]) :]
+            row.tokens.append(drafted.popleft())
+        row.pending = b""
+        if not said:
+            return
+        drafted.clear()
+        first = self._border(row.tokens)
+        text, row.pending = complete(draft.bytes_of(row.tokens[first:]) + said)
+        before = complete(draft.bytes_of(row.tokens[max(0, first - LOOK_BEHIND) : first]))[0]
+        anew = draft.encode_behind(before, text)
+        if anew is not None:
+            row.tokens[first:] = anew
+            return
+        text, row.pending = complete(said)
+        row.tokens += draft.spell(text) if text else []
+
+    def _border(self, tokens: Sequence[int]) -> int:
+        """Where the tokens begin that may be tokenised anew: behind the last special one, and not
+        inside a character."""
+        pieces = self.bridge.draft.pieces
+        first = len(tokens)
+        while first > max(0, len(tokens) - LOOK_BEHIND) and pieces[tokens[first - 1]]:
+            first -= 1
+        while first < len(tokens) and pieces[tokens[first]][0] & 0xC0 == 0x80:
+            first += 1
+        return first
+
+
+def _chain(root_B: Tensor, texts: Sequence[Sequence[int]]) -> Draft:
+    K = max(map(len, texts))
+    padded = [[*text, *[0] * (K - len(text))] for text in texts]
+    exists = [[True] * (1 + len(text)) + [False] * (K - len(text)) for text in texts]
+    tokens_BK = torch.tensor(padded, dtype=torch.int64, device=root_B.device).view(len(texts), K)
+    tokens_BN = torch.cat([root_B[:, None], tokens_BK], 1)
+    return Draft.chain(tokens_BN, torch.tensor(exists, device=root_B.device), None, "chosen")

@@ -1,0 +1,300 @@
+"""Any drafter over a model whose context is shorter than the target's.
+
+The drafter sees the rows that fit into its context, as a batch of their own. A row that has
+outgrown it leaves that batch, and goes on without drafts: the target's tokens do not depend on it.
+
+Legend: B rows of the engine's batch, R rows that are drafted for, N nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import (
+    Budget,
+    Context,
+    Distribution,
+    Draft,
+    Drafter,
+    Drawn,
+    Scores,
+    Stream,
+    Verdict,
+)
+from outrider.core.errors import IncompatibleError
+from outrider.runtime import HFModel
+from outrider.sampling import Warp
+
+
+def within_context(drafter: Drafter[Any], target: HFModel) -> Drafter[Any]:
+    """The drafter, or one around it that heeds its models' context if that is the shorter one.
+
+    A drafter that says ``heeds_context`` does so by itself.
+
+    Raises:
+        IncompatibleError: a context too short for a draft of one token.
+    """
+    models = _models(drafter)
+    for model in models:
+        if model.limit < 2:
+            raise IncompatibleError(
+                f"{model.name} has a context of {model.limit} token, too short to draft even one "
+                f"behind a prompt: take another draft model, or a method without one"
+            )
+    limit = min((model.limit for model in models), default=target.limit)
+    sources = min((model.prompt_limit for model in models), default=target.prompt_limit)
+    has_room = limit >= target.limit and sources >= target.prompt_limit
+    if has_room or getattr(drafter, "heeds_context", False):
+        return drafter
+    return WithinContext(drafter, limit, sources)
+
+
+@dataclass
+class WithinState:
+    """The drafter's own state, and the batch that it sees.
+
+    Attributes:
+        context: the engine's batch.
+        rows: which of its rows the drafter sees, in the drafter's order.
+        own: these rows, in a batch that is theirs.
+        inner: the drafter's state; None where there are no rows.
+        draft: the drafter's last draft.
+    """
+
+    context: Context
+    rows: list[int]
+    own: Context
+    inner: Any
+    draft: Draft | None = None
+    _distribution: Distribution | None = field(default=None, init=False, repr=False)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the drafter sees the engine's batch as it is."""
+        return self.rows == list(range(self.context.num_rows))
+
+    def of(self, tensor_B: Tensor) -> Tensor:
+        """The drafter's rows of a tensor."""
+        return tensor_B[torch.tensor(self.rows, dtype=torch.int64, device=tensor_B.device)]
+
+    def over_all(self, number_R: Tensor) -> Tensor:
+        """A number per row of the drafter's as one per row of the engine's batch; 0 elsewhere."""
+        index_R = torch.tensor(self.rows, dtype=torch.int64, device=number_R.device)
+        number_B = number_R.new_zeros(self.context.num_rows)
+        return number_B.index_copy(0, index_R, number_R)
+
+    def follow(self) -> None:
+        """Tells the drafter's batch what has been committed, and which distributions rows have
+        now."""
+        context, own = self.context, self.own
+        if self.has_all:
+            own.tokens_BT, own.length_B = context.tokens_BT, context.length_B
+            own.lengths, own.distribution = context.lengths, context.distribution
+        elif self.rows:
+            own.tokens_BT, own.length_B = self.of(context.tokens_BT), self.of(context.length_B)
+            own.lengths = [context.lengths[row] for row in self.rows]
+            if self._distribution is not context.distribution:
+                own.distribution = _distribution_of(context, self.rows)
+        self._distribution = context.distribution
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps these rows; called before the context keeps its own."""
+        self.follow()
+        if self.has_all:
+            self._leave(rows)
+            self.rows = list(range(len(rows)))
+            return
+        now = {row: place for place, row in enumerate(rows)}
+        self._leave([i for i, row in enumerate(self.rows) if row in now])
+        self.rows = [now[row] for row in self.rows]
+
+    def leave(self, fits: Sequence[bool]) -> None:
+        """Takes the rows that do not fit any more away from the drafter."""
+        if not all(fits):
+            self._leave([i for i, fit in enumerate(fits) if fit])
+            self.follow()
+
+    def _leave(self, kept: Sequence[int]) -> None:
+        """Keeps these of the drafter's rows, by their numbers there."""
+        if self.inner is None:
+            return
+        self.inner.keep(kept)
+        if kept:
+            self.own.keep(kept)
+        else:
+            self.inner = None
+        self.rows = [self.rows[i] for i in kept]
+        self._distribution = None
+
+    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
+        """Forgets what lies beyond these lengths; called before the context does."""
+        self.follow()
+        if self.inner is not None:
+            self.inner.rewind(self.of(length_B), [lengths[row] for row in self.rows])
+
+
+def unwrapped(drafter: Drafter[Any]) -> Drafter[Any]:
+    """The drafter inside, where :func:`within_context` has put one around it."""
+    return drafter.drafter if isinstance(drafter, WithinContext) else drafter
+
+
+class WithinContext:
+    """A drafter for the rows that its context has room for.
+
+    Args:
+        drafter: the drafter.
+        limit: its longest context in tokens.
+        source_limit: its longest source in tokens, where an encoder reads one.
+    """
+
+    heeds_context = True
+
+    def __init__(self, drafter: Drafter[Any], limit: int, source_limit: int) -> None:
+        self.drafter = drafter
+        self.limit = limit
+        self.source_limit = source_limit
+        for name in ("depth", "target", "stop", "max_nodes"):  # what a drafter may have
+            if hasattr(drafter, name):
+                setattr(self, name, getattr(drafter, name))
+
+    @property
+    def drawn(self) -> Drawn:
+        return self.drafter.drawn
+
+    @property
+    def models(self) -> tuple[HFModel, ...]:
+        """The models that the drafter runs."""
+        return _models(self.drafter)
+
+    def start(self, context: Context) -> WithinState:
+        fits = self._fits(context)
+        rows = [row for row, fit in enumerate(fits) if fit]
+        own = _batch_of(context, rows)
+        return WithinState(context, rows, own, self.drafter.start(own) if rows else None)
+
+    def propose(self, state: WithinState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        state.follow()
+        state.leave(self._fits(state.own))
+        if state.inner is None:
+            return Draft.root_only(context.root_B)
+        if state.has_all:
+            own_rng, own_budget = rng, budget
+        else:
+            own_rng = Stream(state.of(rng.key_B), state.of(rng.position_B))
+            tokens_B = budget.tokens_B
+            own_budget = Budget(budget.max_tokens, None if tokens_B is None else state.of(tokens_B))
+        own_budget = self._fitting(own_budget, state.own)
+        state.draft = self.drafter.propose(state.inner, state.own, own_budget, own_rng)
+        for model, sum_R in state.own.health.drain():
+            context.health.add(model, state.over_all(sum_R))
+        if state.has_all:
+            return state.draft
+        return _spread(state.draft, state)
+
+    def commit(self, state: WithinState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+        if state.inner is None:
+            return
+        assert state.draft is not None
+        if not state.has_all:
+            hidden_BNH = scores.hidden_BNH
+            scores = Scores(
+                state.of(scores.logits_BNV), None if hidden_BNH is None else state.of(hidden_BNH)
+            )
+            verdict = Verdict(
+                state.of(verdict.path_BD),
+                state.of(verdict.num_accepted_B),
+                state.of(verdict.next_token_B),
+            )
+        self.drafter.commit(state.inner, state.draft, verdict, scores)
+
+    def join(self, state: WithinState, other: WithinState) -> None:
+        state.follow()
+        other.follow()
+        first = state.context.num_rows
+        if state.inner is None:
+            state.own, state.inner = other.own, other.inner
+        elif other.inner is not None:
+            self.drafter.join(state.inner, other.inner)
+            state.own.join(other.own)
+        state.rows = state.rows + [first + row for row in other.rows]
+        state._distribution = None
+
+    def _fits(self, context: Context) -> list[bool]:
+        """Which rows the drafter has room for, with one token more."""
+        fits = [length < self.limit for length in context.lengths]
+        if context.sources is None:
+            return fits
+        sources = zip(fits, context.sources, strict=True)
+        return [fit and len(source) <= self.source_limit for fit, source in sources]
+
+    def _fitting(self, budget: Budget, own: Context) -> Budget:
+        """As much of a budget as the drafter has room for."""
+        most = budget.max_tokens
+        if max(own.lengths) + most <= self.limit:
+            return budget
+        tokens_R = (self.limit - own.length_B).clamp(max=most)
+        if budget.tokens_B is not None:
+            tokens_R = torch.minimum(tokens_R, budget.tokens_B)
+        return Budget(min(most, self.limit - min(own.lengths)), tokens_R)
+
+
+def _models(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
+    return tuple(getattr(drafter, "models", ()))
+
+
+def _batch_of(context: Context, rows: Sequence[int]) -> Context:
+    """Some rows as a batch of their own."""
+    index_R = torch.tensor(rows, dtype=torch.int64, device=context.device)
+    sources = context.sources
+    return Context(
+        context.tokens_BT[index_R],
+        context.length_B[index_R],
+        [context.lengths[row] for row in rows],
+        context.prompt_length_B[index_R],
+        context.key_B[index_R],
+        _distribution_of(context, rows),
+        None if sources is None else [sources[row] for row in rows],
+    )
+
+
+def _distribution_of(context: Context, rows: Sequence[int]) -> Distribution:
+    """The distribution of some rows."""
+    distribution = context.distribution
+    if len(rows) == context.num_rows and list(rows) == sorted(rows):
+        return distribution
+    assert isinstance(distribution, Warp), "rows of other distributions cannot be told apart"
+    return distribution.of_rows(rows)
+
+
+def _spread(draft: Draft, state: WithinState) -> Draft:
+    """A draft of some rows as one of all; the others have the root alone. What they would draw
+    from is uniform, so that no rule divides by zero there."""
+    root_B1 = state.context.root_B[:, None]
+    B, N = root_B1.shape[0], draft.num_nodes
+    index_R = torch.tensor(state.rows, device=root_B1.device)
+
+    def over(rest: Tensor, own: Tensor) -> Tensor:
+        whole = rest.to(own.dtype).expand(B, *own.shape[1:]).clone()
+        whole[index_R] = own
+        return whole
+
+    def constant(value: float, own: Tensor | None) -> Tensor | None:
+        return None if own is None else over(torch.full_like(own[:1], value), own)
+
+    is_root_1N = torch.arange(N, device=root_B1.device)[None] == 0
+    probs_BNV = draft.probs_BNV
+    return replace(
+        draft,
+        tokens_BN=over(root_B1, draft.tokens_BN),
+        parents_BN=over(draft.parents_BN[:1], draft.parents_BN),
+        mask_BN=over(is_root_1N, draft.mask_BN),
+        probs_BNV=constant(0 if probs_BNV is None else 1 / probs_BNV.shape[2], probs_BNV),
+        logits_BNV=constant(0, draft.logits_BNV),
+        step_probs_BN=constant(1, draft.step_probs_BN),
+        drawn_probs_BN=constant(1, draft.drawn_probs_BN),
+    )

@@ -1,5 +1,0 @@
-"""Kernels of our own for passes over few tokens on a CPU."""
-
-from outrider.models.kernels.layers import NARROW, NarrowLinear, is_exact, use_kernels
-
-__all__ = ["NARROW", "NarrowLinear", "is_exact", "use_kernels"]

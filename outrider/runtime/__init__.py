@@ -1,0 +1,18 @@
+"""``transformers`` as the model zoo: loading, KV caches, masks."""
+
+from outrider.runtime.hf.adapter import HFModel
+from outrider.runtime.hf.load import check_vocabularies, load_model, load_tokenizer
+from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_kinds
+from outrider.runtime.kv_cache.cache import KVCache
+from outrider.runtime.masks import Nodes
+
+__all__ = [
+    "HFModel",
+    "KVCache",
+    "Nodes",
+    "Seq2SeqModel",
+    "check_kinds",
+    "check_vocabularies",
+    "load_model",
+    "load_tokenizer",
+]

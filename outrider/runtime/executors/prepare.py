@@ -1,0 +1,192 @@
+"""How a model is run: as ``transformers`` does, with our kernels, compiled, exactly.
+
+    off     the module as it is
+    auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph; on
+            CUDA the same graphs, whose launches a CUDA graph records
+    max     the same, and the compiler tries several ways to multiply, which takes longer; on a CPU
+            our kernels leave it little to try
+
+``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
+draft, a tree or a batch, so that greedy and coupled texts are plain decoding's, token for token,
+in any precision and on any processor. It follows from what a forward pass is made of
+(``kernels/exact.py``): when a model is loaded, the operators of a pass are listed, and the model is
+refused if one of them is of another kind. A few passes of different widths are compared besides.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
+from outrider.runtime.executors.compile_cache import compiled_program
+from outrider.runtime.executors.compiled import CompiledPass, Maker, Span, check_compile
+from outrider.runtime.executors.cuda_graphs import CudaRecorder, recorded, rounded_span
+from outrider.runtime.hf.adapter import HFModel
+from outrider.runtime.kernels import use_kernels
+from outrider.runtime.kernels.exact import inexact_operator
+from outrider.runtime.masks import Nodes
+from outrider.runtime.prefill import unsampled_context
+
+_PROBE = 12  # tokens that an exact model is tried on
+
+
+def prepare(
+    model: HFModel, compile: str = "off", *, exact: bool = False, own: bool = False
+) -> None:
+    """Sets up how a model runs; its graphs are made by :func:`stages`, or when first needed.
+
+    Args:
+        model: the model; its module is changed in place.
+        compile: ``off``, ``auto`` or ``max``.
+        exact: whether bits must not depend on the width of a pass.
+        own: whether nobody else uses the module, so that its weights may be stored more tightly.
+
+    Raises:
+        InvalidParameterError: another value of ``compile``.
+        UnsupportedModelError: ``exact`` is not to be had: not on a CPU, or not with this model.
+        KernelError: ``exact`` without a C++ compiler. Without ``exact`` that is a warning.
+    """
+    check_compile(compile)
+    if exact and model.device.type != "cpu":
+        raise UnsupportedModelError(
+            f"exact=True needs our kernels, which run on the CPU; {model.name} is on "
+            f"{model.device}: load it with device='cpu'"
+        )
+    if compile == "off" and not exact:
+        return
+    if model.device.type == "cpu":
+        try:
+            use_kernels(model.module, exact=exact, compact=own)
+        except KernelError as error:
+            if exact:
+                raise
+            _warn(f"{model.name} runs eagerly: {error}")
+            return
+    model.exact = exact
+    if compile != "off":
+        _compile(model, own, thorough=compile == "max")
+    if exact:
+        check_exact(model)
+
+
+def stages(
+    model: HFModel, drafts: int = 0, *, trees: bool = False
+) -> list[tuple[str, Callable[[], None]]]:
+    """The graphs of a compiled model, each with what makes it unless it is there: of chains, of
+    trees, and of whole drafts.
+
+    Args:
+        model: the model.
+        drafts: tokens of the drafts that it makes whole; 0 if it makes none.
+        trees: whether it runs over trees as well.
+    """
+    if model.compiled is None:
+        return []
+    made: list[tuple[str, Callable[[], None]]] = [("passes", partial(_pass, model))]
+    if trees:
+        made.append(("tree passes", partial(_tree, model)))
+    if drafts:
+        made.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
+        u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
+        ones_B = torch.ones(1, device=model.device)
+        made.append(("sampled drafts", partial(_draft, model, drafts, ones_B, u_BD)))
+    return made
+
+
+@torch.inference_mode()
+def _pass(model: HFModel) -> None:
+    context = unsampled_context(model, [0, 0, 0])
+    model.extend(model.start(context), context.tokens_BT[:, :2])
+
+
+@torch.inference_mode()
+def _tree(model: HFModel) -> None:
+    context = unsampled_context(model, [0, 0, 0])
+    nodes = Nodes(
+        torch.tensor([[[True, False], [False, True]]], device=model.device),
+        torch.tensor([[0, 0]], device=model.device),
+    )
+    model.extend(model.start(context), context.tokens_BT[:, :2], nodes)
+
+
+@torch.inference_mode()
+def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tensor | None) -> None:
+    context = unsampled_context(model, [0, 0, 0])
+    cache = model.start(context)
+    model.draft(cache, context.tokens_BT[:, :2], drafts, temperature_B, u_BD)
+
+
+@torch.inference_mode()
+def check_exact(model: HFModel) -> None:
+    """Raises UnsupportedModelError unless a model's bits are the same in passes of any width."""
+    tokens = [7 * step % model.num_tokens for step in range(1, _PROBE + 1)]
+    half = _PROBE // 2
+    kind = type(model.module).__name__
+    if operator := inexact_operator(lambda: _logits(model, tokens, [half])):
+        raise UnsupportedModelError(
+            f"exact=True: {model.name} ({kind}) computes with {operator}, whose bits depend on how "
+            f"many tokens share a forward pass: load it without exact"
+        )
+    alone_NV = _logits(model, tokens, [1] * half)
+    others = (
+        _logits(model, tokens, [half]),
+        _logits(model, tokens, [3, 1, 2]),
+        _logits(model, tokens, [2] * 3, rows=3),
+    )
+    same = all(torch.equal(alone_NV, other) for other in others)
+    if not same or not torch.equal(alone_NV[-1], _leaf_logits(model, tokens)):
+        raise UnsupportedModelError(
+            f"exact=True: {model.name} ({kind}) has layers whose bits depend on how many tokens "
+            f"share a forward pass: load it without exact"
+        )
+
+
+def _compile(model: HFModel, own: bool, thorough: bool) -> None:
+    if model.decoder_prompt is not None:
+        _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
+        return
+    make: Maker = partial(compiled_program, own=own, thorough=thorough, device=model.device)
+    read: Span = min
+    if model.device.type == "cuda":
+        recorder = CudaRecorder(model.device)
+        make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
+    model.compiled = CompiledPass(
+        model.runs, model.windows, model.limit, model.name, make, read, model.exact
+    )
+
+
+def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
+    """Logits of the last row behind each of the last tokens, (N, V), in passes of these widths."""
+    done = len(tokens) - sum(widths)
+    context = unsampled_context(model, tokens, rows)
+    cache = model.start(unsampled_context(model, tokens[: done + 1], rows))
+    logits = []
+    for width in widths:
+        cache.lengths = [done] * rows
+        cache.length_B = torch.full_like(cache.length_B, done)
+        logits.append(model.extend(cache, context.tokens_BT[:, done : done + width])[-1])
+        done += width
+    return torch.cat(logits)
+
+
+def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
+    """Logits behind the last token, (V,), as the leaf of a tree with a stranger before each node
+    of its path."""
+    half = len(tokens) // 2
+    cache = model.start(unsampled_context(model, tokens[: half + 1]))
+    path = tokens[half:]
+    nodes_N = torch.arange(2 * len(path), device=model.device)
+    sees_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N % 2 == 1)
+    sees_NN |= nodes_N == nodes_N[:, None]
+    strangers = [(token + 1) % model.num_tokens for token in path]
+    pairs = [token for pair in zip(strangers, path, strict=True) for token in pair]
+    tokens_1N = torch.tensor([pairs], device=model.device)
+    logits_1NV = model.extend(cache, tokens_1N, Nodes(sees_NN[None], nodes_N[None] // 2))
+    return logits_1NV[0, -1]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, OutriderWarning, stacklevel=3)

@@ -1,0 +1,2 @@
+"""The only package that touches the modelling API of ``transformers``: adapters, loading,
+checks."""

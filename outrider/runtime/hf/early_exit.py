@@ -1,0 +1,269 @@
+"""A target that lends its first layers to a drafter and computes only the others itself.
+
+Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024.
+https://arxiv.org/abs/2404.16710
+
+    draft     h = layers 0 … k-1,  q = head(norm(h));   h is kept
+    target    p = head(norm(layers k … L-1 of h))
+
+Both write their keys and values into one cache, each into the KV buffers of its own layers: nothing
+is computed twice.
+
+The model is unmodified. A pass is the forward pass of a view of it (``views.py``), in which other
+modules stand where layers are left out, and hand on a hidden state instead. Embedding, positions,
+masks, norm and head stay the model's own, whatever the family. What the first half leaves for the
+second is kept by the cache, which every layer is given, so it belongs to one batch. That the two
+halves make the whole is not assumed: a model is put to the test when it is built, and refused if
+they do not.
+
+Legend: B rows, N nodes or columns of a pass, V vocabulary, H hidden width, L layers, k first ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.context import Context
+from outrider.core.draft import Draft
+from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
+from outrider.core.protocols import Scores
+from outrider.runtime.health import deviation
+from outrider.runtime.hf.adapter import MARGIN, HFModel
+from outrider.runtime.hf.views import StandIn, with_parts
+from outrider.runtime.kv_cache.cache import PLAIN, KVCache
+from outrider.runtime.kv_cache.storage import KVCachePlan
+from outrider.runtime.prefill import unsampled_context
+
+
+class SharedCache(KVCache):
+    """A cache that draft and target share.
+
+    Attributes:
+        hidden: behind the first layers, one (B, 1, H) per node of the last draft.
+        tokens_BN: the tokens of that draft, once it is complete.
+        resume_BNH: what the pass that begins goes on from behind the first layers; None where it
+            runs them itself.
+        without_head: whether that pass needs no logits.
+    """
+
+    def __init__(
+        self, context: Context, num_layers: int, limit: int, plan: KVCachePlan = PLAIN
+    ) -> None:
+        super().__init__(context, num_layers, limit, plan)
+        self.hidden: list[Tensor] = []
+        self.tokens_BN: Tensor | None = None
+        self.resume_BNH: Tensor | None = None
+        self.without_head = False
+
+    def rewind(self) -> None:
+        """Back to the committed tokens, all but the root."""
+        self.lengths = [length - 1 for length in self.context.lengths]
+        self.length_B = self.context.length_B - 1
+
+    def forget(self) -> None:
+        """Drops what was kept of the last draft."""
+        self.hidden, self.tokens_BN = [], None
+
+    def hidden_of(self, draft: Draft) -> Tensor | None:
+        """What was kept of a draft, (B, N, H); None if it is another."""
+        kept = self.tokens_BN is draft.tokens_BN
+        return torch.cat(self.hidden, 1) if kept else None
+
+
+class SplitLayers:
+    """The halves of a module: views of it that leave out the last layers, or the first.
+
+    Args:
+        module: the model.
+        layers: its decoder layers.
+        k: how many are first.
+
+    Attributes:
+        first: leaves out the layers from k on; a shared cache keeps the hidden state behind k-1.
+        first_without_head: the same, and all its logits are 0.
+        rest: leaves out the first k layers, and goes on from what a shared cache resumes from.
+    """
+
+    def __init__(
+        self, module: nn.Module, layers: Sequence[nn.Module], k: int, num_tokens: int
+    ) -> None:
+        tupled = False  # whether layers return tuples that begin with the hidden state
+
+        def hand_on(hidden: Tensor | None, *args: object, **kwargs: object) -> Any:
+            return (hidden,) if tupled else hidden
+
+        def resume(hidden: Tensor, *args: object, **kwargs: object) -> Any:
+            return hand_on(_shared(args, kwargs).resume_BNH)
+
+        def leave(*args: Any, **kwargs: Any) -> Any:
+            nonlocal tupled
+            output = last(*args, **kwargs)
+            tupled = isinstance(output, tuple)  # of one model always the same
+            cache = _cache_among(args, kwargs)
+            if isinstance(cache, SharedCache):
+                cache.hidden.append(output[0] if tupled else output)
+            return output
+
+        def no_logits(hidden: Tensor) -> Tensor:
+            return hidden.new_zeros(*hidden.shape[:-1], num_tokens)
+
+        last, head = layers[k - 1], module.get_output_embeddings()  # type: ignore[operator]
+        exit_ = {last: StandIn(last, leave)}
+        exit_ |= {layer: StandIn(layer, hand_on) for layer in layers[k:]}
+        no_head = {head: StandIn(head, no_logits)}
+        entry = {layer: StandIn(layer, hand_on) for layer in layers[: k - 1]}
+        entry[last] = StandIn(last, resume)
+        self.first = with_parts(module, exit_)
+        self.first_without_head = with_parts(module, exit_ | no_head)
+        self.rest = with_parts(module, entry)
+
+
+class FirstLayers(HFModel):
+    """The first layers with norm and head of the model: the draft, in the target's cache or, as any
+    draft model, in one of its own."""
+
+    def __init__(self, target: HFModel, layers: SplitLayers, k: int) -> None:
+        name = f"the first {k} layers of {target.name}"
+        super().__init__(target.module, target.tokenizer, name)
+        self.exact = target.exact
+        self.num_layers = k
+        self._layers = layers
+
+    def read(self, cache: "SharedCache", token_B1: Tensor) -> None:
+        """Passes a token through the layers without asking what comes next."""
+        cache.without_head = True
+        try:
+            self.extend(cache, token_B1)
+        finally:
+            cache.without_head = False
+
+    def _called(self, cache: KVCache) -> Any:
+        headless = isinstance(cache, SharedCache) and cache.without_head
+        return self._layers.first_without_head if headless else self._layers.first
+
+
+class EarlyExit(HFModel):
+    """A target whose pass over a draft of its own first layers computes only the others.
+
+    Any other draft takes a whole pass.
+
+    Args:
+        target: the model, decoder-only; its module is used as it is.
+        k: the exit layer: how many layers draft, from 1 to L-1.
+
+    Attributes:
+        k: the exit layer.
+        first: the draft model.
+
+    Raises:
+        InvalidParameterError: an exit layer outside the model.
+        UnsupportedModelError: a model whose layers cannot be split so.
+    """
+
+    def __init__(self, target: HFModel, k: int) -> None:
+        if target.module.config.is_encoder_decoder:
+            raise UnsupportedModelError(
+                f"{target.name} is an encoder-decoder, whose decoder does not exit early here: "
+                f"take a decoder-only model"
+            )
+        if target.original is not None:
+            raise UnsupportedModelError(
+                f"{target.name} has LongRoPE: beyond {target.original} tokens all keys get other "
+                f"factors, and the first layers cannot recompute theirs alone: take another method"
+            )
+        super().__init__(target.module, target.tokenizer, target.name)
+        self.exact = target.exact
+        if isinstance(k, bool) or not isinstance(k, int) or not 0 < k < self.num_layers:
+            raise InvalidParameterError(
+                f"layer={k!r}: {target.name} has {self.num_layers} layers; the exit is behind "
+                f"layer 1 to {self.num_layers - 1}"
+                if self.num_layers > 1
+                else f"layer={k!r}: {target.name} has one layer, which cannot be split"
+            )
+        self.k = k
+        self._caches: WeakValueDictionary[int, SharedCache] = WeakValueDictionary()
+        self._layers = SplitLayers(self.module, self._decoder_layers(), k, self.num_tokens)
+        self.first = FirstLayers(target, self._layers, k)
+        self._prove()
+        self.first = FirstLayers(target, self._layers, k)  # with its clock at zero
+
+    def cache_of(self, context: Context) -> SharedCache | None:
+        """The cache of a batch that this model has started; None if it has not."""
+        return self._caches.get(id(context))  # which the cache keeps alive
+
+    def score(self, cache: KVCache, draft: Draft) -> Scores:
+        assert isinstance(cache, SharedCache)
+        cache.rewind()
+        cache.resume_BNH = cache.hidden_of(draft)
+        cache.forget()
+        try:
+            return super().score(cache, draft)
+        finally:
+            cache.resume_BNH = None
+
+    def _called(self, cache: KVCache) -> Any:
+        whole = not isinstance(cache, SharedCache) or cache.resume_BNH is None
+        return self.module if whole else self._layers.rest
+
+    def _cache(self, context: Context) -> SharedCache:
+        cache = SharedCache(context, self.num_layers, self.limit + MARGIN, self.plan)
+        self._caches[id(context)] = cache
+        return cache
+
+    def _decoder_layers(self) -> Sequence[nn.Module]:
+        for module in self.module.modules():  # the outermost list comes first
+            if isinstance(module, nn.ModuleList) and len(module) == self.num_layers:
+                return list(module)
+        raise UnsupportedModelError(
+            f"{self.name} ({type(self.module).__name__}) keeps its layers in no list of "
+            f"{self.num_layers}, so it cannot exit early: take another method"
+        )
+
+    @torch.inference_mode()
+    def _prove(self) -> None:
+        """Runs a few tokens through the whole and through the halves."""
+        tokens = list(range(min(4, self.num_tokens)))
+        tokens_BN = torch.tensor([tokens], device=self.device)
+        context = unsampled_context(self, tokens)
+        whole_BNV = self.extend(self._cache(context), tokens_BN)
+        try:
+            halves_BNV = self._by_halves(context, tokens_BN)
+        except OutriderError:
+            raise
+        except Exception as error:  # the model's own, which are of many kinds
+            raise self._inseparable(f"{type(error).__name__}: {error}") from error
+        off, scale = deviation(halves_BNV, whole_BNV)
+        if not off <= 64 * torch.finfo(self.dtype).eps * scale:
+            raise self._inseparable(f"logits differ by {off:.2g}")
+
+    def _by_halves(self, context: Context, tokens_BN: Tensor) -> Tensor:
+        """Logits of a few tokens by the first layers and then the others, (B, N, V)."""
+        cache = self._cache(context)
+        self.first.extend(cache, tokens_BN)
+        (hidden_BNH,) = cache.hidden
+        if hidden_BNH.shape[:-1] != tokens_BN.shape:
+            raise self._inseparable(f"they pass on {tuple(hidden_BNH.shape)} numbers for one row")
+        cache.resume_BNH = hidden_BNH
+        return self.extend(cache, tokens_BN)
+
+    def _inseparable(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.name} ({type(self.module).__name__}) cannot exit early: its layers from "
+            f"{self.k} on need more than the hidden state of those before "
+            f"({reason}); take another method"
+        )
+
+
+def _cache_among(args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """The cache that a layer was given, under whatever name."""
+    given = (*args, *kwargs.values())
+    return next((argument for argument in given if isinstance(argument, KVCache)), None)
+
+
+def _shared(args: Sequence[object], kwargs: Mapping[str, object]) -> SharedCache:
+    cache = _cache_among(args, kwargs)
+    assert isinstance(cache, SharedCache)
+    return cache

@@ -1,0 +1,184 @@
+"""Any T5-like, BART-like or Marian encoder-decoder as a target or a draft, unmodified.
+
+The decoder's text is the context's tokens; the source lives in the cache. A batch's sources are
+encoded once, when its rows are admitted; the decoder's first pass turns them into each layer's
+cross-attention keys and values, which stay. From there on an encoder-decoder is a model like any
+other, scored, committed and rolled back by the parts of ``HFModel``, except that its decoder has to
+be told positions by other means (``positions.py``).
+
+Legend: B rows, N nodes of a pass, S slots of the source, W hidden width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_outputs import BaseModelOutput
+
+from outrider.core.context import Context
+from outrider.core.errors import IncompatibleError, UnsupportedModelError
+from outrider.runtime.hf.adapter import MARGIN, HFModel
+from outrider.runtime.hf.positions import ABSOLUTE, RELATIVE, Places, placeable, placed
+from outrider.runtime.hf.support import check_attention, check_head
+from outrider.runtime.kv_cache.cache import KVCache
+from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
+from outrider.runtime.masks import Nodes, slot_positions
+
+_NO_POSITIONS = (
+    "whose decoder cannot be given positions per row, which ragged batches and trees need"
+)
+_CAPACITY = (
+    "whose experts drop tokens beyond a capacity that is counted per forward pass, so that logits "
+    "depend on how many tokens share it"
+)
+_REASONS = {
+    "led": "whose decoder takes no positions, and no mask either for a single token, which ragged "
+    "batches need",
+    "m2m_100": "whose decoder numbers tokens itself, leaving out padding, and cannot be given "
+    "positions per row, which ragged batches and trees need",
+    "nllb-moe": _CAPACITY,
+    "switch_transformers": _CAPACITY,
+    "umt5": "each of whose layers computes a position bias for the whole batch from one length, "
+    "while rows of a ragged batch differ",
+}
+"""Why a family is not supported, where it is known."""
+
+
+class Seq2SeqModel(HFModel):
+    """A ``core.Model`` around a ``transformers`` encoder-decoder.
+
+    Its contexts have ``sources``, and begin with ``decoder_prompt``.
+
+    Args:
+        module: the model; put into evaluation mode.
+        tokenizer: its tokenizer, or None for token ids only.
+        name: how messages call it.
+
+    Raises:
+        UnsupportedModelError: no encoder-decoder, a family whose positions cannot be given per
+            row, two vocabularies, or no token to begin with.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        name: str = "model",
+    ) -> None:
+        super().__init__(module, tokenizer, name)
+        config: Any = module.config
+        relative = config.model_type in RELATIVE
+        decoder: Any = module.get_decoder()
+        self._encoder: Any = module.get_encoder()
+        self._placeable: Any = placeable(module, decoder, relative=relative)
+        self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
+        self.decoder_prompt: tuple[int, ...] = (_start_token(module, name),)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Longest source in tokens: as long as the longest text."""
+        return self.limit
+
+    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        with self.arithmetic():
+            logits_1TV: Tensor = self.module(
+                input_ids=torch.tensor([list(prompt)], device=self.device),
+                decoder_input_ids=torch.tensor([[*self.decoder_prompt, *text]], device=self.device),
+                use_cache=False,
+            ).logits
+        return logits_1TV[0, -1]
+
+    def _check(self, module: PreTrainedModel, name: str) -> None:
+        check_seq2seq_config(module.config, type(module).__name__, name)
+        check_head(module, name)
+        check_attention(module.config, type(module).__name__, name)
+
+    def _cache(self, context: Context) -> Seq2SeqCache:
+        """A cache with the sources of a batch in it, and nothing else."""
+        assert context.sources is not None, "an encoder-decoder's context has sources"
+        length = max(map(len, context.sources))
+        ids_BS = torch.zeros(context.num_rows, length, dtype=torch.int64)
+        seen_BS = torch.zeros_like(ids_BS)
+        for b, source in enumerate(context.sources):
+            ids_BS[b, : len(source)] = torch.tensor(source)
+            seen_BS[b, : len(source)] = 1
+        with self.watch, self.arithmetic():
+            states_BSW: Tensor = self._encoder(
+                input_ids=ids_BS.to(self.device), attention_mask=seen_BS.to(self.device)
+            ).last_hidden_state
+        limit = self.limit + MARGIN
+        cache = Seq2SeqCache(context, self.num_layers, limit, states_BSW, self.dtype, self.plan)
+        self.extend(cache, context.tokens_BT[:, :1], num_logits=1)
+        cache.settle()
+        return cache
+
+    def _forward(
+        self,
+        cache: KVCache,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        masks: dict[str, Tensor],
+        nodes: Nodes | None,
+        num_logits: int,
+    ) -> Tensor:
+        assert isinstance(cache, Seq2SeqCache)
+        if nodes is None:
+            slot_BS = torch.arange(cache.span, device=self.device)[None]
+        else:
+            slot_BS = slot_positions(nodes, cache.length_B, cache.span)
+        places = Places(positions_BN, slot_BS)
+        with self.arithmetic(), placed(places):
+            logits_BNV: Tensor = self._placeable(
+                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
+                attention_mask=cache.mask_B11S,
+                decoder_input_ids=tokens_BN,
+                decoder_attention_mask=next(iter(masks.values())),
+                past_key_values=cache.both,
+                use_cache=True,
+            ).logits
+        return logits_BNV
+
+
+def check_kinds(target: HFModel, draft: HFModel) -> None:
+    """Raises IncompatibleError unless both models have an encoder, or neither."""
+    if (target.decoder_prompt is None) == (draft.decoder_prompt is None):
+        return
+    kinds = ("an encoder-decoder", "decoder-only")
+    ours, theirs = kinds if draft.decoder_prompt is None else kinds[::-1]
+    raise IncompatibleError(
+        f"the target is {ours}, the draft {theirs}: they do not read the same text; take a draft "
+        f"that is {ours}, or a method without a draft model"
+    )
+
+
+def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None:
+    """Raises UnsupportedModelError for a model that is none of the families here."""
+    if not config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} ({kind}) is no encoder-decoder: use load_model")
+    known = RELATIVE | ABSOLUTE
+    if config.model_type not in known:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) is an encoder-decoder of type {config.model_type}, "
+            f"{_REASONS.get(config.model_type, _NO_POSITIONS)}; supported: "
+            f"{', '.join(sorted(known))}"
+        )
+    decoder_vocab = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    if decoder_vocab != config.vocab_size:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has separate vocabularies for source ({config.vocab_size}) and text "
+            f"({decoder_vocab}); take a model that shares one"
+        )
+
+
+def _start_token(module: PreTrainedModel, name: str) -> int:
+    """What ``generate`` begins with."""
+    for config in (getattr(module, "generation_config", None), module.config):
+        for field in ("decoder_start_token_id", "bos_token_id"):
+            token = getattr(config, field, None)
+            if isinstance(token, int):
+                return token
+    raise UnsupportedModelError(
+        f"{name} ({type(module).__name__}) has no decoder_start_token_id: set it in its config"
+    )

@@ -1,0 +1,84 @@
+"""Where a model comes from, checked before anything of it is read: a folder, a hub id, memory."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from outrider.core.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
+from outrider.core.values import shown
+from outrider.runtime.hf.adapter import HFModel
+
+_WEIGHTS = {".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx"}
+_FOLDERS = "a model is a folder with config.json, a tokenizer and safetensors weights"
+
+
+def check_source(source: object, role: str) -> None:
+    """What can be said of a model's source before anything is read.
+
+    Raises:
+        ModelLoadError: a path that is no model folder.
+        UnsupportedModelError: a module that is no ``transformers`` model.
+        InvalidParameterError: what is neither a path, nor a hub id, nor a model.
+    """
+    if isinstance(source, str | Path):
+        _check_folder(str(source), role)
+    elif not isinstance(eager(source), HFModel | PreTrainedModel):
+        kind = f"{role} ({type(source).__name__})"
+        if hasattr(source, "merge_and_unload"):  # PEFT
+            raise UnsupportedModelError(f"{kind} has adapters: pass model.merge_and_unload()")
+        if isinstance(source, torch.nn.Module):
+            raise UnsupportedModelError(
+                f"{kind} is no transformers model: pass what "
+                f"AutoModelForCausalLM.from_pretrained returns, unwrapped"
+            )
+        raise InvalidParameterError(
+            f"{role}={shown(source)}: must be a folder, a hub id or a transformers model"
+        )
+
+
+def eager(source: Any) -> Any:
+    """The module inside of what ``torch.compile`` returns; anything else as it is."""
+    return getattr(source, "_orig_mod", source) if isinstance(source, torch.nn.Module) else source
+
+
+def _check_folder(source: str, role: str) -> None:
+    folder = Path(os.path.expanduser(source))
+    start = f"cannot load {role} {source!r}: "
+    if not source:
+        raise ModelLoadError(f"{start}no name; {_FOLDERS}")
+    suffix = folder.suffix.lower()
+    if not os.path.exists(folder):
+        if suffix in _WEIGHTS:
+            raise ModelLoadError(f"{start}no such file; {_FOLDERS}")
+        if source.startswith((".", "/", "~")) or source.count("/") > 1:
+            raise ModelLoadError(f"{start}no such folder")
+        return
+    if not folder.is_dir():
+        what = _gguf(folder) if suffix == ".gguf" else f"not a folder; {_FOLDERS}"
+        raise ModelLoadError(f"{start}{what}")
+    has_weights = any(folder.glob("*.safetensors"))
+    quantized = sorted(folder.glob("*.gguf"))
+    if quantized and not has_weights:
+        raise ModelLoadError(f"{start}{_gguf(quantized[0])}")
+    if not (folder / "config.json").exists():
+        raise ModelLoadError(f"{start}the folder has no config.json")
+    if not has_weights:
+        found = sorted(p.name for p in folder.glob("*.bin")) + sorted(
+            p.name for p in folder.glob("*.pt*")
+        )
+        what = f"only {', '.join(found[:3])}, which are pickles" if found else "no weights"
+        raise ModelLoadError(
+            f"{start}the folder holds {what}; pickles can run code, so convert to safetensors "
+            f"first (model.save_pretrained)"
+        )
+
+
+def _gguf(file: Path) -> str:
+    return (
+        f"{file.name} is a GGUF file, which is not read yet: convert it with transformers, by "
+        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r})"
+        f".save_pretrained(FOLDER), and AutoTokenizer in the same way"
+    )

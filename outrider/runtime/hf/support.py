@@ -1,0 +1,140 @@
+"""Which decoders can be rolled back and told their positions, and what their layers see."""
+
+import inspect
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outrider.core.errors import UnsupportedModelError
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_REFUSED = {
+    "minimax": "takes no cache but one of its own class, which cannot be rolled back",
+    "moshi": "cuts its cache to a sliding window that its mask ignores, so that its logits depend "
+    "on how a prompt is split among forward passes",
+}
+_RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
+
+
+def check_supported(module: PreTrainedModel, name: str) -> None:
+    """Raises UnsupportedModelError when a model cannot be rolled back, told its positions or given
+    a mask."""
+    kind = type(module).__name__
+    check_config(module.config, kind, name)
+    check_head(module, name)
+    config = module.config.get_text_config()
+    check_attention(module.config, kind, name)
+    if getattr(module, "_is_stateful", False) and not _declared_types(config):
+        last = config.num_hidden_layers - 1
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: all its layers 0-{last} keep a recurrent "
+            f"state, which cannot forget a rejected draft; use a model with attention layers only"
+        )
+    for needed in ("position_ids", "past_key_values"):
+        if needed not in inspect.signature(module.forward).parameters:
+            raise UnsupportedModelError(
+                f"{name} ({kind}) takes no explicit {needed}, which ragged batches and trees need"
+            )
+
+
+def check_head(module: PreTrainedModel, name: str) -> None:
+    """Raises UnsupportedModelError for a model whose output is no logits over the vocabulary."""
+    if not module.can_generate() and module.get_output_embeddings() is None:
+        auto = (
+            "AutoModelForSeq2SeqLM" if module.config.is_encoder_decoder else "AutoModelForCausalLM"
+        )
+        raise UnsupportedModelError(
+            f"{name} ({type(module).__name__}) has no language-modelling head: load it with {auto}"
+        )
+
+
+def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
+    """The part of :func:`check_supported` that needs no weights."""
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder: use load_model")
+    if getattr(config, "alibi", False) or config.model_type == "gpt_neo":
+        raise UnsupportedModelError(
+            f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "
+            f"own), not by position_ids, which ragged batches and trees need"
+        )
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    of_kinds = [layer for layer, each in rope.items() if isinstance(each, dict)]
+    if any(rope[layer].get("rope_type") == "longrope" for layer in of_kinds):
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has LongRoPE in some kinds of layers ({', '.join(of_kinds)}), which "
+            f"is supported only where all layers have the same factors; take another model"
+        )
+    types = _layer_types(config.get_text_config())
+    odd = sorted(set(types) - _ATTENTION)
+    if odd:
+        reason = (
+            "whose state folds all past tokens into one and cannot forget a rejected draft"
+            if _RECURRENT.intersection(odd)
+            else "for which there are no masks and KV buffers here"
+        )
+        raise UnsupportedModelError(
+            f"{name} ({kind}) cannot be rolled back: layers "
+            f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
+            f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
+        )
+    if config.model_type == "xmod" and config.default_language is None:
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has no language: call its set_default_language with one of "
+            f"{', '.join(config.languages)} first"
+        )
+    refused = _REFUSED.get(config.get_text_config().model_type)
+    if refused is not None:
+        raise UnsupportedModelError(f"{name} ({kind}) {refused}; use another model")
+
+
+def check_attention(config: PretrainedConfig, kind: str, name: str) -> None:
+    """Raises UnsupportedModelError for an attention that reads no mask of every node and slot."""
+    used = attention_of(config)
+    if not takes_masks(used):
+        raise UnsupportedModelError(
+            f"{name} ({kind}) has attn_implementation={used!r}, which reads no dense mask, as "
+            f"ragged batches and trees need: load it with attn_implementation='sdpa' or 'eager'"
+        )
+
+
+def attention_of(config: PretrainedConfig) -> str | None:
+    """What a text model computes attention by; None where ``transformers`` has yet to choose."""
+    used: str | None = config.get_text_config()._attn_implementation
+    return used
+
+
+def takes_masks(attention: str | None) -> bool:
+    """Whether an implementation of attention reads a mask of every node and slot. Names with a
+    slash are kernels of the hub, variants of flash attention."""
+    if attention is None:
+        return True
+    return not (attention.startswith(("flex_", "flash_", "paged|")) or "/" in attention)
+
+
+def _declared_types(config: Any) -> list[str]:
+    for name in ("layer_types", "layers_block_type"):  # the second: older transformers
+        if types := getattr(config, name, None):
+            return [_RENAMED.get(kind, kind) for kind in types]
+    return []
+
+
+def _layer_types(config: Any) -> list[str]:
+    if types := _declared_types(config):
+        return types
+    sliding = getattr(config, "sliding_window", None) is not None
+    return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
+
+
+def windows_of(config: Any) -> dict[str, int | None]:
+    """Sliding window of each kind of layer; None where a layer sees everything."""
+    window = getattr(config, "sliding_window", None)
+    return {
+        kind: window if kind == "sliding_attention" else None
+        for kind in sorted(set(_layer_types(config)))
+    }
+
+
+def _ranges(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown + (f", … ({len(numbers)} in all)" if len(numbers) > 8 else "")

@@ -1,0 +1,5 @@
+"""Kernels of our own for passes over few tokens on a CPU."""
+
+from outrider.runtime.kernels.layers import NARROW, NarrowLinear, is_exact, use_kernels
+
+__all__ = ["NARROW", "NarrowLinear", "is_exact", "use_kernels"]

@@ -1,0 +1,192 @@
+"""Lets a loaded ``transformers`` model compute with the kernels, all its other code unmodified.
+
+Linear layers change their class, not their parameters; attention is one more implementation in the
+registry that ``transformers`` has for that. Passes over more than ``NARROW`` tokens, such as
+prefills, go to the libraries that are made for them, unless their bits must not depend on their
+width.
+
+Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import eager_mask
+
+from outrider.runtime.hf.quantize import Int8Linear
+from outrider.runtime.kernels.build import load_kernels
+from outrider.runtime.kernels.exact import FUNCTIONS
+
+NARROW = 32
+"""Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
+
+_ANY = 2**62
+_DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; others stay with the libraries
+_SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not know
+_NAMES = {NARROW: "outrider", _ANY: "outrider_exact"}
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer for few tokens. Its weight may be bfloat16 where its inputs are float32.
+
+    Attributes:
+        weight: (N, K), or packed (see ``packed.h``) and then float32, bfloat16 or int8.
+        widest: most tokens the kernel takes; it takes any number where the weight is packed.
+    """
+
+    widest: int = NARROW
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.outrider.linear(
+            x, self.weight, self.bias, self.out_features, self.widest
+        )
+        return y
+
+
+def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False) -> None:
+    """Gives a module the kernels for its linear layers and, where it has ``sdpa``, for attention.
+
+    Args:
+        module: the model, on a CPU; changed in place. Layers quantised to int8 are packed.
+        exact: use them for passes of any width, so that a token's bits do not depend on it.
+        compact: pack the weights as the kernel reads them, fastest for any number of tokens, in
+            bfloat16 where that holds them without loss: half the bytes to read. Nothing else can
+            read them then.
+
+    Raises:
+        KernelError: they cannot be compiled here.
+    """
+    load_kernels()
+    _register_fakes()
+    widest = _ANY if exact else NARROW
+    pages = _Pages()
+    for name, layer in module.named_modules():
+        if isinstance(layer, Int8Linear):
+            _take_over(layer, pages)
+        if type(layer) in (nn.Linear, NarrowLinear) and layer.weight.dtype in _DTYPES:
+            layer.__class__ = NarrowLinear
+            assert isinstance(layer, NarrowLinear)
+            layer.widest = widest
+            if compact and layer.weight.ndim == 2:
+                # T5 converts what enters this layer to the dtype of its weight
+                keep_dtype = name.split(".")[-1] == "wo"
+                packed = torch.ops.outrider.pack(layer.weight.detach(), keep_dtype)
+                layer.weight = pages.parameter(packed)
+    config: Any = getattr(module, "config", None)
+    if config is None or module.dtype not in _DTYPES:
+        return
+    if config._attn_implementation in ("sdpa", *_NAMES.values()):
+        module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
+
+
+@cache
+def _register_fakes() -> None:
+    for operator, fake in _FAKES.items():
+        torch.library.register_fake(f"outrider::{operator}", fake)
+
+
+def is_exact(module: nn.Module) -> bool:
+    """Whether linear layers of a module use the kernels for forward passes of any width."""
+    return any(isinstance(each, NarrowLinear) and each.widest == _ANY for each in module.modules())
+
+
+class _Pages:
+    """Large pages, filled one weight after the other."""
+
+    _CHUNK = 2**25
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def parameter(self, weight: Tensor) -> nn.Parameter:
+        """The same weight, there."""
+        size = -(-weight.nbytes // 64) * 64
+        if size > self._free.numel():
+            self._free = torch.ops.outrider.pages(max(size, self._CHUNK))
+        place, self._free = self._free[: weight.nbytes], self._free[size:]
+        return nn.Parameter(place.view(weight.dtype).view(weight.shape).copy_(weight), False)
+
+
+def _take_over(layer: Int8Linear, pages: _Pages) -> None:
+    """Makes a quantised layer one of ours: the same weights, and inputs that are not rounded."""
+    packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
+    del layer.weight, layer.scale_N
+    layer.__class__ = NarrowLinear  # type: ignore[assignment]
+    layer.weight = pages.parameter(packed)
+
+
+def _attention(widest: int) -> Any:
+    def attend(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        B, _, N, C = query.shape
+        special = any(kwargs.get(name) is not None for name in _SPECIAL)
+        masked = attention_mask is not None and attention_mask.shape[1] == 1
+        # inside a graph a bound on sizes would make two graphs of it
+        wide = not torch.compiler.is_compiling() and widest < B * N
+        if special or wide or not masked:
+            result: tuple[Tensor, None] = sdpa_attention_forward(
+                module, query, key, value, attention_mask, dropout, scaling, **kwargs
+            )
+            return result
+        scale = C**-0.5 if scaling is None else float(scaling)
+        return torch.ops.outrider.attend(query, key, value, attention_mask, scale), None
+
+    return attend
+
+
+for _widest, _name in _NAMES.items():
+    AttentionInterface.register(_name, _attention(_widest))
+    AttentionMaskInterface.register(_name, eager_mask)  # else ``transformers`` makes none for it
+
+
+def _fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, widest: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs))
+
+
+def _fake_linears(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], outputs: list[int], widest: int
+) -> Tensor:
+    return x.new_empty((*x.shape[:-1], sum(outputs)))
+
+
+def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    B, H, N, _ = q.shape
+    return q.new_empty((B, N, H, v.shape[3]))
+
+
+def _fake_function(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _fake_mean(x: Tensor, keepdim: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1) if keepdim else x.shape[:-1])
+
+
+def _fake_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+_FAKES: dict[str, Callable[..., Tensor]] = {
+    "linear": _fake_linear,
+    "linears": _fake_linears,
+    "attend": _fake_attend,
+    "mean": _fake_mean,
+    "layer_norm": _fake_layer_norm,
+    **dict.fromkeys(FUNCTIONS, _fake_function),
+}
+"""What each kernel returns, in shape and dtype, for whoever traces it."""

@@ -1,0 +1,1 @@
+"""KV caches: preallocated buffers per layer, with a length per row."""

@@ -1,0 +1,165 @@
+"""How KV buffers store numbers: as the model computes them, in bfloat16, or in int8 with scales.
+
+A vector x is what one head of one layer keeps of one token, a key or a value.
+
+    auto       x̂ = x
+    bfloat16   x̂ = x rounded to 8 significant bits:             |x̂ - x| ≤ 2^-8 |x|, each number
+    int8       s = max|x| / 127,  n = round(x / s),  x̂ = s n:   |x̂ - x| ≤ s / 2 = max|x| / 254
+
+The bound of int8 holds up to rounding in float32, 2^-22 max|x|, and for vectors whose scale is a
+normal float32 number. int8 with the scale of a vector is the absmax quantisation of Dettmers et
+al., "LLM.int8()", NeurIPS 2022, section 2; the scale is a float32 number beside the vector, so a
+vector of width C takes C + 4 bytes. What is read is in the model's dtype again, rounded to that.
+
+A lower precision makes another model of it: its distributions are those of the model with these KV
+buffers. For a target that changes the distribution that is sampled, and ``lossless`` is then said
+of the target with its KV buffers. For a draft it does not: verification corrects whatever was
+drafted.
+
+Every token's vector is stored by itself, whatever is stored with it, so batches, trees and rollback
+change nothing. But storing is a step function: where two passes differ in the last bit, as passes
+of different width do, a number now and then falls on the other side of a step.
+
+Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import Literal, Protocol, get_args
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from outrider.core.values import check_choice
+
+KvDtype = Literal["auto", "bfloat16", "int8"]
+
+
+class Storage(Protocol):
+    """A way to store vectors.
+
+    Attributes:
+        planes: how many tensors it takes, the first of them the numbers.
+    """
+
+    @property
+    def planes(self) -> int: ...
+
+    def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
+        """What is stored, one (B, H, N, ·) per plane."""
+
+    def decode(self, planes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """What is read of it, (B, H, S, C)."""
+
+
+class _Plain:
+    planes = 1
+
+    def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
+        return (x_BHNC,)
+
+    def decode(self, planes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return planes[0]
+
+
+class _Bfloat16:
+    planes = 1
+
+    def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
+        return (x_BHNC.bfloat16(),)
+
+    def decode(self, planes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return planes[0].to(dtype)
+
+
+class _Int8:
+    planes = 2
+
+    def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
+        """Numbers and scales; what is not finite makes the scale so, and is read as NaN."""
+        x_BHNC = x_BHNC if x_BHNC.dtype == torch.float64 else x_BHNC.float()
+        scale_BHN1 = x_BHNC.abs().amax(-1, keepdim=True).div(127).float()
+        scale_BHN1 = scale_BHN1.clamp(min=torch.finfo(torch.float32).tiny)
+        return x_BHNC.div(scale_BHN1).round_().clamp_(-127, 127).to(torch.int8), scale_BHN1
+
+    def decode(self, planes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        number_BHSC, scale_BHS1 = planes
+        return (number_BHSC * scale_BHS1).to(dtype)
+
+
+_STORAGES: dict[str, Storage] = {"auto": _Plain(), "bfloat16": _Bfloat16(), "int8": _Int8()}
+
+
+class MemoryBudget:
+    """What all KV buffers of several caches may take together.
+
+    Args:
+        num_bytes: that.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._caches: WeakSet[HoldsKVBuffers] = WeakSet()
+        self._lock = RLock()
+
+    def share(self, cache: "HoldsKVBuffers") -> None:
+        """Counts the KV buffers of a cache, for as long as there is one."""
+        with self._lock:
+            self._caches.add(cache)
+
+    def held(self) -> int:
+        """Bytes of the KV buffers that there are now."""
+        with self._lock:
+            return sum(cache.own_bytes() for cache in self._caches)
+
+
+class HoldsKVBuffers(Protocol):
+    """A cache, as an memory budget sees it."""
+
+    def own_bytes(self) -> int:
+        """Memory of its KV buffers, without those of caches inside it."""
+
+
+@dataclass(frozen=True)
+class KVCachePlan:
+    """How a model's caches store, and how much they may.
+
+    Attributes:
+        kv_dtype: ``auto``, ``bfloat16`` or ``int8``.
+        memory budget: shared with other caches; None sets no bound.
+
+    Raises:
+        InvalidParameterError: another kind of storage.
+    """
+
+    kv_dtype: KvDtype = "auto"
+    memory_budget: MemoryBudget | None = None
+
+    def __post_init__(self) -> None:
+        check_kv_dtype(self.kv_dtype)
+
+    @property
+    def storage(self) -> Storage:
+        return _STORAGES[self.kv_dtype]
+
+
+def check_kv_dtype(kv_dtype: str) -> None:
+    """Raises InvalidParameterError for a kind of storage that there is not."""
+    check_choice("kv_dtype", kv_dtype, get_args(KvDtype))
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """The shapes of a model's KV buffers, for :meth:`KVCache.reserve`.
+
+    Attributes:
+        shapes: heads, width of a key and width of a value, by layer.
+        dtype: the model's.
+        device: the model's.
+    """
+
+    shapes: tuple[tuple[int, int, int], ...]
+    dtype: torch.dtype
+    device: torch.device

@@ -1,0 +1,127 @@
+"""Attention masks: what each node of a pass may look at among the slots of its row.
+
+Additive, ``(B, 1, N, S)``: 0 where a node may look, the least finite number where it may not.
+Slots hold a row's committed tokens in order, then the nodes of the pass; a node's position is the
+committed length plus its depth.
+
+Legend: B rows, N nodes of a pass, M nodes behind the committed slots, S slots (the span).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+def chain_mask(
+    positions_BN: Tensor, span: int, dtype: torch.dtype, window: int | None = None
+) -> Tensor:
+    """Slot s is visible from position t iff ``s <= t`` (and ``t - s < window``)."""
+    slots_S = torch.arange(span, device=positions_BN.device)
+    hidden_BNS = slots_S > positions_BN[..., None]
+    if window is not None:
+        hidden_BNS = hidden_BNS | (slots_S <= positions_BN[..., None] - window)
+    return _additive(hidden_BNS, dtype)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The columns of a pass as the last N of M nodes behind a row's committed slots.
+
+    Attributes:
+        ancestors_BNM: ``[b, i, j]`` is true iff node j is column i's node or an ancestor of it.
+        depth_BM: edges between each node and the last committed token, less one: 0 for a node
+            that follows it.
+    """
+
+    ancestors_BNM: Tensor
+    depth_BM: Tensor
+
+    @property
+    def first(self) -> int:
+        """Nodes that earlier passes wrote."""
+        return self.ancestors_BNM.shape[2] - self.ancestors_BNM.shape[1]
+
+
+def tree_mask(
+    nodes: Nodes,
+    length_B: Tensor,
+    span: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Tensor:
+    """Committed slots, and of the nodes behind them the ancestors and the node itself."""
+    B, N, M = nodes.ancestors_BNM.shape
+    if window is None and length_B.device.type == "cpu" and (length_B == span - M).all():
+        mask_BNS = torch.zeros(B, N, span, dtype=dtype)  # the nodes are the last slots of each row
+        mask_BNS[..., span - M :].masked_fill_(~nodes.ancestors_BNM, torch.finfo(dtype).min)
+        return mask_BNS[:, None]
+    slots_S = torch.arange(span, device=length_B.device)
+    node_BS = slots_S - length_B[:, None]
+    index_BNS = node_BS.clamp(0, M - 1)[:, None].expand(-1, N, -1)
+    is_node_BS = (node_BS >= 0) & (node_BS < M)
+    on_path_BNS = nodes.ancestors_BNM.gather(2, index_BNS) & is_node_BS[:, None]
+    visible_BNS = (node_BS < 0)[:, None] | on_path_BNS
+    if window is not None:
+        positions_BM = length_B[:, None] + nodes.depth_BM
+        position_BS = slot_positions(nodes, length_B, span)
+        visible_BNS = visible_BNS & (
+            position_BS[:, None] > positions_BM[:, nodes.first :, None] - window
+        )
+    return _additive(~visible_BNS, dtype)
+
+
+class Filled(Protocol):
+    """What a mask asks of the KV buffers.
+
+    Attributes:
+        length_B: committed slots of each row.
+        span: slots read, those of the pass included.
+        is_uniform: whether all rows have the same length.
+    """
+
+    length_B: Tensor
+    span: int
+
+    @property
+    def is_uniform(self) -> bool: ...
+
+
+def pass_mask(
+    positions_BN: Tensor,
+    nodes: Nodes | None,
+    buffers: Filled,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> Tensor:
+    """The mask of a pass over columns that follow one another, or over these nodes."""
+    B, N = positions_BN.shape
+    alone = N == 1 and (nodes is None or not nodes.first)
+    if alone and window is None and buffers.is_uniform:
+        nothing = torch.zeros(1, 1, 1, buffers.span, dtype=dtype, device=positions_BN.device)
+        return nothing.expand(B, 1, 1, buffers.span)
+    if nodes is None:
+        return chain_mask(positions_BN, buffers.span, dtype, window)
+    return tree_mask(nodes, buffers.length_B, buffers.span, dtype, window)
+
+
+def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:
+    """Slot s of a row is visible, from anywhere, iff ``s < length``; (B, 1, 1, S)."""
+    slots_S = torch.arange(span, device=length_B.device)
+    return _additive((slots_S >= length_B[:, None])[:, None], dtype)
+
+
+def slot_positions(nodes: Nodes, length_B: Tensor, span: int) -> Tensor:
+    """The position of what each slot holds, (B, S): its number, or where it holds a node that
+    node's depth behind the committed length."""
+    M = nodes.depth_BM.shape[1]
+    slots_S = torch.arange(span, device=length_B.device)
+    node_BS = slots_S - length_B[:, None]
+    position_BS = length_B[:, None] + nodes.depth_BM.gather(1, node_BS.clamp(0, M - 1))
+    return torch.where((node_BS >= 0) & (node_BS < M), position_BS, slots_S)
+
+
+def _additive(hidden_BNS: Tensor, dtype: torch.dtype) -> Tensor:
+    mask_BNS = torch.zeros(hidden_BNS.shape, dtype=dtype, device=hidden_BNS.device)
+    return mask_BNS.masked_fill_(hidden_BNS, torch.finfo(dtype).min)[:, None]

@@ -1,0 +1,166 @@
+"""A draft made by one graph is the draft made step by step, in the same texts."""
+
+from typing import Any
+
+import pytest
+import torch
+from interpreted_graphs import interpreted
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+
+from outrider import Sampling
+from outrider.drafters.chain.fused_model import FusedModelDrafter
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compiled import CompiledPass
+
+SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
+
+
+class Counted(CompiledPass):
+    """Counts the drafts that go through a graph."""
+
+    calls = 0
+
+    def draft(self, *arguments: Any) -> Any:
+        self.calls += 1
+        return super().draft(*arguments)
+
+
+def drafting() -> tuple[HFModel, Counted]:
+    """A draft model with graphs."""
+    model = tiny(seed=1)
+    graph = Counted(model.module, model.windows, model.limit, "draft", interpreted)
+    model.compiled = graph
+    return model, graph
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        greedy(20),
+        SAMPLED,
+        Sampling(temperature=0.6, seed=5, max_new_tokens=20, ignore_eos=True),
+    ],
+    ids=["greedy", "sampled", "tempered"],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_writes_the_texts_of_the_steps(sampling: Sampling, batch: int) -> None:
+    """Alone, and in ragged batches whose rows leave."""
+    prompts = ragged_prompts([9, 3, 14])
+    steps = engine_of(tiny(), tiny(seed=1), max_batch_size=batch)
+    wanted = steps.generate(prompts, sampling)
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, max_batch_size=batch)
+    found = engine.generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.origins == other.origins
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+    assert graph.calls > 3
+    assert not graph.failed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}],
+    ids=str,
+)
+def test_goes_step_by_step_where_a_distribution_is_more_than_a_temperature(settings: Any) -> None:
+    sampling = Sampling(temperature=1.0, seed=3, max_new_tokens=8, ignore_eos=True, **settings)
+    draft, graph = drafting()
+    prompts = ragged_prompts([9])
+    wanted = token_ids(engine_of(tiny(), tiny(seed=1)).generate(prompts, sampling))
+    assert token_ids(engine_of(tiny(), draft).generate(prompts, sampling)) == wanted
+    assert graph.calls == 0
+
+
+def test_goes_step_by_step_at_other_lengths_than_the_graphs() -> None:
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, draft_length="heuristic:2")
+    engine.generate(ragged_prompts([9]), greedy(4))
+    assert graph.calls == 0  # from 2 on, never the 4 that are most
+
+
+def test_distributions_are_those_that_the_tokens_were_drawn_from() -> None:
+    """Handed over as they were, with a place for the last token, which has no children."""
+    draft, _ = drafting()
+    engine = engine_of(tiny(), draft)
+    seen = []
+    propose = FusedModelDrafter.propose
+
+    def watched(self: FusedModelDrafter, *arguments: Any) -> Any:
+        seen.append(propose(self, *arguments))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedModelDrafter, "propose", watched)
+        engine.generate(ragged_prompts([9]), SAMPLED)
+    full = [each for each in seen if each.num_nodes == 5]
+    assert full
+    for each in full:
+        assert each.drawn == "iid"
+        assert each.probs_BNV is not None
+        sums_BN = each.probs_BNV.sum(-1)
+        torch.testing.assert_close(sums_BN[:, :-1], torch.ones_like(sums_BN[:, :-1]))
+        assert not each.probs_BNV[:, -1].any()
+        drawn_BD = each.probs_BNV[:, :-1].gather(2, each.tokens_BN[:, 1:, None])
+        assert (drawn_BD > 0).all()
+
+
+@pytest.mark.parametrize("sampling", [greedy(24), SAMPLED], ids=["greedy", "sampled"])
+def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that kept its whole draft lacks two tokens, its neighbour one."""
+    mixed = []
+    whole = FusedModelDrafter._whole
+
+    def watched(self: FusedModelDrafter, state: Any, context: Any, *rest: Any) -> Any:
+        lacking = self._lacking(state, context)
+        draft = whole(self, state, context, *rest)
+        mixed.append(len(set(lacking)) > 1 and draft is not None)
+        return draft
+
+    monkeypatch.setattr(FusedModelDrafter, "_whole", watched)
+    prompts = ragged_prompts([9, 4, 14])
+    target = tiny()
+    draft = tiny(seed=1)
+    for name, weight in draft.module.named_parameters():  # near the target, so that it is kept
+        weight.data = 0.9 * target.module.get_parameter(name).data + 0.1 * weight.data
+    wanted = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
+    assert not mixed
+    draft.compiled = CompiledPass(draft.module, draft.windows, draft.limit, "draft", interpreted)
+    found = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    assert sum(mixed) > 1
+
+
+def test_a_row_too_short_to_be_fed_again_goes_step_by_step() -> None:
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, max_batch_size=2)
+    prompts = [[3], [5, 6, 7, 8]]
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=2).generate(prompts, greedy(12))
+    assert token_ids(engine.generate(prompts, greedy(12))) == token_ids(wanted)
+    assert graph.calls > 0
+
+
+def test_rows_with_little_room_left_do_not_keep_the_others_from_it() -> None:
+    """Their nodes beyond it are masked."""
+    samplings = [greedy(6), greedy(24)]
+    prompts = ragged_prompts([9, 4])
+    draft, graph = drafting()
+    engine = engine_of(tiny(), draft, max_batch_size=2)
+    masks = []
+    propose = FusedModelDrafter.propose
+
+    def watched(self: FusedModelDrafter, *arguments: Any) -> Any:
+        calls, found = graph.calls, propose(self, *arguments)
+        if graph.calls > calls:
+            masks.append(found.mask_BN.all(1).tolist())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FusedModelDrafter, "propose", watched)
+        found = engine.generate(prompts, samplings)
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=2).generate(prompts, samplings)
+    assert token_ids(found) == token_ids(wanted)
+    assert [False, True] in masks

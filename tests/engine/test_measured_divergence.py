@@ -1,0 +1,84 @@
+"""How far a lossy text strays, held against full forward passes over the finished text.
+
+Legend: T tokens, V vocabulary.
+"""
+
+import pytest
+import torch
+from tiny_models import engine_of, full_logits, ragged_prompts, tiny
+from torch import Tensor
+
+from outrider import Result, Sampling, Stats
+from outrider.core import output_distribution
+from outrider.core.divergences import divergences
+from outrider.engine.counts import Counts
+from outrider.engine.measured_divergence import is_measurable
+from outrider.methods import METHODS
+
+TARGET = tiny("llama", 0, dtype=torch.float64)
+DRAFT = tiny("llama", 3, dtype=torch.float64)
+PROMPTS = ragged_prompts([5, 2, 8])
+SAMPLING = Sampling(temperature=0.9, max_new_tokens=17, ignore_eos=True)
+MEASURED = [name for name, method in METHODS.items() if is_measurable(method.recipe().verifier)]
+
+
+def distributions(result: Result, module: torch.nn.Module) -> Tensor:
+    """The model's distribution at each emitted token, (T, V)."""
+    tokens = [*result.prompt_ids, *result.token_ids]
+    logits_TV = full_logits(module, tokens)  # type: ignore[arg-type]
+    return (logits_TV[len(result.prompt_ids) - 1 : -1] / SAMPLING.temperature).softmax(-1)
+
+
+@pytest.mark.parametrize("method", MEASURED)
+def test_sums_are_those_of_the_finished_text(method: str) -> None:
+    """Accepted and corrected tokens follow π, bonus tokens p. Texts end in mid-round too."""
+    engine = engine_of(TARGET, DRAFT, method, 4)
+    results = engine.generate(PROMPTS, SAMPLING)
+    for result in results:
+        p_TV, q_TV = distributions(result, TARGET.module), distributions(result, DRAFT.module)
+        found = divergences(p_TV, output_distribution(engine.verifier, p_TV, q_TV))  # type: ignore[arg-type]
+        drafted_T = torch.tensor(
+            [origin in ("accepted", "correction") for origin in result.origins]
+        )
+        assert result.stats.measured == int(drafted_T.sum()) > 0
+        for name, values_T in (
+            ("kl", found.kl),
+            ("reverse_kl", found.rkl),
+            ("tv", found.tv),
+        ):
+            expected = float(values_T[drafted_T].sum())
+            assert getattr(result.stats, name) == pytest.approx(expected, rel=1e-6), name
+    total = results.stats
+    assert total.texts == len(PROMPTS)
+    assert total.kl_per_token == pytest.approx(sum(r.stats.kl for r in results) / total.emitted)
+    assert total.kl_per_text == pytest.approx(sum(r.stats.kl for r in results) / 3)
+
+
+@pytest.mark.parametrize("method", ["plain", "speculative", "block", "coupled"])
+def test_lossless_texts_cost_nothing(method: str) -> None:
+    stats = engine_of(TARGET, DRAFT, method).generate(PROMPTS, SAMPLING).stats
+    assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (0, 0, 0, 0)
+
+
+def test_measuring_can_be_left_out_and_changes_no_token() -> None:
+    one, other = (
+        engine_of(TARGET, DRAFT, "ensemble", measure=measure).generate(PROMPTS, SAMPLING)
+        for measure in (True, False)
+    )
+    assert [r.token_ids for r in one] == [r.token_ids for r in other]
+    assert (one.stats.measured > 0, other.stats.measured) == (True, 0)
+
+
+def test_places_beyond_the_end_of_the_text_are_not_counted() -> None:
+    """Four accepted tokens of which the text keeps two."""
+    stats = Stats(texts=1)
+    reached, overlap = [1.0, 0.9, 0.8, 0.8, 0.4], [0.9, 0.8, 0.8, 0.4, 0.1]
+    counts = Counts(5, 5, True, reached, overlap, [(1.0, 2.0, 0.5)] * 5)
+    stats.count(counts, accepted=4, kept=2)
+    assert (stats.reached, stats.overlap) == pytest.approx((1.9, 1.7))
+    assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (2, 2.0, 4.0, 1.0)
+
+
+def test_infinity_is_valid_json() -> None:
+    stats = Stats(kl=float("inf"), emitted=2, texts=1, measured=1)
+    assert stats.as_dict()["kl"] == stats.as_dict()["kl_per_token"] == "inf"

@@ -1,0 +1,100 @@
+"""Acceptance by rank and pass times of a pair, and the tree that follows."""
+
+import pytest
+import torch
+from tiny_models import VOCAB, full_logits, ragged_prompts, tiny
+
+from outrider import Sampling
+from outrider.drafters.tree.topology import Topology
+from outrider.lab.analysis.tree_plan import best_tree, expected_tokens
+from outrider.lab.tree_plan import count_ranks, interpolated, plan_for_pair
+from outrider.runtime import HFModel
+
+GREEDY = Sampling(temperature=0)
+
+
+def ranks_along_the_text(
+    target: HFModel, draft: HFModel, prompt: list[int], width: int, num_rounds: int
+) -> list[int]:
+    """The definition: where in the draft's order the target's argmax stands, round by round."""
+    counts, text = [0] * (width + 1), list(prompt)
+    for _ in range(num_rounds):
+        token = int(full_logits(target.module, text)[-1].argmax())
+        order = full_logits(draft.module, text)[-1].argsort(descending=True).tolist()
+        rank = min(order.index(token), width)
+        counts[rank] += 1
+        text.append(token)
+        if rank < width:
+            text.append(int(full_logits(target.module, text)[-1].argmax()))
+    return counts
+
+
+def test_ranks_are_those_of_the_definition() -> None:
+    """Greedy rounds of ragged prompts, against plain passes over the whole text."""
+    target, draft = tiny(seed=0, std=0.2), tiny(seed=0, std=0.2)
+    with torch.no_grad():
+        for weight in draft.module.parameters():
+            weight += 0.04 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    prompts, width, num_rounds = ragged_prompts([4, 9, 6]), 7, 12
+    with torch.inference_mode():
+        counts = count_ranks(target, draft, prompts, GREEDY, width, num_rounds)
+        expected = [ranks_along_the_text(target, draft, p, width, num_rounds) for p in prompts]
+    assert counts == [sum(column) for column in zip(*expected, strict=True)]
+    assert sum(counts) == 3 * num_rounds
+    assert sum(count > 0 for count in counts) > 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_always_accepts_its_own_first_draw(temperature: float) -> None:
+    model = tiny(seed=0)
+    with torch.inference_mode():
+        sampling = Sampling(temperature=temperature)
+        counts = count_ranks(model, model, ragged_prompts([3, 5]), sampling, 4, 10)
+    assert counts == [20, 0, 0, 0, 0]
+
+
+def test_rows_end_with_their_text_or_the_context() -> None:
+    """A row that ends is counted no further; the others go on, one by one."""
+    model = tiny(seed=0)
+    prompts = ragged_prompts([3, 100, 60])
+    with torch.inference_mode():
+        counts = count_ranks(model, model, prompts, GREEDY, 2, 1000)
+        ended = count_ranks(model, model, prompts, GREEDY, 2, 1000, frozenset(range(VOCAB)))
+    room = [-(-(128 - 2 - len(prompt)) // 2) for prompt in prompts]
+    assert counts == [sum(room), 0, 0]
+    assert ended == [3, 0, 0]
+
+
+def test_between_measured_sizes_times_are_interpolated() -> None:
+    times = {1: 1.0, 4: 1.6, 8: 4.0}
+    assert [interpolated(times, n) for n in (1, 4, 8)] == [1.0, 1.6, 4.0]
+    assert interpolated(times, 3) == pytest.approx(1.4)
+    assert interpolated(times, 5) == pytest.approx(2.2)
+
+
+def test_the_plan_of_a_pair() -> None:
+    """What is planned follows from what was measured."""
+    target, draft = tiny(seed=0), tiny(seed=1)
+    with torch.inference_mode():
+        plan = plan_for_pair(
+            target,
+            draft,
+            ragged_prompts([4, 9]),
+            Sampling(),
+            num_nodes=20,
+            depth=4,
+            width=6,
+            num_rounds=40,
+        )
+    assert plan.num_places == 80
+    assert len(plan.acceptance) == 6
+    assert list(plan.target_seconds) == [1, 2, 4, 8, 12, 16, 20]
+    assert min(plan.target_seconds.values()) > 0
+    assert plan.draft_seconds > 0
+    assert plan.tree.num_nodes <= 20
+    assert plan.tree.depth <= 4
+    for each in (plan.tree, plan.chain):
+        assert each.tokens == pytest.approx(expected_tokens(each.paths, plan.acceptance))
+    assert plan.tree.tokens <= best_tree(plan.acceptance, 20, 4).tokens + 1e-12
+    if plan.tree.paths:
+        assert Topology(plan.tree.paths).paths == plan.tree.paths

@@ -1,0 +1,113 @@
+"""Graphs compiled ahead of time are kept under what they were made from, and read live weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import tiny
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compile_cache import compiled_program, made_from
+from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
+from outrider.runtime.executors.traced import ChainPass, TreePass
+from outrider.runtime.kernels import build, use_kernels
+
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+
+
+class Affine(nn.Module):
+    """A weight, a buffer under two names and a constant that only the program knows."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(4, generator=generator))
+        self.register_buffer("shift", torch.randn(4, generator=generator), persistent=False)
+        self.same = self.shift
+
+    def forward(self, x_N4: Tensor) -> tuple[Tensor]:
+        literal_4 = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        return (x_N4 * self.weight + self.shift + self.same * literal_4,)
+
+
+def tracer(module: nn.Module, calls: list[int]) -> Callable[[], ExportedProgram]:
+    def trace() -> ExportedProgram:
+        calls.append(1)
+        with torch.no_grad():
+            return export(module, (torch.ones(3, 4),), dynamic_shapes=({0: Dim("rows")},))
+
+    return trace
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_is_compiled_once_and_reads_each_modules_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    calls: list[int] = []
+    for seed in (0, 1):
+        module = Affine(seed)
+        graph = compiled_program(module, tracer(module, calls), own=True)
+        for rows in (1, 2, 7):
+            x_N4 = torch.randn(rows, 4)
+            torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
+        with torch.no_grad():
+            module.weight.mul_(3)
+        torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
+    assert len(calls) == 1
+    assert len(list(tmp_path.glob("graphs/*.pt2"))) == 1
+    foreign = compiled_program(module, tracer(module, calls), own=False)
+    assert len(calls) == 2
+    torch.testing.assert_close(foreign([x_N4])[0], module(x_N4)[0])
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_patched_module_gets_a_graph_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    x_N4 = torch.randn(2, 4)
+    for sign in (1, -1):
+        module = Affine()
+        original = module.forward
+        module.forward = lambda x, f=original, s=sign: (s * f(x)[0],)  # type: ignore[method-assign,misc]
+        graph = compiled_program(module, tracer(module, []))
+        torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
+    assert len(list(tmp_path.glob("graphs/*.pt2"))) == 2
+
+
+def parts(model: HFModel) -> list[str]:
+    return made_from(ChainPass(model.module, model.windows, model.limit, model.dtype))
+
+
+def test_names_what_it_was_made_from() -> None:
+    same = parts(tiny())
+    renamed = tiny(seed=1)
+    renamed.module.config._name_or_path = "elsewhere"
+    assert parts(renamed) == same
+    others = [tiny("qwen3"), tiny(rms_norm_eps=0.1), tiny(dtype=torch.bfloat16)]
+    assert all(parts(other) != same for other in others)
+
+
+def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
+    model = tiny()
+    settings = model.module, model.windows, model.limit, model.dtype
+    passes = [ChainPass(*settings), TreePass(*settings)]
+    passes += [kind(*settings, depth) for kind in (GreedyDraft, SampledDraft) for depth in (2, 5)]
+    shorter = ChainPass(model.module, model.windows, model.limit - 1, model.dtype)
+    windowed = ChainPass(model.module, {"full": 7}, model.limit, model.dtype)
+    names = {str(made_from(each)) for each in (*passes, shorter, windowed)}
+    assert len(names) == len(passes) + 2
+
+
+@needs_compiler
+def test_kernels_and_exactness_are_part_of_the_name() -> None:
+    plain, kernels, exact = tiny(), tiny(), tiny()
+    use_kernels(kernels.module)
+    use_kernels(exact.module, exact=True)
+    assert len({str(parts(model)) for model in (plain, kernels, exact)}) == 3

@@ -1,0 +1,207 @@
+"""The kernels say what torch says, and say it with the same bits in passes of any width."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from outrider.core.errors import KernelError
+from outrider.runtime.kernels import NARROW, build, use_kernels
+from outrider.runtime.kernels.build import load_kernels
+
+pytestmark = [
+    pytest.mark.vector_width,
+    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here"),
+]
+
+
+def linear(inputs: int, outputs: int, bias: bool = True, compact: bool = False) -> nn.Linear:
+    """A layer with the kernels; ``compact`` with packed weights."""
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, outputs, bias)
+    use_kernels(layer, exact=True, compact=compact)
+    return layer
+
+
+def reference(inputs: int, outputs: int, bias: bool, x: Tensor) -> Tensor:
+    """What the same layer says by torch, in float64."""
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, bias).double()(x.double()).float()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(8, 16), (33, 17), (70, 1), (256, 65), (3, 40), (1, 150)]
+)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("compact", [True, False])
+def test_linear_equals_torch(inputs: int, outputs: int, bias: bool, compact: bool) -> None:
+    """Within 1e-5 of the largest, for widths with every tail, odd sizes among them."""
+    layer = linear(inputs, outputs, bias, compact)
+    for tokens in (1, 2, 3, 4, 5, 6, 7, 12, 13, 40):
+        x = torch.randn(tokens, inputs)
+        wanted = reference(inputs, outputs, bias, x)
+        assert float((layer(x) - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(131, 70), (7, 3), (64, 160)])
+def test_bits_of_a_linear_layer_do_not_depend_on_the_width(
+    inputs: int, outputs: int, compact: bool
+) -> None:
+    layer = linear(inputs, outputs, compact=compact)
+    x = torch.randn(50, inputs)
+    alone = torch.cat([layer(row[None]) for row in x])
+    for width in (*range(2, 21), 33, 50):
+        assert torch.equal(torch.cat([layer(part) for part in x.split(width)]), alone)
+    assert torch.equal(layer(x.view(5, 10, inputs)), alone.view(5, 10, outputs))
+
+
+@torch.inference_mode()
+def test_packed_weights_are_narrow_only_where_that_changes_no_bit() -> None:
+    exact, wide = linear(65, 37), linear(65, 37)
+    lossy = linear(65, 37, compact=True)
+    for layer in (exact, wide):
+        layer.weight.copy_(layer.weight.bfloat16())
+    x = torch.randn(9, 65)
+    before = exact(x)
+    use_kernels(exact, exact=True, compact=True)
+    use_kernels(exact)  # what is packed stays so
+    named = nn.ModuleDict({"wo": wide})
+    use_kernels(named, exact=True, compact=True)  # a name by which T5's dtype has to be kept
+    assert exact.weight.dtype == torch.bfloat16
+    assert lossy.weight.dtype == wide.weight.dtype == torch.float32
+    assert torch.equal(exact(x), wide(x))
+    assert float((exact(x) - before).abs().max()) <= 1e-5
+    assert torch.equal(exact(x.repeat(9, 1)), exact(x).repeat(9, 1))  # wider than NARROW
+
+
+@torch.inference_mode()
+def test_row_major_weights_go_to_torch_for_wide_passes() -> None:
+    layer = linear(64, 32)
+    layer.weight = nn.Parameter(layer.weight.bfloat16())
+    use_kernels(layer)
+    wide = torch.randn(NARROW + 1, 64)  # which takes no mixture of types by itself
+    wanted = nn.functional.linear(wide, layer.weight.float(), layer.bias)
+    assert float((layer(wide) - wanted).abs().max()) <= 1e-5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_joined_layers_say_the_same_bits(compact: bool, bias: bool) -> None:
+    """Of other widths each, none of whole panels; in one result."""
+    layers = [linear(40, outputs, bias, compact) for outputs in (33, 5, 70)]
+    weights = [layer.weight for layer in layers]
+    biases = [layer.bias for layer in layers if bias]
+    for tokens in (1, 6, 11):
+        x = torch.randn(2, tokens, 40)
+        joined = torch.ops.outrider.linears(x, weights, biases, [33, 5, 70], NARROW)
+        assert torch.equal(joined, torch.cat([layer(x) for layer in layers], -1))
+
+
+@torch.inference_mode()
+def test_packing_leaves_the_embeddings_that_share_a_weight_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"embed": nn.Embedding(50, 24), "head": nn.Linear(24, 50, bias=False)})
+    model["head"].weight = model["embed"].weight
+    tokens = torch.arange(50)
+    before = model["embed"](tokens)
+    wanted = model["head"](before)
+    use_kernels(model, compact=True)
+    assert torch.equal(model["embed"](tokens), before)
+    assert float((model["head"](before) - wanted).abs().max()) <= 1e-5
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("compact", [True, False])
+def test_bfloat16_inputs_come_back_as_such(compact: bool) -> None:
+    layer = linear(64, 32).bfloat16()
+    x = torch.randn(3, 64).bfloat16()
+    wanted = nn.functional.linear(x.float(), layer.weight.float(), layer.bias.float())
+    use_kernels(layer, exact=True, compact=compact)
+    assert layer(x).dtype == torch.bfloat16
+    assert torch.equal(layer(x), wanted.bfloat16()) or float(
+        (layer(x).float() - wanted).abs().max()
+    ) <= 2**-7 * float(wanted.abs().max())
+
+
+def attention(width: int = 20) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and a mask of random holes; every query sees its first slot."""
+    torch.manual_seed(1)
+    q, k, v = torch.randn(2, 4, 7, width), torch.randn(2, 2, 19, width), torch.randn(2, 2, 19, 9)
+    mask = torch.zeros(2, 1, 7, 19).masked_fill(torch.rand(2, 1, 7, 19) < 0.5, torch.finfo().min)
+    mask[..., 0] = 0.25  # a bias that is not a hole
+    return q, k, v, mask
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("width", [8, 20])
+def test_attention_equals_torch(width: int) -> None:
+    """Grouped heads, values of another width, biases; within 1e-6."""
+    load_kernels()
+    q, k, v, mask = attention(width)
+    ours = torch.ops.outrider.attend(q, k, v, mask, 0.3).transpose(1, 2)
+    double = (x.double() for x in (q, k, v))
+    theirs = scaled_dot_product_attention(*double, mask.double(), scale=0.3, enable_gqa=True)
+    assert float((ours - theirs).abs().max()) <= 1e-6
+
+
+@torch.inference_mode()
+def test_bits_of_attention_do_not_depend_on_what_is_hidden() -> None:
+    """The same slots, with strangers between them and behind them, and one query at a time."""
+    load_kernels()
+    q, k, v, _ = attention()
+    alone = torch.ops.outrider.attend(q, k, v, torch.zeros(2, 1, 7, 19), 0.3)
+    spread = [torch.full((*x.shape[:2], 60, x.shape[3]), 7.0) for x in (k, v)]
+    places = torch.arange(19) * 3 + 2
+    mask = torch.full((2, 1, 7, 60), torch.finfo().min)
+    mask[..., places] = 0
+    for wide, narrow in zip(spread, (k, v), strict=True):
+        wide[:, :, places] = narrow
+    assert torch.equal(torch.ops.outrider.attend(q, *spread, mask, 0.3), alone)
+    each = [
+        torch.ops.outrider.attend(q[:, :, n : n + 1], *spread, mask[:, :, :1], 0.3)
+        for n in range(7)
+    ]
+    assert torch.equal(torch.cat(each, 1), alone)
+
+
+def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(KernelError, match=r"no C\+\+ compiler.*CXX"):
+        build.compile_kernels(tmp_path / "kernels.so")
+
+
+def test_says_what_the_compiler_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves nothing behind that a later run would take for a library."""
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho 'kernels.cpp:1: error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(KernelError, match="no such header"):
+        build.compile_kernels(tmp_path / "kernels.so")
+    monkeypatch.setenv("CXX", os.fspath(tmp_path / "absent"))
+    with pytest.raises(KernelError, match="cannot run"):
+        build.compile_kernels(tmp_path / "kernels.so")
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each as it was packed, whether it fits what is left of a chunk, a new one, or none."""
+    monkeypatch.setattr("outrider.runtime.kernels.layers._Pages._CHUNK", 8192)
+    widths = (8, 20, 40, 3, 200)
+    layers = nn.Sequential(*(nn.Linear(32, width) for width in widths))
+    weights = [layer.weight.detach().clone() for layer in layers]
+    use_kernels(layers, compact=True)
+    for layer, weight in zip(layers, weights, strict=True):
+        assert torch.equal(layer.weight, torch.ops.outrider.pack(weight, False))
+        assert layer.weight.data_ptr() % 64 == 0
+    storages = {layer.weight.untyped_storage().data_ptr() for layer in layers}
+    assert 1 < len(storages) < len(widths)

@@ -1,0 +1,125 @@
+"""Short prompts go into the cache by the graph, long ones and those of exact models as they did."""
+
+from typing import Any
+
+import pytest
+import torch
+from interpreted_graphs import interpreted, without_compiler
+from tiny_models import FAMILIES, engine_of, greedy, ragged_prompts, tiny, token_ids
+
+from outrider.core import Context
+from outrider.runtime import HFModel, prefill
+from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledPass
+from outrider.runtime.kernels.build import load_kernels
+from outrider.runtime.kv_cache.footprint import Footprint
+from outrider.testing import SoftmaxDistribution
+
+
+class Counted(CompiledPass):
+    """A graph that keeps the widths of its passes."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.widths: list[int] = []
+
+    def chain(self, cache: Any, tokens_BN: Any) -> Any:
+        self.widths.append(tokens_BN.shape[1])
+        return super().chain(cache, tokens_BN)
+
+
+def with_graph(model: HFModel) -> tuple[HFModel, list[int]]:
+    """The model with a graph, and the widths of its passes."""
+    graph = Counted(model.module, model.windows, model.limit, "graph", interpreted)
+    model.compiled = graph
+    return model, graph.widths
+
+
+def context_of(lengths: list[int]) -> Context:
+    return Context.start(
+        ragged_prompts(lengths), SoftmaxDistribution(), [0] * len(lengths), lengths
+    )
+
+
+@pytest.mark.parametrize("lengths", [[2], [9], [40, 3, 17]], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_graph_fills_the_cache_with_the_same_numbers(family: str, lengths: list[int]) -> None:
+    eager, (graphed, widths) = tiny(family), with_graph(tiny(family))
+    with torch.inference_mode():
+        wanted, found = (model.start(context_of(lengths)) for model in (eager, graphed))
+    assert graphed.compiled is not None
+    assert not graphed.compiled.failed
+    assert widths == [max(lengths) - 1]
+    assert found.lengths == wanted.lengths == [length - 1 for length in lengths]
+    assert torch.equal(found.length_B, wanted.length_B)
+    for sides in zip((wanted.keys, wanted.values), (found.keys, found.values), strict=True):
+        for one, other in zip(*sides, strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.shape == other.shape
+            for row, length in enumerate(wanted.lengths):
+                torch.testing.assert_close(one[row, :, :length], other[row, :, :length])
+
+
+def test_only_short_prompts_go_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    for length, rows, few in ((MOST_TOKENS + 1, 1, 1), (MOST_TOKENS + 2, 1, 0), (44, 3, 0)):
+        model, widths = with_graph(tiny(max_position_embeddings=512))
+        model.start(context_of([length] * rows))
+        assert len(widths) == few
+    model, widths = with_graph(tiny())
+    monkeypatch.setattr(prefill, "_PRODUCTS_PER_LAYER", 1)  # as if its vocabulary were huge
+    model.start(context_of([9]))
+    assert not widths
+
+
+def test_an_exact_model_reads_all_prompts_in_one_way() -> None:
+    """A batch's size may not change the bits of a row."""
+    model, widths = with_graph(tiny())
+    load_kernels()  # which exact mode is a part of
+    model.exact = True
+    model.start(context_of([9]))
+    assert not widths
+
+
+def test_a_prompt_of_one_token_and_long_ones() -> None:
+    def models() -> tuple[HFModel, HFModel]:
+        return tiny(max_position_embeddings=512), tiny(seed=1, max_position_embeddings=512)
+
+    prompts = ragged_prompts([1, 140, 30])
+    wanted = token_ids(engine_of(*models()).generate(prompts, greedy(9)))
+    engine = without_compiler(engine_of(*(with_graph(model)[0] for model in models())))
+    assert token_ids(engine.generate(prompts, greedy(9))) == wanted
+
+
+def test_the_layout_is_learned_once_and_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, widths = with_graph(tiny())
+    learned: list[int] = []
+    layout_of = prefill._layout
+    monkeypatch.setattr(prefill, "_layout", lambda m: learned.append(1) or layout_of(m))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        context = context_of([9])
+        with torch.inference_mode():
+            model.start(context)
+        assert not context.health.drain()
+    assert learned == [1]
+    assert widths == [8, 8]
+
+
+def test_a_model_without_buffers_in_every_layer_is_left_to_its_passes() -> None:
+    """As some share keys and values between layers."""
+    model, widths = with_graph(tiny())
+    model.num_layers += 1  # a layer that keeps nothing
+    with torch.inference_mode():
+        cache, wanted = model.start(context_of([9])), tiny().start(context_of([9]))
+    assert cache.keys[-1] is None
+    assert not widths
+    for one, other in zip(wanted.keys, cache.keys, strict=False):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_buffers_take_is_learned_without_the_graph() -> None:
+    """An engine asks before its graphs are made, under a bar."""
+    model, widths = with_graph(tiny())
+    assert Footprint.of(model) == Footprint.of(tiny())
+    assert not widths

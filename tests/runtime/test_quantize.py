@@ -1,0 +1,211 @@
+"""Quantized weights: near the model they came from, a distribution of their own, refused by name
+and reason.
+
+Legend: B rows, T tokens, V vocabulary.
+"""
+
+import copy
+import sys
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, tiny_module, token_ids
+from tiny_seq2seq import tiny_seq2seq_module
+from torch import Tensor, nn
+
+import outrider
+from outrider import Sampling, load_model
+from outrider.core import Budget, Context
+from outrider.core.errors import InvalidParameterError, UnsupportedModelError
+from outrider.drafters import ModelDrafter
+from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.hf.quantize import (
+    Int4Linear,
+    Int8Linear,
+    MissingTorchaoError,
+    quantize,
+)
+from outrider.runtime.kernels import NarrowLinear, use_kernels
+from outrider.runtime.kernels.build import find_compiler
+from outrider.sampling import Warp
+
+torchao = pytest.importorskip("torchao.quantization")
+
+# Norm of what rounding changes in a random layer's results, as a share of them: uniform errors of
+# half a step, of 127 steps (int8) or 15 (int4) to the largest of weights, give 0.7 and 8 %.
+_BOUNDS = {"int8": 0.015, "int4": 0.12}
+_FITTING = ["llama", "opt", "gpt_neox", "gemma2"]
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | Int8Linear)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 6, 40])
+@pytest.mark.parametrize("packed", [Int8Linear, Int4Linear])
+def test_a_packed_layer_is_near_its_layer(
+    packed: type[Int8Linear] | type[Int4Linear], tokens: int, dtype: torch.dtype
+) -> None:
+    layer = nn.Linear(64, 48, dtype=dtype)
+    x = torch.randn(2, tokens, 64, dtype=dtype)
+    result = packed(layer, torchao)(x)
+    assert result.dtype == dtype
+    kind = "int8" if packed is Int8Linear else "int4"
+    assert _distance(result.float(), layer(x).float()) < _BOUNDS[kind]
+
+
+def test_a_packed_layer_multiplies_what_torchao_rounded() -> None:
+    layer = nn.Linear(64, 48, bias=False)
+    rounded = copy.deepcopy(layer)
+    torchao.quantize_(rounded, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
+    x = torch.randn(5, 64)
+    assert _distance(Int8Linear(layer, torchao)(x), rounded(x)) < 2**-8  # bfloat16's share
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("bias", [True, False])
+def test_kernels_multiply_the_same_weights_without_rounding_the_inputs(bias: bool) -> None:
+    """In float32 and bfloat16, for a number of outputs that fills no panel, with the same bits at
+    any width."""
+    layer = Int8Linear(nn.Linear(64, 53, bias), torchao)
+    weight_NK = layer.weight.double() * layer.scale_N.double()[:, None]
+    x = torch.randn(30, 64)
+    wanted = x.double() @ weight_NK.T + (0 if layer.bias is None else layer.bias)
+    use_kernels(layer)
+    result = layer(x)
+    assert _distance(result, wanted) < 1e-6
+    assert torch.equal(torch.cat([layer(row[None]) for row in x]), result)
+    assert torch.equal(torch.cat([layer(part) for part in x.split(7)]), result)
+    assert _distance(layer(x.bfloat16()).float(), wanted) < 2**-7
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+def test_a_quantized_model_can_be_exact() -> None:
+    """Its text is the one that torch's kernels write, up to their rounding to bfloat16; passes of
+    every width have the same bits, which preparing it tries."""
+    quantized = load_model(tiny_module(std=0.1), quantized="int8")
+    before = quantized.logits_behind([5, 6, 7, 8], [9])
+    prepare(quantized, exact=True)
+    assert all(
+        type(each) is NarrowLinear for each in quantized.module.modules() if _is_linear(each)
+    )
+    assert _distance(quantized.logits_behind([5, 6, 7, 8], [9]), before) < 2**-6
+
+
+@pytest.mark.parametrize("family", _FITTING)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_logits_of_a_quantized_model_are_near(family: str, kind: str) -> None:
+    module = tiny_module(family, intermediate_size=64, std=0.1)
+    tokens_BT = torch.randint(5, VOCAB, (2, 12))
+    with torch.inference_mode():
+        logits_BTV = module(input_ids=tokens_BT).logits
+        quantized = quantize(copy.deepcopy(module), kind)
+        distance = _distance(quantized(input_ids=tokens_BT).logits, logits_BTV)
+    assert 0 < distance < 3 * _BOUNDS[kind]  # layers add up
+
+
+def test_the_head_is_int8_and_leaves_shared_embeddings_alone() -> None:
+    module = tiny_module("llama", tie_word_embeddings=True)
+    before = module.get_input_embeddings().weight.clone()
+    quantize(module, "int4")
+    layers: Any = module.model.layers
+    assert type(layers[0].self_attn.q_proj) is Int4Linear
+    assert type(layers[0].mlp.down_proj) is Int8Linear  # 48 inputs are not in groups of 32
+    assert type(module.lm_head) is Int8Linear
+    assert module.get_input_embeddings().weight.equal(before)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_encoder_decoders_are_quantized(family: str) -> None:
+    module = tiny_seq2seq_module(family)
+    tokens = torch.randint(5, 50, (1, 9))
+    with torch.inference_mode():
+        logits = module(input_ids=tokens, decoder_input_ids=tokens).logits
+        quantize(module, "int8")
+        near = module(input_ids=tokens, decoder_input_ids=tokens).logits
+    assert 0 < _distance(near, logits) < 0.1
+    assert all(type(each) is not nn.Linear for each in module.modules())
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_quantized_draft_leaves_greedy_texts_alone(kind: str) -> None:
+    target, draft = tiny_module(seed=1), tiny_module(seed=1, intermediate_size=48)
+    prompts = [[7, 11, 13], [40, 41, 42, 43, 44, 45]]
+    sampling = Sampling(temperature=0, max_new_tokens=24)
+    plain = outrider.load(target, None, "plain").generate(prompts, sampling)
+    engine = outrider.load(target, draft, quantize_draft=kind)
+    results = engine.generate(prompts, sampling)
+    assert token_ids(results) == token_ids(plain)
+    assert results.stats.accepted > 0
+
+
+def test_the_recorded_q_is_the_quantized_models_own() -> None:
+    """What is drawn from and what is recorded are one distribution, so verification stays exact."""
+    module = tiny_module(std=0.1)
+    quantized = load_model(module, quantized="int4")
+    prompt = [5, 6, 7, 8]
+    context = Context.start([prompt], Warp([Sampling()], VOCAB), [0], [0])
+    drafter = ModelDrafter(quantized, VOCAB)
+    with torch.inference_mode():
+        draft = drafter.propose(drafter.start(context), context, Budget(3), context.rng)
+        assert draft.probs_BNV is not None
+        for n in range(3):
+            text = draft.tokens_BN[0, 1 : n + 1].tolist()
+            own, other = (
+                model.logits_behind(prompt, text).softmax(-1)
+                for model in (quantized, load_model(module))
+            )
+            assert (draft.probs_BNV[0, n] - own).abs().max() < 1e-4
+            assert (draft.probs_BNV[0, n] - other).abs().max() > 1e-3
+
+
+def test_a_model_in_memory_is_copied() -> None:
+    module = tiny_module()
+    quantized = load_model(module, quantized="int8")
+    assert quantized.module is not module
+    assert type(module.lm_head) is nn.Linear
+    again = load_model(load_model(module), quantized="int8")
+    assert type(again.module.lm_head) is Int8Linear
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_models_whose_weights_are_elsewhere_are_refused(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"draft .{FAMILIES[family][1]}.* hold [0-9,]+"):
+        quantize(tiny_module(family), "int8", "draft")
+
+
+def test_what_torchao_refuses_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("no such thing\nand more")
+
+    monkeypatch.setattr(torchao, "choose_qparams_affine", refuse)
+    with pytest.raises(UnsupportedModelError, match=r"quantize draft .Llama.* to int4: no such th"):
+        quantize(tiny_module(), "int4", "draft")
+
+
+def test_a_second_time_is_refused() -> None:
+    module = quantize(tiny_module(), "int8")
+    with pytest.raises(UnsupportedModelError, match=r"model .Llama.* is quantized already"):
+        quantize(module, "int8")
+
+
+def test_bad_values_are_refused_before_loading() -> None:
+    with pytest.raises(InvalidParameterError, match="quantize_draft='int5': must be one of int8"):
+        outrider.load("/none", quantize_draft="int5")
+    with pytest.raises(InvalidParameterError, match="quantize_draft='int8': method 'plain' has no"):
+        outrider.load(method="plain", quantize_draft="int8")
+    with pytest.raises(InvalidParameterError, match=r"torch.float64 weights, which int8 .* use"):
+        quantize(tiny_module(dtype=torch.float64), "int8")
+
+
+def test_without_torchao_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(MissingTorchaoError, match=r'pip install "outrider\[quantize\]"'):
+        load_model(tiny_module(), quantized="int8")
