@@ -18,7 +18,7 @@ from outrider import Sampling
 from outrider.core import Budget, Context, Distribution, Prefix, Role, check_compatible
 from outrider.core.errors import IncompatibleError, InvalidParameterError, OutriderWarning
 from outrider.drafters import ModelDrafter
-from outrider.drafters import beam as beam_module
+from outrider.drafters.search import beam as beam_module
 from outrider.drafters.search.beam import BeamDrafter, MjgdDrafter, Search, Step
 from outrider.drafters.search.beam_tree import BeamTree
 from outrider.runtime import HFModel

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outrider import Sampling
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError, PromptError
-from outrider.drafters import beam_search as module_under_test
+from outrider.drafters.search import beam_search as module_under_test
 from outrider.drafters.search.beam_search import EarlyStopping, Hypothesis, beam_search
 from outrider.drafters.search.beam_tree import BeamTree
 from outrider.runtime import HFModel, KVCache

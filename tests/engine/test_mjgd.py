@@ -70,9 +70,9 @@ def test_blocks_of_one_token_are_greedy_decoding(
 ) -> None:
     """K = 1. The engine drafts at least one token and K is one more, so the budget is cut here."""
     from outrider.core import Budget
-    from outrider.engine import slots
+    from outrider.engine import running_batch
 
-    monkeypatch.setattr(slots, "plan", lambda γ, room, device: Budget(0))
+    monkeypatch.setattr(running_batch, "plan", lambda γ, room, device: Budget(0))
     model = tiny("llama", 4, dtype=torch.float64)
     engine = mjgd(model, beams, 1)
     found = engine.generate(PROMPTS, greedy(12))

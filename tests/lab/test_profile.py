@@ -10,7 +10,7 @@ from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
 from outrider.core.errors import PromptError
-from outrider.engine import slots
+from outrider.engine import running_batch
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.running_batch import RunningBatch
 from outrider.lab.profile import Profile, draw, profile
@@ -43,9 +43,9 @@ def test_a_profile_of_a_pair(tmp_path: Path) -> None:
     """Chains of four: what was measured fits together, and nothing of it stays in the engine."""
     engine = pair()
     models = (engine.target, *tracks(engine).values())
-    before = [dict(vars(part)) for part in (*models, RunningBatch, Warp, Logprobs, slots)]
+    before = [dict(vars(part)) for part in (*models, RunningBatch, Warp, Logprobs, running_batch)]
     found = profiled(engine)
-    after = [dict(vars(part)) for part in (*models, RunningBatch, Warp, Logprobs, slots)]
+    after = [dict(vars(part)) for part in (*models, RunningBatch, Warp, Logprobs, running_batch)]
     assert [part.keys() for part in after] == [part.keys() for part in before]
     assert all(a["watch"] is b["watch"] for a, b in zip(after[:3], before[:3], strict=True))
     assert after[3:] == before[3:]

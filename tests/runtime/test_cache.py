@@ -13,7 +13,7 @@ from outrider import Engine, Sampling
 from outrider.core import Context, Draft, Verdict
 from outrider.core.errors import OutOfMemoryError
 from outrider.runtime import HFModel, KVCache
-from outrider.runtime import cache as cache_module
+from outrider.runtime.kv_cache import cache as cache_module
 from outrider.testing import SoftmaxDistribution
 
 H, C = 2, 3

@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 
 from outrider import Sampling
 from outrider.core.errors import OutriderWarning
-from outrider.runtime import HFModel, runtime
+from outrider.runtime import HFModel
+from outrider.runtime.executors import prepare
 from outrider.runtime.executors.compile_cache import Graph
 from outrider.runtime.executors.compiled import CompiledPass
 from outrider.runtime.executors.cuda_graphs import (
@@ -173,16 +174,16 @@ def test_a_whole_draft_is_one_recording_and_looks_at_nothing() -> None:
 
 
 def test_models_on_cuda_are_recorded_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "use_kernels", lambda *_, **__: None)
+    monkeypatch.setattr(prepare, "use_kernels", lambda *_, **__: None)
     monkeypatch.setattr(
-        runtime, "compiled_program", lambda module, trace, **_: interpreted(module, trace)
+        prepare, "compiled_program", lambda module, trace, **_: interpreted(module, trace)
     )
     monkeypatch.setattr(CudaRecorder, "__call__", lambda self, run: record_on_tape(run))
     wanted = token_ids(engine_of(tiny()).generate(ragged_prompts([5]), greedy(9)))
     for device, are_recorded in (("cuda", True), ("cpu", False)):
         model = tiny()
         monkeypatch.setattr(model, "device", torch.device(device))
-        runtime.prepare(model, "auto")
+        prepare.prepare(model, "auto")
         monkeypatch.setattr(model, "device", torch.device("cpu"))
         engine = engine_of(model)
         assert token_ids(engine.generate(ragged_prompts([5]), greedy(9))) == wanted
@@ -228,7 +229,7 @@ def test_a_gpu_writes_the_same_text_with_recorded_graphs(sampling: Sampling) -> 
     for mode in ("off", "auto"):
         models = [HFModel(tiny_module("llama", seed).cuda().float()) for seed in (0, 1)]
         for model in models:
-            runtime.prepare(model, mode)
+            prepare.prepare(model, mode)
         engine = engine_of(*models)
         texts.append(token_ids(engine.generate(ragged_prompts([9, 3]), sampling)))
     assert texts[0] == texts[1]

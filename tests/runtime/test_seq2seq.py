@@ -7,7 +7,7 @@ from tiny_seq2seq import SEQ2SEQ, decoder_logits, tiny_seq2seq, tiny_seq2seq_mod
 
 from outrider.core import Context, Draft, Verdict, path_to
 from outrider.core.errors import UnsupportedModelError
-from outrider.runtime import seq2seq
+from outrider.runtime.hf import seq2seq
 from outrider.runtime.hf.seq2seq import Seq2SeqModel
 from outrider.runtime.kernels import use_kernels
 from outrider.testing import SoftmaxDistribution, check_model
