@@ -108,14 +108,12 @@ def test_pickles_are_refused(folder: Path) -> None:
     assert "pytorch_model.bin, which are pickles" in refused(folder)
 
 
-def test_gguf_is_told_from_pickles(folder: Path) -> None:
+def test_a_folder_of_gguf_files_is_told_from_pickles(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "model.q4_0.gguf").write_bytes(b"GGUF")
-    for source in (folder, folder / "model.q4_0.gguf"):
-        message = refused(source)
-        assert "GGUF file, which is not read yet" in message
-        assert f"from_pretrained({str(folder)!r}, gguf_file='model.q4_0.gguf')" in message
-        assert "which are pickles" not in message
+    file = folder / "model.q4_0.gguf"
+    file.write_bytes(b"GGUF")
+    message = refused(folder)
+    assert f"the folder holds GGUF files only: name one of them, such as {str(file)!r}" in message
     (folder / "config.json").unlink()
     assert "GGUF" in refused(folder)
 

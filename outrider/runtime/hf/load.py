@@ -29,6 +29,7 @@ from outrider.core.errors import (
 )
 from outrider.core.values import check_choice, check_flag, shown
 from outrider.runtime.hf.adapter import HFModel
+from outrider.runtime.hf.gguf import folder_of, is_gguf
 from outrider.runtime.hf.quantize import check_kind, quantize
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
 from outrider.runtime.hf.source import check_source, eager
@@ -61,8 +62,9 @@ def load_model(
     """A model ready to score: an :class:`HFModel`, or a ``Seq2SeqModel`` for an encoder-decoder.
 
     Args:
-        source: a local folder, a hub id, or a model already in memory (then used as it is, without
-            a tokenizer unless it is an HFModel; what ``torch.compile`` made of it is left aside).
+        source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model already in memory
+            (then used as it is, without a tokenizer unless it is an HFModel; what
+            ``torch.compile`` made of it is left aside).
         dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
             where the hardware computes in it, else float32.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).
@@ -95,7 +97,7 @@ def load_model(
         if quantized is not None:
             module = quantize(copy.deepcopy(module), quantized, role)
         return adapter(module, name=role)
-    folder = os.path.expanduser(source)
+    folder = _folder(source, role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with _quiet():
         try:
@@ -125,12 +127,20 @@ def load_model(
             f"cannot load {role} {str(source)!r}: {len(missing)} tensors that config.json promises "
             f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
-    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code, role=role)
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
     adapter = Seq2SeqModel if two_stacks else HFModel
     module = module.to(place)
     if quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")
+
+
+def _folder(source: str | Path, role: str) -> str:
+    """The folder or hub id to read; a GGUF file's is the folder that it is converted into."""
+    if is_gguf(source):
+        with _quiet():
+            return str(folder_of(Path(os.path.expanduser(source)), role))
+    return os.path.expanduser(source)
 
 
 def _attention(config: PretrainedConfig) -> str | None:
@@ -248,7 +258,7 @@ def load_tokenizer(
     Raises:
         ModelLoadError: no such folder or id, or no tokenizer in it.
     """
-    folder = Path(os.path.expanduser(source))
+    folder = Path(_folder(source, role))
     if folder.is_dir() and not any(
         file for pattern in _TOKENIZER_FILES for file in folder.glob(pattern)
     ):

@@ -10,9 +10,12 @@ from transformers import PreTrainedModel
 from outrider.core.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
 from outrider.core.values import shown
 from outrider.runtime.hf.adapter import HFModel
+from outrider.runtime.hf.gguf import is_gguf
 
 _WEIGHTS = {".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx"}
-_FOLDERS = "a model is a folder with config.json, a tokenizer and safetensors weights"
+_FOLDERS = (
+    "a model is a folder with config.json, a tokenizer and safetensors weights, or a GGUF file"
+)
 
 
 def check_source(source: object, role: str) -> None:
@@ -56,13 +59,17 @@ def _check_folder(source: str, role: str) -> None:
         if source.startswith((".", "/", "~")) or source.count("/") > 1:
             raise ModelLoadError(f"{start}no such folder")
         return
+    if is_gguf(folder):
+        return
     if not folder.is_dir():
-        what = _gguf(folder) if suffix == ".gguf" else f"not a folder; {_FOLDERS}"
-        raise ModelLoadError(f"{start}{what}")
+        raise ModelLoadError(f"{start}not a folder; {_FOLDERS}")
     has_weights = any(folder.glob("*.safetensors"))
     quantized = sorted(folder.glob("*.gguf"))
     if quantized and not has_weights:
-        raise ModelLoadError(f"{start}{_gguf(quantized[0])}")
+        raise ModelLoadError(
+            f"{start}the folder holds GGUF files only: name one of them, such as "
+            f"{str(folder / quantized[0].name)!r}"
+        )
     if not (folder / "config.json").exists():
         raise ModelLoadError(f"{start}the folder has no config.json")
     if not has_weights:
@@ -74,11 +81,3 @@ def _check_folder(source: str, role: str) -> None:
             f"{start}the folder holds {what}; pickles can run code, so convert to safetensors "
             f"first (model.save_pretrained)"
         )
-
-
-def _gguf(file: Path) -> str:
-    return (
-        f"{file.name} is a GGUF file, which is not read yet: convert it with transformers, by "
-        f"AutoModelForCausalLM.from_pretrained({str(file.parent)!r}, gguf_file={file.name!r})"
-        f".save_pretrained(FOLDER), and AutoTokenizer in the same way"
-    )
