@@ -8,7 +8,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= auto
 TESTS   ?=
 
-.PHONY: help setup demo test check format bench docs clean
+.PHONY: help setup demo test check format bench docs real clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
@@ -47,6 +47,9 @@ docs: $(READY)  ## redraw what is generated: the list of methods, docs/cli.md, t
 	@$(BIN)/python -m outrider.cli.reference
 	@$(BIN)/python -m outrider.cli.screenshot
 	@$(BIN)/python scripts/fill_results.py
+
+real: $(READY)  ## fetch SmolLM2-135M-Instruct, a real chat model, into runs/smollm2/model (100 MB)
+	@$(BIN)/python -m recipes.smollm2
 
 clean:  ## remove the environment, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
