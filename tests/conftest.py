@@ -16,7 +16,9 @@ def _seeded() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests that trace models, so that each program is traced once."""
+    """One worker runs all tests that trace models, so that each program is traced once. Slow tests
+    begin first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if "interpreted" in vars(getattr(item, "module", None) or object):
             item.add_marker(pytest.mark.xdist_group("traced"))
