@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
     from outrider.drafters.search.beam_search import beam_search
     from outrider.engine import Engine, Event, Result, Results, Stats, load
+    from outrider.engine.for_transformers import generate_for_transformers
     from outrider.methods import METHODS
     from outrider.runtime import load_model
     from outrider.sampling import Sampling
@@ -29,6 +30,7 @@ __all__ = [
     "Stats",
     "__version__",
     "beam_search",
+    "generate_for_transformers",
     "load",
     "load_model",
 ]
@@ -43,6 +45,7 @@ _HOME = {
     "Sampling": "outrider.sampling",
     "Stats": "outrider.engine",
     "beam_search": "outrider.drafters.search.beam_search",
+    "generate_for_transformers": "outrider.engine.for_transformers",
     "load": "outrider.engine",
     "load_model": "outrider.runtime",
 }
