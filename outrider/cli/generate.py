@@ -72,7 +72,7 @@ def generate(
       outrider generate -f prompt.txt --target big/ --draft small/ \\
         --compare --temperature 0
     """
-    text = read_prompt(prompt, file)
+    prompt_text = read_prompt(prompt, file)
     biases = parse_logit_bias(logit_bias)
     if as_json and trace:
         raise fail("--trace and --json: choose one; the JSON document has each token's origin")
@@ -100,13 +100,13 @@ def generate(
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
-            warm_up(each, text, sampling)
-    result = follow(engine, text, sampling, _display(engine, text, trace, as_json))
+            warm_up(each, prompt_text, sampling)
+    result = follow(engine, prompt_text, sampling, _display(engine, prompt_text, trace, as_json))
     if not as_json:
         _line_break(result.text)
     comparison, interrupted = None, result.finish_reason == CANCELLED
     if plain is not None and not interrupted:
-        other = follow(plain, text, sampling)
+        other = follow(plain, prompt_text, sampling)
         interrupted = other.finish_reason == CANCELLED
         if not interrupted:
             comparison = against_plain(engine, result, other, engine.settled(sampling).greedy)

@@ -71,8 +71,8 @@ def build(
         typer.Option(
             metavar="N",
             min=0,
-            help="Count N tokens that the target generates, each with the tokens before it: up to "
-            "four of the prompt's for the first.",
+            help="Count N tokens that the target generates, preceded by the last four tokens of "
+            "their prompts.",
             rich_help_panel=_CORPUS,
         ),
     ] = 0,

@@ -128,7 +128,7 @@ LogitBias = Annotated[
 Seed = Annotated[
     int,
     typer.Option(
-        metavar="N", help="Random seed: the same seed, the same output.", rich_help_panel=SAMPLING
+        metavar="N", help="Random seed; equal seeds give equal outputs.", rich_help_panel=SAMPLING
     ),
 ]
 MaxNewTokens = Annotated[
