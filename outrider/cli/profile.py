@@ -135,7 +135,7 @@ def _check_files(trace: Path | None, plot: Path | None) -> None:
     if plot is not None and plot.suffix not in _PICTURES:
         raise fail(f"--plot {plot}: must end in {' or '.join(_PICTURES)}")
     if trace is not None and plot is not None and trace.absolute() == plot.absolute():
-        raise fail(f"--trace and --plot: both would write {trace}; pass two different files")
+        raise fail(f"--trace and --plot: both would write {trace}; give each a file of its own")
     for flag, path in (("--trace", trace), ("--plot", plot)):
         if path is None:
             continue

@@ -181,8 +181,8 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
         f"Acceptance by rank, at {plan.num_places} positions: {shares}{more}", markup=False
     )
     times = "  ".join(f"{n}: {1e3 * s:.1f}" for n, s in plan.target_seconds.items())
-    console.print(f"Target forward pass by nodes, ms: {times}", markup=False)
-    console.print(f"Draft forward pass, ms: {1e3 * plan.draft_seconds:.1f}", markup=False)
+    console.print(f"Target pass by nodes, ms: {times}", markup=False)
+    console.print(f"Draft pass, ms: {1e3 * plan.draft_seconds:.1f}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("expected", "nodes", "levels", "tokens/round", "ms/token", "speed-up"):
         table.add_column(name, justify="left" if name == "expected" else "right", no_wrap=True)
