@@ -1,10 +1,10 @@
-# Every target prepares its own environment in .venv; set-up runs again only when
-# pyproject.toml or constraints.txt change. `make` alone lists the targets.
+# Every target sets up its own environment in .venv. Set-up runs again only if pyproject.toml,
+# constraints.txt or scripts/setup.sh changed. `make` without a target lists the targets.
 
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
-# One process per core, one torch thread per process; more than 8 only costs memory.
+# Test processes: one per core, with one torch thread each; more than 8 would only cost memory.
 WORKERS ?= auto
 TESTS   ?=
 
@@ -14,20 +14,20 @@ TESTS   ?=
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1  \2/p' $(MAKEFILE_LIST) | awk '{printf "%s %-7s", $$1, $$2; $$1=$$2=""; print $$0}'
 
-setup: $(READY)  ## create .venv and install the package, its extras and the tools
+setup: $(READY)  ## create .venv with the package, its extras and the development tools
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	@sh scripts/setup.sh $(VENV)
 	@touch $@
 
-demo: $(READY)  ## write text with the embedded pair, plain and speculatively (under a minute)
+demo: $(READY)  ## generate with the embedded pair, with and without speculation (under a minute)
 	@$(BIN)/outrider demo
 
-test: $(READY)  ## the whole test suite, slow tests too; TESTS="tests/test_x.py -k name" for a part
+test: $(READY)  ## run the whole test suite; TESTS="tests/test_x.py -k name" runs a part
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	  $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(TESTS)
 
-check: $(READY)  ## lint, format, types, direction of imports, nothing machine-specific in the tree
+check: $(READY)  ## check lint, format, types, import direction, and for machine-specific paths
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy --no-error-summary
@@ -35,14 +35,14 @@ check: $(READY)  ## lint, format, types, direction of imports, nothing machine-s
 	@$(BIN)/python scripts/check_tree.py
 	@echo "check: ok"
 
-format: $(READY)  ## apply the formatter and the linter's safe repairs
+format: $(READY)  ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
 bench: $(READY)  ## compare with transformers; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.vs_transformers
 
-docs: $(READY)  ## redraw what is generated: the list of methods, docs/cli.md, the trace's picture, the README's results
+docs: $(READY)  ## regenerate the list of methods, docs/cli.md, the README's picture and results
 	@$(BIN)/python -m outrider.methods.catalogue
 	@$(BIN)/python -m outrider.cli.reference
 	@$(BIN)/python -m outrider.cli.screenshot
@@ -51,6 +51,6 @@ docs: $(READY)  ## redraw what is generated: the list of methods, docs/cli.md, t
 real: $(READY)  ## fetch SmolLM2-135M-Instruct, a real chat model, into runs/smollm2/model (100 MB)
 	@$(BIN)/python -m recipes.smollm2
 
-clean:  ## remove the environment, caches and build output
+clean:  ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

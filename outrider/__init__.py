@@ -1,7 +1,8 @@
 """Outrider: speculative decoding for PyTorch and Hugging Face ``transformers`` models.
 
-The names below are imported when they are first used, so that ``import outrider`` and
-``outrider --help`` do not wait for torch.
+``load`` builds an :class:`Engine` for a pair of models; ``Sampling`` holds a request's parameters.
+Names are imported when they are first used, so that ``import outrider`` and ``outrider --help`` do
+not wait for torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562)."""
+"""Imports the names of a package when they are first used (PEP 562)."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -8,11 +8,15 @@ from importlib import import_module
 def lazy(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Builds ``__getattr__`` and ``__dir__`` for a package.
 
     Args:
-        package: its name.
-        homes: the module that defines each name.
+        package: name of the package.
+        homes: for each name, the module that defines it.
+
+    Returns:
+        ``__getattr__``, which imports a name on first use and then stores it in the package, and
+        ``__dir__``, which lists all names.
     """
 
     def get(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The application: its commands, ``--version``, and what happens when it is called alone."""
+"""The application: its commands, ``--version``, and the help page shown without a command."""
 
 import sys
 from typing import Annotated
@@ -34,15 +34,15 @@ def _outrider(
         ),
     ] = False,
 ) -> None:
-    """Speculative decoding: text from a large model, several tokens at a time, nothing lost.
+    """Speculative decoding: faster generation with exactly the same output distribution.
 
     A small draft model proposes a few tokens; the large target model verifies them in one forward
-    pass, keeps those it accepts and adds one of its own. See it at work, offline, in under a
+    pass, keeps those it accepts and adds one of its own. A demonstration, offline, in under a
     minute:
 
       outrider demo
 
-    Then continue a text of your own, each token coloured by where it came from:
+    Continue a text of your own, with each token coloured by its origin:
 
       outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
         --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
@@ -74,7 +74,7 @@ app.add_typer(ngram)
 
 def main() -> None:
     """The console script."""
-    for stream in (sys.stdout, sys.stderr):  # text that the terminal cannot show is no error
+    for stream in (sys.stdout, sys.stderr):  # a character the terminal lacks must not be an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     app(prog_name="outrider")

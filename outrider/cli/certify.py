@@ -1,4 +1,4 @@
-"""``outrider certify``: is a rule lossless on this pair and with these settings?"""
+"""``outrider certify``: checks whether a method is lossless on a pair of models and settings."""
 
 import importlib
 import json
@@ -30,8 +30,8 @@ PROMPTS = (
     "import argparse\n\n\ndef main():\n",
 )
 _CHECKS = "Checks"
-_NUMBERS = 1 << 25  # of a round's distributions that are held at a time
-_MOST_ROWS = 128
+_MAX_PROBABILITIES = 1 << 25  # probabilities that one batch's distributions may hold
+_MAX_ROWS = 128
 
 
 def certify(
@@ -42,7 +42,7 @@ def certify(
             "-f",
             metavar="FILE",
             help="Prompts to test on: one per line, or JSON lines with a 'prompt' if FILE ends "
-            "in .jsonl. Default: a few beginnings of Python.",
+            "in .jsonl. Default: a few short Python prompts.",
         ),
     ] = None,
     *,
@@ -52,8 +52,8 @@ def certify(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="A rule of your own in place of the method's: a class that is called without "
-            "arguments, or an object.",
+            help="Your own verification rule in place of the method's: an object, or a class "
+            "that can be called without arguments.",
             rich_help_panel=SPECULATION,
         ),
     ] = None,
@@ -61,8 +61,8 @@ def certify(
         str | None,
         typer.Option(
             metavar="MODULE:NAME",
-            help="A drafter of your own: called with the draft model and the number of tokens in "
-            "the target's vocabulary, as ModelDrafter is.",
+            help="Your own drafter: a callable that takes the draft model and the size of the "
+            "target's vocabulary, like ModelDrafter.",
             rich_help_panel=SPECULATION,
         ),
     ] = None,
@@ -74,7 +74,8 @@ def certify(
         typer.Option(
             metavar="N",
             min=1,
-            help="Places whose emitted distribution is compared with the target's, exactly.",
+            help="Positions at which the emitted distribution is compared exactly with the "
+            "target's.",
             rich_help_panel=_CHECKS,
         ),
     ] = 256,
@@ -83,30 +84,33 @@ def certify(
         typer.Option(
             metavar="N",
             min=0,
-            help="Texts by the method, and as many by plain decoding; 100 times as many find a "
-            "deviation a tenth as large.",
+            help="Outputs to generate with the method, and as many with plain decoding. Detecting "
+            "a deviation a tenth as large takes 100 times as many.",
             rich_help_panel=_CHECKS,
         ),
     ] = 768,
     length: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Tokens of such a text.", rich_help_panel=_CHECKS),
+        typer.Option(
+            metavar="N", min=1, help="Tokens in each of these outputs.", rich_help_panel=_CHECKS
+        ),
     ] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Check on your own models and settings that nothing is lost.
+    """Check whether a method is lossless on your own models and settings.
 
-    Runs real rounds and compares the distribution that the rule emits with the target's: at single
-    places exactly, in whole rounds by enumeration, and over texts by counting. Says what it found,
-    and how large a deviation it would have found. About a minute on the embedded pair:
+    Runs real rounds and compares the output distribution with the target's: exactly at single
+    positions, by enumeration for whole rounds, and by counting tokens over whole outputs. Reports
+    the deviation that it measured and the smallest one that it could have detected. Takes about a
+    minute on the embedded pair:
 
       outrider certify
 
-    A rule of your own, or a wrong one, to see it fail:
+    Check your own rule, or see a wrong one fail:
 
       outrider certify --verifier outrider.testing.mutants:ResidualFromTarget
 
-    Ends with code 1 if the rule does not keep what it claims. A lossy rule is held to its bound.
+    Exits with code 1 if the rule does not keep its claim. For a lossy rule the claim is its bound.
     """
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     require_draft_of(speculation.method, models)
@@ -126,7 +130,7 @@ def certify(
     engine = open_engine(models, speculation, verifier=rule)
     require_decoder_only(engine, "certify")
     num_tokens = engine.target.num_tokens
-    rows = _NUMBERS // ((engine.num_speculative_tokens + 1) * num_tokens)
+    rows = _MAX_PROBABILITIES // ((engine.num_speculative_tokens + 1) * num_tokens)
     with Progress(as_json) as progress, torch.inference_mode():
         certificate = run(
             engine.target,
@@ -141,7 +145,7 @@ def certify(
             seed=seed,
             device=engine.target.device,
             limit=engine.shared_limit,
-            batch_size=max(4, min(_MOST_ROWS, rows)),
+            batch_size=max(4, min(_MAX_ROWS, rows)),
             progress=lambda stage: progress.show(f"checking: {stage}"),
         )
     if as_json:
@@ -154,7 +158,7 @@ def certify(
 
 
 def load_object(flag: str, path: str) -> Any:
-    """What ``MODULE:NAME`` names; modules of the current folder are found too."""
+    """The object that ``MODULE:NAME`` names; the module may be in the current folder."""
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise fail(f"{flag} {path!r}: write MODULE:NAME, such as my_rules:MyRule")
@@ -172,19 +176,19 @@ def load_object(flag: str, path: str) -> Any:
 
 
 def _make(flag: str, path: str) -> Any:
-    """A rule from a class or an object, with what every rule states about itself."""
+    """The verification rule that ``MODULE:NAME`` names, checked for the attributes of a rule."""
     rule = load_object(flag, path)
     if isinstance(rule, type):
         try:
             rule = rule()
         except TypeError as error:
-            raise fail(f"{flag} {path}: a class is called without arguments, but {error}") from None
-    lacking = [
+            raise fail(f"{flag} {path}: a class is called without arguments: {error}") from None
+    missing = [
         name for name in ("lossless", "accepts", "needs", "bound") if not hasattr(rule, name)
     ]
-    if lacking or not callable(rule):
-        what = ", ".join(lacking) or "__call__"
-        raise fail(f"{flag} {path}: no verification rule: it has no {what}")
+    if missing or not callable(rule):
+        what = ", ".join(missing) or "__call__"
+        raise fail(f"{flag} {path}: this is no verification rule: it has no {what}")
     return rule
 
 
@@ -196,7 +200,7 @@ def _encoded(
     if longest + length > engine.shared_limit:
         raise fail(
             f"a prompt of {longest} tokens and {length} new ones do not fit into the context of "
-            f"{engine.shared_limit}: shorten it, or take a smaller --length"
+            f"{engine.shared_limit}: shorten the prompt, or use a smaller --length"
         )
     return encoded
 
@@ -226,7 +230,7 @@ def _print(certificate: "Certificate", engine: "Engine", method: str, sampling: 
     table.add_column("check", style="bold", no_wrap=True)
     table.add_column("result", no_wrap=True)
     table.add_column("number", justify="right", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
+    table.add_column("explanation", overflow="fold")
     styles = {"pass": "green", "FAIL": "bold red", "-": "dim"}
     for check in certificate.checks:
         number = "" if check.number is None else f"{check.number:.2g}"
@@ -242,4 +246,4 @@ def _print(certificate: "Certificate", engine: "Engine", method: str, sampling: 
     console.print(certificate.verdict, style="bold" if certificate.passed else "bold red")
     if not certificate.greedy:
         chance = f"with probability {FALSE_ALARM:g}"
-        console.print(f"The counts together reject a right method {chance}.", style="dim")
+        console.print(f"All counts together reject a correct method {chance}.", style="dim")

@@ -1,4 +1,4 @@
-"""``outrider demo``: the main job on the embedded pair, in under a minute."""
+"""``outrider demo``: plain and speculative decoding with the embedded pair, in under a minute."""
 
 import time
 from dataclasses import dataclass, field
@@ -34,11 +34,11 @@ PROMPTS = (
 STOP = (
     "\n\n\n",
     "\n\n    def",
-)  # one function or method; small models go round in circles behind it
+)  # one function or method; small models repeat themselves after it
 TOP_P = {0.0: 1.0, 0.8: 0.9}  # by temperature
-_MOST_TOKENS, _FEWEST_TOKENS = 96, 16
-_SECONDS = 32.0  # for writing; loading and warming up come on top
-_PATIENCE = 40.0  # no further prompt is begun after so many seconds
+_MAX_TOKENS, _MIN_TOKENS = 96, 16
+_SECONDS = 32.0  # of generation; loading and warming up come on top
+_LAST_START = 40.0  # seconds after which no further prompt is started
 
 
 @dataclass
@@ -61,19 +61,20 @@ def demo(
             "--max-new-tokens",
             "-n",
             metavar="N",
-            help="Tokens per text. Default: what fits into half a minute here, at most 96.",
+            help="Tokens per output. Default: as many as this machine generates in half a minute, "
+            "at most 96.",
             rich_help_panel=SAMPLING,
         ),
     ] = None,
 ) -> None:
-    """See speculative decoding at work on the small models that come with Outrider.
+    """Demonstrate speculative decoding on the small models that come with Outrider.
 
-    Completes a few Python functions, plainly and speculatively, at temperature 0 and 0.8. Shows
-    where each token came from, both speeds, and whether the greedy texts are the same:
+    Completes a few Python functions with and without speculation, at temperature 0 and 0.8. Shows
+    the origin of each token, both speeds, and whether the greedy outputs are identical:
 
       outrider demo
 
-    Ends with code 1 if greedy texts differ by more than rounding explains.
+    Exits with code 1 if greedy outputs differ by more than rounding explains.
     """
     require_draft(models, "demo")
     start()
@@ -94,9 +95,9 @@ def demo(
     tallies = {temperature: Tally() for temperature in TOP_P}
     began = time.monotonic()
     for number, prompt in enumerate(PROMPTS, 1):
-        if time.monotonic() - began > _PATIENCE:
+        if time.monotonic() - began > _LAST_START:
             left = len(PROMPTS) - number + 1
-            console.print(f"left out {left} of {len(PROMPTS)} prompts: this machine is busy")
+            console.print(f"skipped {left} of {len(PROMPTS)} prompts: this machine is busy")
             break
         for temperature, tally in tallies.items():
             top_p = TOP_P[temperature]
@@ -113,9 +114,9 @@ def demo(
 
 
 def _affordable(plain_speed: float) -> int:
-    """Tokens per text that plain decoding twice over would write in the time there is."""
-    texts = 2 * len(PROMPTS) * len(TOP_P)
-    return int(min(_MOST_TOKENS, max(_FEWEST_TOKENS, _SECONDS * plain_speed / texts)))
+    """Tokens per output for which all outputs, at the speed of plain decoding, take _SECONDS."""
+    outputs = 2 * len(PROMPTS) * len(TOP_P)
+    return int(min(_MAX_TOKENS, max(_MIN_TOKENS, _SECONDS * plain_speed / outputs)))
 
 
 def _introduce(console: Console, engine: "Engine") -> None:
@@ -127,7 +128,9 @@ def _introduce(console: Console, engine: "Engine") -> None:
         size = sum(weight.numel() for weight in model.module.parameters()) / 1e6
         layers = "1 layer" if model.num_layers == 1 else f"{model.num_layers} layers"
         console.print(f"{name:7}{size:.1f} million parameters in {layers}")
-    console.print(f"the draft guesses up to {engine.num_speculative_tokens} tokens per target pass")
+    console.print(
+        f"the draft proposes up to {engine.num_speculative_tokens} tokens per target pass"
+    )
 
 
 def _race(
@@ -138,8 +141,8 @@ def _race(
     sampling: "Sampling",
     tally: Tally,
 ) -> None:
-    """One prompt, plainly and then speculatively with its trace."""
-    with console.status("plain decoding of the same text"):
+    """Completes one prompt with plain decoding, then speculatively with its trace."""
+    with console.status("plain decoding of the same prompt"):
         reference = plain.generate(prompt, sampling)
     colour = has_colour(console)
     dim = Style(dim=True) if colour else None
@@ -194,24 +197,25 @@ def _report(console: Console, tallies: dict[float, Tally]) -> None:
     console.rule("speed", style="dim", align="left")
     console.print(table)
     console.print(
-        "acceptance length: tokens per target pass, 1 when plain\n"
-        "acceptance rate: share of drafted tokens that were kept\n"
-        "α: overlap of the draft's distribution with the target's, averaged over places",
+        "acceptance length: tokens per target pass; 1 for plain decoding\n"
+        "acceptance rate: accepted tokens / drafted tokens\n"
+        "α: overlap of the draft's and the target's distribution, averaged over positions",
         style="dim",
     )
     _report_greedy(console, tallies[0.0])
-    console.print("next: [bold]outrider generate --help[/bold], or a prompt of yours with --trace")
+    console.print("next: [bold]outrider generate --trace[/bold] with a prompt of your own")
 
 
 def _report_greedy(console: Console, tally: Tally) -> None:
-    console.rule("plain and speculative text at temperature 0", style="dim", align="left")
+    console.rule("plain and speculative output at temperature 0", style="dim", align="left")
     for number, comparison in enumerate(tally.comparisons, 1):
-        parting = comparison.parting
-        same = f"identical, {len(comparison.plain.token_ids)} tokens"
-        console.print(f"{number}  {parting or same}", markup=False, soft_wrap=True)
-    if any(c.parting is not None and c.parting.near_tie for c in tally.comparisons):
+        difference = comparison.first_difference
+        identical = f"identical, {len(comparison.plain.token_ids)} tokens"
+        console.print(f"{number}  {difference or identical}", markup=False, soft_wrap=True)
+    differences = [comparison.first_difference for comparison in tally.comparisons]
+    if any(each is not None and each.near_tie for each in differences):
         console.print(
-            "near-tie: a pass over many tokens rounds otherwise than a pass over one, so\n"
-            "two almost equal logits may change places",
+            "near-tie: a forward pass over many tokens rounds differently from a pass over\n"
+            "one, so two almost equal logits may change places",
             style="dim",
         )

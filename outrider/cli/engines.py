@@ -1,4 +1,4 @@
-"""Engines from options, with errors that name options."""
+"""Builds engines from command-line options; errors name the options."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -25,13 +25,13 @@ def open_engine(
     max_memory: str | None = None,
     generation_config: bool = True,
 ) -> "Engine":
-    """Loads the models and builds the engine; what can be checked before loading, is."""
+    """Loads the models and builds the engine. Options are checked before any model is loaded."""
     from outrider.engine import load
     from outrider.methods import find_method
 
     options, draft, method = speculation.options, models.draft, speculation.method
     if draft is not None and not find_method(method).needs_draft:
-        say(f"note: method '{method}' uses no draft model; --draft {draft} is left aside")
+        say(f"note: method '{method}' uses no draft model; --draft {draft} is ignored")
     with Progress() as progress:
         return load(
             models.target,
@@ -58,7 +58,7 @@ def open_engine(
 
 
 def plain_engine(engine: "Engine") -> "Engine":
-    """Plain decoding with the same target."""
+    """An engine that decodes plainly with the same target."""
     from outrider.engine import Engine
     from outrider.methods import METHODS
 
@@ -72,18 +72,18 @@ def plain_engine(engine: "Engine") -> "Engine":
 
 
 def require_draft_of(method: str, models: Models) -> None:
-    """Fails without a draft model, where the method needs one; without importing torch."""
+    """Fails if the method needs a draft model and none is given. Does not import torch."""
     entry = entries().get(method)
     if entry is not None and entry.needs_draft and _has_no_draft(models):
         raise fail(as_flags(NEEDS_DRAFT.format(method)))
 
 
 def require_draft(models: Models, command: str) -> None:
-    """Fails without a draft model, where a command knows no method that needs none."""
+    """Fails if no draft model is given to a command that always needs one."""
     if _has_no_draft(models):
         raise fail(
-            f"outrider {command} needs a draft model beside --target {models.target}: add --draft "
-            f"MODEL, a small one with the same tokenizer"
+            f"outrider {command} needs a draft model for --target {models.target}: add --draft "
+            f"MODEL, a small model with the same tokenizer"
         )
 
 
@@ -92,9 +92,9 @@ def _has_no_draft(models: Models) -> bool:
 
 
 def require_decoder_only(engine: "Engine", command: str) -> None:
-    """Fails for an encoder-decoder, whose prompts are sources, where a command knows none."""
+    """Fails if the target is an encoder-decoder, which the command does not support."""
     if engine.target.decoder_prompt is not None:
         raise fail(
-            f"outrider {command} takes decoder-only models; {engine.target.name} is an "
-            f"encoder-decoder: see outrider generate --compare"
+            f"outrider {command} supports decoder-only models only; {engine.target.name} is an "
+            f"encoder-decoder: use outrider generate --compare"
         )

@@ -1,6 +1,6 @@
-"""Every error on one line of stderr, with an exit code; never a stack trace unless asked for.
+"""Reports every error as one line on stderr with an exit code; OUTRIDER_DEBUG=1 adds stack traces.
 
-Exit codes: 0 done; 1 a comparison failed, or a mistake of ours; 2 bad input; 130 Ctrl-C.
+Exit codes: 0 success; 1 a comparison failed, or a bug in Outrider; 2 bad input; 130 Ctrl-C.
 """
 
 import os
@@ -13,7 +13,7 @@ import typer
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 DEBUG = "OUTRIDER_DEBUG"
 
-_FLAGS = re.compile(  # how Python errors name parameters that are flags here
+_FLAGS = re.compile(  # how errors of the Python API name the parameters that are options here
     r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
     r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|compile|exact|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
@@ -21,7 +21,7 @@ _FLAGS = re.compile(  # how Python errors name parameters that are flags here
 
 
 class BadInputError(ValueError):
-    """Input that only the command line can get wrong, such as an unreadable file."""
+    """Bad input that the command line itself finds, such as an unreadable file."""
 
 
 def fail(message: str) -> BadInputError:
@@ -30,7 +30,7 @@ def fail(message: str) -> BadInputError:
 
 
 def say(message: str) -> None:
-    """One line on stderr, whatever its length; line breaks in it become spaces."""
+    """Prints one line on stderr; line breaks in the message become spaces."""
     typer.echo(" ".join(message.split()), err=True)
 
 
@@ -55,7 +55,7 @@ def report(error: Exception) -> int:
     if isinstance(error, typer.Abort):
         say("aborted")
         return FAILED
-    known = sys.modules.get("outrider.core.errors")  # not loaded: it cannot have been raised
+    known = sys.modules.get("outrider.core.errors")  # if not loaded, none of its errors was raised
     if known is not None and isinstance(error, known.OutriderError):
         say(f"error: {as_flags(str(error))}")
         return BAD_INPUT
@@ -67,7 +67,7 @@ def report(error: Exception) -> int:
 
 
 def as_flags(message: str) -> str:
-    """A message that speaks of ``top_p=0`` in the words of the command line: ``--top-p 0``."""
+    """The message with Python parameters written as options: ``top_p=0`` as ``--top-p 0``."""
 
     def flag(match: re.Match[str]) -> str:
         name, single, double, dots, bare = match.groups()

@@ -1,4 +1,4 @@
-"""Runs a request to its end, or to Ctrl-C, showing each event."""
+"""Runs one request until it ends or the user presses Ctrl-C, and shows its events."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -16,7 +16,11 @@ def follow(
     sampling: "Sampling",
     show: Callable[["Event"], None] | None = None,
 ) -> "Result":
-    """The result; after Ctrl-C what there is so far, its ``finish_reason`` then ``cancelled``."""
+    """Runs a request, passing each event to ``show``.
+
+    Returns:
+        The result. After Ctrl-C it holds the output so far, with ``finish_reason`` "cancelled".
+    """
     row = None
     try:
         for row in engine.run(prompt, sampling):
@@ -30,7 +34,11 @@ def follow(
 
 
 def warm_up(engine: "Engine", prompt: str, sampling: "Sampling") -> float:
-    """Writes a few tokens that nobody sees, so that first-time costs are not timed; their speed."""
+    """Generates a few tokens and discards them, so that later timings exclude one-time costs.
+
+    Returns:
+        Tokens per second of the discarded output.
+    """
     from dataclasses import replace
 
     few = replace(sampling, max_new_tokens=min(16, sampling.max_new_tokens))

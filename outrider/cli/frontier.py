@@ -1,4 +1,4 @@
-"""``outrider frontier``: what lossy rules gain on a pair, and what they give up."""
+"""``outrider frontier``: acceptance and speed of lossy rules against their divergence."""
 
 import tempfile
 from pathlib import Path
@@ -36,7 +36,7 @@ def frontier(
             "-f",
             metavar="FILE",
             help="Prompts: one per line, or JSON lines with a 'prompt' if FILE ends in .jsonl. "
-            "The embedded pair has a few of its own.",
+            "Default for the embedded pair: a few short Python prompts.",
         ),
     ] = None,
     *,
@@ -51,7 +51,7 @@ def frontier(
         typer.Option(
             metavar="N",
             min=1,
-            help="Places of the target's own texts at which all rules are compared.",
+            help="Positions of the target's own outputs at which all rules are compared.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = 192,
@@ -60,7 +60,7 @@ def frontier(
         typer.Option(
             metavar="N",
             min=1,
-            help="Times that the speed is measured, settings taking turns.",
+            help="Repetitions of the speed measurement; in each, the settings take turns.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = 3,
@@ -69,7 +69,8 @@ def frontier(
         typer.Option(
             metavar="N",
             min=1,
-            help="Texts per prompt and setting, beside the timed ones, for the perplexity.",
+            help="Outputs per prompt and setting for the perplexity, in addition to the timed "
+            "ones.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = 8,
@@ -77,7 +78,7 @@ def frontier(
         bool,
         typer.Option(
             "--no-generations",
-            help="Compare rules at single positions only; write no texts.",
+            help="Compare the rules at single positions only; generate no outputs.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = False,
@@ -91,11 +92,12 @@ def frontier(
     ] = Path("frontier"),
     as_json: AsJson = False,
 ) -> None:
-    """Measure what lossy rules gain on your pair, and what they give up.
+    """Measure how much speed lossy methods gain on your pair, and at what divergence.
 
-    Compares all rules that verify single tokens on the same distributions: how often each accepts,
-    and how far its output strays from the target. Then lets methods write, and sets their speed
-    against the perplexity that the target gives their texts. Some two minutes on the embedded pair:
+    Compares all rules that verify token by token on the same distributions: how often each rule
+    accepts a token, and how far its output diverges from the target. Then generates with the lossy
+    methods, and compares their speed with the perplexity of their output under the target. Takes
+    about two minutes on the embedded pair:
 
       outrider frontier
 
@@ -104,21 +106,21 @@ def frontier(
       outrider frontier -f prompts.txt --target big/ --draft small/ \\
         --temperature 0.8
 
-    Ends with code 1 if some rule accepts more than the best one, mentored decoding, at the same
-    divergence at the same place: one of the two is then wrong.
+    Mentored decoding is the optimal rule. Exits with code 1 if another rule accepts more at the
+    same divergence and position, since one of the two must then be wrong.
     """
     require_draft(models, "frontier")
     if models.target != EMBEDDED and file is None:
-        raise fail("no prompts: give -f FILE, with texts such as the pair is for")
+        raise fail("no prompts: pass -f FILE with prompts like those that the pair will get")
     if truncation.temperature == 0:
         raise fail(
-            "--temperature 0.0: must be above 0, where the distributions are more than one token"
+            "--temperature 0.0: must be above 0, since at 0 every distribution is a point mass"
         )
     prompts = list(PROMPTS) if file is None else read_prompts(file)
     if not prompts:
         raise fail(f"no prompts in '{file}': write one per line")
     start()
-    import outrider.lab.frontier as bench
+    import outrider.lab.frontier as lab
     from outrider.lab import plots
     from outrider.sampling import Sampling
 
@@ -137,11 +139,11 @@ def frontier(
     encoded = _encoded(engine, prompts, max_new_tokens)
     with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
-        distributions = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
-        plane = bench.survey(*distributions, bench.FAMILIES, progress.show)
+        distributions = lab.meet(engine.target, engine.draft, encoded, sampling, positions)
+        plane = lab.survey(*distributions, lab.FAMILIES, progress.show)
         generations: list[dict[str, Any]] = []
         if not no_generations:
-            generations = bench.generate(
+            generations = lab.generate(
                 engine.target,
                 engine.draft,
                 encoded,
@@ -149,10 +151,10 @@ def frontier(
                 engine.num_speculative_tokens,
                 repeats=repeats,
                 texts_per_prompt=texts,
-                settings=bench.SETTINGS,
+                settings=lab.SETTINGS,
                 progress=progress.show,
             )
-        about = bench.about(
+        about = lab.about(
             **vars(models)
             | {
                 "draft": models.draft or EMBEDDED,
@@ -173,12 +175,12 @@ def frontier(
         progress.show("drawing")
         try:
             out.mkdir(parents=True, exist_ok=True)
-            bench.write(document, out / "frontier.json")
+            lab.write(document, out / "frontier.json")
             plots.frontier(document, out)
         except OSError as error:
             raise fail(f"cannot write to '{out}': {error.strerror or error}") from error
     if as_json:
-        typer.echo(bench.dumps(document))
+        typer.echo(lab.dumps(document))
     else:
         from outrider.cli.frontier_table import show
 
@@ -189,11 +191,15 @@ def frontier(
 
 
 def _check_writable(folder: Path) -> None:
-    """Sees whether a folder can be written to, or made, before any work is done; makes none, since
-    the work may be interrupted."""
-    there = next((each for each in (folder, *folder.absolute().parents) if each.exists()), folder)
+    """Fails if the folder, or the parent in which it would be created, is not writable.
+
+    Does not create the folder, since the work before the first write may be interrupted.
+    """
+    existing = next(
+        (each for each in (folder, *folder.absolute().parents) if each.exists()), folder
+    )
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
@@ -205,6 +211,6 @@ def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int,
     if longest + room > engine.shared_limit:
         raise fail(
             f"a prompt of {longest} tokens and {room} new ones do not fit into the context of "
-            f"{engine.shared_limit}: shorten it, or take a smaller --max-new-tokens"
+            f"{engine.shared_limit}: shorten the prompt, or use a smaller --max-new-tokens"
         )
     return encoded

@@ -1,4 +1,4 @@
-"""The document of ``outrider frontier`` as tables of 80 columns."""
+"""Formats the document of ``outrider frontier`` as tables of at most 80 columns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from outrider.lab.plots import x_axis
 
 _AT = (0.01, 0.03, 0.1, 0.3)
 _SYMBOLS = {"kl": "KL", "tv": "TV"}
-_WORDS = {"kl": "KL(target‖output)", "tv": "total variation"}
+_NAMES = {"kl": "KL(target‖output)", "tv": "total variation"}
 
 
 def show(document: Mapping[str, Any]) -> None:
-    """Prints what was found."""
+    """Prints the tables."""
     console = Console(highlight=False)
     about = document["about"]
     console.print(
@@ -31,9 +31,9 @@ def show(document: Mapping[str, Any]) -> None:
         console.print()
         console.print(_generations(document["generations"]))
         console.print(
-            "Speed-up: median of repeats over plain in the same repeat, and its range. KL: "
-            "target‖output, measured while writing, nats per token. Perplexity: under the target, "
-            "mean over texts, with its standard error on these prompts.",
+            "Speed-up: over plain decoding in the same repeat; median and range over repeats. KL: "
+            "KL(target‖output), measured during generation, in nats per token. Perplexity: under "
+            "the target; mean over outputs, with its standard error for these prompts.",
             style="dim",
         )
 
@@ -57,13 +57,13 @@ def _plane(lines: Sequence[Mapping[str, Any]]) -> Table:
         values = [p["value"] for p in line["points"]]
         varied = f"{line['parameter']} {values[0]:g} … {values[-1]:g}"
         table.add_row(line["name"], varied, *[_cell(_between(points, x)) for x in _AT])
-    table.caption = f"How often a drafted token is accepted, by mean {_WORDS[x_name]} per token."
+    table.caption = f"Share of drafted tokens accepted, by mean {_NAMES[x_name]} per token."
     table.caption_style = "dim"
     return table
 
 
 def _between(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The best acceptance at this divergence, on the straight lines between a rule's points."""
+    """The highest acceptance at divergence x, interpolated linearly between a rule's points."""
     found = []
     for (low, first), (high, second) in pairwise(points):
         if math.isfinite(low + high) and min(low, high) <= x <= max(low, high):

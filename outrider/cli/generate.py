@@ -1,4 +1,4 @@
-"""``outrider generate``: continue a text."""
+"""``outrider generate``: continues a prompt."""
 
 import json
 import os
@@ -60,26 +60,26 @@ def generate(
     as_json: AsJson = False,
     logprobs: Logprobs = None,
 ) -> None:
-    """Continue a text. The text goes to standard output, a summary of the run to standard error.
+    """Continue a prompt. The output goes to stdout, a summary of the run to stderr.
 
-    The embedded pair writes Python; watch which tokens the draft guessed right:
+    The embedded pair writes Python; show which draft tokens were accepted:
 
       outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
         --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
 
-    A pair of your own, against plain decoding, at temperature 0:
+    Compare a pair of your own with plain decoding, at temperature 0:
 
       outrider generate -f prompt.txt --target big/ --draft small/ \\
         --compare --temperature 0
     """
-    text = read_prompt(prompt, file)
+    prompt_text = read_prompt(prompt, file)
     biases = parse_logit_bias(logit_bias)
     if as_json and trace:
-        raise fail("--trace and --json: choose one; the document has each token's origin")
+        raise fail("--trace and --json: choose one; the JSON document has each token's origin")
     if logprobs is not None and not as_json:
-        raise fail("--logprobs needs --json, whose document holds them")
+        raise fail("--logprobs needs --json: only the JSON document contains them")
     if compare and speculation.method == "plain":
-        raise fail("--compare holds a method against plain: choose another --method")
+        raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)
     start()
     from outrider.sampling import Sampling
@@ -100,13 +100,13 @@ def generate(
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
-            warm_up(each, text, sampling)
-    result = follow(engine, text, sampling, _display(engine, text, trace, as_json))
+            warm_up(each, prompt_text, sampling)
+    result = follow(engine, prompt_text, sampling, _display(engine, prompt_text, trace, as_json))
     if not as_json:
         _line_break(result.text)
     comparison, interrupted = None, result.finish_reason == CANCELLED
     if plain is not None and not interrupted:
-        other = follow(plain, text, sampling)
+        other = follow(plain, prompt_text, sampling)
         interrupted = other.finish_reason == CANCELLED
         if not interrupted:
             comparison = against_plain(engine, result, other, engine.settled(sampling).greedy)
@@ -128,7 +128,7 @@ def generate(
 def _display(
     engine: "Engine", prompt: str, trace: bool, as_json: bool
 ) -> "Callable[[Event], None]":
-    """What to do with each event; on a terminal the prompt is shown first, on stderr."""
+    """Prints the prompt on stderr if that is a terminal, and returns what displays each event."""
     if as_json:
         return lambda event: None
     console, errors = Console(), Console(stderr=True)
@@ -136,7 +136,7 @@ def _display(
     if trace:
         errors.print(legend(console), end="", soft_wrap=True)
     if sys.stdout.isatty() and sys.stderr.isatty():
-        source = "" if engine.target.decoder_prompt is None else "\n"  # a text of its own follows
+        source = "" if engine.target.decoder_prompt is None else "\n"  # output is a text of its own
         dim = Segment(prompt + source, Style(dim=True) if has_colour(errors) else None)
         errors.print(Segments([dim]), end="", soft_wrap=True)
     if not trace:
@@ -151,10 +151,10 @@ def _write(event: "Event") -> None:
 
 
 def _line_break(text: str) -> None:
-    """Ends the text's last line where the summary follows it on the same terminal or file."""
+    """Ends the output's last line if the summary follows it on the same terminal or file."""
     try:
         one = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except OSError:  # not real files
+    except OSError:  # at least one is not a real file
         one = False
     if one and not text.endswith("\n"):
         typer.echo("", err=True)

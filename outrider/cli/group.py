@@ -1,4 +1,4 @@
-"""typer's group and command, with our errors and help pages."""
+"""Typer groups and commands that report errors on one line and print two-column help pages."""
 
 import functools
 import inspect
@@ -17,8 +17,11 @@ from outrider.cli.help import Helpful, paragraphs
 
 
 class Switches:
-    """A mixin for typer's commands and groups: a switch without a default is off. To read None,
-    typer would import pydantic, which takes longer than all else that help does."""
+    """A mixin for typer's commands and groups: a switch without a default is off.
+
+    For a default of None typer would import pydantic, which takes longer than all else that a help
+    page needs.
+    """
 
     def get_params(self, ctx: Any) -> Any:
         """The parameters."""
@@ -30,11 +33,11 @@ class Switches:
 
 
 class Command(Helpful, Switches, TyperCommand):
-    """A command with a help page of ours."""
+    """A command with a two-column help page."""
 
 
 class Group(Helpful, Switches, TyperGroup):
-    """A group that reports every error on one line, with the exit codes of ``errors``."""
+    """A group that reports every error on one line, with the exit codes of ``cli/errors.py``."""
 
     def main(
         self,
@@ -69,17 +72,19 @@ class Group(Helpful, Switches, TyperGroup):
 
 
 def add_command(app: typer.Typer, function: Callable[..., None], name: str) -> None:
-    """Registers a function as a command; its docstring is the help text.
+    """Registers a function as a command, with its docstring as the help text.
 
-    A paragraph becomes one line, which the help page then wraps; an indented one is an example and
-    stays as it is.
+    The help page wraps paragraphs; it prints indented paragraphs, which are examples, unchanged.
     """
     app.command(name, cls=Command, help=paragraphs(function))(expanded(function))
 
 
 def expanded(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes the fields of a class of options, wherever the function takes the
-    class: an option each, with the field's type and default."""
+    """A command whose dataclass parameters are replaced by one option per field.
+
+    Each option has the field's type and default. The command builds the dataclasses from the
+    options and calls the function with them.
+    """
     taken = inspect.signature(function, eval_str=True).parameters.values()
     classes: dict[str, Any] = {
         each.name: each.annotation for each in taken if is_dataclass(each.annotation)
@@ -107,8 +112,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _from_home(value: Any) -> Any:
-    """A path whose ``~`` no shell has expanded, such as that of ``--out=~/x``; others as they
-    are."""
+    """The value with ``~`` expanded in paths, which the shell leaves alone in ``--out=~/x``."""
     if isinstance(value, Path):
         return Path(os.path.expanduser(value))
     return [_from_home(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Help pages in two plain columns: within 80 no name is cut, and no example is rewrapped."""
+"""Help pages in two columns; at a width of 80 no option name is cut and no example rewrapped."""
 
 import inspect
 import re
@@ -7,19 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_NAMES = 28  # columns of names; the description of a longer one begins on the next line
-_FACTS = re.compile(r"\s+\[([^]]*)\]$")  # such as the default, behind a description
+_NAMES = 28  # width of the first column; after a longer name the description starts a new line
+_FACTS = re.compile(r"\s+\[([^]]*)\]$")  # such as the default, at the end of a description
 
 Row = tuple[str, str]
 
 
 class Helpful:
-    """A mixin for typer's commands and groups: options under the titles of their panels."""
+    """A mixin for typer's commands and groups that prints options under their panels' titles."""
 
     help: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the page."""
+        """Writes the help page."""
         command: Any = self
         command.format_usage(ctx, formatter)
         for block in (self.help or "").split("\n\n"):
@@ -33,14 +33,14 @@ class Helpful:
 
 
 def paragraphs(function: Callable[..., None]) -> str:
-    """A docstring without the line breaks inside its paragraphs; an indented one is an example."""
+    """A docstring with each paragraph on one line; indented paragraphs (examples) unchanged."""
     text = inspect.cleandoc(function.__doc__ or "")
     blocks = text.split("\n\n")
     return "\n\n".join(b if b.startswith(" ") else " ".join(b.split()) for b in blocks)
 
 
 def _sections(command: Any, ctx: Any) -> dict[str, list[Row]]:
-    """Names and descriptions by title: arguments, options without a panel, panels, commands."""
+    """Names and descriptions by section: arguments, options without a panel, panels, commands."""
     sections: dict[str, list[Row]] = defaultdict(list)
     for param in sorted(command.get_params(ctx), key=_order):
         record = param.get_help_record(ctx)
@@ -60,13 +60,13 @@ def _title(param: Any) -> str:
 
 
 def _order(param: Any) -> int:
-    """Arguments first, then options without a panel, then the panels as they come."""
+    """Sort key: arguments, then options without a panel, then the panels in order of definition."""
     general = ["Arguments", "Options"]
     return general.index(_title(param)) if _title(param) in general else len(general)
 
 
 def _lines(rows: list[Row], width: int) -> Iterator[str]:
-    """The two columns of a section."""
+    """The lines of a section, in two columns."""
     names = min(_NAMES, max(len(name) for name, _ in rows))
     indent = " " * (names + 4)
     for name, description in rows:

@@ -1,4 +1,4 @@
-"""``outrider methods``: what ``--method`` may be."""
+"""``outrider methods``: lists the values of ``--method``."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -13,14 +13,14 @@ def methods(
         bool, typer.Option("--json", help="Print a JSON list instead of a table.")
     ] = False,
 ) -> None:
-    """List the decoding methods: where each was published, what it needs, what it promises.
+    """List the decoding methods with their sources, guarantees and options.
 
-    For a program to read:
+    The same list for programs:
 
       outrider methods --json
 
-    Lossless: the text has exactly the target's distribution, as if the target had written it alone.
-    Lossy: it may differ, in return for speed.
+    Lossless: the output has exactly the target's distribution. Lossy: the output distribution may
+    differ from the target's, in return for speed.
     """
     if as_json:
         typer.echo(catalogue.FILE.read_text(encoding="utf-8"), nl=False)
@@ -32,20 +32,20 @@ def methods(
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, leading=1)
     table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("distribution", no_wrap=True)
-    table.add_column("what it does; where it was published; its options", overflow="fold")
+    table.add_column("output", no_wrap=True)
+    table.add_column("description; source; guarantee if lossy; options", overflow="fold")
     for entry in catalogue.entries().values():
-        promise = "lossless" if entry.lossless else "lossy"
-        table.add_row(entry.name, promise, "\n".join(_lines(entry)))
+        output = "lossless" if entry.lossless else "lossy"
+        table.add_row(entry.name, output, "\n".join(_lines(entry)))
     Console(highlight=False).print(table)
 
 
 def _lines(entry: catalogue.Entry) -> Iterator[str]:
-    """Summary and source; for a lossy rule what it keeps to; the options with their defaults."""
+    """Summary, source, the guarantee of a lossy method, and the options with their defaults."""
     yield entry.summary + ("" if entry.needs_draft else " Needs no draft model.")
     yield entry.paper
     if not entry.lossless:
-        yield f"keeps: {entry.bound['words']}"
+        yield f"guarantee: {entry.bound['words']}"
     if entry.options:
         defaults = (f"{name}={option['default']}" for name, option in entry.options.items())
         yield "options: " + ", ".join(defaults)

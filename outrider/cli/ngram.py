@@ -1,4 +1,4 @@
-"""``outrider ngram build``: counts a corpus, or a model's own samples, into a draft."""
+"""``outrider ngram build``: counts n-grams of a corpus, or of a model's samples, into a file."""
 
 import json
 import time
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _CORPUS, _TABLE, _SAMPLES = "Corpus", "Table", "Samples"
-_ROWS = 32  # that the target writes at the same time
+_BATCH_SIZE = 32  # of the target when it generates samples
 
 
 def build(
@@ -43,15 +43,17 @@ def build(
     ],
     order: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=5, help="Longest grams.", rich_help_panel=_TABLE),
+        typer.Option(
+            metavar="N", min=1, max=5, help="Longest n-grams to count.", rich_help_panel=_TABLE
+        ),
     ] = 4,
     min_count: Annotated[
         int,
         typer.Option(
             metavar="N",
             min=1,
-            help="Leave out grams of two or more tokens that occur less often; their share goes "
-            "to shorter ones. Makes the file smaller.",
+            help="Leave out n-grams of two or more tokens that occur less often; their probability "
+            "goes to shorter ones. Makes the file smaller.",
             rich_help_panel=_TABLE,
         ),
     ] = 1,
@@ -59,8 +61,8 @@ def build(
         list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="Count this text file, these JSON lines (FILE.jsonl, the text under 'text'), or "
-            "the .txt, .md, .py and .jsonl files of this folder. May be repeated.",
+            help="Count this text file, these JSON lines (FILE.jsonl, the text under the key "
+            "'text'), or the .txt, .md, .py and .jsonl files of this folder. May be repeated.",
             rich_help_panel=_CORPUS,
         ),
     ] = None,
@@ -69,7 +71,8 @@ def build(
         typer.Option(
             metavar="N",
             min=0,
-            help="Count N tokens that the target writes itself, behind the last four of a prompt.",
+            help="Count N tokens that the target generates, preceded by the last four tokens of "
+            "their prompts.",
             rich_help_panel=_CORPUS,
         ),
     ] = 0,
@@ -87,8 +90,8 @@ def build(
             "--file",
             "-f",
             metavar="FILE",
-            help="Prompts to sample behind, in turn: one per line, or JSON lines with a 'prompt' "
-            "if FILE ends in .jsonl. Default: the beginning of a text.",
+            help="Prompts for the samples, used in turn: one per line, or JSON lines with a "
+            "'prompt' if FILE ends in .jsonl. Default: the beginning-of-sequence token.",
             rich_help_panel=_SAMPLES,
         ),
     ] = None,
@@ -97,9 +100,9 @@ def build(
     max_new_tokens: MaxNewTokens = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Count n-grams into a file that can draft, in the target's tokens.
+    """Count n-grams, in the target's tokens, into a file that method 'ngram' drafts from.
 
-    From text, as close as you have to what the target will write:
+    From text that resembles the target's output:
 
       outrider ngram build --out code.safetensors --text src/
 
@@ -136,10 +139,10 @@ def build(
         kv_dtype=kv_dtype,
         compile=compile,
     )
-    behind = _behind(prompts, tokenizer) if from_samples else []
+    sample_prompts = _sample_prompts(prompts, tokenizer) if from_samples else []
     plain = Speculation(method="plain")
     engine = (
-        open_engine(models, plain, max_batch_size=_ROWS, max_memory=max_memory)
+        open_engine(models, plain, max_batch_size=_BATCH_SIZE, max_memory=max_memory)
         if from_samples
         else None
     )
@@ -147,12 +150,12 @@ def build(
     def documents() -> "Iterator[list[int]]":
         yield from encoded(tokenizer, read_texts(text or ()))
         if engine is not None:
-            yield from samples(engine, from_samples, sampling, behind)
+            yield from samples(engine, from_samples, sampling, sample_prompts)
 
     began = time.perf_counter()
     with Progress(as_json) as progress:
         progress.show("counting")
-        told = build_ngram(
+        report = build_ngram(
             out,
             documents(),
             max(vocabulary.values()) + 1,
@@ -160,20 +163,20 @@ def build(
             min_count,
             vocabulary=vocabulary_digest(vocabulary),
         )
-    told["sampled"] = from_samples
+    report["sampled"] = from_samples
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(report))
         return
-    grams = ", ".join(f"{count:,} of order {k}" for k, count in enumerate(told["grams"], 1))
+    counts = ", ".join(f"{count:,} of order {k}" for k, count in enumerate(report["grams"], 1))
     say(
-        f"{_counted(told)}, grams: {grams}; {told['bytes'] / 1e6:.1f} MB in "
+        f"{_token_counts(report)}; n-grams: {counts}; {report['bytes'] / 1e6:.1f} MB in "
         f"{time.perf_counter() - began:.1f} s: {out}"
     )
 
 
-def _counted(told: dict[str, Any]) -> str:
-    """How many tokens, and where they come from."""
-    tokens, sampled = told["tokens"], told["sampled"]
+def _token_counts(report: dict[str, Any]) -> str:
+    """The number of tokens counted, by where they come from."""
+    tokens, sampled = report["tokens"], report["sampled"]
     if not sampled:
         return f"{tokens:,} tokens"
     return (
@@ -182,13 +185,15 @@ def _counted(told: dict[str, Any]) -> str:
     )
 
 
-def _behind(prompts: list[str] | None, tokenizer: Any) -> "Sequence[str | list[int]]":
-    """What the target writes behind: the prompts, else the beginning of a text."""
+def _sample_prompts(prompts: list[str] | None, tokenizer: Any) -> "Sequence[str | list[int]]":
+    """The prompts to sample from; by default the token that begins a sequence."""
     if prompts is not None:
         return prompts
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if start is None:
-        raise fail("the target's tokenizer has no token that begins a text: give prompts with -f")
+        raise fail(
+            "the target's tokenizer has no beginning-of-sequence token: pass prompts with -f"
+        )
     return [[start]]
 
 
@@ -203,7 +208,7 @@ ngram = typer.Typer(
 
 @ngram.callback()
 def _ngram() -> None:
-    """Keeps ``build`` a command of its own, though it is the only one."""
+    """Without this callback typer would make ``build``, the only command, the group itself."""
 
 
 add_command(ngram, build, "build")

@@ -1,4 +1,4 @@
-"""``outrider profile``: where the time of a round goes, and what it could be on this machine."""
+"""``outrider profile``: where the time of a round goes, and the least time it could take."""
 
 import json
 import os
@@ -36,7 +36,8 @@ def profile(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rounds to time and to record in each repeat. A full context ends them early.",
+            help="Rounds to time, and rounds to record, in each repeat; fewer if the context fills "
+            "up first.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = 48,
@@ -45,7 +46,7 @@ def profile(
         typer.Option(
             metavar="N",
             min=1,
-            help="Times that the method, plain decoding and the method recorded take turns.",
+            help="Repeats; each runs the method, plain decoding, and the method with recording.",
             rich_help_panel=_MEASUREMENT,
         ),
     ] = 3,
@@ -53,8 +54,8 @@ def profile(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write the rounds recorded last as a Chrome trace, for ui.perfetto.dev or "
-            "chrome://tracing.",
+            help="Write the rounds recorded in the last repeat as a Chrome trace, for "
+            "ui.perfetto.dev or chrome://tracing.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -62,33 +63,34 @@ def profile(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw pass times against tokens per pass, the β curve, to this .svg or .png.",
+            help="Plot the time of a forward pass against its number of tokens (the β curve) to "
+            "this .svg or .png.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a round goes, and what it could be on this machine.
+    """Show where the time of a round goes, and how close it is to the limits of this machine.
 
-    Records a few rounds (draft, target, verify, cache, Python), measures how fast memory is read,
-    and sets each model's passes against the time that reading its weights takes at least. Times
-    passes over 1 to 32 tokens, and holds the speed-up over plain decoding against the formula's.
-    Half a minute on the embedded pair:
+    Records a few rounds (draft, target, verify, cache, Python). Measures the memory bandwidth, and
+    compares each model's forward pass with the time that reading its weights takes. Times forward
+    passes over 1 to 32 tokens, and compares the speed-up over plain decoding with the formula.
+    Takes half a minute on the embedded pair:
 
       outrider profile --trace trace.json --plot beta.svg
 
-    A pair of your own, on a prompt of yours:
+    A pair and a prompt of your own:
 
       outrider profile -f prompt.txt --target big/ --draft small/ --temperature 0
 
-    One text at a time; it goes on past its end, to the last round. Let nothing else run meanwhile.
+    Profiles batch size 1 and ignores end-of-sequence tokens. Run nothing else meanwhile.
     """
     text = PROMPT if prompt is None and file is None else read_prompt(prompt, file)
     _check_files(trace, plot)
     require_draft_of(speculation.method, models)
     start()
     from outrider.lab import plots
-    from outrider.lab import profile as bench
+    from outrider.lab import profile as lab
     from outrider.lab.frontier import about
     from outrider.sampling import Sampling
 
@@ -97,7 +99,7 @@ def profile(
     sampling = Sampling(**vars(truncation), seed=seed)
     engine = open_engine(models, speculation, max_memory=max_memory)
     with Progress(as_json) as progress:
-        found = bench.profile(
+        found = lab.profile(
             engine, text, sampling, rounds=rounds, repeats=repeats, progress=progress.show
         )
     where = about(
@@ -112,9 +114,9 @@ def profile(
     document = {"about": where, **found.document}
     try:
         if trace is not None:
-            bench.write_trace(found.spans, found.names, trace)
+            lab.write_trace(found.spans, found.names, trace)
         if plot is not None:
-            bench.draw(document, plot)
+            lab.draw(document, plot)
     except OSError as error:
         raise fail(f"cannot write '{error.filename}': {error.strerror or error}") from error
     if as_json:
@@ -129,16 +131,16 @@ def profile(
 
 
 def _check_files(trace: Path | None, plot: Path | None) -> None:
-    """Fails before any work where a file could not be written after it."""
+    """Fails, before any measurement, if an output file could not be written."""
     if plot is not None and plot.suffix not in _PICTURES:
         raise fail(f"--plot {plot}: must end in {' or '.join(_PICTURES)}")
     if trace is not None and plot is not None and trace.absolute() == plot.absolute():
-        raise fail(f"--trace and --plot: both write {trace}; give each a file of its own")
+        raise fail(f"--trace and --plot: both would write {trace}; give each a file of its own")
     for flag, path in (("--trace", trace), ("--plot", plot)):
         if path is None:
             continue
         if path.is_dir():
-            raise fail(f"{flag} {path}: is a folder; give the name of a file")
+            raise fail(f"{flag} {path}: is a folder; pass the name of a file")
         if not path.absolute().parent.is_dir():
             raise fail(f"{flag} {path}: there is no folder {path.parent}")
         if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):

@@ -1,4 +1,4 @@
-"""The document of ``outrider profile`` as tables in 80 columns."""
+"""Formats the document of ``outrider profile`` as tables of at most 80 columns."""
 
 from collections.abc import Mapping
 from typing import IO, Any
@@ -11,7 +11,7 @@ _MIB = 2**20
 
 
 def show(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Prints it; to standard output unless a file is given."""
+    """Prints the tables, to standard output unless a file is given."""
     console = Console(highlight=False, width=min(80, Console().width), file=file)
 
     def say(text: str = "") -> None:
@@ -25,7 +25,7 @@ def show(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
     say(_memory(document["memory"]))
     console.print(_floors(document["models"]))
     if any(f["cached"] for model in document["models"].values() for f in model["floors"].values()):
-        say("* fits into the last-level cache: its floor is by that cache's bandwidth, measured.")
+        say("* fits into the last-level cache: the floor uses that cache's measured bandwidth.")
     say()
     console.print(_beta(document["models"]))
     for line in _speedup(document):
@@ -46,7 +46,7 @@ def _heading(document: Mapping[str, Any]) -> str:
         f"target {about['target']}{draft}\n"
         f"{about['hardware']}, {about['threads']} threads, {about['dtype']}, {how}"
         f"{''.join(weights)}, torch {about['versions']['torch']}\n"
-        f"{run['rounds']} rounds, {run['tokens']} tokens behind a prompt of "
+        f"{run['rounds']} rounds, {run['tokens']} tokens after a prompt of "
         f"{run['prompt_tokens']}; {run['acceptance_length']:.2f} tokens per round, "
         f"α {run['alpha']:.2f}"
     )
@@ -68,16 +68,16 @@ def _phases(document: Mapping[str, Any]) -> Table:
                 counted = [f"{count:.1f}", f"{tokens:.1f}"]
             share = f"{row['seconds'] / whole:.1%}"
             table.add_row(f"  {row['phase']}", _ms(row["seconds"]), share, *counted)
-    table.add_row("together", _ms(whole), "100.0%", "", "", style="bold")
+    table.add_row("total", _ms(whole), "100.0%", "", "", style="bold")
     return table
 
 
 def _outside(document: Mapping[str, Any]) -> str:
     phases, cost = document["phases"], document["profiler"]
     return (
-        f"Outside the models' passes: {phases['outside_passes']:.1%} of a round. Recording takes "
-        f"{1e6 * cost['span_seconds']:.1f} µs a span, {cost['spans_share']:.2%} of a round; "
-        f"recorded rounds took {cost['recorded_over_unrecorded']:.2f}× the time of others."
+        f"Outside the models' passes: {phases['outside_passes']:.1%} of a round. Recording costs "
+        f"{1e6 * cost['span_seconds']:.1f} µs per span, {cost['spans_share']:.2%} of a round; "
+        f"recorded rounds took {cost['recorded_over_unrecorded']:.2f}× the time of unrecorded ones."
     )
 
 
@@ -86,9 +86,9 @@ def _memory(memory: Mapping[str, Any]) -> str:
     cache = "of unknown size" if size is None else f"{size / _MIB:.0f} MiB"
     return (
         f"Memory: {_gb(memory['median'])} GB/s ({_gb(memory['lowest'])} to "
-        f"{_gb(memory['highest'])}), by a sum over {memory['num_bytes'] / _MIB:.0f} MiB; a "
-        f"matrix-vector product over them reads {_gb(memory['matrix_vector'])} GB/s. Last-level "
-        f"cache: {cache}."
+        f"{_gb(memory['highest'])}), measured by a sum over {memory['num_bytes'] / _MIB:.0f} MiB; "
+        f"a matrix-vector product reads {_gb(memory['matrix_vector'])} GB/s. Last-level cache: "
+        f"{cache}."
     )
 
 
@@ -132,13 +132,13 @@ def _speedup(document: Mapping[str, Any]) -> list[str]:
     costs = f"cγ {found['draft']:.2f} (c {found['c']:.2f}), β {found['beta']:.2f}"
     lines.append(f"Formula E / (cγ + β), {costs}:")
     for name, tokens, key in (
-        ("E of α, i.i.d.", found["expected_tokens"], "by_alpha"),
+        ("E from α, i.i.d.", found["expected_tokens"], "by_alpha"),
         ("E as measured", found["tokens"], "by_tokens"),
     ):
         if found[key] is not None:
             lines.append(
-                f"  {name:<15} {tokens:.2f} tokens: {found[key]:.2f}×; the measured speed-up is "
-                f"{found[f'reached_{key}']:.2f} of it"
+                f"  {name:<16} {tokens:.2f} tokens: {found[key]:.2f}×; measured / formula "
+                f"{found[f'reached_{key}']:.2f}"
             )
     return lines
 
@@ -156,7 +156,7 @@ def _ms(seconds: float) -> str:
 
 
 def _short(number: float | None) -> str:
-    """Three digits or more, at most four characters below ten thousand."""
+    """The number with at least three digits; at most four characters if below ten thousand."""
     if number is None:
         return ""
     return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f}"

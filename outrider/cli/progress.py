@@ -1,4 +1,4 @@
-"""What a long command is doing, while it does it."""
+"""Progress display of long commands."""
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -7,11 +7,10 @@ from rich.table import Column
 
 
 class Progress:
-    """Says on a terminal's stderr what is being done, and how much of it is done where that is
-    known.
+    """Shows the current stage, and its progress if known, on stderr if that is a terminal.
 
     Args:
-        quiet: say nothing.
+        quiet: show nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -33,6 +32,6 @@ class Progress:
             self._bar.stop()
 
     def show(self, stage: str, share: float | None = None) -> None:
-        """Says what is being done; ``share`` of it all is done, from 0 to 1."""
+        """Shows a stage and the share of all work that is done, from 0 to 1, if known."""
         total = None if share is None else 1.0
         self._bar.update(self._task, description=stage, total=total, completed=share or 0.0)

@@ -1,4 +1,4 @@
-"""The prompt, from an argument, a file or standard input; taken exactly as it is."""
+"""Reads the prompt, unchanged, from an argument, a file or standard input."""
 
 import json
 import sys
@@ -10,7 +10,11 @@ _EXAMPLE = 'outrider generate "def fibonacci(n):"'
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The one prompt that was given."""
+    """The prompt of a command that takes one.
+
+    Raises:
+        BadInputError: none or two prompts were given, or it is empty, unreadable or not UTF-8.
+    """
     if prompt is not None and file is not None:
         raise fail("both a PROMPT and --file were given: choose one")
     if file is not None and str(file) != "-":
@@ -18,16 +22,16 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     elif prompt == "-" or file is not None:
         text = _decode(sys.stdin.buffer.read(), "standard input")
     elif prompt is None:
-        raise fail(f"no prompt: give a text, -f FILE, or - for standard input, as in {_EXAMPLE}")
+        raise fail(f"no prompt: pass a text, -f FILE, or - for standard input, as in {_EXAMPLE}")
     else:
         text = _decode(prompt.encode("utf-8", "surrogateescape"), "the argument")
     if not text:
-        raise fail(f"the prompt is empty: give the text to continue, as in {_EXAMPLE}")
+        raise fail(f"the prompt is empty: pass the text to continue, as in {_EXAMPLE}")
     return text
 
 
 def read_prompts(file: Path) -> list[str]:
-    """One prompt per line, or one JSON object per line; empty lines do not count."""
+    """The prompts of a file: one per line, or one JSON object per line. Skips empty lines."""
     lines = [line for line in read_prompt(None, file).splitlines() if line.strip()]
     if file.suffix != ".jsonl":
         return lines
@@ -39,7 +43,7 @@ def read_prompts(file: Path) -> list[str]:
             prompt = None
         if not isinstance(prompt, str):
             raise fail(
-                f"{file}, entry {number}: no JSON object with a 'prompt' that is a text, such as "
+                f"{file}, entry {number}: no JSON object with a 'prompt' that is a string, such as "
                 f'{{"prompt": "def f(x):"}}'
             )
         prompts.append(prompt)

@@ -1,5 +1,4 @@
-"""Silences what libraries print on their own: progress bars, advice, warnings. Our own
-warnings become notes."""
+"""Silences progress bars, advice and warnings of libraries; prints our own warnings as notes."""
 
 import logging
 import os
@@ -9,7 +8,7 @@ from outrider.cli.errors import debugging, say
 
 
 def silence() -> None:
-    """Called before transformers is imported; ``OUTRIDER_DEBUG=1`` leaves everything audible."""
+    """Silences libraries; call it before importing transformers. OUTRIDER_DEBUG=1 disables it."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if debugging():
         return
@@ -21,7 +20,7 @@ def silence() -> None:
         ("HF_HUB_VERBOSITY", "error"),
     ):
         os.environ.setdefault(name, value)
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao where it is
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao if installed
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     warnings.filterwarnings("default", category=UserWarning, module=r"outrider\.")
@@ -29,7 +28,7 @@ def silence() -> None:
 
 
 def silence_transformers() -> None:
-    """Imports transformers' own logging and turns it off."""
+    """Turns off transformers' own logging."""
     if debugging():
         return
     from transformers.utils import logging as transformers_logging

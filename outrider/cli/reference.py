@@ -1,4 +1,4 @@
-"""Writes ``docs/cli.md`` from the commands themselves: ``python -m outrider.cli.reference``."""
+"""Generates ``docs/cli.md`` from the commands: ``python -m outrider.cli.reference``."""
 
 import inspect
 import sys
@@ -14,18 +14,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 _HEAD = """# Command line
 
-Written by `python -m outrider.cli.reference` from the commands themselves; a test holds it current.
+`python -m outrider.cli.reference` generates this page from the commands; a test checks that it is
+up to date.
 
-Text goes to standard output and nothing else; summaries, notes and errors go to standard error. An
-error is one line. Exit codes: 0 done; 1 a comparison failed, or an unexpected error
-(`OUTRIDER_DEBUG=1` shows where); 2 bad input; 130 Ctrl-C, with the text so far kept. `NO_COLOR`
-turns colours into signs. `outrider --install-completion` sets up completion in your shell. The keys
-that `outrider generate --json` prints are in [json.md](json.md).
+Only results go to standard output; summaries, notes and errors go to standard error. An error is
+one line. Exit codes: 0 success; 1 a comparison failed, or an unexpected error (`OUTRIDER_DEBUG=1`
+prints the stack trace); 2 bad input; 130 Ctrl-C, with the output so far printed. With `NO_COLOR`
+set, signs replace colours. `outrider --install-completion` installs completion for your shell.
+[json.md](json.md) describes the keys that `outrider generate --json` prints.
 """
 
 
 def reference() -> str:
-    """The page."""
+    """The text of the page."""
     group: Any = typer.main.get_command(app)
     context = typer.Context(group, info_name="outrider")
     return "\n".join([_HEAD, *_sections(group, context)])
@@ -57,7 +58,7 @@ def _section(title: str, command: Any, context: Any) -> str:
 
 
 def _with_examples(text: str) -> str:
-    """Indented paragraphs as code."""
+    """The text with indented paragraphs as code blocks."""
     blocks = [
         f"```\n{block.strip()}\n```" if block.startswith(" ") else block
         for block in text.split("\n\n")

@@ -1,4 +1,4 @@
-"""Draws the README's picture of a trace: ``python -m outrider.cli.screenshot``."""
+"""Generates the README's picture of a trace: ``python -m outrider.cli.screenshot``."""
 
 import io
 import re
@@ -25,7 +25,7 @@ WIDTH = 80
 
 
 def screenshot(target: str = "embedded", draft: str | None = None, tokens: int = 120) -> str:
-    """The picture of a real run, as SVG. It shows no speed: that belongs to a benchmark."""
+    """The trace of a real run as SVG, without its speed, which would change from run to run."""
     start()
     from outrider.sampling import Sampling
 
@@ -56,7 +56,7 @@ def screenshot(target: str = "embedded", draft: str | None = None, tokens: int =
     summary = re.sub(r", \d+ tok/s", "", summary_line(result))
     console.print(summary, markup=False)
     picture = console.export_svg(title="Outrider")
-    return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # loads nothing
+    return re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL)  # loads no remote font
 
 
 if __name__ == "__main__":

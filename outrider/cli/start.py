@@ -1,4 +1,4 @@
-"""The start of a command that needs models: torch and transformers, imported quietly."""
+"""Imports torch and transformers, silently, for commands that need models."""
 
 from importlib import import_module
 
@@ -7,10 +7,10 @@ from outrider.cli.quiet import silence, silence_transformers
 
 
 def start(module: str = "outrider.engine") -> None:
-    """Imports a module and the libraries it needs; a terminal shows that this takes its time.
+    """Imports a module and the libraries it needs, with a progress display on a terminal.
 
     Args:
-        module: what the command is about to use.
+        module: the module that the command is about to use.
     """
     silence()
     with Progress() as progress:

@@ -1,4 +1,4 @@
-"""The closing lines of a run, and its JSON document."""
+"""The summary lines of a run, and its JSON document."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,7 @@ _LONGEST = 24
 
 
 def summary_line(result: "Result") -> str:
-    """Tokens, speed, the three acceptance numbers, how far a lossy rule strayed from the target's
-    distribution, and why it ended, in one line."""
+    """One line: number of tokens, speed, acceptance, measured divergence and finish reason."""
     stats = result.stats
     if stats.drafted:
         middle = (
@@ -43,9 +42,9 @@ def summary_line(result: "Result") -> str:
 
 
 def obeyed_line(obeyed: Mapping[str, object]) -> str:
-    """What of the target's generation config the text obeys, where the options do not say else."""
+    """The settings taken from the target's generation config, which no option overrides."""
     settings = ", ".join(f"{name} {_short(value)}" for name, value in obeyed.items())
-    return f"generation config: {settings} (leave it aside: --no-generation-config)"
+    return f"generation config: {settings} (ignore it: --no-generation-config)"
 
 
 def _short(value: object) -> str:
@@ -54,14 +53,14 @@ def _short(value: object) -> str:
 
 
 def comparison_lines(result: "Result", comparison: Comparison, method: str) -> list[str]:
-    """Both speeds and the speed-up; for greedy texts, whether they are the same."""
+    """Both speeds and the speed-up; for greedy outputs, also whether they are identical."""
     plain, fast = comparison.plain.stats.tokens_per_second, result.stats.tokens_per_second
     lines = [
         f"plain {plain:.1f} tok/s, {method} {fast:.1f} tok/s: {comparison.speedup:.2f}× the speed"
     ]
     if comparison.comparable:
-        what = comparison.parting or "identical"
-        lines.append(f"greedy texts, plain and {method}: {what}")
+        what = comparison.first_difference or "identical"
+        lines.append(f"greedy outputs, plain and {method}: {what}")
     return lines
 
 
@@ -73,7 +72,7 @@ def as_document(
     result: "Result",
     comparison: Comparison | None,
 ) -> dict[str, Any]:
-    """What ``--json`` prints; docs/json.md says what the keys mean."""
+    """The document that ``--json`` prints; docs/json.md describes its keys."""
     from outrider.lab.versions import versions
 
     drafts = engine.method.name != "plain"

@@ -1,7 +1,8 @@
-"""A text with each token marked by its origin: by colour, or by signs where there is none.
+"""Marks each token of an output by its origin: by colour, or by signs without colours.
 
-Legend of origins: *accepted*, a drafted token the target kept; *correction*, the target's own after
-one it refused; *bonus*, the target's own after it kept all; *plain*, nothing was drafted.
+Origins: *accepted*, an accepted draft token; *correction*, the target's token in place of a
+rejected one; *bonus*, the target's token after all draft tokens were accepted; *plain*, a token of
+a round without a draft.
 """
 
 from collections.abc import Iterator
@@ -31,12 +32,12 @@ LABELS = {
 
 
 def has_colour(console: Console) -> bool:
-    """Whether origins can be shown by colour: a capable terminal, and NO_COLOR not set."""
+    """Whether the console shows colours: a capable terminal, and NO_COLOR is not set."""
     return console.color_system is not None and not console.no_color
 
 
 def legend(console: Console) -> Segments:
-    """What the marks mean, in one line."""
+    """One line that explains the marks."""
     if has_colour(console):
         parts = [Segment("trace: ")]
         for origin, label in LABELS.items():
@@ -48,15 +49,16 @@ def legend(console: Console) -> Segments:
 
 @dataclass
 class Painter:
-    """Splits the text of events into tokens and marks them.
+    """Splits the text of events into tokens and marks each by its origin.
 
-    An event's text belongs to a whole round, and may be held back while a stop string or a
-    character is incomplete; so tokens are decoded on the side and waiting pieces used up by length.
+    An event's text covers a whole round, and the engine holds text back while a stop string or a
+    character is incomplete. The painter therefore decodes each token itself and consumes the
+    decoded pieces by length as text arrives.
 
     Args:
-        engine: for its tokenizer.
-        prompt_ids: what the text continues.
-        colour: by styles, else by signs.
+        engine: provides the tokenizer.
+        prompt_ids: the prompt's tokens.
+        colour: mark tokens by colour; otherwise by signs.
     """
 
     engine: "Engine"
@@ -72,14 +74,14 @@ class Painter:
         self._detokenizer = Detokenizer(tokenizer, self.prompt_ids)
 
     def paint(self, event: "Event") -> Segments:
-        """The event's text, marked."""
+        """The event's text with its tokens marked."""
         segments: list[Segment] = []
         for piece, origin in self.pieces(event):
             segments += _marked(piece, origin, self.colour)
         return Segments(segments)
 
     def pieces(self, event: "Event") -> Iterator[tuple[str, str]]:
-        """The event's text by token, each with its origin."""
+        """Yields the event's text token by token, each with its origin."""
         for token, origin in zip(event.token_ids, event.origins, strict=True):
             self._waiting.append((self._detokenizer.push([token]), origin))
         text = event.text
@@ -90,12 +92,12 @@ class Painter:
             if piece:
                 yield text[: len(piece)], source
             text = text[len(piece) :]
-        if text:  # the replacement of a character that never became complete
+        if text:  # the replacement character for a character that stayed incomplete
             yield text, event.origins[-1] if event.origins else "plain"
 
 
 def _marked(piece: str, origin: str, colour: bool) -> list[Segment]:
-    """One token. A line break of the target's own gets a sign, or nobody would see it."""
+    """The segments of one token. A marked line break is shown by a sign, as it has no colour."""
     sign = SIGNS.get(origin)
     style = STYLES[origin]
     segments: list[Segment] = []

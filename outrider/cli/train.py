@@ -1,7 +1,7 @@
-"""`outrider train`: train a language model, or a draft for one, on Python packages or text files.
+"""``outrider train``: trains a language model, or a draft model, on Python packages or text files.
 
-Only options and their checks are here; heavy imports wait until a run really starts, so that
-`--help` is quick.  Bad input ends in one line on stderr and exit code 2.
+This module holds the options and their checks; it imports torch only when a run starts. Bad input
+is reported on one line on stderr with exit code 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.cli.start import start
 
 
 class Dtype(StrEnum):
-    """Number format of the matrix products; weights are always kept in float32."""
+    """Precision of the matrix products; the weights are always float32."""
 
     float32 = "float32"
     bfloat16 = "bfloat16"
@@ -36,8 +36,8 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="PACKAGE",
-            help="Train on this installed package's source (python-stdlib: the standard library). "
-            "May be repeated. Packages without a permissive licence are refused.",
+            help="Train on the source code of this installed package (python-stdlib: the standard "
+            "library). May be repeated. Packages without a permissive licence are refused.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -54,9 +54,9 @@ def train(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Train an encoder-decoder (a T5) on this file of pairs: a JSON object with source "
-            "and text per line. Needs no --kv-heads and no --context; --layers counts for encoder "
-            "and decoder alike.",
+            help="Train an encoder-decoder (T5) on this file of pairs: one JSON object with source "
+            "and text per line. Ignores --kv-heads and --context; --layers applies to the encoder "
+            "and to the decoder.",
             rich_help_panel=_DATA,
         ),
     ] = None,
@@ -72,23 +72,24 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of a tokenizer to use. Default: the teacher's, else one is trained.",
+            help="Folder of the tokenizer. Default: the teacher's; without a teacher one is "
+            "trained.",
             rich_help_panel=_DATA,
         ),
     ] = None,
     vocab_size: Annotated[
         int,
-        typer.Option(metavar="N", help="Entries of the tokenizer to train.", rich_help_panel=_DATA),
+        typer.Option(
+            metavar="N", help="Vocabulary size of the trained tokenizer.", rich_help_panel=_DATA
+        ),
     ] = 6144,
     layers: Annotated[int, typer.Option(metavar="N", help="Layers.", rich_help_panel=_SHAPE)] = 16,
     hidden: Annotated[
-        int, typer.Option(metavar="N", help="Width of the hidden state.", rich_help_panel=_SHAPE)
+        int, typer.Option(metavar="N", help="Hidden size.", rich_help_panel=_SHAPE)
     ] = 256,
     ffn: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Width inside the feed-forward blocks.", rich_help_panel=_SHAPE
-        ),
+        typer.Option(metavar="N", help="Feed-forward size.", rich_help_panel=_SHAPE),
     ] = 640,
     heads: Annotated[
         int, typer.Option(metavar="N", help="Attention heads.", rich_help_panel=_SHAPE)
@@ -96,21 +97,19 @@ def train(
     kv_heads: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Key-value heads; divides the heads.", rich_help_panel=_SHAPE
+            metavar="N", help="Key-value heads; must divide --heads.", rich_help_panel=_SHAPE
         ),
     ] = 2,
     context: Annotated[
         int,
-        typer.Option(
-            metavar="N", help="Longest text, in tokens, it can read.", rich_help_panel=_SHAPE
-        ),
+        typer.Option(metavar="N", help="Context length in tokens.", rich_help_panel=_SHAPE),
     ] = 1024,
     teacher: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of a trained target: the new model becomes its draft, trained to imitate "
-            "its distribution (forward KL), and starts from its embeddings.",
+            help="Folder of a trained target: train a draft model for it, by distillation (forward "
+            "KL), starting from its embeddings.",
             rich_help_panel=_RUN,
         ),
     ] = None,
@@ -118,47 +117,48 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder of a Llama to start from; its shape replaces the options above.",
+            help="Folder of a Llama model to start from; its shape overrides the options above.",
             rich_help_panel=_RUN,
         ),
     ] = None,
     steps: Annotated[
-        int, typer.Option(metavar="N", help="Updates of the weights, in all.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Training steps in all.", rich_help_panel=_RUN)
     ] = 2000,
     batch: Annotated[
-        int, typer.Option(metavar="N", help="Rows in a step.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Sequences per step.", rich_help_panel=_RUN)
     ] = 16,
     length: Annotated[
-        int, typer.Option(metavar="N", help="Tokens in a row.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Tokens per sequence.", rich_help_panel=_RUN)
     ] = 256,
     learning_rate: Annotated[
         float,
         typer.Option(
-            "--learning-rate", "--lr", metavar="X", help="Peak rate.", rich_help_panel=_RUN
+            "--learning-rate", "--lr", metavar="X", help="Peak learning rate.", rich_help_panel=_RUN
         ),
     ] = 4e-3,
     warmup: Annotated[
-        int, typer.Option(metavar="N", help="Steps until the peak rate.", rich_help_panel=_RUN)
+        int, typer.Option(metavar="N", help="Warm-up steps.", rich_help_panel=_RUN)
     ] = 60,
     decay: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Last steps, over which the rate falls to zero. Default: a quarter.",
+            help="Final steps, over which the learning rate decays to zero. Default: a quarter of "
+            "all steps.",
             rich_help_panel=_RUN,
         ),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Fixes the first weights and the batches.", rich_help_panel=_RUN
+            metavar="N", help="Seed of the initial weights and the batches.", rich_help_panel=_RUN
         ),
     ] = 0,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume/--fresh",
-            help="Go on from the checkpoint in the folder, or start over.",
+            help="Continue from the checkpoint in the folder, or start over.",
             rich_help_panel=_RUN,
         ),
     ] = True,
@@ -166,7 +166,8 @@ def train(
         bool,
         typer.Option(
             "--compile/--no-compile",
-            help="Compile the step with torch.compile: a minute's wait, then twice the speed.",
+            help="Compile the training step with torch.compile: takes a minute, then trains twice "
+            "as fast.",
             rich_help_panel=_RUN,
         ),
     ] = False,
@@ -174,7 +175,8 @@ def train(
         Dtype,
         typer.Option(
             metavar="DTYPE",
-            help="float32, which resumes bit for bit; or bfloat16, faster on many processors.",
+            help="float32, which resumes bit for bit, or bfloat16, which is faster on many "
+            "processors.",
             rich_help_panel=_RUN,
         ),
     ] = Dtype.float32,
@@ -186,11 +188,11 @@ def train(
     ] = True,
 ) -> None:
     """Train a language model on source code or text, an encoder-decoder on pairs of texts, or a
-    draft model that imitates either.
+    draft model for either.
 
-    Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    Ctrl-C stops a run at any time; the same command continues it.
 
-    A target, then its draft:
+    A target, then a draft model for it:
 
       outrider train --out runs/target --package python-stdlib --compile
 
@@ -211,16 +213,16 @@ def train(
     }
     for name, value in counts.items():
         if value < 1:
-            _fail(f"{name} is {value}; it must be 1 or more")
+            _fail(f"{name} is {value}; it must be at least 1")
     if not package and not text and not pairs:
         _fail(
-            "nothing to train on; name a --package (such as python-stdlib), a --text file, or a "
+            "nothing to train on; pass a --package (such as python-stdlib), a --text file, or a "
             "file of --pairs"
         )
     if pairs is not None and (package or text or init_from or tokenizer or compile_):
         _fail(
-            "--pairs goes without --package, --text, --init-from, --tokenizer and --compile; leave "
-            "them out"
+            "--pairs cannot be combined with --package, --text, --init-from, --tokenizer or "
+            "--compile"
         )
     if pairs is None and length > context:
         _fail(f"--length {length} is more than --context {context}; lower it or raise the context")
@@ -281,7 +283,7 @@ def train(
             tensorboard=tensorboard,
         )
     except Interrupted as stop:
-        typer.echo(f"stopped after step {stop}; run the same command again to go on", err=True)
+        typer.echo(f"stopped after step {stop}; run the same command again to continue", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError) as error:
         _fail(str(error).splitlines()[0])

@@ -1,4 +1,4 @@
-"""``outrider tree-plan``: the token tree that pays best on a pair of models."""
+"""``outrider tree-plan``: finds the fastest token tree for a pair of models."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def tree_plan(
             "-f",
             metavar="FILE",
             help="Prompts to measure on: one per line, or JSON lines with a 'prompt' if FILE ends "
-            "in .jsonl. Default: a few beginnings of Python.",
+            "in .jsonl. Default: a few short Python prompts.",
         ),
     ] = None,
     *,
@@ -50,13 +50,15 @@ def tree_plan(
             metavar="N",
             min=2,
             max=256,
-            help="Most nodes of the tree, the root included.",
+            help="Maximum number of nodes, including the root.",
             rich_help_panel=_TREE,
         ),
     ] = 64,
     depth: Annotated[
         int,
-        typer.Option(metavar="N", min=1, max=64, help="Most levels.", rich_help_panel=_TREE),
+        typer.Option(
+            metavar="N", min=1, max=64, help="Maximum number of levels.", rich_help_panel=_TREE
+        ),
     ] = 8,
     width: Annotated[
         int,
@@ -64,7 +66,7 @@ def tree_plan(
             metavar="N",
             min=1,
             max=255,
-            help="Ranks whose acceptance is measured: most children of a node.",
+            help="Maximum number of children per node: the ranks whose acceptance is measured.",
             rich_help_panel=_TREE,
         ),
     ] = 16,
@@ -73,7 +75,7 @@ def tree_plan(
         typer.Option(
             metavar="N",
             min=1,
-            help="Rounds per prompt in which acceptance is counted.",
+            help="Rounds per prompt over which acceptance is measured.",
             rich_help_panel=_TREE,
         ),
     ] = 48,
@@ -88,16 +90,16 @@ def tree_plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the token tree that pays best on your own models and hardware.
+    """Find the fastest token tree for your own models and hardware.
 
-    Counts how often the draft model's b-th draw at a place is the one that the target accepts,
-    times passes of both models, and takes the tree of fewest seconds per token (Sequoia's dynamic
-    programme). Seconds, on the embedded pair:
+    Measures how often the target accepts the draft model's b-th draw at a position, times forward
+    passes of both models, and finds the tree with the fewest seconds per token (Sequoia's dynamic
+    programme). Takes seconds on the embedded pair:
 
       outrider tree-plan --output tree.json
       outrider generate "def main():" --method sequoia -o topology=tree.json
 
-    Times are of the passes alone, for one text at a time.
+    The times are those of the forward passes alone, at batch size 1.
     """
     require_draft(models, "tree-plan")
     prompts = list(PROMPTS) if file is None else read_prompts(file)
@@ -175,12 +177,14 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
     console = Console(highlight=False)
     shares = "  ".join(f"{p:.3f}" for p in plan.acceptance[:8])
     more = " …" if len(plan.acceptance) > 8 else ""
-    console.print(f"Accepted by rank, at {plan.num_places} places: {shares}{more}", markup=False)
+    console.print(
+        f"Acceptance by rank, at {plan.num_places} positions: {shares}{more}", markup=False
+    )
     times = "  ".join(f"{n}: {1e3 * s:.1f}" for n, s in plan.target_seconds.items())
     console.print(f"Target pass by nodes, ms: {times}", markup=False)
     console.print(f"Draft pass, ms: {1e3 * plan.draft_seconds:.1f}", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("expected", "nodes", "levels", "tokens/round", "ms/token", "against plain"):
+    for name in ("expected", "nodes", "levels", "tokens/round", "ms/token", "speed-up"):
         table.add_column(name, justify="left" if name == "expected" else "right", no_wrap=True)
     for row in _rows(plan):
         table.add_row(
@@ -193,10 +197,10 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
         )
     console.print(table)
     if not plan.tree.paths:
-        console.print("No tree is worth its passes here; plain decoding is faster.", style="bold")
+        console.print("No tree pays off here; plain decoding is faster.", style="bold")
     elif output is not None:
         console.print(
-            f"The tree is in {output}; take it with --method sequoia -o topology={output}",
+            f"The tree is in {output}; use it with --method sequoia -o topology={output}",
             markup=False,
             soft_wrap=True,
         )

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import Result
 
 from outrider import METHODS, Sampling, load
-from outrider.cli.compare import against_plain, first_parting
+from outrider.cli.compare import against_plain, first_difference
 from outrider.cli.demo import PROMPTS
 from outrider.cli.engines import plain_engine
 
@@ -45,26 +45,26 @@ def test_demo_takes_bad_input_on_one_line(run: Run) -> None:
     assert result.stderr.startswith("error: --num-speculative-tokens 0: ")
 
 
-def test_partings_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
+def test_first_differences_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
     engine = load(*pair, dtype="float32", device="cpu")
     plain = plain_engine(engine).generate(PROMPTS[0], Sampling(temperature=0, max_new_tokens=6))
-    assert first_parting(engine, plain, plain) is None
+    assert first_difference(engine, plain, plain) is None
     *first, last = plain.token_ids
     other = replace(plain, token_ids=(*first, (last + 1) % 256))
-    parting = first_parting(engine, plain, other)
-    assert parting is not None
-    assert parting.gap is not None
-    assert (parting.position, parting.near_tie) == (5, False)
-    assert parting.gap > 1e-3
-    assert "NOT a near-tie" in str(parting)
+    difference = first_difference(engine, plain, other)
+    assert difference is not None
+    assert difference.gap is not None
+    assert (difference.position, difference.near_tie) == (5, False)
+    assert difference.gap > 1e-3
+    assert "NOT a near-tie" in str(difference)
     comparison = against_plain(engine, other, plain, greedy=True)
     assert comparison.failed
     assert comparison.as_dict()["identical"] is False
-    short = first_parting(engine, plain, replace(plain, token_ids=tuple(first)))
+    short = first_difference(engine, plain, replace(plain, token_ids=tuple(first)))
     assert short is not None
     assert "one ends" in str(short)
     same = replace(plain, token_ids=(*first, last, last))
-    assert against_plain(engine, same, plain, greedy=False).parting is None
+    assert against_plain(engine, same, plain, greedy=False).first_difference is None
 
 
 def test_a_wrong_greedy_text_fails_the_command(
@@ -77,7 +77,7 @@ def test_a_wrong_greedy_text_fails_the_command(
     monkeypatch.setattr("outrider.cli.generate.against_plain", wrong)
     result = generate("x", "--compare", "--temperature", 0)
     assert result.exit_code == 1
-    assert "part at token 0" in result.stderr
+    assert "differ from token 0" in result.stderr
     assert "NOT a near-tie" in result.stderr
 
 

@@ -126,7 +126,7 @@ def test_compare_prints_both_speeds(generate: Run) -> None:
     assert result.exit_code == 0
     _, speeds, same = result.stderr.splitlines()
     assert re.fullmatch(r"plain [\d.]+ tok/s, speculative [\d.]+ tok/s: [\d.]+× the speed", speeds)
-    assert same == "greedy texts, plain and speculative: identical"
+    assert same == "greedy outputs, plain and speculative: identical"
 
 
 def test_options_reach_the_engine(generate: Run, pair: tuple[Path, Path]) -> None:
@@ -161,6 +161,6 @@ def test_the_generation_config_is_obeyed_and_named(
     assert obedient.exit_code == 0
     assert obedient.stdout != bare.stdout
     assert "generation config: temperature 0.0, suppress_tokens [" in obedient.stderr
-    assert "greedy texts, plain and speculative: identical" in obedient.stderr
+    assert "greedy outputs, plain and speculative: identical" in obedient.stderr
     free = generate(PROMPT, "--target", target, "--no-generation-config", "--temperature", 0)
     assert (free.stdout, "generation config" in free.stderr) == (bare.stdout, False)

@@ -36,9 +36,9 @@ def test_tables_and_files(profile: Run, tmp_path: Path) -> None:
     done = profile("def f1(x):", "--trace", trace, "--plot", plot)
     assert done.exit_code == 0, done.output
     for text in (
-        *("draft", "target", "verify", "cache", "Python", "together", "drawing", "reading"),
+        *("draft", "target", "verify", "cache", "Python", "total", "drawing", "reading"),
         *("Outside the models' passes:", "Memory:", "reached", "β", "Speed-up over plain"),
-        *("E of α, i.i.d.", "E as measured"),
+        *("E from α, i.i.d.", "E as measured"),
     ):
         assert text in done.stdout
     assert "…" not in done.stdout

@@ -30,14 +30,14 @@ def test_the_table_and_the_file(plan: Run, pair: tuple[Path, Path], tmp_path: Pa
     file = tmp_path / "tree.json"
     done = plan("--draft", pair[0], "--output", file, "--temperature", 0)
     assert done.exit_code == 0, done.output
-    assert "Accepted by rank, at 16 places: 1.000  0.000" in done.output
+    assert "Acceptance by rank, at 16 positions: 1.000  0.000" in done.output
     for text in ("Target pass by nodes, ms: 1:", "Draft pass, ms:", "best chain", "best tree"):
         assert text in done.output
     if file.exists():
         assert Topology.read(file).depth <= 3
         assert f"The tree is in {file}" in done.output.replace("\n", "")
     else:
-        assert "No tree is worth its passes here" in done.output
+        assert "No tree pays off here" in done.output
 
 
 def test_json(plan: Run, tmp_path: Path) -> None:

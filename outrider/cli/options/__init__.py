@@ -1,6 +1,6 @@
-"""Options that several commands share, each stated once.
+"""Options that several commands share, each defined once.
 
-A class of them can be the type of a command's parameter; ``group.expanded`` makes its fields
-options. Defaults that belong to one command are written there; a test holds those of ``generate``
-equal to those of ``Sampling`` and ``load``.
+A command may take a dataclass of options as a parameter; ``group.expanded`` turns its fields into
+options. A default that is particular to a command is set in that command. A test checks that the
+defaults of ``generate`` are those of ``Sampling`` and ``load``.
 """

@@ -1,4 +1,4 @@
-"""Which models, and how they run."""
+"""Options that choose the models and how they run."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -36,8 +36,8 @@ Target = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
-        help="The model whose text you want: a local folder, a Hugging Face id, or 'embedded', "
-        "the small one that comes with Outrider.",
+        help="The target model: a local folder, a Hugging Face id, or 'embedded', the small model "
+        "that comes with Outrider.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -45,8 +45,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="The small model that rides ahead; it needs the target's tokenizer. The embedded "
-        "target has one of its own.",
+        help="The draft model: a small model with the target's tokenizer. The embedded target has "
+        "its own.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -54,8 +54,8 @@ Dtype = Annotated[
     str,
     typer.Option(
         metavar="DTYPE",
-        help="auto, bfloat16, float16, float32 or float64; auto is bfloat16 where the hardware "
-        "computes in it, else float32.",
+        help="auto, bfloat16, float16, float32 or float64; auto is bfloat16 if the hardware "
+        "computes in bfloat16, else float32.",
         autocompletion=_complete_dtypes,
         rich_help_panel=MODELS,
     ),
@@ -73,7 +73,7 @@ TrustRemoteCode = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code",
-        help="Run the Python code that comes with a model. Only for authors you trust.",
+        help="Run the Python code that comes with a model. Use it only for authors you trust.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -81,8 +81,8 @@ QuantizeDraft = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="int8 or int4 weights for the draft, through torchao: less to read per step, and "
-        "what was lossless stays so.",
+        help="Quantise the draft's weights to int8 or int4 with torchao. Each draft step reads "
+        "fewer bytes; lossless methods stay lossless.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),
@@ -91,7 +91,7 @@ QuantizeTarget = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="The same for the target, whose text it changes.",
+        help="Quantise the target's weights to int8 or int4. This changes the output.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),
@@ -100,8 +100,8 @@ KvDtype = Annotated[
     str,
     typer.Option(
         metavar="DTYPE",
-        help="How keys and values are stored: auto (as the models compute), bfloat16 or int8. The "
-        "text is then that of the target with such KV buffers.",
+        help="Number format of the KV cache: auto (the model's), bfloat16 or int8. The output "
+        "then has the distribution of the target with such a KV cache.",
         autocompletion=_complete_kv_dtypes,
         rich_help_panel=MODELS,
     ),
@@ -110,9 +110,9 @@ Compile = Annotated[
     str,
     typer.Option(
         metavar="LEVEL",
-        help="off; auto (kernels for few tokens, compiled graphs for every pass: three minutes of "
-        "processor time for the embedded pair the first time, then kept); max (the compiler also "
-        "tries several ways to multiply).",
+        help="off; auto (compiled graphs, and CPU kernels for few tokens; the first use takes "
+        "three minutes of processor time for the embedded pair, later ones load the result from a "
+        "cache); max (the compiler also autotunes matrix products).",
         autocompletion=_complete_compile,
         rich_help_panel=MODELS,
     ),
@@ -121,8 +121,8 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="The same bits for a token whatever else is in the pass: greedy text is plain "
-        "decoding's, token for token, in any precision. On a CPU.",
+        help="Make logits bit-identical whatever else is in the forward pass: greedy output then "
+        "equals plain decoding's, token for token, in any precision. CPU only.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -130,8 +130,8 @@ MaxMemory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Most memory for keys and values, target's and draft's together, such as 512MiB or "
-        "2GB. Default: what the machine has.",
+        help="Memory limit of the KV caches of target and draft together, such as 512MiB or 2GB. "
+        "Default: the free memory of the machine.",
         rich_help_panel=MODELS,
     ),
 ]
@@ -139,7 +139,7 @@ MaxMemory = Annotated[
 
 @dataclass(frozen=True)
 class Models:
-    """A pair and how it runs."""
+    """The pair of models and how it runs."""
 
     target: Target = EMBEDDED
     draft: Draft = None

@@ -1,4 +1,4 @@
-"""Where the prompt comes from, and what is printed."""
+"""Options that choose the prompt and what is printed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ OUTPUT = "Output"
 
 PromptArgument = Annotated[
     str | None,
-    typer.Argument(metavar="PROMPT", help="The text to continue; '-' reads standard input."),
+    typer.Argument(metavar="PROMPT", help="The text to continue; '-' reads it from stdin."),
 ]
 PromptFile = Annotated[
     Path | None,
@@ -17,14 +17,14 @@ PromptFile = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Take the prompt from this file, exactly as it is.",
+        help="Read the prompt from this file, unchanged.",
     ),
 ]
 Trace = Annotated[
     bool,
     typer.Option(
         "--trace",
-        help="Colour each token by where it came from: accepted draft, correction, bonus.",
+        help="Colour each token by its origin: accepted draft, correction, bonus.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -32,7 +32,7 @@ Compare = Annotated[
     bool,
     typer.Option(
         "--compare",
-        help="Also decode the same prompt plainly, and print both speeds and the speed-up.",
+        help="Also run plain decoding on the same prompt; print both speeds and the speed-up.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -44,7 +44,7 @@ Logprobs = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="With --json: also the N most probable tokens at each place.",
+        help="With --json: also report the N most probable tokens at each position.",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -1,4 +1,4 @@
-"""Which distribution texts are drawn from, and where they end."""
+"""Options that choose the sampling distribution and the stop conditions."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,19 +13,21 @@ Temperature = Annotated[
     float,
     typer.Option(
         metavar="T",
-        help="0 always takes the most probable token; 1 samples from the model as it is.",
+        help="0 always takes the most probable token; 1 leaves the distribution unchanged.",
         rich_help_panel=SAMPLING,
     ),
 ]
 TopK = Annotated[
     int,
-    typer.Option(metavar="K", help="Keep the K best tokens; 0 is off.", rich_help_panel=SAMPLING),
+    typer.Option(
+        metavar="K", help="Keep the K most probable tokens; 0 is off.", rich_help_panel=SAMPLING
+    ),
 ]
 TopP = Annotated[
     float,
     typer.Option(
         metavar="P",
-        help="Keep the best tokens that hold this much probability together; 1 is off.",
+        help="Keep the most probable tokens up to a total probability of P; 1 is off.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -33,7 +35,7 @@ MinP = Annotated[
     float,
     typer.Option(
         metavar="P",
-        help="Keep tokens at least this fraction as probable as the best one; 0 is off.",
+        help="Keep tokens at least P times as probable as the most probable one; 0 is off.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -41,7 +43,8 @@ RepetitionPenalty = Annotated[
     float,
     typer.Option(
         metavar="X",
-        help="Divides the logits of tokens already in prompt or text; 1 is off.",
+        help="Divides the positive logits of tokens that occur in the prompt or the output, and "
+        "multiplies the negative ones; 1 is off.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -49,8 +52,8 @@ OwnRepetitionPenalty = Annotated[
     float | None,
     typer.Option(
         metavar="X",
-        help="Divides the logits of tokens already in prompt or text; 1 is off. Default: the "
-        "model's, else 1.",
+        help="Divides the positive logits of tokens that occur in the prompt or the output, and "
+        "multiplies the negative ones; 1 is off. Default: the model's, else 1.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -58,8 +61,8 @@ OwnTemperature = Annotated[
     float | None,
     typer.Option(
         metavar="T",
-        help="0 always takes the most probable token; 1 samples from the model as it is. Default: "
-        "the model's, else 1.",
+        help="0 always takes the most probable token; 1 leaves the distribution unchanged. "
+        "Default: the model's, else 1.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -67,7 +70,7 @@ OwnTopK = Annotated[
     int | None,
     typer.Option(
         metavar="K",
-        help="Keep the K best tokens; 0 is off. Default: the model's, else 0.",
+        help="Keep the K most probable tokens; 0 is off. Default: the model's, else 0.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -75,7 +78,7 @@ OwnTopP = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="Keep the best tokens that hold this much probability together; 1 is off. Default: "
+        help="Keep the most probable tokens up to a total probability of P; 1 is off. Default: "
         "the model's, else 1.",
         rich_help_panel=SAMPLING,
     ),
@@ -84,8 +87,8 @@ OwnMinP = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="Keep tokens at least this fraction as probable as the best one; 0 is off. Default: "
-        "the model's, else 0.",
+        help="Keep tokens at least P times as probable as the most probable one; 0 is off. "
+        "Default: the model's, else 0.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -93,7 +96,7 @@ NoGenerationConfig = Annotated[
     bool,
     typer.Option(
         "--no-generation-config",
-        help="Leave the target's generation config aside: its temperature, penalties and forbidden "
+        help="Ignore the target's generation config: its temperature, penalties and forbidden "
         "tokens.",
         rich_help_panel=SAMPLING,
     ),
@@ -102,13 +105,17 @@ PresencePenalty = Annotated[
     float,
     typer.Option(
         metavar="X",
-        help="Subtracted from the logits of tokens already in the text.",
+        help="Subtracted from the logits of tokens that occur in the output.",
         rich_help_panel=SAMPLING,
     ),
 ]
 FrequencyPenalty = Annotated[
     float,
-    typer.Option(metavar="X", help="The same, once per occurrence.", rich_help_panel=SAMPLING),
+    typer.Option(
+        metavar="X",
+        help="Subtracted from the logits of tokens in the output, once per occurrence.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 LogitBias = Annotated[
     list[str] | None,
@@ -120,7 +127,9 @@ LogitBias = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", help="The same seed gives the same text.", rich_help_panel=SAMPLING),
+    typer.Option(
+        metavar="N", help="Random seed; equal seeds give equal outputs.", rich_help_panel=SAMPLING
+    ),
 ]
 MaxNewTokens = Annotated[
     int,
@@ -128,7 +137,7 @@ MaxNewTokens = Annotated[
         "--max-new-tokens",
         "-n",
         metavar="N",
-        help="Most tokens to write.",
+        help="Maximum number of new tokens.",
         rich_help_panel=SAMPLING,
     ),
 ]
@@ -136,27 +145,27 @@ Stop = Annotated[
     list[str] | None,
     typer.Option(
         metavar="TEXT",
-        help=r"End before this text; in bash, $'\n\n' is an empty line. May be repeated.",
+        help=r"Stop before this string; in bash, $'\n\n' is an empty line. May be repeated.",
         rich_help_panel=SAMPLING,
     ),
 ]
 StopTokenId = Annotated[
     list[int] | None,
     typer.Option(
-        metavar="ID", help="End after this token. May be repeated.", rich_help_panel=SAMPLING
+        metavar="ID", help="Stop after this token. May be repeated.", rich_help_panel=SAMPLING
     ),
 ]
 IgnoreEos = Annotated[
     bool,
     typer.Option(
-        "--ignore-eos", help="Go on past the end-of-sequence token.", rich_help_panel=SAMPLING
+        "--ignore-eos", help="Continue after an end-of-sequence token.", rich_help_panel=SAMPLING
     ),
 ]
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Temperature, and what is left of the distribution."""
+    """Temperature and truncation of the distribution."""
 
     temperature: Temperature = 1.0
     top_k: TopK = 0
@@ -166,7 +175,7 @@ class Truncation:
 
 @dataclass(frozen=True)
 class OwnTruncation:
-    """The same where the model's generation config may say what is not asked for."""
+    """Temperature and truncation; None takes the value of the model's generation config."""
 
     temperature: OwnTemperature = None
     top_k: OwnTopK = None
@@ -176,7 +185,7 @@ class OwnTruncation:
 
 @dataclass(frozen=True)
 class Penalties:
-    """What a token loses that was there before."""
+    """Penalties for tokens that have occurred."""
 
     repetition_penalty: RepetitionPenalty = 1.0
     presence_penalty: PresencePenalty = 0.0
@@ -185,7 +194,7 @@ class Penalties:
 
 @dataclass(frozen=True)
 class OwnPenalties:
-    """The same where the model's generation config may say what is not asked for."""
+    """Penalties for tokens that have occurred; None takes the value of the generation config."""
 
     repetition_penalty: OwnRepetitionPenalty = None
     presence_penalty: PresencePenalty = 0.0

@@ -1,4 +1,4 @@
-"""How to draft and verify."""
+"""Options that choose the decoding method and the length of drafts."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ SPECULATION = "Speculation"
 
 
 def _complete_methods() -> list[tuple[str, str]]:
-    """Names of methods and what they do, for the shell."""
+    """Names and summaries of the methods, for completion in the shell."""
     return [(entry.name, entry.summary) for entry in catalogue.entries().values()]
 
 
@@ -24,7 +24,7 @@ Method = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="How to decode; `outrider methods` lists the names. 'plain' is the target alone.",
+        help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone.",
         autocompletion=_complete_methods,
         rich_help_panel=SPECULATION,
     ),
@@ -35,7 +35,7 @@ Options = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="A parameter of the method, such as budget=0.2 for 'mentored'; `outrider methods` "
+        help="An option of the method, such as budget=0.2 for 'mentored'; `outrider methods` "
         "lists them. May be repeated.",
         rich_help_panel=SPECULATION,
     ),
@@ -44,8 +44,8 @@ NumSpeculativeTokens = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="γ: most tokens to draft before the target checks them, 1 to 64; of a tree, its most "
-        "levels. Default: a tree's own depth, else 5.",
+        help="γ: maximum number of draft tokens per round, 1 to 64; for a tree, of levels. "
+        "Default: a tree's own depth, else 5.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -53,7 +53,8 @@ DraftConfidence = Annotated[
     float,
     typer.Option(
         metavar="P",
-        help="Stop drafting after a token the draft gave less than this probability; 0 never.",
+        help="Stop drafting after a token to which the draft gives a probability below P; 0 is "
+        "off.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -61,9 +62,10 @@ DraftLength = Annotated[
     str,
     typer.Option(
         metavar="POLICY",
-        help="fixed; heuristic or heuristic:START, which follows what was accepted, up to "
-        "--num-speculative-tokens (20 if not set); confidence:C, as --draft-confidence; "
-        "survival:THETA, which stops once the drafted tokens are less than 1 - THETA probable.",
+        help="fixed; heuristic or heuristic:START, which adapts the length to the tokens accepted, "
+        "up to --num-speculative-tokens (20 if not set); confidence:C, as --draft-confidence; "
+        "survival:THETA, which stops once the joint probability of the draft tokens is below "
+        "1 - THETA.",
         autocompletion=_complete_lengths,
         rich_help_panel=SPECULATION,
     ),
@@ -72,7 +74,7 @@ DraftLength = Annotated[
 
 @dataclass(frozen=True)
 class Speculation:
-    """A method and its drafts."""
+    """The decoding method and its drafts."""
 
     method: Method = "speculative"
     option: Options = None
@@ -82,7 +84,7 @@ class Speculation:
 
     @property
     def options(self) -> dict[str, str]:
-        """``["budget=0.2"]`` as a mapping; values stay text, which the method reads."""
+        """``["budget=0.2"]`` as a mapping; the method parses the values, which are strings here."""
         values: dict[str, str] = {}
         for item in self.option or ():
             name, equals, value = item.partition("=")
