@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider import Sampling
-from outrider.core import Budget, Context
+from outrider.core import Budget, Context, Lengths
 from outrider.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.drafters.lookup.suffix import SuffixDecoding
 from outrider.sampling import Warp
@@ -80,8 +80,7 @@ def cost(contender: Contender, text: list[int], context_length: int, rows: int) 
         drafted += int(draft.num_drafted_B.sum())
         accepted += sum(lengths) - rows
         padded = [[*each, *[0] * (max(lengths) - len(each))] for each in new]
-        context.append(torch.tensor(padded), torch.tensor(lengths))
-        context.advance(lengths)
+        context.append(torch.tensor(padded), Lengths.of(lengths))
     ordered = statistics.quantiles(times, n=20)
     held = sum(getattr(reader, "index", reader).num_bytes for reader in state.readers)
     return {

@@ -3,22 +3,26 @@
 from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.chain import chain_tensors, counting, full_chains
 from outrider.core.context import Context, Prefix
-from outrider.core.draft import Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
 from outrider.core.draw import best, draw
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
+from outrider.core.lengths import Lengths, Sequences
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
+    CanRollBack,
     Distribution,
     Drafter,
     Model,
     Needs,
     ReadsLogits,
     Scores,
+    SequenceState,
     State,
     Verifier,
+    keep_accepted,
 )
 from outrider.core.race import noise, race
 from outrider.core.rng import AHEAD, Role, Stream, row_keys
@@ -28,6 +32,7 @@ from outrider.core.round import (
     Verification,
     VerificationExecutor,
     check_compatible,
+    commit_round,
     run_round,
     verify_eagerly,
 )
@@ -47,8 +52,10 @@ from outrider.core.walk import (
 __all__ = [
     "AHEAD",
     "LOSSLESS",
+    "Acceptance",
     "Bound",
     "Budget",
+    "CanRollBack",
     "ClosedForm",
     "Context",
     "Distribution",
@@ -58,6 +65,7 @@ __all__ = [
     "Drawn",
     "Ends",
     "Health",
+    "Lengths",
     "Model",
     "Needs",
     "NodeRule",
@@ -68,6 +76,8 @@ __all__ = [
     "Role",
     "Round",
     "Scores",
+    "SequenceState",
+    "Sequences",
     "State",
     "Stream",
     "Verdict",
@@ -79,9 +89,11 @@ __all__ = [
     "candidates_equal",
     "chain_tensors",
     "check_compatible",
+    "commit_round",
     "counting",
     "draw",
     "full_chains",
+    "keep_accepted",
     "match",
     "moved",
     "noise",

@@ -16,6 +16,7 @@ from outrider.core.chain import counting
 from outrider.core.draft import Draft
 from outrider.core.ends import Ends
 from outrider.core.health import Health
+from outrider.core.lengths import Lengths, Sequences
 from outrider.core.protocols import Distribution
 from outrider.core.rng import Stream, UpcomingUniforms, row_keys
 
@@ -23,13 +24,15 @@ _SLACK = 128
 
 
 @dataclass
-class Context:
+class Context(Sequences):
     """Ragged token sequences as a rectangle with lengths; grows by doubling.
+
+    ``length_B`` and ``lengths`` are the tokens per row on the device and on the host; only
+    :meth:`append`, :meth:`follow`, :meth:`keep` and :meth:`join` change them.
 
     Attributes:
         tokens_BT: prompt and output of each row; what lies beyond its length is arbitrary.
-        length_B: tokens per row, on the device.
-        lengths: the same numbers on the host (written by :meth:`advance`).
+        sequence_lengths: tokens per row.
         prompt_length_B: tokens of each row's prompt, on the device.
         key_B: random-number keys of the rows.
         distribution: the sampling distribution of the rows.
@@ -40,8 +43,7 @@ class Context:
     """
 
     tokens_BT: Tensor
-    length_B: Tensor
-    lengths: list[int]
+    sequence_lengths: Lengths
     prompt_length_B: Tensor
     key_B: Tensor
     distribution: Distribution
@@ -63,16 +65,14 @@ class Context:
     ) -> "Context":
         """A batch of non-empty prompts (token ids), one seed and request number per row, one
         non-empty source text where there is an encoder, and where the sequences end."""
-        lengths = [len(prompt) for prompt in prompts]
-        tokens_BT = torch.zeros(len(prompts), max(lengths) + _SLACK, dtype=torch.int64)
+        lengths = Lengths.of([len(prompt) for prompt in prompts], device)
+        tokens_BT = torch.zeros(len(prompts), max(lengths.host) + _SLACK, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             tokens_BT[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
-        length_B = torch.tensor(lengths, device=device)
         return cls(
             tokens_BT.to(device),
-            length_B,
             lengths,
-            length_B,
+            lengths.device_B,
             row_keys(list(seeds), list(requests), device),
             distribution,
             None if sources is None else [tuple(source) for source in sources],
@@ -80,21 +80,17 @@ class Context:
         )
 
     @property
-    def num_rows(self) -> int:
-        return len(self.lengths)
-
-    @property
     def device(self) -> torch.device:
         return self.tokens_BT.device
 
     @property
     def is_even(self) -> bool:
-        """Whether all rows have the same length, as far as the host knows."""
+        """Whether all rows have the same length."""
         return self.lengths.count(self.lengths[0]) == len(self.lengths)
 
     @property
     def root_B(self) -> Tensor:
-        """The last committed token of each row; read it when the host lengths are right."""
+        """The last committed token of each row."""
         if self.is_even:
             return self.tokens_BT[:, self.lengths[0] - 1]
         return self.tokens_BT.gather(1, self.length_B[:, None] - 1)[:, 0]
@@ -113,12 +109,12 @@ class Context:
 
     @property
     def rng(self) -> Stream:
-        """The random numbers of the coming round; ask when the host lengths are right."""
+        """The random numbers of the coming round."""
         made = self._made if UpcomingUniforms.pays(self.key_B) else None
         return Stream(self.key_B, self.length_B, made=made)
 
-    def append(self, emitted_BK: Tensor, num_emitted_B: Tensor) -> None:
-        """Writes a round's tokens on the device; row b keeps its first ``num_emitted``."""
+    def append(self, emitted_BK: Tensor, num_emitted: Lengths) -> None:
+        """Appends the tokens of a round; row b takes its first ``num_emitted``."""
         K, first = emitted_BK.shape[1], max(self.lengths)
         self._reserve(first + K)
         if self.is_even:
@@ -126,20 +122,20 @@ class Context:
         else:
             column_BK = self.length_B[:, None] + counting(K, self.device)
             self.tokens_BT.scatter_(1, column_BK, emitted_BK)
-        self.length_B = self.length_B + num_emitted_B
+        self.sequence_lengths = self.sequence_lengths + num_emitted
 
-    def advance(self, num_emitted: Sequence[int]) -> None:
-        """Tells the host lengths what :meth:`append` did, once the round's numbers are read."""
-        self.lengths = [n + m for n, m in zip(self.lengths, num_emitted, strict=True)]
+    def follow(self, tokens_BT: Tensor, lengths: Lengths) -> None:
+        """Takes over the tokens of another context of the same rows. ``tokens_BT`` is shared, not
+        copied."""
+        self.tokens_BT, self.sequence_lengths = tokens_BT, lengths
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, in this order. The caller replaces the distribution."""
         index_B = torch.tensor(rows, dtype=torch.int64, device=self.device)
         self._upcoming = None
         self.tokens_BT = self.tokens_BT[index_B]
-        self.length_B = self.length_B[index_B]
         self.key_B = self.key_B[index_B]
-        self.lengths = [self.lengths[row] for row in rows]
+        self.sequence_lengths = self.sequence_lengths.keep(rows)
         self.prompt_length_B = self.prompt_length_B[index_B]
         if self.sources is not None:
             self.sources = [self.sources[row] for row in rows]
@@ -151,9 +147,8 @@ class Context:
         width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
         self._upcoming = None
         self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
-        self.length_B = torch.cat([self.length_B, other.length_B])
         self.key_B = torch.cat([self.key_B, other.key_B])
-        self.lengths = self.lengths + other.lengths
+        self.sequence_lengths = self.sequence_lengths.join(other.sequence_lengths)
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
         if self.sources is not None and other.sources is not None:
             self.sources = self.sources + other.sources

@@ -1,8 +1,9 @@
-"""The two nouns that travel between drafter and verifier.
+"""The nouns that travel between drafter, verifier and commit.
 
 Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D depth, V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from outrider.core.chain import full_chains
 from outrider.core.columns import Columns
+from outrider.core.lengths import Lengths
 
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
 
@@ -172,6 +174,18 @@ class Verdict:
         """The accepted tokens and the next one."""
         return self.num_accepted_B + 1
 
+    def read(self, num_accepted: Sequence[int] | None = None) -> "Acceptance":
+        """The verdict with its counts on the host, as ``commit`` takes it.
+
+        Args:
+            num_accepted: the counts, where the caller has read them; None reads them here, which
+                waits for the device.
+        """
+        host = self.num_accepted_B.tolist() if num_accepted is None else list(num_accepted)
+        accepted = Lengths(host, self.num_accepted_B)
+        emitted = Lengths([n + 1 for n in host], self.num_emitted_B)
+        return Acceptance(self.path_BD, self.num_accepted_B, self.next_token_B, accepted, emitted)
+
     def emitted(self, draft: Draft) -> Tensor:
         """Tokens emitted this round, shape (B, D+1); row b's first ``num_accepted + 1`` count."""
         if draft.is_chain:  # one path, whatever was accepted of it
@@ -181,3 +195,17 @@ class Verdict:
         next_B1 = self.next_token_B[:, None]
         emitted_BK = torch.cat([tokens_BD, next_B1], 1)
         return emitted_BK.scatter_(1, self.num_accepted_B[:, None], next_B1)
+
+
+@dataclass(frozen=True)
+class Acceptance(Verdict):
+    """A verdict whose counts the host knows too. :meth:`Verdict.read` makes it.
+
+    Attributes:
+        num_accepted: length of each row's accepted path.
+        num_emitted: the same plus one: the tokens that each row emits, and what a cache keeps of
+            the draft, which is the root and the accepted path.
+    """
+
+    num_accepted: Lengths
+    num_emitted: Lengths

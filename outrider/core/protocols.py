@@ -2,9 +2,9 @@
 
 A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *verifies*, and
 everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
-per-batch state has them.
+per-batch state has them. What a model remembers of a batch is a :class:`SequenceState`.
 
-Legend: B rows, N nodes, M scored places, V vocabulary, H hidden width.
+Legend: B rows, N nodes, D depth, M scored places, V vocabulary, H hidden width.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.bound import Bound
-from outrider.core.draft import Draft, Drawn, Verdict
+from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
+from outrider.core.lengths import Lengths
 from outrider.core.rng import Stream
 
 if TYPE_CHECKING:
@@ -39,10 +40,66 @@ class Distribution(Protocol):
 
 
 class State(Protocol):
-    """What a model or drafter remembers about a batch."""
+    """What a model or a drafter remembers of a batch."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows in this order; ``rows[i] >= i``. A batch ends with none left."""
+        """Keeps these rows in this order; ``rows[i] >= i``. Called before the context keeps its
+        rows. A batch ends with no rows left."""
+
+
+@runtime_checkable
+class CanRollBack(Protocol):
+    """A per-batch state that can forget tokens."""
+
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets all but the first ``lengths`` tokens of each row; a row that has fewer keeps what
+        it has. Called before the context changes; the state reads anew what the context has behind
+        these tokens later."""
+
+
+class SequenceState(CanRollBack, State, Protocol):
+    """What a model remembers of a batch's tokens: a KV cache, or the hidden state of a recurrent
+    model. It owns the lengths of its sequences: nobody else writes them, and they are right after
+    each verb.
+
+    A forward pass runs over columns of tokens behind the sequences and changes no length.
+    ``append`` or ``select`` then say which of its columns the sequences keep.
+    """
+
+    @property
+    def sequence_lengths(self) -> Lengths:
+        """Tokens per row."""
+
+    def append(self, num: Lengths | int) -> None:
+        """Keeps the next ``num`` columns of the last forward pass, per row or in all rows."""
+
+    def select(self, column_BD: Tensor, num_accepted: Lengths) -> None:
+        """Keeps the root and the accepted path of the tree that the last forward pass ran over.
+
+        Args:
+            column_BD: the columns of the path, from the root's child downwards; the root is
+                column 0.
+            num_accepted: how many of them each row keeps.
+        """
+
+    def join(self, other: Any) -> None:
+        """Appends the rows of another state of the same kind."""
+
+    def snapshot(self) -> Any:
+        """A value that :meth:`restore` returns to. Valid while the sequences only grow and the
+        batch has the same rows."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Makes the sequences what they were when the snapshot was taken."""
+
+
+def keep_accepted(state: SequenceState, draft: Draft, verdict: Acceptance) -> None:
+    """Keeps the root and the accepted path in a state whose model has run over the columns of a
+    draft (``draft.columns``; of a chain, its nodes)."""
+    if draft.is_chain:
+        state.append(verdict.num_emitted)
+    else:
+        state.select(draft.columns.column_BN.gather(1, verdict.path_BD), verdict.num_accepted)
 
 
 @dataclass(frozen=True)
@@ -85,8 +142,9 @@ class Model(Protocol[S]):
     def score(self, cache: S, draft: Draft) -> Scores:
         """One pass over all nodes; writes them behind the committed tokens."""
 
-    def commit(self, cache: S, draft: Draft, verdict: Verdict) -> None:
-        """Keeps the root and the accepted path, forgets the other nodes. Mutates the cache."""
+    def commit(self, cache: S, draft: Draft, verdict: Acceptance) -> None:
+        """Keeps the root and the accepted path, forgets the other nodes. Mutates the cache; called
+        before the context appends the emitted tokens."""
 
     def join(self, cache: S, other: S) -> None:
         """Appends the rows of another cache. Mutates the first."""
@@ -105,8 +163,9 @@ class Drafter(Protocol[S]):
     def propose(self, state: S, context: Context, budget: Budget, rng: Stream) -> Draft:
         """A draft that continues the context's last token, at most ``budget`` tokens deep."""
 
-    def commit(self, state: S, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Learns what was accepted. Mutates the state."""
+    def commit(self, state: S, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Learns what was accepted. Mutates the state; called before the context appends the
+        emitted tokens."""
 
     def join(self, state: S, other: S) -> None:
         """Appends the rows of another state. Mutates the first."""

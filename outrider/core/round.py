@@ -3,7 +3,7 @@
 Legend: B rows, N nodes, K columns emitted (depth + 1), V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -21,10 +21,11 @@ Reading = Callable[[Tensor], Verifier]
 
 @dataclass(frozen=True)
 class Round:
-    """Everything a round decided, still on the device.
+    """Everything a round decided, still on the device and not yet committed.
 
     Attributes:
-        draft: what was verified: the drafter's draft without what lies behind an end token.
+        proposed: the drafter's draft, over which the target has run.
+        draft: the draft that was verified: ``proposed`` without the nodes behind an end token.
         scores: the target's raw logits at the nodes.
         p_BNV: what the verifier verified by: the target's distributions, or its warped logits where
             the verifier needs no distributions.
@@ -36,6 +37,7 @@ class Round:
             none.
     """
 
+    proposed: Draft
     draft: Draft
     scores: Scores
     p_BNV: Tensor
@@ -90,20 +92,18 @@ def run_round(
     budget: Budget,
     verification: VerificationExecutor | None = None,
 ) -> Round:
-    """Propose, score, verify, commit. Mutates ``context``, ``cache`` and ``state``.
+    """Propose, score, verify. Commits nothing.
 
-    The caller reads the verdict from the device (the one synchronisation of a round) and then
-    calls ``context.advance``.
+    The caller reads the round's numbers from the device, which is the one synchronisation of a
+    round, and then calls :func:`commit_round`.
     """
     rng = context.rng
     proposed = drafter.propose(state, context, budget, rng)
     scores = target.score(cache, proposed)
     found = (verification or verify_eagerly)(verifier, proposed, scores.logits_BNV, context, rng)
-    target.commit(cache, proposed, found.verdict)
-    drafter.commit(state, proposed, found.verdict, scores)
-    context.append(found.emitted_BK, found.verdict.num_emitted_B)
     by_logits = verifier.needs != "distribution"
     return Round(
+        proposed,
         found.draft,
         scores,
         found.p_BNV,
@@ -113,6 +113,30 @@ def run_round(
         found.overlap,
         found.dead_BN,
     )
+
+
+def commit_round(
+    context: Context,
+    target: Model[Any],
+    cache: Any,
+    drafter: Drafter[Any],
+    state: Any,
+    round_: Round,
+    num_accepted: Sequence[int],
+) -> None:
+    """Keeps what a round accepted, everywhere: in the target's cache, in the drafter's state and in
+    the context. Mutates all three.
+
+    Args:
+        context: the batch, as :func:`run_round` had it; likewise the target, the drafter and their
+            states.
+        round_: what :func:`run_round` returned.
+        num_accepted: ``round_.verdict.num_accepted_B``, read from the device.
+    """
+    verdict = round_.verdict.read(num_accepted)
+    target.commit(cache, round_.proposed, verdict)
+    drafter.commit(state, round_.proposed, verdict, round_.scores)
+    context.append(round_.emitted_BK, verdict.num_emitted)
 
 
 def verify_eagerly(

@@ -1,7 +1,8 @@
 """Any drafter over a model whose context is shorter than the target's.
 
-The drafter sees the rows that fit into its context, as a batch of their own. A row that has
-outgrown it leaves that batch, and goes on without drafts: the target's tokens do not depend on it.
+The drafter sees the rows that fit into its context, as a batch of their own. A row that outgrows
+the drafter's context leaves that batch and goes on without drafts: the target's tokens do not
+depend on them.
 
 Legend: B rows of the engine's batch, R rows that are drafted for, N nodes, V vocabulary.
 """
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from outrider.core import (
+    Acceptance,
     Budget,
     Context,
     Distribution,
     Draft,
     Drafter,
     Drawn,
+    Lengths,
     Scores,
     Stream,
     Verdict,
@@ -60,9 +63,9 @@ class WithinState:
 
     Attributes:
         context: the engine's batch.
-        rows: which of its rows the drafter sees, in the drafter's order.
-        own: these rows, in a batch that is theirs.
-        inner: the drafter's state; None where there are no rows.
+        rows: the rows of that batch that the drafter sees, in the drafter's order.
+        own: a batch of these rows.
+        inner: the drafter's state; None where it has no rows.
         draft: the drafter's last draft.
     """
 
@@ -75,7 +78,7 @@ class WithinState:
 
     @property
     def has_all(self) -> bool:
-        """Whether the drafter sees the engine's batch as it is."""
+        """Whether the drafter sees all rows of the engine's batch, in their order."""
         return self.rows == list(range(self.context.num_rows))
 
     def of(self, tensor_B: Tensor) -> Tensor:
@@ -83,21 +86,20 @@ class WithinState:
         return tensor_B[torch.tensor(self.rows, dtype=torch.int64, device=tensor_B.device)]
 
     def over_all(self, number_R: Tensor) -> Tensor:
-        """A number per row of the drafter's as one per row of the engine's batch; 0 elsewhere."""
+        """Numbers of the drafter's rows, as numbers of all rows of the engine's batch; 0 for the
+        others."""
         index_R = torch.tensor(self.rows, dtype=torch.int64, device=number_R.device)
         number_B = number_R.new_zeros(self.context.num_rows)
         return number_B.index_copy(0, index_R, number_R)
 
     def follow(self) -> None:
-        """Tells the drafter's batch what has been committed, and which distributions rows have
-        now."""
+        """Brings the drafter's batch up to date with the engine's: tokens and distributions."""
         context, own = self.context, self.own
         if self.has_all:
-            own.tokens_BT, own.length_B = context.tokens_BT, context.length_B
-            own.lengths, own.distribution = context.lengths, context.distribution
+            own.follow(context.tokens_BT, context.sequence_lengths)
+            own.distribution = context.distribution
         elif self.rows:
-            own.tokens_BT, own.length_B = self.of(context.tokens_BT), self.of(context.length_B)
-            own.lengths = [context.lengths[row] for row in self.rows]
+            own.follow(self.of(context.tokens_BT), context.sequence_lengths.keep(self.rows))
             if self._distribution is not context.distribution:
                 own.distribution = _distribution_of(context, self.rows)
         self._distribution = context.distribution
@@ -114,7 +116,7 @@ class WithinState:
         self.rows = [now[row] for row in self.rows]
 
     def leave(self, fits: Sequence[bool]) -> None:
-        """Takes the rows that do not fit any more away from the drafter."""
+        """Takes the rows that no longer fit away from the drafter."""
         if not all(fits):
             self._leave([i for i, fit in enumerate(fits) if fit])
             self.follow()
@@ -131,11 +133,11 @@ class WithinState:
         self.rows = [self.rows[i] for i in kept]
         self._distribution = None
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """Forgets what lies beyond these lengths; called before the context does."""
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets all but the first ``lengths`` tokens of each row."""
         self.follow()
         if self.inner is not None:
-            self.inner.rewind(self.of(length_B), [lengths[row] for row in self.rows])
+            self.inner.rollback(lengths if self.has_all else lengths.keep(self.rows))
 
 
 def unwrapped(drafter: Drafter[Any]) -> Drafter[Any]:
@@ -196,7 +198,7 @@ class WithinContext:
             return state.draft
         return _spread(state.draft, state)
 
-    def commit(self, state: WithinState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: WithinState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         if state.inner is None:
             return
         assert state.draft is not None
@@ -205,11 +207,10 @@ class WithinContext:
             scores = Scores(
                 state.of(scores.logits_BNV), None if hidden_BNH is None else state.of(hidden_BNH)
             )
+            accepted = verdict.num_accepted.keep(state.rows)
             verdict = Verdict(
-                state.of(verdict.path_BD),
-                state.of(verdict.num_accepted_B),
-                state.of(verdict.next_token_B),
-            )
+                state.of(verdict.path_BD), accepted.device_B, state.of(verdict.next_token_B)
+            ).read(accepted.host)
         self.drafter.commit(state.inner, state.draft, verdict, scores)
 
     def join(self, state: WithinState, other: WithinState) -> None:
@@ -253,8 +254,7 @@ def _batch_of(context: Context, rows: Sequence[int]) -> Context:
     sources = context.sources
     return Context(
         context.tokens_BT[index_R],
-        context.length_B[index_R],
-        [context.lengths[row] for row in rows],
+        context.sequence_lengths.keep(rows),
         context.prompt_length_B[index_R],
         context.key_B[index_R],
         _distribution_of(context, rows),

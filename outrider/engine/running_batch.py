@@ -21,6 +21,7 @@ from outrider.core import (
     Round,
     VerificationExecutor,
     Verifier,
+    commit_round,
     run_round,
 )
 from outrider.engine.admission import Memory, Reservation
@@ -125,10 +126,9 @@ class RunningBatch:
         """One round of all rows."""
         assert self._context is not None
         began = self._clock()
-        context = self._context
-        verifier = self._choose(context.distribution.greedy)
+        verifier = self._choose(self._context.distribution.greedy)
         round_ = run_round(
-            context,
+            self._context,
             self._target,
             self._cache,
             self._drafter,
@@ -188,7 +188,8 @@ class RunningBatch:
         overlap: Overlap | None,
         strayed_BDM: Tensor | None,
     ) -> None:
-        """The round's one look at the device; hands each row its tokens."""
+        """Reads the round's numbers from the device, the one synchronisation of a round; commits
+        the round, and hands each row its tokens."""
         assert self._context is not None
         sums = self._context.health.drain()
         sums.sort(key=lambda found: found[0] is not self._target)  # which is blamed first
@@ -199,7 +200,7 @@ class RunningBatch:
         own = [*counts, *(s for _, s in sums), *dead, round_.emitted_BK, *overlaps, *strayed]
         lines = read([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
-        self._context.advance([int(line[0][0]) + 1 for line in lines])
+        self._commit(round_, [int(line[0][0]) for line in lines])
         errors = []
         for b, (row, start, line) in enumerate(zip(self.rows, starts, lines, strict=True)):
             numbers = [number for (number,) in line[: len(counts) + len(sums) + len(dead)]]
@@ -218,6 +219,18 @@ class RunningBatch:
                 errors.append(dead_end(round_, b, row, int(numbers[-1]), kept))
         if errors:
             raise errors[0]
+
+    def _commit(self, round_: Round, num_accepted: Sequence[int]) -> None:
+        assert self._context is not None
+        commit_round(
+            self._context,
+            self._target,
+            self._cache,
+            self._drafter,
+            self._state,
+            round_,
+            num_accepted,
+        )
 
     def _clock(self) -> tuple[float, float, float]:
         draft = sum(model.watch.seconds() for model in self._draft_models)

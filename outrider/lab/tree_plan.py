@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Verifier, run_round
+from outrider.core import Budget, Context, Draft, Verifier, commit_round, run_round
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.tree_plan import TreePlan, fastest_tree
@@ -118,14 +118,15 @@ def count_ranks(
     context = _context(prompts, sampling, target)
     cache, state = target.start(context), drafter.start(context)
     for _ in range(num_rounds):
-        round_ = run_round(context, target, cache, drafter, state, verifier, Budget(1))
-        num_emitted = (round_.verdict.num_accepted_B + 1).tolist()
-        context.advance(num_emitted)
+        parts = context, target, cache, drafter, state
+        round_ = run_round(*parts, verifier, Budget(1))
+        num_accepted = round_.verdict.num_accepted_B.tolist()
+        commit_round(*parts, round_, num_accepted)
         lines = zip(round_.verdict.path_BD[:, 0].tolist(), round_.emitted_BK.tolist(), strict=True)
         stays = []
         for row, (node, tokens) in enumerate(lines):
-            counts[node - 1 if num_emitted[row] == 2 else width] += 1
-            ended = eos_ids.intersection(tokens[: num_emitted[row]])
+            counts[node - 1 if num_accepted[row] else width] += 1
+            ended = eos_ids.intersection(tokens[: num_accepted[row] + 1])
             if not ended and context.lengths[row] + 2 < limit:
                 stays.append(row)
         if not stays:

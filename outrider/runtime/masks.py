@@ -81,8 +81,10 @@ class Filled(Protocol):
         is_uniform: whether all rows have the same length.
     """
 
-    length_B: Tensor
     span: int
+
+    @property
+    def length_B(self) -> Tensor: ...
 
     @property
     def is_uniform(self) -> bool: ...

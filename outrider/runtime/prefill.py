@@ -29,7 +29,7 @@ and 0.8 ms (AMD EPYC, 2 threads)."""
 def prefill(
     model: "HFModel", cache: "KVCache", context: Context, longest: int | None = None
 ) -> None:
-    """Feeds all tokens of the context but the last, or so many of them."""
+    """Feeds an empty cache all tokens of the context but the last, or the first ``longest``."""
     if longest is None:
         longest = max(context.lengths) - 1
     if longest and model.graph_of(cache, longest, 1) is not None:
@@ -38,12 +38,10 @@ def prefill(
         cache.reserve(context.num_rows, longest, model.layout)
     for first in range(0, longest, _COLUMNS):
         columns = slice(first, min(first + _COLUMNS, longest))
-        cache.lengths = [first] * context.num_rows
-        cache.length_B = torch.full_like(context.length_B, first)
         tokens_BN = context.tokens_BT[:, columns].clamp(max=model.num_tokens - 1)
         model.extend(cache, tokens_BN, num_logits=1)
-    cache.lengths = [length - 1 for length in context.lengths]
-    cache.length_B = context.length_B - 1
+        cache.append(tokens_BN.shape[1])
+    cache.rollback(context.sequence_lengths - 1)
 
 
 def all_logits_are_cheap(model: "HFModel", num_tokens: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Drafter, Model, Verifier, row_keys, run_round
+from outrider.core import Budget, Drafter, Model, Verifier, commit_round, row_keys, run_round
 from outrider.testing.enumerate import (
     DistributionFactory,
     ScriptedContext,
@@ -76,8 +76,9 @@ def sample_rounds(
         cache, state = target.start(context), drafter.start(context)
         budget = Budget(num_tokens, None if row_tokens is None else row_tokens[rows])
         while min(context.lengths) < len(prompt) + length:
-            done = run_round(context, target, cache, drafter, state, verifier, budget)
-            context.advance((done.verdict.num_accepted_B + 1).tolist())
+            parts = context, target, cache, drafter, state
+            done = run_round(*parts, verifier, budget)
+            commit_round(*parts, done, done.verdict.num_accepted_B.tolist())
         tokens.append(context.tokens_BT[:, len(prompt) : len(prompt) + length])
     return torch.cat(tokens)
 

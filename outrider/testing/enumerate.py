@@ -27,6 +27,7 @@ from outrider.core import (
     Distribution,
     Draft,
     Drafter,
+    Lengths,
     Model,
     Prefix,
     Round,
@@ -72,15 +73,15 @@ class ScriptedContext(Context):
         num_rows: int,
         distribution: DistributionFactory,
         key_B: Tensor | None = None,
+        device: torch.device | str = "cpu",
     ) -> "ScriptedContext":
         """The same prompt in every row; by default with the same keys."""
-        one = Context.start([prompt], distribution(1), [0], [0])
-        length_B = one.length_B.expand(num_rows)
+        one = Context.start([prompt], distribution(1), [0], [0], device)
+        lengths = Lengths(one.lengths * num_rows, one.length_B.expand(num_rows))
         return cls(
             one.tokens_BT[:, : len(prompt) + _ROOM].repeat(num_rows, 1),
-            length_B,
-            one.lengths * num_rows,
-            length_B,
+            lengths,
+            lengths.device_B,
             one.key_B.expand(num_rows) if key_B is None else key_B,
             distribution(num_rows),
         )
@@ -219,8 +220,7 @@ def _conditionals(
     for _ in range(length):
         S = tails_SK.shape[0]
         context = ScriptedContext.repeat(prompt, S, distribution)
-        context.append(tails_SK, torch.full((S,), tails_SK.shape[1]))
-        context.advance([tails_SK.shape[1]] * S)
+        context.append(tails_SK, Lengths.of([tails_SK.shape[1]] * S))
         draft = Draft.root_only(context.root_B)
         logits_SNV = target.score(target.start(context), draft).logits_BNV
         p_SV = context.distribution(logits_SNV, Prefix.of_draft(context, draft))[:, 0]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.core import Context, Draft, Prefix, Stream
+from outrider.core import Context, Draft, Lengths, Prefix, Stream
 from outrider.testing import SoftmaxDistribution
 
 token_lists = st.lists(st.integers(0, 9), min_size=1, max_size=5)
@@ -27,8 +27,7 @@ def test_appending_is_list_extension(prompts, rounds, random):
     for width in rounds:
         counts = [random.randint(1, width) for _ in prompts]
         emitted_BK = torch.randint(10, (len(prompts), width))
-        context.append(emitted_BK, torch.tensor(counts))
-        context.advance(counts)
+        context.append(emitted_BK, Lengths.of(counts))
         for row, tokens, count in zip(expected, emitted_BK.tolist(), counts, strict=True):
             row.extend(tokens[:count])
     assert contents(context) == expected

@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.core import Context, Draft, Ends, Prefix
+from outrider.core import Context, Draft, Ends, Lengths, Prefix
 from outrider.testing import SoftmaxDistribution
 
 ENDS = Ends.of([(7, 8), (), (9,)], [4, 99, 5])
@@ -54,7 +54,6 @@ def test_places_where_a_token_may_stand() -> None:
     open_BN = Prefix.of_draft(context, draft).is_open_BM
     assert open_BN.sum(1).tolist() == [2, 2, 2]
 
-    context.append(torch.tensor([[8], [8], [9]]), torch.ones(3).long())
-    context.advance([1, 1, 1])
+    context.append(torch.tensor([[8], [8], [9]]), Lengths.of([1, 1, 1]))
     assert context.ended_B.tolist() == [True, False, True]
     assert Prefix.of_chain(context, []).is_open_BM.tolist() == [[False], [True], [False]]

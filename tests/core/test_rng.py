@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import AHEAD, Context, Role, Stream, row_keys
+from outrider.core import AHEAD, Context, Lengths, Role, Stream, row_keys
 from outrider.core.rng import UpcomingUniforms, as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
@@ -186,8 +186,7 @@ def test_a_context_draws_what_its_rows_draw_alone(rows):
     def grow(batch):
         emitted_BK = torch.zeros(batch.num_rows, 6, dtype=torch.int64)
         num_B = torch.randint(1, 7, (batch.num_rows,), generator=generator)
-        batch.append(emitted_BK, num_B)
-        batch.advance(num_B.tolist())
+        batch.append(emitted_BK, Lengths.read(num_B))
 
     batch = context(0, rows)
     for _ in range(8):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.core import Budget, Context, run_round
+from outrider.core import Budget, Context, commit_round, run_round
 from outrider.sampling import Sampling, Warp
 from outrider.testing import ToyDrafter, ToyModel
 from outrider.verifiers import Greedy, Rejection
@@ -22,8 +22,9 @@ def generate(rows, drafter, verifier, budgets, samplings, length=20):
     cache, state = TARGET.start(context), drafter.start(context)
     budget = Budget(max(budgets), torch.tensor([budgets[row] for row in rows]))
     while min(n - len(PROMPTS[row]) for n, row in zip(context.lengths, rows, strict=True)) < length:
-        done = run_round(context, TARGET, cache, drafter, state, verifier, budget)
-        context.advance((done.verdict.num_accepted_B + 1).tolist())
+        parts = context, TARGET, cache, drafter, state
+        done = run_round(*parts, verifier, budget)
+        commit_round(*parts, done, done.verdict.num_accepted_B.tolist())
     starts = [len(PROMPTS[row]) for row in rows]
     return [context.tokens_BT[b, n : n + length].tolist() for b, n in enumerate(starts)]
 

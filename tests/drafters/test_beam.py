@@ -15,7 +15,7 @@ from tiny_models import FAMILIES, VOCAB, full_logits, ragged_prompts, tiny
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Distribution, Prefix, Role, check_compatible
+from outrider.core import Budget, Context, Distribution, Lengths, Prefix, Role, check_compatible
 from outrider.core.errors import IncompatibleError, InvalidParameterError, OutriderWarning
 from outrider.drafters import ModelDrafter
 from outrider.drafters.search import beam as beam_module
@@ -54,8 +54,7 @@ def distribution_behind(
 ) -> Tensor:
     """The distribution of the next token from a plain pass over everything before it, (V,)."""
     context = start([prompt], sampling, model.num_tokens)
-    context.append(torch.tensor([path], dtype=torch.int64), torch.tensor([len(path)]))
-    context.advance([len(path)])
+    context.append(torch.tensor([path], dtype=torch.int64), Lengths.of([len(path)]))
     logits_11V = full_logits(model.module, [*prompt, *path])[None, -1:]
     prefix = Prefix.of_chain(context, [])
     if sampling.greedy:
@@ -391,11 +390,10 @@ def test_the_cache_holds_what_was_accepted(temperature: float, search: str) -> N
             fresh = drafter.propose(drafter.start(context), context, Budget(γ), context.rng)
             assert torch.equal(draft.tokens_BN, fresh.tokens_BN)
             scores = target.score(cache, draft)
-            verdict = Commit()(draft, scores.logits_BNV, context.rng)
+            verdict = Commit()(draft, scores.logits_BNV, context.rng).read()
             target.commit(cache, draft, verdict)
             drafter.commit(state, draft, verdict, scores)
-            context.append(verdict.emitted(draft), verdict.num_accepted_B + 1)
-            context.advance((verdict.num_accepted_B + 1).tolist())
+            context.append(verdict.emitted(draft), verdict.num_emitted)
     assert context.lengths == [5 + 14, 11 + 14]
 
 

@@ -143,10 +143,9 @@ def run(drafter: HeuristicLength, state: LengthState, context: Context, accepted
     drafted = draft.num_drafted_B.tolist()
     count_B = torch.minimum(draft.num_drafted_B, torch.tensor(accepted))
     path_BD = torch.arange(1, draft.num_nodes).expand(len(drafted), -1)
-    verdict = Verdict(path_BD, count_B, torch.zeros_like(count_B))
+    verdict = Verdict(path_BD, count_B, torch.zeros_like(count_B)).read()
     drafter.commit(state, draft, verdict, Scores(torch.zeros(1)))
-    context.append(verdict.emitted(draft), count_B + 1)
-    context.advance((count_B + 1).tolist())
+    context.append(verdict.emitted(draft), verdict.num_emitted)
     return drafted
 
 
@@ -189,8 +188,9 @@ def test_a_row_that_drafted_nothing_keeps_its_length() -> None:
     state = drafter.start(context)
     draft = drafter.propose(state, context, Budget(0), context.rng)
     zero_B = torch.zeros(1, dtype=torch.int64)
-    drafter.commit(state, draft, Verdict(zero_B[:, None], zero_B, zero_B), Scores(torch.zeros(1)))
-    assert state.length_B.tolist() == [4]
+    verdict = Verdict(zero_B[:, None], zero_B, zero_B).read()
+    drafter.commit(state, draft, verdict, Scores(torch.zeros(1)))
+    assert state.next_B.tolist() == [4]
 
 
 def test_a_wrapper_tells_of_its_drafter_what_the_engine_asks() -> None:

@@ -257,10 +257,9 @@ def test_a_model_keeps_up_with_what_others_drafted() -> None:
             most_B = draft.num_drafted_B
             num_B = (torch.rand(len(most_B), generator=generator) * (most_B + 1)).long()
             path_BD = torch.arange(1, draft.num_nodes).expand(len(most_B), -1)
-            verdict = Verdict(path_BD, num_B, torch.full_like(num_B, round_))
+            verdict = Verdict(path_BD, num_B, torch.full_like(num_B, round_)).read()
             drafter.commit(state, draft, verdict, Scores(torch.zeros(1)))
-            context.append(verdict.emitted(draft), num_B + 1)
-            context.advance((num_B + 1).tolist())
+            context.append(verdict.emitted(draft), verdict.num_emitted)
             if round_ == 8:
                 state.keep([3, 1, 2])
                 context.keep([3, 1, 2])
@@ -336,7 +335,7 @@ def test_bad_sources() -> None:
 def test_a_source_that_cannot_forget_is_refused() -> None:
     """A toy's state follows verdicts, not the text."""
     drafter = Hybrid([Source(ToyDrafter(DRAFT), 2, 0.2)], Order([1]), 3)
-    with pytest.raises(IncompatibleError, match="needs a method rewind"):
+    with pytest.raises(IncompatibleError, match="needs a method rollback"):
         drafter.start(Context.start([[0]], SoftmaxDistribution(), [0], [0]))
 
 

@@ -203,11 +203,10 @@ def test_the_cache_holds_what_was_accepted() -> None:
             fresh = drafter.propose(drafter.start(context), context, budget, context.rng)
             assert torch.equal(draft.tokens_BN, fresh.tokens_BN)
             scores = target.score(cache, draft)
-            verdict = Greedy()(draft, scores.logits_BNV, context.rng)
+            verdict = Greedy()(draft, scores.logits_BNV, context.rng).read()
             target.commit(cache, draft, verdict)
             drafter.commit(state, draft, verdict, scores)
-            context.append(verdict.emitted(draft), verdict.num_accepted_B + 1)
-            context.advance((verdict.num_accepted_B + 1).tolist())
+            context.append(verdict.emitted(draft), verdict.num_emitted)
     assert context.lengths[0] > 5 + 10
 
 

@@ -209,11 +209,10 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
                 assert not γ or row.drafted[0] == best
             scores = verification.score(cache, drawn)
             p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))
-            verdict = Greedy()(drawn, p_BNV, context.rng)
+            verdict = Greedy()(drawn, p_BNV, context.rng).read()
             verification.commit(cache, drawn, verdict)
             drafter.commit(state, drawn, verdict, scores)
-            context.append(verdict.emitted(drawn), verdict.num_accepted_B + 1)
-            context.advance((verdict.num_accepted_B + 1).tolist())
+            context.append(verdict.emitted(drawn), verdict.num_emitted)
 
 
 def test_a_draft_that_runs_out_of_context() -> None:

@@ -13,7 +13,7 @@ from tiny_models import UniformDrafter, greedy, ragged_prompts, tiny
 from torch import Tensor
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Stream, Verdict, Verifier, run_round
+from outrider.core import Budget, Context, Draft, Stream, Verdict, Verifier, commit_round, run_round
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.chain.stage import StageDistributions
@@ -185,7 +185,7 @@ def test_the_cheaper_drafts_distribution_in_place_of_the_draft_models_would_show
 @pytest.mark.parametrize(
     "inner",
     [toy(6), ModelDrafter(mini(2, 6), 6), PromptLookup(), UniformDrafter(6, 2)],
-    ids=["starts anew", "rewinds", "lookup", "tree"],
+    ids=["starts anew", "rolls back", "lookup", "tree"],
 )
 def test_contract(inner: Any) -> None:
     """Ragged budgets, refused drafts, drafts that were never committed, rows that leave and join.
@@ -238,10 +238,11 @@ def test_at_temperature_zero_it_is_the_draft_models_argmax(inner: Any) -> None:
     cache, state = target.start(context), drafter.start(context)
     for γ in (4, 0, 3, 5, 1, 6, 2):
         alone = plain.propose(plain.start(context), context, Budget(γ), context.rng)
-        round_ = run_round(context, target, cache, drafter, state, Greedy(), Budget(γ))
+        parts = context, target, cache, drafter, state
+        round_ = run_round(*parts, Greedy(), Budget(γ))
         assert round_.draft.tokens_BN.tolist() == alone.tokens_BN.tolist()
         assert round_.draft.probs_BNV is None
-        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
 
 
 @torch.inference_mode()
@@ -260,8 +261,9 @@ def test_passes_are_saved_and_none_is_made_twice() -> None:
     cache, state = target.start(context), drafter.start(context)
     passes.clear()
     for _ in range(3):
-        round_ = run_round(context, target, cache, drafter, state, Greedy(), Budget(4))
-        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        parts = context, target, cache, drafter, state
+        round_ = run_round(*parts, Greedy(), Budget(4))
+        commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
         assert round_.verdict.num_accepted_B.tolist() == [4, 4]
     assert passes == [4, 5, 5]  # root and three drafted tokens, then also x_γ of the last round
 
@@ -292,10 +294,11 @@ def test_a_lookup_that_is_rolled_back_drafts_as_one_started_anew(
     rule = Rejection() if temperature else Greedy()
     inner, kept = state.inner, set[tuple[bool, bool]]()
     for round_, γ in enumerate((4, 0, 3, 5, 1, 6, 2, 4, 4, 4, 7, 3)):
-        turned = run_round(context, target, cache, drafter, state, rule, Budget(γ))
+        parts = context, target, cache, drafter, state
+        turned = run_round(*parts, rule, Budget(γ))
         accepted = turned.verdict.num_accepted_B.tolist()
         kept |= {(n > 0, n == γ) for n in accepted}
-        context.advance([n + 1 for n in accepted])
+        commit_round(*parts, turned, accepted)
         if round_ == 7:
             for each in (cache, state, context):
                 each.keep([2, 0])

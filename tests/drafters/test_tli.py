@@ -246,11 +246,10 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
                 _check_first_distribution(drafter, state, context, drawn.probs_BNV)
             scores = verification.score(cache, drawn)
             p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))
-            verdict = Rejection()(drawn, p_BNV, context.rng)
+            verdict = Rejection()(drawn, p_BNV, context.rng).read()
             verification.commit(cache, drawn, verdict)
             drafter.commit(state, drawn, verdict, scores)
-            context.append(verdict.emitted(drawn), verdict.num_accepted_B + 1)
-            context.advance((verdict.num_accepted_B + 1).tolist())
+            context.append(verdict.emitted(drawn), verdict.num_emitted)
 
 
 def _check_first_distribution(

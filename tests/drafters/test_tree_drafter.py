@@ -268,12 +268,11 @@ def test_one_pass_per_level() -> None:
             assert torch.equal(drawn.tokens_BN, again.tokens_BN)
             widths = seen
             scores = target.score(cache, drawn)
-            verdict = Greedy()(drawn, scores.logits_BNV, context.rng)
+            verdict = Greedy()(drawn, scores.logits_BNV, context.rng).read()
             assert verdict.num_accepted_B.tolist() == [γ, γ]
             target.commit(cache, drawn, verdict)
             model.commit(state, drawn, verdict, scores)
-            context.append(verdict.emitted(drawn), verdict.num_accepted_B + 1)
-            context.advance((verdict.num_accepted_B + 1).tolist())
+            context.append(verdict.emitted(drawn), verdict.num_emitted)
     # inner nodes of the levels are the root, two, one; four tokens were emitted, one, three
     assert widths == [1, 2, 1, 4 + 1, 2, 3]
 

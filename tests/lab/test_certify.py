@@ -246,7 +246,8 @@ class Forgetful(HFModel):
 
     def commit(self, cache: Any, draft: Draft, verdict: Verdict) -> None:
         num_B = (verdict.num_accepted_B + 1).clamp(max=draft.num_nodes - 1)
-        super().commit(cache, draft, Verdict(verdict.path_BD, num_B, verdict.next_token_B))
+        wrong = Verdict(verdict.path_BD, num_B, verdict.next_token_B)
+        super().commit(cache, draft, wrong.read())
 
 
 def test_a_cache_that_is_not_rolled_back_is_found() -> None:

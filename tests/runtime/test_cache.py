@@ -10,7 +10,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, to
 from torch import Tensor
 
 from outrider import Engine, Sampling
-from outrider.core import Context, Draft, Verdict
+from outrider.core import Acceptance, Context, Draft, Lengths, Verdict, keep_accepted
 from outrider.core.errors import OutOfMemoryError
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.kv_cache import cache as cache_module
@@ -33,11 +33,9 @@ def fill(cache: KVCache, lengths: list[int]) -> Tensor:
     """Writes that many distinguishable columns into each row; returns them, (B, H, N, C)."""
     B, N = cache.num_rows, max(lengths)
     new_BHNC = torch.arange(B * H * N * C).float().view(B, H, N, C) + 1
-    cache.lengths = [0] * B
-    cache.length_B = torch.zeros(B, dtype=torch.int64)
     cache.begin(N)
     cache.update(new_BHNC, -new_BHNC, 0)
-    cache.lengths, cache.length_B = list(lengths), torch.tensor(lengths)
+    cache.append(Lengths.of(lengths))
     return new_BHNC
 
 
@@ -69,7 +67,7 @@ def test_memory_while_a_text_grows(num_new: int) -> None:
         length = cache.lengths[0] + num_new
         cache.begin(num_new)
         cache.update(torch.ones(2, H, num_new, C), torch.ones(2, H, num_new, C), 0)
-        cache.lengths, cache.length_B = [length] * 2, torch.full((2,), length)
+        cache.append(num_new)
         assert cache.num_bytes() <= 2 * 2 * H * C * 4 * (2 * length + 64)
         assert cache.keys[0] is not None
         addresses.add(cache.keys[0].shape[2])
@@ -129,7 +127,8 @@ def test_rollback_moves_the_counter_only() -> None:
     draft = Draft.chain(tokens_BN, torch.ones(2, 6, dtype=torch.bool), None, "chosen")
     path_BD = torch.arange(1, 6).expand(2, 5)
     num_accepted_B = torch.tensor([2, 0])
-    cache.commit_path(draft, Verdict(path_BD, num_accepted_B, torch.zeros(2, dtype=torch.int64)))
+    verdict = Verdict(path_BD, num_accepted_B, torch.zeros(2, dtype=torch.int64))
+    keep_accepted(cache, draft, verdict.read())
     assert cache.length_B.tolist() == [7, 8]
     torch.testing.assert_close(held(cache, 0)[:, :4], old_BHNC[0, :, :4])
     torch.testing.assert_close(held(cache, 0)[:, 4:], drafted_BHNC[0, :, :3])
@@ -147,7 +146,7 @@ def test_a_path_of_a_tree_is_gathered() -> None:
     draft = Draft(torch.zeros(2, 5, dtype=torch.int64), parents_BN, mask_BN, None, "chosen")
     path_BD = torch.tensor([[2, 3, 4, 4], [1, 4, 4, 4]])
     verdict = Verdict(path_BD, torch.tensor([2, 2]), torch.zeros(2, dtype=torch.int64))
-    cache.commit_path(draft, verdict)
+    keep_accepted(cache, draft, verdict.read())
     torch.testing.assert_close(held(cache, 0)[:, 2:], nodes_BHNC[0][:, [0, 2, 3]])
     torch.testing.assert_close(held(cache, 1)[:, 2:], nodes_BHNC[1][:, [0, 1, 4]])
 
@@ -179,7 +178,7 @@ def test_rows_join_that_have_nothing_cached() -> None:
     cache.begin(1)
     new_BHNC = torch.full((3, H, 1, C), 7.0)
     cache.update(new_BHNC, new_BHNC, 0)
-    cache.length_B = cache.length_B + 1
+    cache.append(1)
     torch.testing.assert_close(held(cache, 0)[:, :3], rows[0, :, :3])
     assert bool((held(cache, 1) == 7).all())
     first = kv_cache([1])
@@ -258,13 +257,13 @@ def test_a_long_prompt_is_cached_in_several_passes() -> None:
 def test_memory_of_a_running_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the engine: what the target holds for equal rows at the end of a text."""
     sizes: list[int] = []
-    commit = KVCache.commit_path
+    commit = HFModel.commit
 
-    def spy(self: KVCache, draft: Draft, verdict: Verdict) -> None:
-        commit(self, draft, verdict)
-        sizes.append(self.num_bytes())
+    def spy(self: HFModel, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
+        commit(self, cache, draft, verdict)
+        sizes.append(cache.num_bytes())
 
-    monkeypatch.setattr(KVCache, "commit_path", spy)
+    monkeypatch.setattr(HFModel, "commit", spy)
     target = tiny(max_position_embeddings=1024)
     engine: Engine = engine_of(target, max_batch_size=4)
     engine.generate(ragged_prompts([100] * 4), Sampling(max_new_tokens=200, ignore_eos=True))

@@ -21,7 +21,7 @@ from tiny_models import (
 )
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Scores, Verdict, run_round
+from outrider.core import Acceptance, Budget, Context, Draft, Scores, commit_round, run_round
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.drafters.chain.early_exit import EarlyExitDrafter, EarlyExitState
 from outrider.drafters.chain.model import ModelState
@@ -89,8 +89,9 @@ def test_no_token_passes_a_layer_twice(family: str) -> None:
         before = [
             row[:n] for row, n in zip(context.tokens_BT.tolist(), context.lengths, strict=True)
         ]
-        round_ = run_round(context, target, cache, drafter, state, Rejection(), Budget(γ))
-        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        parts = context, target, cache, drafter, state
+        round_ = run_round(*parts, Rejection(), Budget(γ))
+        commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
         first = [(layer, 1) for _ in range(γ + 1) for layer in range(k)]
         assert sorted(set(passes)) == sorted({*first, *((n, γ + 1) for n in range(k, LAYERS))})
         for layer in range(LAYERS):
@@ -142,12 +143,11 @@ class WithTarget(EarlyExitDrafter):
         state.keep = cache.keep  # type: ignore[method-assign]
         return state
 
-    def commit(self, state: Any, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        state.shared.rewind()
+    def commit(self, state: Any, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        state.shared.rollback(state.shared.context.sequence_lengths - 1)
         self.target.commit(state.cache, draft, verdict)
 
     def join(self, state: Any, other: Any) -> None:
-        state.settle()
         self.target.join(state.cache, other.cache)
 
 
@@ -190,8 +190,9 @@ def test_for_another_target_it_is_an_ordinary_draft_model() -> None:
         cache, state = target.start(context), drafter.start(context)
         assert isinstance(state, EarlyExitState) == isinstance(cache, SharedCache) == shared
         for γ in (3, 0, 4, 2, 3):
-            round_ = run_round(context, target, cache, drafter, state, Rejection(), Budget(γ))
-            context.advance((round_.verdict.num_accepted_B + 1).tolist())
+            parts = context, target, cache, drafter, state
+            round_ = run_round(*parts, Rejection(), Budget(γ))
+            commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
         texts.append([context.tokens_BT[b, :n].tolist() for b, n in enumerate(context.lengths)])
     assert texts[0] == texts[1]
 

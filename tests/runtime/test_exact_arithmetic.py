@@ -226,7 +226,6 @@ def last_logits(model: HFModel) -> Tensor:
     tokens = [7 * i % model.num_tokens for i in range(12)]
     context = unsampled_context(model, tokens)
     cache = model.start(unsampled_context(model, tokens[:7]))
-    cache.lengths, cache.length_B = [6], torch.full_like(cache.length_B, 6)
     return model.extend(cache, context.tokens_BT[:, 6:])[0]
 
 

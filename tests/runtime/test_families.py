@@ -102,10 +102,9 @@ def test_tree_scores_equal_full_passes(family: str, target: HFModel) -> None:
             node_B = torch.tensor([_below(N, generator) for _ in range(B)])
             depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
             next_B = torch.randint(VOCAB, (B,), generator=generator)
-            verdict = Verdict(path_to(draft, node_B), depth_B, next_B)
+            verdict = Verdict(path_to(draft, node_B), depth_B, next_B).read()
             target.commit(cache, draft, verdict)
-            context.append(verdict.emitted(draft), depth_B + 1)
-            context.advance((depth_B + 1).tolist())
+            context.append(verdict.emitted(draft), verdict.num_emitted)
     if family in SLIDING:
         assert max(context.lengths) > 20, "context must reach past the window of 8"
 

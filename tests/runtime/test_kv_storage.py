@@ -18,7 +18,7 @@ from tiny_models import (
 from tiny_seq2seq import tiny_seq2seq
 from torch import Tensor
 
-from outrider.core import Context, Draft, Verdict
+from outrider.core import Context, Draft, Lengths, Verdict, keep_accepted
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout
@@ -108,19 +108,19 @@ def journey(kv_dtype: KvDtype, before: KvDtype = "auto") -> list[Tensor]:
 
     cache = kv_cache([70, 70, 70], kv_dtype)
     read = write(cache, new(3, 60))
-    cache.lengths, cache.length_B = [60, 57, 33], torch.tensor([60, 57, 33])
+    cache.append(Lengths.of([60, 57, 33]))
     read += write(cache, new(3, 9))  # ragged, and the KV buffer grows
     parents_BN = torch.tensor([[-1, 0, 0, 2, 1, 3, 3, 6, 7]] * 3)
     tokens_BN, mask_BN = torch.zeros_like(parents_BN), torch.ones(3, 9, dtype=torch.bool)
     draft = Draft(tokens_BN, parents_BN, mask_BN, None, "chosen")
     path_BD = torch.tensor([[2, 3, 6, 7, 8], [1, 4, 8, 8, 8], [2, 2, 2, 2, 2]])
-    cache.commit_path(draft, Verdict(path_BD, torch.tensor([5, 2, 1]), torch.zeros(3).long()))
-    cache.lengths = cache.length_B.tolist()
+    verdict = Verdict(path_BD, torch.tensor([5, 2, 1]), torch.zeros(3).long())
+    keep_accepted(cache, draft, verdict.read())
     read += write(cache, new(3, 2))
     cache.keep([2, 1])
     newcomers = kv_cache([140], kv_dtype)
     write(newcomers, new(1, 140))
-    newcomers.lengths, newcomers.length_B = [140], torch.tensor([140])
+    newcomers.append(140)
     cache.join(newcomers)
     return [*read, *write(cache, new(3, 1))]
 

@@ -26,10 +26,9 @@ def round_(
     context = cache.context
     scored = draft if merge else replace(draft, drawn="distinct")
     logits_BNV = model.score(cache, scored).logits_BNV
-    verdict = Rejection()(draft, logits_BNV.double().softmax(-1), context.rng)
+    verdict = Rejection()(draft, logits_BNV.double().softmax(-1), context.rng).read()
     model.commit(cache, scored, verdict)
-    context.append(verdict.emitted(draft), verdict.num_accepted_B + 1)
-    context.advance((verdict.num_accepted_B + 1).tolist())
+    context.append(verdict.emitted(draft), verdict.num_emitted)
     return logits_BNV, verdict
 
 

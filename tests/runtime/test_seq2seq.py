@@ -48,10 +48,9 @@ def worst_error(model: Seq2SeqModel, turns: int = 2) -> float:
             node_B = torch.tensor([_below(NUM_NODES, generator) for _ in range(B)])
             depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
             next_B = torch.randint(VOCAB, (B,), generator=generator)
-            verdict = Verdict(path_to(draft, node_B), depth_B, next_B)
+            verdict = Verdict(path_to(draft, node_B), depth_B, next_B).read()
             model.commit(cache, draft, verdict)
-            context.append(verdict.emitted(draft), depth_B + 1)
-            context.advance((depth_B + 1).tolist())
+            context.append(verdict.emitted(draft), verdict.num_emitted)
     return worst
 
 

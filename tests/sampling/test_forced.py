@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outrider.core import Context, Draft, Prefix
+from outrider.core import Context, Draft, Lengths, Prefix
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling import Sampling, Warp
 from outrider.testing import SoftmaxDistribution
@@ -18,8 +18,7 @@ def warped(forced: list[dict[int, int]], output: list[int], temperature: float) 
     context = Context.start(
         [[1] * (b + 1) for b in range(B)], SoftmaxDistribution(), [0] * B, range(B)
     )
-    context.append(torch.full((B, max(output)), 2), torch.tensor(output))
-    context.advance(output)
+    context.append(torch.full((B, max(output)), 2), Lengths.of(output))
     tokens_BN = torch.full((B, len(PARENTS)), 3)
     parents_BN = torch.tensor(PARENTS).expand(B, -1)
     draft = Draft(tokens_BN, parents_BN, torch.ones_like(tokens_BN).bool(), None, "chosen")

@@ -12,7 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outrider.core import Context, Draft, Prefix
+from outrider.core import Context, Draft, Lengths, Prefix
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling import Sampling, Warp
 from outrider.testing import SoftmaxDistribution
@@ -27,8 +27,7 @@ def contexts(prompts=PROMPTS, output=3):
     generator = torch.Generator().manual_seed(1)
     emitted_BK = torch.randint(V, (len(prompts), output), generator=generator)
     counts = [(b + 1) % (output + 1) for b in range(len(prompts))]
-    context.append(emitted_BK, torch.tensor(counts))
-    context.advance(counts)
+    context.append(emitted_BK, Lengths.of(counts))
     return context
 
 
@@ -153,8 +152,7 @@ def slow_penalties(z_V, tokens, num_prompt, sampling):
 def test_penalties_of_a_node_count_its_own_path(sampling):
     """Few tokens, so that prompts, outputs and drafts repeat each other."""
     context = Context.start([[3, 1, 4, 1], [2]], SoftmaxDistribution(), [0, 0], [0, 1])
-    context.append(torch.tensor([[1, 2, 2], [0, 0, 0]]), torch.tensor([3, 1]))
-    context.advance([3, 1])
+    context.append(torch.tensor([[1, 2, 2], [0, 0, 0]]), Lengths.of([3, 1]))
     tokens_BN = torch.randint(5, (2, 7))
     tokens_BN[:, 0] = context.root_B
     parents_BN = ((torch.arange(7) - 1) // 2).expand(2, 7)

@@ -167,7 +167,7 @@ def test_commit_without_score_is_an_error():
 
     draft = Draft.root_only(torch.tensor([0]))
     nothing = torch.zeros(1, dtype=torch.int64)
-    verdict = Verdict(draft.tokens_BN[:, :0], nothing, nothing)
+    verdict = Verdict(draft.tokens_BN[:, :0], nothing, nothing).read()
     with pytest.raises(RuntimeError, match="commit without score"):
         model.commit(ToyCache(nothing), draft, verdict)
 

@@ -1,12 +1,12 @@
-"""BiLD's fallback: the small model goes on alone while it is sure.
+"""BiLD's fallback: the small model goes on alone while it is confident.
 
 Kim et al., "Speculative Decoding with Big Little Decoder", NeurIPS 2023, section 3.2.
 
     call the large model   iff   max_y q(y) < α_FB,  or  N_small tokens are waiting
 
-The unsure step is discarded: its token is not drafted. (Dropping a *drawn* token for its small q
+The token of the step that falls back is not drafted. (Dropping a *drawn* token for its small q
 would bias a lossless rule; here tokens are argmaxes, and the rule is lossy anyway.) The first token
-of a text is the large model's, as in the authors' code. N_small, 10 there, is
+of an output is the large model's, as in the authors' code. N_small, 10 there, is
 ``num_speculative_tokens``.
 
 Legend: B rows, N nodes, D drafted tokens (N-1).
@@ -23,12 +23,12 @@ from outrider.runtime import HFModel
 
 
 class BildDrafter(ModelDrafter):
-    """Greedy drafts that end before the first unsure token; for temperature 0.
+    """Greedy drafts that end before the first token of low confidence; for temperature 0.
 
     Args:
         model: the draft model.
         num_tokens: width of the target's logits.
-        fallback: α_FB, in [0, 1]; 0 never falls back, 1 always (but for certainty itself).
+        fallback: α_FB, in [0, 1]. 0 never falls back; 1 always does, unless q(y) = 1.
 
     Raises:
         InvalidParameterError: a threshold outside [0, 1].

@@ -5,8 +5,8 @@ here with a length per row:
 
     γ ← γ + 2 where all of a draft was accepted, else max(1, γ - 1)
 
-A length depends on past rounds only, and is known before the round; under a lossless rule the text
-keeps its distribution.
+A length depends on past rounds only and is known before the round, so under a lossless rule the
+output keeps its distribution.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict
+from outrider.core import Acceptance, Budget, Context, Draft, Drafter, Drawn, Scores, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import shown
 from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
@@ -29,7 +29,7 @@ _LONGEST = 2**31
 
 
 class _Around:
-    """What policies around another drafter share: everything but ``propose`` is the drafter's."""
+    """What policies around another drafter share: they change its ``propose`` alone."""
 
     def __init__(self, drafter: Drafter[Any]) -> None:
         self.drafter = drafter
@@ -55,7 +55,7 @@ class _Around:
 
     @property
     def target(self) -> Any:
-        """The target that the drafter wants to be run, if it wants one."""
+        """The target that the drafter needs, if it needs one of its own."""
         return self.drafter.target  # type: ignore[attr-defined]
 
     @property
@@ -67,7 +67,7 @@ class _Around:
     def start(self, context: Context) -> Any:
         return self.drafter.start(context)
 
-    def commit(self, state: Any, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: Any, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         self.drafter.commit(state, draft, verdict, scores)
 
     def join(self, state: Any, other: Any) -> None:
@@ -75,15 +75,15 @@ class _Around:
 
 
 class Stopped(_Around):
-    """Any drafter, its drafts cut where a stop says so: trees too, path by path.
+    """Any drafter with a stop: its drafts are cut where the stop says so, trees path by path.
 
-    Saves work of the target, not of the drafter; one that can stop by itself (``ModelDrafter``)
-    drafts the same and saves its passes as well. At temperature 0 there is no q, and nothing is
-    cut.
+    This saves work of the target, not of the drafter. A drafter that can stop by itself
+    (``ModelDrafter``) drafts the same tokens and saves its own forward passes as well. At
+    temperature 0 there is no q, and nothing is cut.
 
     Raises:
-        IncompatibleError: a drafter whose tokens are no draws: chosen ones have no q, and a part of
-            what a search finds is not what a shorter search would have found.
+        IncompatibleError: a drafter whose tokens are not draws. Chosen tokens have no q, and the
+            beginning of what a search found is not what a shorter search would have found.
     """
 
     def __init__(self, drafter: Drafter[Any], stop: Stop) -> None:
@@ -102,29 +102,29 @@ class Stopped(_Around):
 
 @dataclass
 class LengthState:
-    """The drafter's own state, and a length per row.
+    """The drafter's own state, and a draft length per row.
 
     Attributes:
-        inner: the drafter's own.
-        length_B: of the next draft, were there no budget.
-        asked_B: what was asked for in the last one.
+        inner: the drafter's state.
+        next_B: length of the next draft, before a budget shortens it.
+        asked_B: length of the last draft that the drafter was asked for.
     """
 
     inner: Any
-    length_B: Tensor
+    next_B: Tensor
     asked_B: Tensor
 
     def keep(self, rows: Sequence[int]) -> None:
         self.inner.keep(rows)
-        kept_B = torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
-        self.length_B = self.length_B[kept_B]
+        kept_B = torch.tensor(rows, dtype=torch.int64, device=self.next_B.device)
+        self.next_B = self.next_B[kept_B]
 
 
 class HeuristicLength(_Around):
-    """Any drafter, with a budget that grows by two and shrinks by one, row by row.
+    """Any drafter, with a draft length that grows by two and shrinks by one, row by row.
 
-    Reads the lengths from the device once a round, before anything of it is under way. Rows that
-    drafted nothing keep their length; the round's own budget is the most that a length grows to.
+    Reads the lengths from the device once per round, before the round starts any work there. Rows
+    that drafted nothing keep their length. The round's budget bounds every length.
 
     Args:
         drafter: the drafter.
@@ -142,40 +142,40 @@ class HeuristicLength(_Around):
 
     @property
     def depth(self) -> int:
-        """The drafter's own, else more than the usual: the length finds its own way."""
+        """The drafter's own draft length; without one, a high bound for the lengths to grow to."""
         return getattr(self.drafter, "depth", MOST)
 
     def start(self, context: Context) -> LengthState:
-        length_B = torch.full_like(context.length_B, self.first)
-        return LengthState(self.drafter.start(context), length_B, length_B)
+        first_B = torch.full_like(context.length_B, self.first)
+        return LengthState(self.drafter.start(context), first_B, first_B)
 
     def propose(self, state: LengthState, context: Context, budget: Budget, rng: Stream) -> Draft:
         most_B = budget.max_tokens if budget.tokens_B is None else budget.tokens_B
-        state.asked_B = state.length_B.clamp(max=most_B)
+        state.asked_B = state.next_B.clamp(max=most_B)
         asked = state.asked_B.tolist()
         same = min(asked) == max(asked)
         shorter = Budget(max(asked), None if same else state.asked_B)
         return self.drafter.propose(state.inner, context, shorter, rng)
 
-    def commit(self, state: LengthState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: LengthState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         self.drafter.commit(state.inner, draft, verdict, scores)
         drafted_B = draft.depth_BN.where(draft.mask_BN, 0).amax(1)
         shorter_B = (state.asked_B - 1).clamp(min=1)
         all_B = verdict.num_accepted_B == drafted_B
         next_B = torch.where(all_B, state.asked_B + 2, shorter_B)
-        state.length_B = torch.where(drafted_B > 0, next_B, state.length_B)
+        state.next_B = torch.where(drafted_B > 0, next_B, state.next_B)
 
     def join(self, state: LengthState, other: LengthState) -> None:
         self.drafter.join(state.inner, other.inner)
-        state.length_B = torch.cat([state.length_B, other.length_B])
+        state.next_B = torch.cat([state.next_B, other.next_B])
 
 
 @dataclass(frozen=True)
 class DraftLength:
-    """A policy by name.
+    """A policy for draft lengths.
 
     Attributes:
-        stop: where drafts stop; None if nowhere before their budget.
+        stop: where drafts stop; None if only their budget ends them.
         start: first length of the heuristic; None if lengths do not change.
     """
 
@@ -206,7 +206,7 @@ class DraftLength:
 
     @classmethod
     def of(cls, value: object) -> "DraftLength":
-        """A policy itself, its name, or None for ``fixed``.
+        """A policy from its name, or from None for ``fixed``; a policy itself is returned as it is.
 
         Raises:
             InvalidParameterError: anything else.
@@ -218,17 +218,18 @@ class DraftLength:
         return cls.parse(value)
 
     def and_confidence(self, threshold: float) -> Stop | None:
-        """Where drafts stop if an unsure token stops them as well; 0 never does."""
+        """This policy's stop, and besides one behind tokens with ``q(x) < threshold``; a threshold
+        of 0 adds none."""
         unsure = Confidence(threshold)
         if not threshold:
             return self.stop
         return unsure if self.stop is None else Both(self.stop, unsure)
 
     def around(self, drafter: Drafter[Any]) -> Drafter[Any]:
-        """The drafter under this policy. One that stops by itself says so by its ``stop``.
+        """The drafter under this policy. A drafter that stops by itself says so by its ``stop``.
 
         Raises:
-            IncompatibleError: a stop, and a drafter that draws none of its tokens.
+            IncompatibleError: the policy has a stop, and the drafter draws none of its tokens.
         """
         if self.stop is not None and getattr(drafter, "stop", None) is None:
             drafter = Stopped(drafter, self.stop)
@@ -246,7 +247,8 @@ def _no_policy(value: object) -> InvalidParameterError:
 
 
 def cut(draft: Draft, stop: Stop) -> Draft:
-    """A draft with probabilities, without the nodes behind those that stop it."""
+    """The draft without the nodes behind those where it stops. The draft must have
+    probabilities."""
     q_BN = _token_probs(draft)
     survival_BN = torch.where(draft.ancestors_BNN, q_BN[:, None], 1.0).prod(2)
     stops_BN = ~stop.goes_on(q_BN, survival_BN)

@@ -5,13 +5,14 @@ https://arxiv.org/abs/2404.16710
 
     x_i ~ q_i = distribution of head(norm(layers 0 … k-1)),   i = 1 … γ
 
-How layers are left out, and what is shared, is in ``runtime/hf/early_exit.py``. All nodes of a
-draft pass the first layers here, the last one without a head, so the target's pass is left with the
-others. γ tokens cost γ + 1 passes of k layers and one of L - k: as many layers as a draft model of
-k layers and its target would pass, but no layer sees a token twice, and there is no second cache.
+``runtime/hf/early_exit.py`` says how layers are left out and what is shared. All nodes of a draft
+pass the first layers here, the last node without a head, so that the target's forward pass only has
+to run the other layers. γ tokens cost γ + 1 passes of k layers and one of L - k: as many layers as
+a draft model of k layers and its target would run, but no layer sees a token twice, and there is no
+second cache.
 
-How much is accepted hangs on the model: one that was trained for it (LayerSkip) has an exit that
-speaks; an ordinary one has a head that never saw the middle layers.
+How much is accepted depends on the model. The exit of a model trained for it (LayerSkip) predicts
+well; the head of an ordinary model has never seen the output of a middle layer.
 
 Proposes: i.i.d. chains.
 
@@ -20,41 +21,35 @@ Legend: B rows, N nodes (γ + 1).
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict
+from outrider.core import Acceptance, Budget, Context, Draft, Lengths, Scores, Stream
 from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime.hf.early_exit import EarlyExit, SharedCache
 
 
 class EarlyExitState(ModelState):
-    """The target's cache, which the target keeps, joins and commits."""
+    """The target's cache. The target keeps and joins its rows, and takes back what was drafted when
+    it scores: drafted tokens have not passed all layers."""
 
     def __init__(self, cache: SharedCache) -> None:
         super().__init__(cache)
         self.shared = cache
 
-    def settle(self) -> None:
-        """Takes back what was drafted: the committed tokens passed all layers."""
-        self.shared.rewind()
-        self.shared.forget()
-
     def keep(self, rows: Sequence[int]) -> None:
-        """The target keeps the rows of its cache."""
+        """Nothing: the target keeps the rows of its cache."""
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """The target's cache follows its text."""
+    def rollback(self, lengths: Lengths) -> None:
+        """Nothing: the target's cache holds the committed tokens alone."""
 
 
 class EarlyExitDrafter(ModelDrafter):
     """Samples a chain from the target's first layers.
 
-    Shares the cache of a batch that the target has begun. Where another target is running it is an
-    ordinary draft model, with a cache of its own.
+    Shares the cache of a batch that the target has started. Under another target the first layers
+    are an ordinary draft model, with a cache of its own.
 
     Args:
-        target: the target of the rounds, too.
+        target: the model, which is also the target of the rounds.
         stop: where a row stops before its budget.
     """
 
@@ -67,16 +62,18 @@ class EarlyExitDrafter(ModelDrafter):
         return super().start(context) if cache is None else EarlyExitState(cache)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        if isinstance(state, EarlyExitState):  # the last draft may not have been scored
+            state.shared.rollback(context.sequence_lengths - 1)
         draft = super().propose(state, context, budget, rng)
         if isinstance(state, EarlyExitState) and draft.num_nodes > 1:
             self.target.first.read(state.shared, draft.tokens_BN[:, -1:])
             state.shared.tokens_BN = draft.tokens_BN
         return draft
 
-    def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         if not isinstance(state, EarlyExitState):  # else the target has committed its cache
             super().commit(state, draft, verdict, scores)
 
     def join(self, state: ModelState, other: ModelState) -> None:
-        if not isinstance(state, EarlyExitState):  # else the target joins its caches
+        if not isinstance(state, EarlyExitState):  # else the target joins the caches
             super().join(state, other)

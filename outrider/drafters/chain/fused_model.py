@@ -1,9 +1,9 @@
-"""A model's chain drafted by one graph, where it can be: no Python between its tokens.
+"""A model's chain drafted by one compiled program where possible: no Python between its tokens.
 
-The same chain as :class:`ModelDrafter` drafts step by step, up to rounding, from the same random
-numbers. A row that lacks fewer tokens than another is fed its last ones again: they write what is
-there already. Step by step go drafts of another length than the graph's and distributions that are
-more than a temperature.
+The chain is the one that :class:`ModelDrafter` drafts step by step from the same random numbers, up
+to rounding. A row that lacks fewer tokens than another is fed its last ones again, which rewrites
+what its cache holds already. Drafts of another length than the program's, and distributions that
+are more than a temperature, are drafted step by step.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
@@ -21,30 +21,33 @@ class FusedModelDrafter(ModelDrafter):
     """Samples a chain from a draft model; arguments and errors as :class:`ModelDrafter`.
 
     Attributes:
-        num_fused: tokens of the drafts that one graph makes; 0 if none does.
+        num_fused: tokens of the drafts that one compiled program makes; 0 if none does.
     """
 
     num_fused: int = 0
     _last: tuple[ref[Distribution], bool] | None = None
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         if self._fits(state, context, budget):
-            draft = self._whole(state, context, budget, rng)
+            draft = self._fused(state, context, budget, rng)
             if draft is not None:
                 return draft
         return super().propose(state, context, budget, rng)
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
+        """Whether the compiled program can make this draft."""
         if self.num_fused != budget.max_tokens:
             return False
         last = self._last
-        if last is None or last[0]() is not context.distribution:  # as a rule it stays the same
+        if last is None or last[0]() is not context.distribution:  # most rounds keep theirs
             self._last = last = ref(context.distribution), self._draws(context.distribution)
-        return last[1] and max(self._lacking(state, context)) <= min(context.lengths)
+        if not last[1]:
+            return False
+        self._drop_uncommitted(state, context)
+        return max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, distribution: Distribution) -> bool:
-        """Whether the graph draws by such a distribution."""
+        """Whether the compiled program can draw from such a distribution."""
         graph = self.model.compiled
         return (
             graph is not None
@@ -57,28 +60,24 @@ class FusedModelDrafter(ModelDrafter):
             and (distribution.keeps_logits if distribution.greedy else distribution.only_scales)
         )
 
-    def _whole(
+    def _fused(
         self, state: ModelState, context: Context, budget: Budget, rng: Stream
     ) -> Draft | None:
+        """The draft by one program; None if there is none after all."""
         cache, distribution, γ = state.cache, context.distribution, self.num_fused
         assert isinstance(distribution, Warp)
         numbers: tuple[Tensor | None, Tensor | None] = None, None
         if not distribution.greedy:
             numbers = distribution.temperature_B, rng.uniform(Role.DRAFT, γ)
-        lacking, before = self._lacking(state, context), (cache.length_B, cache.lengths)
+        lacking = self._lacking(state, context)
         K = max(lacking)
         if min(lacking) < K:
-            cache.length_B, cache.lengths = context.length_B - K, [n - K for n in context.lengths]
+            cache.rollback(context.sequence_lengths - K)
         done = self.model.draft(cache, self._uncached(state, context, K), γ, *numbers)
         if done is None:
-            cache.length_B, cache.lengths = before
             return None
         probs_BNV, tokens_BN = done
-        fed = γ - 1
-        state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, fed
-        state.open = True
-        cache.length_B = context.length_B + fed
-        cache.lengths = [length + fed for length in context.lengths]
+        cache.append(K + γ - 1)  # nobody has read the last token
         mask_BN = self._within(budget, γ + 1, context)
         if distribution.greedy:
             logits_BNV = probs_BNV if self.keep_logits else None

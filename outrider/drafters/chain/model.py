@@ -4,12 +4,12 @@ Leviathan, Kalman and Matias, ICML 2023, Algorithm 1, first loop; Chen et al., 2
 
     x_i ~ q_i( . | context, x_1 … x_{i-1}),   i = 1 … γ
 
-The model's cache never needs a pass of its own to catch up: after a round it lacks the root, and
-also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or two
-tokens per row.
+The draft model's cache never needs a forward pass only to catch up. After a round it lacks the
+root, and also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or
+two tokens per row.
 
-A row may stop early, by a threshold on its tokens' q (``stop.py``). The token that stops it stays
-in the draft and is verified, so the output's distribution is untouched.
+A row may stop early, by a threshold on the q of its tokens (``stop.py``). The token that stops a
+row stays in the draft and is verified, so the distribution of the output does not change.
 
 Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
 """
@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from outrider.core import (
+    Acceptance,
     Budget,
     Context,
     Draft,
     Drawn,
+    Lengths,
     Prefix,
     Scores,
     Stream,
-    Verdict,
     best,
     counting,
 )
@@ -37,54 +38,30 @@ from outrider.runtime import HFModel, KVCache
 
 
 class ModelState:
-    """The draft model's cache, and where the last draft stood.
+    """The draft model's cache.
 
-    Attributes:
-        cache: its ``length_B`` is always right, its host ``lengths`` once settled.
-        roots: host context lengths when the last draft was made; None when that is settled.
-        root_B: the same on the device.
-        fed: drafted tokens of that draft that the cache has seen.
-        open: whether that draft still waits for its commit.
+    Between ``propose`` and ``commit`` it holds the context and the tokens of the draft that the
+    model has read; otherwise it holds a part of the context that lacks at least the last token.
     """
 
     def __init__(self, cache: KVCache) -> None:
         self.cache = cache
-        self.roots: list[int] | None = None
-        self.root_B = cache.length_B
-        self.fed = 0
-        self.open = False
-
-    def settle(self) -> None:
-        """Works out the host lengths from the context, which by now knows what was accepted."""
-        if self.open:  # never committed: nothing of it is kept, and its root is fed again
-            self.cache.length_B = self.root_B - 1
-            self.open = False
-        if self.roots is not None:
-            now = self.cache.context.lengths
-            self.cache.lengths = [
-                root + min(length - root - 1, self.fed)
-                for root, length in zip(self.roots, now, strict=True)
-            ]
-            self.roots = None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows; called before the context keeps its own."""
-        self.settle()
         self.cache.keep(rows)
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """Forgets what lies beyond these lengths; called before the context does."""
-        self.settle()
-        self.cache.length_B = torch.minimum(self.cache.length_B, length_B)
-        self.cache.lengths = list(map(min, self.cache.lengths, lengths))
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets all but the first ``lengths`` tokens of each row."""
+        self.cache.rollback(lengths)
 
 
 class ModelBacked:
-    """What drafters over a model share: its cache, and how that follows the text.
+    """What all drafters with a draft model share: its cache, and how it follows the context.
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
     """
 
     def __init__(self, model: HFModel, num_tokens: int) -> None:
@@ -97,48 +74,49 @@ class ModelBacked:
         return (self.model,)
 
     def max_nodes(self, num_tokens: int) -> int:
-        """Most slots behind the text that a draft of so many levels takes, in the target and here;
-        one more, since a row may lack a token that another has."""
+        """Most slots behind the context that a draft of ``num_tokens`` levels takes, in the target
+        and in the draft model. One slot is for a row that lacks a token more than another."""
         return num_tokens + 2
 
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
 
-    def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Keeps the cached tokens that were accepted."""
-        if state.roots is not None:
-            state.cache.length_B = state.root_B + verdict.num_accepted_B.clamp(max=state.fed)
-            state.open = False
+    def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Keeps the accepted tokens that the cache holds."""
+        committed = state.cache.context.sequence_lengths
+        state.rollback(committed + verdict.num_accepted)
 
     def join(self, state: ModelState, other: ModelState) -> None:
         """Appends the rows of another state; called before the context appends its own."""
-        state.settle()
-        other.settle()
         self.model.join(state.cache, other.cache)
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Feeds the committed tokens that the cache lacks; logits behind the last one, (B, V)."""
         cache = state.cache
+        self._drop_uncommitted(state, context)
         lacking = self._lacking(state, context)
         K = max(lacking)
         tokens_BK = self._uncached(state, context, K)
         first_B = cache.length_B
         logits_BKV = self.model.extend(cache, tokens_BK)
-        first_B = cache.length_B
-        state.roots, state.root_B, state.fed = list(context.lengths), context.length_B, 0
-        state.open = True
-        cache.length_B, cache.lengths = context.length_B, list(context.lengths)
+        cache.append(K)
         if min(lacking) == K:
             return logits_BKV[:, -1]
+        cache.rollback(context.sequence_lengths)
         last_B = (context.length_B - first_B - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
+    def _drop_uncommitted(self, state: ModelState, context: Context) -> None:
+        """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again."""
+        if min(self._lacking(state, context)) < 1:
+            state.rollback(context.sequence_lengths - 1)
+
     def _lacking(self, state: ModelState, context: Context) -> list[int]:
-        """How many committed tokens of each row the cache has not seen."""
+        """How many committed tokens of each row the cache does not hold."""
         return [n - c for n, c in zip(context.lengths, state.cache.lengths, strict=True)]
 
     def _uncached(self, state: ModelState, context: Context, K: int) -> Tensor:
-        """K tokens from the first one on that the cache lacks, (B, K)."""
+        """The K tokens that follow those in the cache, (B, K)."""
         cache = state.cache
         if context.is_even and min(cache.lengths) == max(cache.lengths):
             tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
@@ -146,17 +124,14 @@ class ModelBacked:
             place_BK = cache.length_B[:, None] + counting(K, context.device)
             place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
             tokens_BK = context.tokens_BT.gather(1, place_BK)
-        if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
+        if self.model.num_tokens < self.num_tokens:  # the target may emit a token of its padding
             tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
         return tokens_BK
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
         """Feeds one drafted token per row; logits behind it, (B, V)."""
-        cache = state.cache
-        logits_BV = self.model.extend(cache, x_B[:, None])[:, -1]
-        cache.length_B = cache.length_B + 1
-        cache.lengths = [length + 1 for length in cache.lengths]
-        state.fed += 1
+        logits_BV = self.model.extend(state.cache, x_B[:, None])[:, -1]
+        state.cache.append(1)
         return logits_BV
 
 
@@ -165,11 +140,12 @@ class ModelDrafter(ModelBacked):
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
-        stop: where a row stops before its budget; a number is a threshold of confidence, 0 never.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
+        stop: where a row stops before its budget. A number is a threshold of confidence; 0 never
+            stops.
         picker: how a token is taken from its distribution.
-        keep_logits: hand over the model's logits when all rows are greedy, for rules that verify
-            by more than the argmax there.
+        keep_logits: whether drafts of greedy rows carry the model's logits, for rules that verify
+            by more than the argmax.
 
     Raises:
         InvalidParameterError: a confidence outside [0, 1].
@@ -196,7 +172,6 @@ class ModelDrafter(ModelBacked):
         return self._picker.drawn
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         γ, greedy = budget.max_tokens, context.distribution.greedy
         tokens, rows = [context.root_B], []
         going = None if self.stop is None else _Going(self.stop, context)
@@ -228,7 +203,7 @@ class ModelDrafter(ModelBacked):
         )
 
     def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
-        """Which nodes of a chain each row may draft, (B, N); None if all may draft all."""
+        """Which nodes of a chain are within each row's budget, (B, N); None if all are."""
         if budget.tokens_B is None:
             return None
         return counting(num_nodes, context.device) <= budget.tokens_B[:, None]
@@ -243,10 +218,10 @@ class ModelDrafter(ModelBacked):
 
 
 class _Going:
-    """Which rows of a draft go on.
+    """Which rows of a draft have not stopped yet.
 
     Attributes:
-        exists: whether each node so far exists, and the next one, by node (B,).
+        exists: by node, whether it exists in each row (B,); of the nodes so far and the next one.
     """
 
     def __init__(self, stop: Stop, context: Context) -> None:
@@ -256,8 +231,12 @@ class _Going:
         self.exists = [everywhere_B, everywhere_B]
 
     def on(self, q_B: Tensor) -> bool:
-        """Takes the draft's probabilities of the tokens drafted last; whether any row goes on. A
-        look at the device, which on a GPU too costs less than the passes that it saves."""
+        """Whether any row goes on behind the tokens drafted last. Waits for the device, which on a
+        GPU too costs less than the forward passes that it saves.
+
+        Args:
+            q_B: the draft model's probabilities of these tokens.
+        """
         self._survival_B = self._survival_B * q_B
         going_B = self.exists[-1] & self._stop.goes_on(q_B, self._survival_B)
         self.exists.append(going_B)
@@ -269,19 +248,20 @@ def _argmax(row_BV: Tensor, i: int) -> Tensor:
 
 
 def _with_last(rows: list[Tensor]) -> Tensor:
-    """Rows of places 0 … γ-1, and one of zeros for the last token, which has no children."""
+    """The distributions behind nodes 0 … γ-1, and zeros for the last node, which has no children:
+    (B, N, V)."""
     return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
 
 
 def _token_probs(rows: list[Tensor], tokens: list[Tensor]) -> Tensor:
-    """The probability of each drafted token under its row, (B, N); 1 at the root."""
+    """The probability of each drafted token under its distribution, (B, N); 1 at the root."""
     pairs = zip(rows, tokens[1:], strict=True)
     probs = [row_BV.gather(1, x_B[:, None])[:, 0] for row_BV, x_B in pairs]
     return torch.stack([torch.ones_like(probs[0]), *probs], 1)
 
 
 def fitted(logits_BV: Tensor, num_tokens: int) -> Tensor:
-    """Cut or padded to the target's width; padding is never drawn."""
+    """Logits cut or padded to ``num_tokens``, the target's width; padding is never drawn."""
     missing = num_tokens - logits_BV.shape[-1]
     if missing == 0:
         return logits_BV

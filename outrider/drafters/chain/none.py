@@ -6,18 +6,25 @@ Legend: B rows.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
+from outrider.core import (
+    Acceptance,
+    Budget,
+    Context,
+    Draft,
+    Drawn,
+    Lengths,
+    Scores,
+    Stream,
+)
 
 
 class NoState:
-    """Remembers nothing."""
+    """The state of a drafter that remembers nothing."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Nothing to keep."""
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
+    def rollback(self, lengths: Lengths) -> None:
         """Nothing to forget."""
 
 
@@ -28,7 +35,7 @@ class NoDraft:
     drawn: Drawn = "chosen"
 
     def max_nodes(self, num_tokens: int) -> int:
-        """Most slots that a draft takes behind the text."""
+        """Most slots behind the context that a draft takes: the root's."""
         return 1
 
     def start(self, context: Context) -> NoState:
@@ -37,7 +44,7 @@ class NoDraft:
     def propose(self, state: NoState, context: Context, budget: Budget, rng: Stream) -> Draft:
         return Draft.root_only(context.root_B)
 
-    def commit(self, state: NoState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: NoState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Nothing to learn."""
 
     def join(self, state: NoState, other: NoState) -> None:

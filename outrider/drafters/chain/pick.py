@@ -1,8 +1,8 @@
 """How a drafter takes a token from its distribution.
 
-``independent`` draws with numbers of the draft's own: the tokens are i.i.d. draws, and a rule may
-rely on it. ``coupled`` races with the noise of the token's place in the text, which the target may
-use too: for every rule but ``Coupled`` such a token counts as chosen, not as drawn.
+``independent`` draws with random numbers that only the draft uses: the tokens are i.i.d. draws, and
+a rule may rely on it. ``coupled`` runs an exponential race with the noise of the token's position,
+which the target may use too: for every rule but ``Coupled`` such a token is chosen, not drawn.
 
 Legend: B rows, V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.core import Drawn, Role, Stream, draw, race
 
 Pick = Callable[[Tensor, int], Tensor]
-"""From the distribution at the i-th drafted place (B, V) and i to one token per row (B,)."""
+"""Takes the distribution of the i-th drafted token (B, V) and i; returns one token per row (B,)."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Picker:
     """A way to take tokens.
 
     Attributes:
-        drawn: what the tokens are to a verifier.
+        drawn: how a verifier has to treat the tokens.
         start: makes a round's :data:`Pick` from its random numbers and the most tokens drafted.
-        draws: whether a token has the probability that its distribution says.
+        draws: whether a token is taken with the probability that its distribution gives it.
     """
 
     drawn: Drawn

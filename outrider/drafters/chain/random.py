@@ -1,13 +1,13 @@
-"""Drafts from distributions that know nothing: what an engine does when nearly all is rejected.
+"""Drafts from fixed random distributions: what an engine does when nearly all tokens are rejected.
 
-An instrument, not a method: no model runs, so what a round takes beyond a plain one is the time of
-drawing and verifying, and every way of refusing is walked, at any size of vocabulary.
+An instrument, not a method. No draft model runs, so what a round takes beyond a plain one is the
+time of drawing and verifying. Every branch of a rejection is exercised, at any vocabulary size.
 
     uniform   q(x) = 1 / V
     random    q = softmax(spread · z),  z normal: one of a few fixed ones, by position
 
-With spread 0 the second is the first. The distributions heed neither the text nor the sampling
-parameters.
+With spread 0 the second is the first. The distributions depend neither on the context nor on the
+sampling parameters.
 
 Proposes: i.i.d. chains.
 
@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
+from outrider.core import Acceptance, Budget, Context, Draft, Drawn, Role, Scores, Stream, draw
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.none import NoState
 
@@ -35,7 +35,7 @@ class RandomDrafter:
         dtype: of the distributions.
 
     Raises:
-        InvalidParameterError: a spread that is negative or not finite.
+        InvalidParameterError: a negative or infinite spread.
     """
 
     drawn: Drawn = "iid"
@@ -71,7 +71,7 @@ class RandomDrafter:
             mask_BN = torch.arange(D + 1, device=context.device) <= budget.tokens_B[:, None]
         return Draft.chain(tokens_BN, mask_BN, q_BNV, "iid")
 
-    def commit(self, state: NoState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
+    def commit(self, state: NoState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Nothing to learn."""
 
     def join(self, state: NoState, other: NoState) -> None:

@@ -5,18 +5,18 @@ https://arxiv.org/abs/2308.04623
 
     x_1 … x_γ  by rounds whose target is the draft model q and whose draft is a cheaper one
 
-The inner rule is lossless, so x_i ~ q( . | x_<i) exactly, whatever the cheaper draft was; the
-distributions handed on are the draft model's own, which its passes have computed anyway. Exactness
-composes: to the outer rule this is the draft model's chain, in fewer passes. The cheaper draft may
-be any drafter, another stage among them. (The paper drafts trees at the outer level; here it is a
-chain.)
+The inner rule is lossless, so x_i ~ q( . | x_<i) exactly, whatever the cheaper draft was. The
+distributions that the stage hands on are the draft model's own, which its forward passes have
+computed anyway. Exactness composes: to the outer rule this is the draft model's chain, in fewer
+passes. The cheaper draft may be any drafter, another stage among them. (The paper drafts trees at
+the outer level; here it is a chain.)
 
-A round emits a correction or a bonus beyond what was drafted for it, and rows need different
+A round emits a correction or a bonus token beyond what was drafted for it, and rows need different
 numbers of rounds. Rows that are done go on with the others, one token a round, and what they write
-beyond γ is forgotten: how many tokens count is known beforehand, so that biases nothing.
+beyond γ is forgotten. How many tokens count is known beforehand, so this biases nothing.
 
 Every inner round has random numbers of its own, children of the outer round's (decision 0006): the
-places of a rejected draft come again, its numbers must not.
+positions of a rejected draft come again, its random numbers must not.
 
 Reads the device once per inner round, and once before the first.
 
@@ -27,22 +27,24 @@ Legend: B rows, N nodes (γ + 1).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.core import (
+    Acceptance,
     Budget,
+    CanRollBack,
     Context,
     Draft,
     Drafter,
     Drawn,
+    Lengths,
     Scores,
     Stream,
-    Verdict,
     Verifier,
     check_compatible,
+    commit_round,
     run_round,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
@@ -55,45 +57,31 @@ from outrider.runtime import HFModel, KVCache
 INNER_TOKENS = 4
 
 
-@runtime_checkable
-class Rewindable(Protocol):
-    """A drafter's state that can forget. Any other is started anew when text is taken back."""
-
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """Forgets all but the first so many tokens of each row. Called before the context changes;
-        what the context has behind them later is read anew."""
-
-
 @dataclass
 class StagedState:
     """What a stage remembers of a batch.
 
     Attributes:
-        text: the stage's own; longer than the committed one by what it drafted.
-        cache: the draft model's; between rounds it lacks the last token of ``text``.
+        sequences: the committed tokens, and behind them what the stage has drafted.
+        cache: the draft model's; between rounds it lacks the last token of ``sequences``.
         inner: the cheaper drafter's state.
-        roots: how many tokens of ``text`` are committed ones for sure.
+        committed: how many leading tokens of ``sequences`` are sure to be those of the context.
     """
 
-    text: StageContext
+    sequences: StageContext
     cache: KVCache
     inner: Any
-    roots: list[int]
-
-    def settle(self) -> None:
-        """What the host knows of the cache follows from what it knows of the text."""
-        self.cache.lengths = [length - 1 for length in self.text.lengths]
+    committed: list[int]
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.settle()
         self.cache.keep(rows)
         self.inner.keep(rows)
-        self.text.keep(rows)
-        self.roots = [self.roots[row] for row in rows]
+        self.sequences.keep(rows)
+        self.committed = [self.committed[row] for row in rows]
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """The next draft will compare what lies beyond."""
-        self.roots = list(map(min, self.roots, lengths))
+    def rollback(self, lengths: Lengths) -> None:
+        """Lets the next draft compare the tokens beyond these lengths with the context's."""
+        self.committed = list(map(min, self.committed, lengths.host))
 
 
 class StagedDrafter:
@@ -101,16 +89,16 @@ class StagedDrafter:
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
         inner: the cheaper drafter.
         rule: the rule of inner rounds, such as ``Rejection``; lossless.
-        greedy_rule: the same for batches whose rows are all at temperature 0, such as ``Greedy``.
+        greedy_rule: the rule for batches whose rows are all at temperature 0, such as ``Greedy``.
         inner_tokens: most tokens that the cheaper drafter drafts per round.
-        stop: where a row stops before its budget; saves work of the target only.
+        stop: where a row stops before its budget. This saves work of the target only.
 
     Raises:
         IncompatibleError: a rule that cannot verify the cheaper drafts, or is not lossless; a
-            cheaper drafter with a vocabulary of its own, which cannot forget text.
+            cheaper drafter with a vocabulary of its own, which cannot forget tokens.
         InvalidParameterError: a number of tokens below 1.
     """
 
@@ -157,12 +145,14 @@ class StagedDrafter:
         return (self.model, *getattr(self.inner, "models", ()))
 
     def max_nodes(self, num_tokens: int) -> int:
-        """Rows that are done go on with the others, at most as many rounds as these draft."""
+        """Most slots behind the context that a draft of ``num_tokens`` tokens takes. Rows that are
+        done go on with the others, for at most as many rounds as those need."""
         return 2 * num_tokens + self.inner_tokens + 2
 
     def start(self, context: Context) -> StagedState:
-        text = StageContext.of(context)
-        return StagedState(text, self.model.start(text), self.inner.start(text), text.lengths)
+        sequences = StageContext.of(context)
+        cache, inner = self.model.start(sequences), self.inner.start(sequences)
+        return StagedState(sequences, cache, inner, sequences.lengths)
 
     def propose(self, state: StagedState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
@@ -170,9 +160,9 @@ class StagedDrafter:
             return Draft.root_only(context.root_B)
         self._follow(state, context)
         distributions = self._write(state, context, budget, rng)
-        T = state.text.tokens_BT.shape[1]
+        drafted_BT = state.sequences.tokens_BT
         place_BN = context.length_B[:, None] + torch.arange(-1, γ, device=context.device)
-        tokens_BN = state.text.tokens_BT.gather(1, place_BN.clamp(max=T - 1))
+        tokens_BN = drafted_BT.gather(1, place_BN.clamp(max=drafted_BT.shape[1] - 1))
         mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
         if budget.tokens_B is not None:
             mask_BN = place_BN < (context.length_B + budget.tokens_B)[:, None]
@@ -183,59 +173,54 @@ class StagedDrafter:
             draft = cut(draft, self.stop)
         return replace(draft, probs_BNV=None, drawn="chosen") if greedy else draft
 
-    def commit(self, state: StagedState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Nothing yet: the next draft compares its text with what was committed."""
+    def commit(self, state: StagedState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Nothing: the next draft compares the stage's tokens with the context's."""
 
     def join(self, state: StagedState, other: StagedState) -> None:
-        state.settle()
-        other.settle()
         self.model.join(state.cache, other.cache)
         self.inner.join(state.inner, other.inner)
-        state.text.join(other.text)
-        state.roots = state.roots + other.roots
+        state.sequences.join(other.sequences)
+        state.committed = state.committed + other.committed
 
     def _follow(self, state: StagedState, context: Context) -> None:
         """Takes back what was not accepted, and takes over what was committed."""
-        text, cache = state.text, state.cache
-        length_B = text.in_common_B(context, min(state.roots)).clamp(max=context.length_B - 1)
-        lengths = length_B.tolist()
-        if isinstance(state.inner, Rewindable):
-            state.inner.rewind(length_B, lengths)
-        unchanged = text.lengths == context.lengths == [n + 1 for n in lengths]
-        cache.length_B = torch.minimum(text.length_B - 1, length_B)
-        cache.lengths = [min(n - 1, m) for n, m in zip(text.lengths, lengths, strict=True)]
-        text.follow(context)
-        state.roots = text.lengths
-        if not (unchanged or isinstance(state.inner, Rewindable)):
-            state.inner = self.inner.start(text)
+        sequences = state.sequences
+        length_B = sequences.in_common_B(context, min(state.committed))
+        common = Lengths.read(length_B.clamp(max=context.length_B - 1))
+        if isinstance(state.inner, CanRollBack):
+            state.inner.rollback(common)
+        unchanged = sequences.lengths == context.lengths == [n + 1 for n in common.host]
+        state.cache.rollback(common)
+        sequences.return_to(context)
+        state.committed = sequences.lengths
+        if not (unchanged or isinstance(state.inner, CanRollBack)):
+            state.inner = self.inner.start(sequences)
 
     def _write(
         self, state: StagedState, context: Context, budget: Budget, rng: Stream
     ) -> StageDistributions:
-        """Rounds until every row has its tokens; the distributions that they came from."""
-        γ, text = budget.max_tokens, state.text
+        """Runs inner rounds until every row has its tokens; the distributions that the tokens were
+        drawn from."""
+        γ, sequences = budget.max_tokens, state.sequences
         rule = self.greedy_rule if context.distribution.greedy else self.rule
         distributions, number = StageDistributions(context, γ), 0
         left = [γ] * context.num_rows if budget.tokens_B is None else budget.tokens_B.tolist()
         while max(left) > 0:
-            text.stream = rng.child(number)
-            before_B, number = text.length_B, number + 1
-            inner = self._budget(left, context.device)
-            round_ = run_round(
-                text, self._target, state.cache, self.inner, state.inner, rule, inner
-            )
+            sequences.stream = rng.child(number)
+            before_B, number = sequences.length_B, number + 1
+            parts = sequences, self._target, state.cache, self.inner, state.inner
+            round_ = run_round(*parts, rule, self._budget(left, context.device))
             if not context.distribution.greedy:
                 distributions.add(round_.p_BNV, round_.verdict, before_B)
             elif self.stop is not None:
                 distributions.add(round_.p_BNV.softmax(-1), round_.verdict, before_B)
-            emitted = (round_.verdict.num_accepted_B + 1).tolist()
-            text.advance(emitted)
-            state.settle()
-            left = [n - m for n, m in zip(left, emitted, strict=True)]
+            accepted = round_.verdict.num_accepted_B.tolist()
+            commit_round(*parts, round_, accepted)
+            left = [n - m - 1 for n, m in zip(left, accepted, strict=True)]
         return distributions
 
     def _budget(self, left: Sequence[int], device: torch.device) -> Budget:
-        """An inner round emits one token more than it drafts."""
+        """How many tokens each row drafts in an inner round, which emits one token more."""
         tokens = [min(self.inner_tokens, max(n, 1) - 1) for n in left]
         if min(tokens) == max(tokens):
             return Budget(tokens[0])

@@ -1,4 +1,4 @@
-"""Where a draft stops, verified by the draft's own probabilities of its tokens.
+"""Where a draft stops, decided by the draft model's probabilities of its tokens.
 
     confidence   behind x_i once q(x_i) < c
     survival     behind x_i once 1 - Π_{j≤i} q(x_j) > θ
@@ -6,12 +6,12 @@
 Confidence is ``assistant_confidence_threshold`` of ``transformers``. Survival is the form of
 SpecDec++ (Huang, Guo and Wang, "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate
 Lengths", 2024, https://arxiv.org/abs/2405.19715), whose optimal policy is such a threshold on the
-probability that some token will be rejected; they train a head to predict acceptance, here the
-draft's own q(x) stands in for it.
+probability that some token will be rejected. They train a head to predict acceptance; here the
+draft model's q(x) takes its place.
 
-A stop may look at drafted tokens because it acts behind them: the token that stops the draft stays
-in it and is verified, so the text keeps its distribution. (Dropping it, and sampling from p
-instead, would bias the text.)
+A stop may depend on drafted tokens because it acts behind them: the token that stops the draft
+stays in it and is verified, so the output keeps its distribution. (Dropping the token and sampling
+from p instead would bias the output.)
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from outrider.core.errors import InvalidParameterError
 
 
 class Stop(Protocol):
-    """Says where a draft stops."""
+    """A rule for where a draft stops."""
 
     def goes_on(self, q: Tensor, survival: Tensor) -> Tensor:
-        """Whether a draft goes on behind a token; bool, of the same shape.
+        """Whether a draft goes on behind a token; bool, of the arguments' shape.
 
         Args:
-            q: the draft's probability of the token.
-            survival: that of all drafted tokens up to it, the product of theirs. Any one shape.
+            q: the draft model's probability of the token; any shape.
+            survival: the product of q over the drafted tokens up to this one; the same shape.
         """
 
 

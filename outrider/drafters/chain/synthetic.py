@@ -1,24 +1,24 @@
-"""A draft with a chosen acceptance rate: what a draft of that quality would gain, were it free.
+"""A draft with a chosen acceptance rate: what a draft of that quality would gain if it were free.
 
-It separates an engine's overhead from the quality of drafts (vLLM has such a mode in its rejection
-sampler, which thereby emits tokens that no model wrote). Here the text stays the target's own:
+It separates an engine's overhead from the quality of drafts. (vLLM has such a mode in its rejection
+sampler, which then emits tokens that no model wrote.) Here the output stays the target's own:
 
-    rehearsal     nothing is drafted; the drafter remembers the text that plain decoding writes
-    afterwards    x_i = y_i where u_i < a,  else another token;   y the remembered text
+    first run     nothing is drafted; the drafter remembers the output of plain decoding
+    later runs    x_i = y_i where u_i < a,  else another token;   y the remembered output
 
-and the rule ``Coupled`` (at temperature 0 ``Greedy``) emits y whatever is drafted, so each drafted
-token that comes to judgement is accepted with probability a, independently of all others, at any
+The rule ``Coupled`` (at temperature 0 ``Greedy``) emits y whatever is drafted, so each drafted
+token that is verified is accepted with probability a, independently of all others, at any
 temperature. Of γ tokens a (1 - a^γ) / (1 - a) are accepted on average.
 
-A text is known again by its prompt and its random numbers: the same seed, the same prompt, the same
-place among equal prompts. If the new text parts from the remembered one, because the temperature or
-the model is another, the drafter falls silent and remembers the new one. So a benchmark calls
-``generate`` twice and times the second call.
+An output is found again by its prompt and its random numbers: the same seed, the same prompt, the
+same rank among equal prompts. If the new output differs from the remembered one, because the
+temperature or the model has changed, the drafter stops drafting and remembers the new one. So a
+benchmark calls ``generate`` twice and times the second call.
 
-A true drafter's own time and the cost of its distributions are not part of this: it measures a
-bound.
+The time that a real drafter takes, and the cost of its distributions, are not included: the result
+is a bound.
 
-Proposes: chosen chains, none in a rehearsal.
+Proposes: chosen chains; none in the first run.
 
 Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1).
 """
@@ -29,7 +29,7 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict
+from outrider.core import Acceptance, Budget, Context, Draft, Drawn, Role, Scores, Stream
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import HostState, chain
 
@@ -38,11 +38,11 @@ Name = tuple[int, tuple[int, ...]]
 
 
 class Rehearsed:
-    """One row's text, and what it was the last time.
+    """One row's tokens, and those of the run before.
 
     Args:
-        memory: the remembered texts by name.
-        name: this row's.
+        memory: the remembered sequences by name.
+        name: this row's name.
     """
 
     def __init__(self, memory: dict[Name, list[int]], name: Name) -> None:
@@ -52,7 +52,7 @@ class Rehearsed:
         self._known = memory.get(name, [])
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Reads the next tokens; from the first that is not known on, this text is remembered."""
+        """Reads the next tokens. From the first one that differs on, this run is remembered."""
         begin = len(self._text)
         self._text.extend(tokens)
         if self._known[begin : len(self._text)] != list(tokens):
@@ -60,19 +60,19 @@ class Rehearsed:
             self._memory[self._name] = self._text
 
     def forget(self, num: int) -> None:
-        """Takes the last so many tokens back."""
+        """Forgets the last ``num`` tokens."""
         del self._text[len(self._text) - num :]
 
     def close(self) -> None:
-        """Nothing: what is remembered grows with the text."""
+        """Nothing: the memory shares the list of tokens."""
 
     def continuation(self, most: int) -> Sequence[int]:
-        """At most that many of the tokens to come; none if they are not known."""
+        """The next tokens of the run before, ``most`` at most; none if this run differs."""
         return self._known[len(self._text) : len(self._text) + most]
 
 
 class Synthetic:
-    """Drafts the text of an earlier run, each token right with probability ``acceptance``.
+    """Drafts the output of an earlier run, each token right with probability ``acceptance``.
 
     Args:
         num_tokens: width of the target's logits.
@@ -110,15 +110,15 @@ class Synthetic:
         return replace(draft, tokens_BN=tokens_BN)
 
     def commit(
-        self, state: HostState[Rehearsed], draft: Draft, verdict: Verdict, scores: Scores
+        self, state: HostState[Rehearsed], draft: Draft, verdict: Acceptance, scores: Scores
     ) -> None:
-        """Nothing: the next draft reads what was committed."""
+        """Nothing: the next draft reads the context."""
 
     def join(self, state: HostState[Rehearsed], other: HostState[Rehearsed]) -> None:
         state.join(other)
 
     def _spoiled(self, tokens_BN: Tensor, rng: Stream) -> Tensor:
-        """Each token but the root's stays with probability a; else it is the next in number."""
+        """The tokens, each but the root's replaced by the next token id with probability 1 - a."""
         D = tokens_BN.shape[1] - 1
         if not D:
             return tokens_BN

@@ -1,8 +1,8 @@
-"""What drafters that work on the host share: how they read the text, and how they write drafts.
+"""What drafters that work on the host share: how they read sequences, and how they write drafts.
 
-A lookup wants tokens as numbers, not tensors. Each row keeps a reader of its own, and before a
-round all readers are handed what was committed since the last one: one look at the device for the
-whole batch. What they find goes back as one batch of chains.
+A lookup needs tokens as numbers, not as tensors. Each row has a reader of its own. Before a round
+all readers get the tokens committed since the last one, in one read of the device for the whole
+batch. What they find goes back as one batch of drafts.
 
 Legend: B rows, N nodes (node 0 is the root), K tokens unread.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, counting, moved
+from outrider.core import Budget, Context, Draft, Lengths, counting, moved
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 _ABSENT = 1 << 30
@@ -24,16 +24,16 @@ _ABSENT = 1 << 30
 
 
 class Reader(Protocol):
-    """What a drafter knows of one row."""
+    """What a drafter remembers of one row."""
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Reads the next tokens of the row."""
 
     def forget(self, num: int) -> None:
-        """Takes back the last so many tokens; what follows is as if they had never been read."""
+        """Forgets the last ``num`` tokens, as if they had never been read."""
 
     def close(self) -> None:
-        """The row has left the batch, as a finished text does; all of it has been read."""
+        """Ends the row, which has left the batch; all its tokens have been read."""
 
 
 R = TypeVar("R", bound=Reader)
@@ -42,13 +42,14 @@ R = TypeVar("R", bound=Reader)
 class HostState(Generic[R]):
     """The readers of a batch.
 
-    An encoder-decoder's source text is read before the row's own tokens: it is there to copy from.
+    A reader of an encoder-decoder reads the source text before the row's own tokens, to copy from
+    it.
 
     Attributes:
         readers: one per row.
         context: the running batch.
-        read: how many tokens of each row its reader has been handed.
-        last: the last of them.
+        read: how many tokens of each row its reader has read.
+        last: the last token that it has read.
     """
 
     def __init__(self, context: Context, make: Callable[[int], R]) -> None:
@@ -64,7 +65,7 @@ class HostState(Generic[R]):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Hands over what has been committed since the last time."""
+        """Reads what has been committed since the last call."""
         lengths = self.context.lengths
         if lengths == self.read:
             return
@@ -74,10 +75,10 @@ class HostState(Generic[R]):
                 self.last[row] = new[-1]
         self.read = list(lengths)
 
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """Forgets all but the first so many tokens of each row, and one more, which is read again
-        and is then the last; called before the context changes."""
-        for row, (length, read) in enumerate(zip(lengths, self.read, strict=True)):
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets all but the first ``lengths`` tokens of each row, and the last of these, which is
+        read again to become ``last``; called before the context changes."""
+        for row, (length, read) in enumerate(zip(lengths.host, self.read, strict=True)):
             if length < read:
                 self.read[row] = max(length - 1, 0)
                 self.readers[row].forget(read - self.read[row])
@@ -98,25 +99,25 @@ class HostState(Generic[R]):
         self.last = self.last + other.last
 
     def tensor(self, table: "Table | np.ndarray[Any, np.dtype[np.bool_]]") -> Tensor:
-        """A table of the host's as a tensor where the context is."""
+        """A table on the host as a tensor on the context's device."""
         return moved(torch.from_numpy(table), self._device)
 
     def _unread(self) -> list[list[int]]:
-        """The tokens of each row behind those that were read."""
+        """The tokens of each row that its reader has not read."""
         context, spans = self.context, list(zip(self.read, self.context.lengths, strict=True))
         if self._device.type == "cpu":
-            if self._seen_BT is not context.tokens_BT:  # a view costs more than a look
+            if self._seen_BT is not context.tokens_BT:  # a view costs more than a read
                 self._seen_BT = context.tokens_BT
                 self._views = [memoryview(tokens_T) for tokens_T in self._seen_BT.numpy()]
             return [view[a:b].tolist() for view, (a, b) in zip(self._views, spans, strict=True)]
-        K = max(b - a for a, b in spans)  # elsewhere each row would be a look of its own
+        K = max(b - a for a, b in spans)  # elsewhere each row would be a synchronisation of its own
         column_BK = context.length_B[:, None] + torch.arange(-K, 0, device=self._device)
         lines = context.tokens_BT.gather(1, column_BK.clamp(min=0)).tolist()
         return [line[K - (b - a) :] for line, (a, b) in zip(lines, spans, strict=True)]
 
 
 def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -> Draft:
-    """Chosen chains, one list of tokens per row; the rows' own budgets and end tokens cut them."""
+    """Chosen chains from one list of tokens per row, cut at the rows' budgets and end tokens."""
     ends, device = state.context.ends, state.context.device
     if ends is not None:
         found = [ends.cut_tokens(row, tokens) for row, tokens in enumerate(found)]

@@ -117,7 +117,6 @@ class BeamDrafter(ModelBacked):
         return (num_tokens + 1) * self.beams + 2
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         if budget.max_tokens < 1:
             return Draft.root_only(context.root_B)
         steps = list(self.steps(state, context, budget.max_tokens, rng))

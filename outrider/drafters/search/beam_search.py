@@ -216,8 +216,7 @@ class _Beams:
         """Logits behind the living beams, (B, n, V)."""
         if not self._tree.tokens_BM.shape[1]:
             logits_BnV = self._model.extend(self._cache, self._first_token_B1)
-            self._cache.length_B = self._cache.length_B + 1
-            self._cache.lengths = [length + 1 for length in self._cache.lengths]
+            self._cache.append(1)
         else:
             logits_BnV = self._model.extend(self._cache, self._tree.last_Bn, self._tree.nodes)
         self._cache.health.check(max(self._cache.lengths))

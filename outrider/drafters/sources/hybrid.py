@@ -91,7 +91,7 @@ class Hybrid(MultiSourceDrafter):
         return "iid" if draws else "chosen"
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        self._begin(state, context)
+        state.asked = {}
         for s, source in enumerate(self.sources):
             if source.free:
                 self._ask(state, s, context, source.budget(budget), rng)

@@ -62,7 +62,7 @@ class Merged(MultiSourceDrafter):
                 )
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        self._begin(state, context)
+        state.asked = {}
         drafts = [
             self._ask(state, s, context, source.budget(budget), rng)
             for s, source in enumerate(self.sources)

@@ -1,11 +1,12 @@
 """Several sources of drafts at once: what drafters that choose among them or merge them share.
 
-A source is asked with a draft length of its own. Afterwards the text tells of every draft, taken or
-not, how far it was right: its *agreement*, the tokens from its first on that the text has as well.
-A rule learns from it; and a model, whose cache holds its own drafted tokens, forgets all but those.
+A source is asked with a draft length of its own. What a round emits then tells of every draft,
+taken or not, how far it was right: its *agreement*, the number of its leading tokens that were
+emitted. A choice learns from it, and a source whose cache holds its own drafted tokens forgets the
+others.
 
 So a source must read what was committed from the context, as drafters over a model and lookups do,
-not from the verdicts alone: other sources' tokens come into the text as well.
+and not from verdicts alone: the tokens of other sources are committed as well.
 
 Reads the device once per round for the agreements.
 
@@ -19,17 +20,26 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drafter, Scores, Stream, Verdict
+from outrider.core import (
+    Acceptance,
+    Budget,
+    CanRollBack,
+    Context,
+    Draft,
+    Drafter,
+    Lengths,
+    Scores,
+    Stream,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.drafters.chain.staged import Rewindable
 from outrider.runtime import HFModel
 
 NOBODY = -1
 """In place of a source's number."""
 
 Outcome = tuple[int, int]
-"""Of a draft, how many tokens the text has as well, and how many of them it has verified: one more
-where it parts from the draft."""
+"""Of a draft, how many of its tokens were emitted, and how many were verified: one more where the
+emitted tokens differ from the draft."""
 
 
 class Choice(Protocol):
@@ -42,7 +52,8 @@ class Choice(Protocol):
         """The number of a source, or NOBODY, given how long each one's draft would be."""
 
     def learn(self, memory: Any, outcomes: Sequence[Outcome]) -> None:
-        """What came of each one's draft; (0, 0) where it was not asked. Mutates the memory."""
+        """Learns the outcome of each source's draft; (0, 0) where a source was not asked. Mutates
+        the memory."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Source:
     Attributes:
         drafter: of chains; not ``distinct`` or ``searched`` ones.
         tokens: most tokens it is asked for.
-        cost: of a token, in passes of the target.
+        cost: of a token, in forward passes of the target.
 
     Raises:
         InvalidParameterError: no tokens, a negative or infinite cost.
@@ -77,12 +88,12 @@ class Source:
 
     @property
     def free(self) -> bool:
-        """Whether its draft may be looked at before a source is chosen: it costs nothing, and is a
-        function of the text. A drawn one is not: a choice that heeds it would bias the text."""
+        """Whether a choice may depend on its draft, which costs nothing and is a function of the
+        context. A drawn draft is not: a choice that depends on it would bias the output."""
         return self.cost == 0 and self.drafter.drawn == "chosen"
 
     def budget(self, budget: Budget, rows_B: Tensor | None = None) -> Budget:
-        """What it is asked for; nothing in other rows than these."""
+        """The budget that it is asked with: nothing in other rows than ``rows_B``, if given."""
         most = min(self.tokens, budget.max_tokens)
         tokens_B = None if budget.tokens_B is None else budget.tokens_B.clamp(max=most)
         if rows_B is None:
@@ -92,17 +103,14 @@ class Source:
 
 @dataclass
 class SourcesState:
-    """What the sources know of a batch, and the last round's drafts until the text has verified
-    them.
+    """What the sources know of a batch, and the drafts of the round under way.
 
     Attributes:
         context: the running batch.
         inner: the state of each source.
         choice: how rows choose; None if they do not.
-        memory: of each row.
-        asked: drafts of the last round by the number of their source.
-        root_B: context lengths when they were made.
-        roots: the same on the host.
+        memory: what the choice remembers of each row.
+        asked: drafts of the round by the number of their source.
     """
 
     context: Context
@@ -110,32 +118,19 @@ class SourcesState:
     choice: Choice | None
     memory: list[Any]
     asked: dict[int, Draft] = field(default_factory=dict)
-    root_B: Tensor = field(default_factory=lambda: torch.zeros(0))
-    roots: list[int] = field(default_factory=list)
-
-    def settle(self) -> None:
-        """Holds the last drafts against the text: rows learn, models forget what is not in it."""
-        if not self.asked:
-            return
-        asked, self.asked = self.asked, {}
-        verified = {s: agreement(draft, self.context, self.root_B) for s, draft in asked.items()}
-        table = torch.stack([n for pair in verified.values() for n in pair]).tolist()
-        outcomes = {s: (table[2 * i], table[2 * i + 1]) for i, s in enumerate(asked)}
-        for s, (agreed, _) in outcomes.items():
-            if isinstance(self.inner[s], Rewindable):
-                lengths = [root + n for root, n in zip(self.roots, agreed, strict=True)]
-                self.inner[s].rewind(self.root_B + verified[s][0], lengths)
-        if self.choice is None or self.context.lengths == self.roots:  # never committed
-            return
-        each = [outcomes.get(s) for s in range(len(self.inner))]
-        for row, memory in enumerate(self.memory):
-            self.choice.learn(memory, [(n[0][row], n[1][row]) if n else (0, 0) for n in each])
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.settle()
         for inner in self.inner:
             inner.keep(rows)
         self.memory = [self.memory[row] for row in rows]
+
+    def learn(self, outcomes: dict[int, list[Outcome]]) -> None:
+        """Tells every row's memory the outcomes of the drafts, by the number of their source."""
+        if self.choice is None:
+            return
+        for row, memory in enumerate(self.memory):
+            each = [outcomes[s][row] if s in outcomes else (0, 0) for s in range(len(self.inner))]
+            self.choice.learn(memory, each)
 
 
 class MultiSourceDrafter:
@@ -179,55 +174,64 @@ class MultiSourceDrafter:
         """
         inner = [each.drafter.start(context) for each in self.sources]
         for each, state in zip(self.sources, inner, strict=True):
-            if not each.free and not isinstance(state, Rewindable):
+            if not each.free and not isinstance(state, CanRollBack):
                 raise IncompatibleError(
                     f"{type(each.drafter).__name__} cannot forget tokens that it drafted and "
-                    f"another source's draft replaced: its state needs a method rewind"
+                    f"another source's draft replaced: its state needs a method rollback"
                 )
         memory = [None] * context.num_rows if self.choice is None else self.choice.start(context)
         return SourcesState(context, inner, self.choice, memory)
 
-    def commit(self, state: SourcesState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Tells those that were asked; what the text is, the next round tells them."""
-        for s, own in state.asked.items():
+    def commit(
+        self, state: SourcesState, draft: Draft, verdict: Acceptance, scores: Scores
+    ) -> None:
+        """Lets the sources that were asked commit; then they forget, and the rows learn, by what
+        was emitted, whichever source it came from."""
+        asked, state.asked = state.asked, {}
+        if not asked:
+            return
+        emitted_BK = verdict.emitted(draft)
+        verified = [agreement(own, emitted_BK, verdict.num_emitted_B) for own in asked.values()]
+        table = torch.stack([count_B for pair in verified for count_B in pair]).tolist()
+        outcomes = {}
+        for i, (s, own) in enumerate(asked.items()):
+            agreed, checked = table[2 * i : 2 * i + 2]
+            outcomes[s] = list(zip(agreed, checked, strict=True))
             self.sources[s].drafter.commit(state.inner[s], own, verdict, scores)
+            if isinstance(state.inner[s], CanRollBack):
+                kept = Lengths(agreed, verified[i][0])
+                state.inner[s].rollback(state.context.sequence_lengths + kept)
+        state.learn(outcomes)
 
     def join(self, state: SourcesState, other: SourcesState) -> None:
-        state.settle()
-        other.settle()
         for each, mine, theirs in zip(self.sources, state.inner, other.inner, strict=True):
             each.drafter.join(mine, theirs)
         state.memory = state.memory + other.memory
 
-    def _begin(self, state: SourcesState, context: Context) -> None:
-        state.settle()
-        state.root_B, state.roots = context.length_B, list(context.lengths)
-
     def _ask(
         self, state: SourcesState, s: int, context: Context, budget: Budget, rng: Stream
     ) -> Draft:
-        """One source's draft, remembered until the text has verified it."""
+        """One source's draft, remembered until the round is committed."""
         draft = self.sources[s].drafter.propose(state.inner[s], context, budget, rng)
         state.asked[s] = draft
         return draft
 
 
-def agreement(draft: Draft, context: Context, root_B: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tokens of a chain the text has as well, and how many it has verified, each (B,).
+def agreement(draft: Draft, emitted_BK: Tensor, num_emitted_B: Tensor) -> tuple[Tensor, Tensor]:
+    """How many tokens of a chain were emitted, and how many were verified, each (B,).
 
-    Of a tree, which nobody needs it for, none.
+    Of a tree, for which nobody needs the numbers, none.
 
     Args:
         draft: what was drafted.
-        context: the text as it is now.
-        root_B: its lengths when the draft was made.
+        emitted_BK: the tokens of the round; row b emitted its first ``num_emitted_B``.
     """
     if not draft.is_chain:
-        return torch.zeros_like(root_B), torch.zeros_like(root_B)
-    D = draft.num_nodes - 1
-    place_BD = root_B[:, None] + torch.arange(D, device=root_B.device)
-    known_BD = draft.mask_BN[:, 1:] & (place_BD < context.length_B[:, None])
-    text_BD = context.tokens_BT.gather(1, place_BD.clamp(max=context.tokens_BT.shape[1] - 1))
-    agrees_BD = known_BD & (text_BD == draft.tokens_BN[:, 1:])
+        return torch.zeros_like(num_emitted_B), torch.zeros_like(num_emitted_B)
+    D = min(draft.num_nodes - 1, emitted_BK.shape[1])
+    known_BD = draft.mask_BN[:, 1 : D + 1] & (
+        torch.arange(D, device=emitted_BK.device) < num_emitted_B[:, None]
+    )
+    agrees_BD = known_BD & (emitted_BK[:, :D] == draft.tokens_BN[:, 1 : D + 1])
     agreed_B = agrees_BD.long().cumprod(1).sum(1)
     return agreed_B, torch.minimum(agreed_B + 1, known_BD.sum(1))

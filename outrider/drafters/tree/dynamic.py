@@ -72,7 +72,6 @@ class DynamicTreeDrafter(ModelBacked):
         return max(self.num_nodes, self.width * self.depth) + 1
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         depth = min(self.depth, budget.max_tokens)
         if depth == 0:
             return Draft.root_only(context.root_B)

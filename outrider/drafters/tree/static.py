@@ -138,7 +138,6 @@ class TreeDrafter(ModelBacked):
         return not self.topology.is_chain
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         levels = self._levels[: budget.max_tokens]
         if not levels:
             return Draft.root_only(context.root_B)

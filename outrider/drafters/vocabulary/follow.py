@@ -1,13 +1,13 @@
-"""A draft model that follows the target's text in tokens of its own.
+"""A draft model that follows the target's output in tokens of its own.
 
-What the target commits is told to the draft model in its own vocabulary, row by row on the host.
-Its cache keeps the tokens that stay the same, those it drafted itself among them, and is rolled
-back to the first that does not: ``cached`` is the common prefix of what the cache holds and what
-the text has become. How text is told is the drafter's business (``_tell``).
+What the target commits is translated into the draft model's vocabulary, row by row on the host
+(``_tell``, which each drafter implements). The draft model's cache keeps the tokens that stay the
+same, those that it drafted itself among them, and is rolled back to the first one that does not:
+``cached`` is the common prefix of what the cache holds and what the row's tokens have become.
 
-Two small reads of the device per round: the tokens drafted, and those committed since.
+Reads two small tensors from the device per round: the tokens drafted, and those committed since.
 
-Legend: B rows, K columns fed or drafted tokens, T context, U the draft's vocabulary.
+Legend: B rows, K columns fed or drafted tokens, T context, U the draft model's vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -17,27 +17,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.core import Context, Draft, Scores, Verdict
+from outrider.core import Acceptance, Context, Draft, Lengths, Scores
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.runtime import KVCache
 from outrider.runtime.hf.vocabulary_bridge import Bridge
 
 LOOK_BEHIND = 10
-"""Tokens before a place that may be tokenised anew when text is added there."""
+"""Last tokens of a row that may be tokenised anew when text is added behind them."""
 
 
 @dataclass
 class Row:
-    """One row's text as the draft model knows it.
+    """One row's committed text in the draft model's tokens.
 
     Attributes:
-        tokens: the draft's, for all committed text but what is pending; never empty.
-        known: tokens of the target that they stand for.
-        pending: bytes of a last character that is not complete yet.
+        tokens: the draft model's tokens for all committed text but ``pending``; never empty.
+        known: how many of the target's tokens they stand for.
         tail: the target's last tokens.
-        drafted: the draft's tokens that were drafted behind ``tokens``.
         cached: how many of ``tokens`` the cache holds.
-        fed: how many of ``drafted`` it holds besides.
+        pending: bytes of a last character that is not complete yet.
+        drafted: the draft model's tokens that were drafted behind ``tokens``.
+        fed: how many of ``drafted`` the cache holds behind ``tokens``.
     """
 
     tokens: list[int]
@@ -50,38 +50,42 @@ class Row:
 
 
 class FollowState(ModelState):
-    """The draft model's cache, and the text that it is about.
+    """The draft model's cache, and the committed text in the draft model's tokens.
 
     Attributes:
         rows: one per row.
-        drafted_BK: the draft's tokens of the last round, until they are read.
     """
 
     def __init__(self, cache: KVCache, rows: list[Row]) -> None:
         super().__init__(cache)
         self.rows = rows
-        self.drafted_BK: Tensor | None = None
 
-    def settle(self) -> None:
-        """Reads what was drafted last."""
-        if self.drafted_BK is not None:
-            for row, tokens in zip(self.rows, self.drafted_BK.tolist(), strict=True):
-                row.drafted, row.fed = tokens, min(self.fed, len(tokens))
-            self.drafted_BK = None
+    @property
+    def fed(self) -> int:
+        """How many drafted tokens of each row the cache holds."""
+        return self.cache.lengths[0] - len(self.rows[0].tokens)
+
+    def drafted(self, tokens: Sequence[list[int]]) -> None:
+        """Remembers what was drafted in each row."""
+        for row, own in zip(self.rows, tokens, strict=True):
+            row.drafted, row.fed = own, min(self.fed, len(own))
 
     def keep(self, rows: Sequence[int]) -> None:
-        self.settle()
         self.cache.keep(rows)
         self.rows = [self.rows[row] for row in rows]
+
+    def rollback(self, lengths: Lengths) -> None:
+        """Nothing: the next draft compares the cache with the committed text, whose tokens
+        ``lengths`` does not count."""
 
 
 class Follower(ModelBacked, ABC):
     """What drafters with a vocabulary of their own share.
 
     Attributes:
-        bridge: between the target's vocabulary and theirs.
-        heeds_context: a row whose text, in their tokens, fills the draft model's context goes on
-            without drafts.
+        bridge: between the target's vocabulary and the draft model's.
+        heeds_context: a row whose text fills the draft model's context, counted in the draft
+            model's tokens, goes on without drafts.
     """
 
     bridge: Bridge
@@ -106,8 +110,8 @@ class Follower(ModelBacked, ABC):
         own.health = context.health
         return FollowState(self.model.start(own), rows)
 
-    def commit(self, state: ModelState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Nothing yet: the next round reads what was committed."""
+    def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Nothing: the next draft reads the context, and compares the cache with it."""
 
     def join(self, state: ModelState, other: ModelState) -> None:
         super().join(state, other)
@@ -116,39 +120,36 @@ class Follower(ModelBacked, ABC):
         state.rows = state.rows + other.rows
 
     def _begin(self, prompt: Sequence[int]) -> list[int]:
-        """A prompt in the draft's tokens; a decoder's begins as decoders of its kind do."""
+        """A prompt in the draft model's tokens; with an encoder, behind the draft model's own
+        decoder prompt."""
         if self.model.decoder_prompt is None:
             return self.bridge.translate(prompt)
         return [*self.model.decoder_prompt, *self.bridge.mated(prompt[1:], b"")[0]]
 
     @abstractmethod
     def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
-        """Adds the target's committed tokens to the row's text. May tokenise the last
-        ``LOOK_BEHIND`` tokens anew; ``drafted`` is what the draft model wrote there itself."""
+        """Adds the target's committed tokens to a row. May tokenise the last ``LOOK_BEHIND`` tokens
+        anew; ``drafted`` is what the draft model itself drafted there."""
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Feeds the text that the cache lacks; the draft's own logits behind it, (B, U)."""
+        """Feeds the tokens that the cache lacks; the draft model's logits behind them, (B, U)."""
         assert isinstance(state, FollowState)
         self._follow(state, context)
-        cache, rows = state.cache, state.rows
-        lacking = [len(row.tokens) - row.cached for row in rows]
-        K = max(lacking)
-        columns = [
-            row.tokens[row.cached :] + [0] * (K - n) for row, n in zip(rows, lacking, strict=True)
-        ]
-        cache.lengths = [row.cached for row in rows]
-        cache.length_B = torch.tensor(cache.lengths, device=context.device)
-        logits_BKU = self.model.extend(cache, torch.tensor(columns, device=context.device))
+        cache, rows, device = state.cache, state.rows, context.device
+        lacking = Lengths.of([len(row.tokens) - row.cached for row in rows], device)
+        K = max(lacking.host)
+        columns = [row.tokens[row.cached :] for row in rows]
+        columns = [tokens + [0] * (K - len(tokens)) for tokens in columns]
+        cache.rollback(Lengths.of([row.cached for row in rows], device))
+        logits_BKU = self.model.extend(cache, torch.tensor(columns, device=device))
+        cache.append(lacking)
         for row in rows:
             row.cached = len(row.tokens)
-        cache.lengths = [row.cached for row in rows]
-        cache.length_B = torch.tensor(cache.lengths, device=context.device)
-        state.fed = 0
-        last_B = torch.tensor(lacking, device=context.device) - 1
-        return logits_BKU.gather(1, last_B[:, None, None].expand(-1, 1, logits_BKU.shape[2]))[:, 0]
+        last_B11 = (lacking.device_B - 1)[:, None, None]
+        return logits_BKU.gather(1, last_B11.expand(-1, 1, logits_BKU.shape[2]))[:, 0]
 
     def _follow(self, state: FollowState, context: Context) -> None:
-        """Tells every row what was committed since, and finds what its cache may keep."""
+        """Adds to every row what was committed since, and finds how much its cache may keep."""
         first = min(row.known for row in state.rows)
         new_BK = context.tokens_BT[:, first : max(context.lengths)].tolist()
         for row, new, length in zip(state.rows, new_BK, context.lengths, strict=True):
@@ -164,13 +165,12 @@ class Follower(ModelBacked, ABC):
             row.cached = min(same, len(row.tokens) - 1)
 
     def _room_B(self, state: FollowState, device: torch.device) -> Tensor:
-        """How many tokens the draft model's context has room for, (B,). A row whose text is longer
-        than that goes on without drafts."""
+        """How many more tokens each row has room for in the draft model's context, (B,)."""
         room = [self.model.limit - len(row.tokens) for row in state.rows]
         return torch.tensor(room, device=device)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix."""
+    """Length of the common prefix of two lists."""
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

@@ -65,17 +65,14 @@ class SlemDrafter(Follower):
         self._silent_U = ~torch.tensor(says, device=model.device)
 
     def propose(self, state: FollowState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.settle()
         if not budget.max_tokens:
             return Draft.root_only(context.root_B)
         most_B = torch.full_like(context.length_B, budget.max_tokens)
         most_B = most_B if budget.tokens_B is None else budget.tokens_B
-        texts = []
         written = self._write(state, context, most_B, budget.max_tokens).tolist()
-        for row, (most, num, *drafted) in zip(state.rows, written, strict=True):
-            row.drafted, row.fed = drafted[:num], min(state.fed, num)
-            texts.append(self._candidates(row)[:most])
-        return _chain(context.root_B, texts)
+        state.drafted([tokens[:num] for _, num, *tokens in written])
+        rows = zip(state.rows, written, strict=True)
+        return _chain(context.root_B, [self._candidates(row)[:most] for row, (most, *_) in rows])
 
     def _write(
         self, state: FollowState, context: Context, most_B: Tensor, num_tokens: int

@@ -26,7 +26,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Prefix, Stream
+from outrider.core import Acceptance, Budget, Context, Draft, Prefix, Scores, Stream
 from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.drafters.vocabulary.follow import Follower, FollowState, Row
 from outrider.runtime import HFModel
@@ -56,9 +56,14 @@ class TliDrafter(Follower, ModelDrafter):
         assert isinstance(state, FollowState)
         if draft.num_nodes == 1:
             return draft
-        state.drafted_BK = self.shared.mate(draft.tokens_BN[:, 1:])
         room_B = self._room_B(state, context.device)
         return replace(draft, mask_BN=draft.mask_BN & (draft.depth_BN <= room_B[:, None]))
+
+    def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Remembers what was drafted; the next draft compares it with the committed text."""
+        assert isinstance(state, FollowState)
+        if draft.num_nodes > 1:
+            state.drafted(self.shared.mate(draft.tokens_BN[:, 1:]).tolist())
 
     def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
         told, row.pending = self.bridge.mated(tokens, row.pending)

@@ -26,6 +26,7 @@ from outrider.core import (
     Stream,
     Verdict,
     Verifier,
+    commit_round,
     run_round,
 )
 from outrider.core.errors import NonFiniteLogitsError
@@ -134,10 +135,9 @@ class Batch:
         room = pair.num_tokens
         if pair.limit is not None:
             room = max(0, min(room, pair.limit - max(context.lengths) - 1))
-        round_ = run_round(
-            context, pair.target, self.cache, pair.drafter, self.state, pair.verifier, Budget(room)
-        )
-        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        parts = context, pair.target, self.cache, pair.drafter, self.state
+        round_ = run_round(*parts, pair.verifier, Budget(room))
+        commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
         for name, distribution in (("target", round_.p_BNV), ("draft", round_.draft.probs_BNV)):
             if distribution is not None and bool(distribution[round_.draft.mask_BN].isnan().any()):
                 raise NonFiniteLogitsError(

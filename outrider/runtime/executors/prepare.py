@@ -165,9 +165,8 @@ def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int 
     cache = model.start(unsampled_context(model, tokens[: done + 1], rows))
     logits = []
     for width in widths:
-        cache.lengths = [done] * rows
-        cache.length_B = torch.full_like(cache.length_B, done)
         logits.append(model.extend(cache, context.tokens_BT[:, done : done + width])[-1])
+        cache.append(width)
         done += width
     return torch.cat(logits)
 

@@ -19,9 +19,9 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Acceptance, Draft
 from outrider.core.errors import NonFiniteLogitsError
-from outrider.core.protocols import Scores
+from outrider.core.protocols import Scores, keep_accepted
 from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledPass
 from outrider.runtime.health import health_of
 from outrider.runtime.hf.generation_config import with_demands
@@ -166,7 +166,6 @@ class HFModel:
 
     def score(self, cache: KVCache, draft: Draft) -> Scores:
         """One pass over all nodes of the draft, behind the committed tokens."""
-        cache.lengths = [length - 1 for length in cache.context.lengths]
         if draft.is_chain:
             return Scores(self.extend(cache, draft.tokens_BN))
         columns = draft.columns
@@ -174,9 +173,9 @@ class HFModel:
         nodes = Nodes(columns.ancestors_BMM, columns.depth_BM)
         return Scores(columns.spread(self.extend(cache, tokens_BM, nodes)))
 
-    def commit(self, cache: KVCache, draft: Draft, verdict: Verdict) -> None:
+    def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
         """Keeps the root and the accepted path."""
-        cache.commit_path(draft, verdict)
+        keep_accepted(cache, draft, verdict)
 
     def join(self, cache: KVCache, other: KVCache) -> None:
         """Appends the rows of another cache."""
@@ -202,7 +201,8 @@ class HFModel:
         nodes: Nodes | None = None,
         num_logits: int = 0,
     ) -> Tensor:
-        """One forward pass over columns that follow the committed slots; commits nothing.
+        """One forward pass over columns that follow the committed slots. The cache keeps none of
+        them until its ``append`` or ``select`` says so.
 
         Args:
             cache: its ``lengths`` and ``length_B`` say where the columns go.

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from outrider.core.context import Context
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
+from outrider.core.lengths import Lengths
 from outrider.core.protocols import Scores
 from outrider.runtime.health import deviation
 from outrider.runtime.hf.adapter import MARGIN, HFModel
@@ -58,13 +59,9 @@ class SharedCache(KVCache):
         self.resume_BNH: Tensor | None = None
         self.without_head = False
 
-    def rewind(self) -> None:
-        """Back to the committed tokens, all but the root."""
-        self.lengths = [length - 1 for length in self.context.lengths]
-        self.length_B = self.context.length_B - 1
-
-    def forget(self) -> None:
-        """Drops what was kept of the last draft."""
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets slots as any KV cache does, and the hidden states of the last draft."""
+        super().rollback(lengths)
         self.hidden, self.tokens_BN = [], None
 
     def hidden_of(self, draft: Draft) -> Tensor | None:
@@ -196,9 +193,8 @@ class EarlyExit(HFModel):
 
     def score(self, cache: KVCache, draft: Draft) -> Scores:
         assert isinstance(cache, SharedCache)
-        cache.rewind()
         cache.resume_BNH = cache.hidden_of(draft)
-        cache.forget()
+        cache.rollback(cache.context.sequence_lengths - 1)  # the other layers have not seen it
         try:
             return super().score(cache, draft)
         finally:

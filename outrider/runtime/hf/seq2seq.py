@@ -111,7 +111,7 @@ class Seq2SeqModel(HFModel):
         limit = self.limit + MARGIN
         cache = Seq2SeqCache(context, self.num_layers, limit, states_BSW, self.dtype, self.plan)
         self.extend(cache, context.tokens_BT[:, :1], num_logits=1)
-        cache.settle()
+        cache.drop_encoder_output()
         return cache
 
     def _forward(

@@ -1,12 +1,14 @@
-"""KV buffers: preallocated, written at per-row slots, rolled back by moving a counter.
+"""The KV cache: preallocated buffers, written at per-row slots, rolled back by moving a counter.
 
-A KV buffer is one layer's keys (or values) of all rows, ``(rows, heads, slots, width)``. The tokens
-of a row fill its slots from 0 on; a pass writes its nodes behind them, and what is not committed is
-overwritten by the next pass. KV buffers grow by doubling, up to the model's context. How they store
-numbers is in ``buffers.py``: what is written here are planes, tensors (rows, heads, slots, ·) of
-which a KV buffer has one, or a second with scales.
+A KV buffer holds one layer's keys (or values) of all rows, ``(rows, heads, slots, width)``. The
+tokens of a row fill its slots from 0 on. A forward pass writes its columns behind them; columns
+that the cache does not keep are overwritten by the next pass. KV buffers grow by doubling, up to
+the model's context.
 
-Legend: B rows, N columns of a pass, S slots, D depth, H heads, C width of a head.
+``storage.py`` says how numbers are stored. It splits a KV buffer into planes, tensors
+``(rows, heads, slots, ·)``: one of numbers and, where numbers are quantised, one of scales.
+
+Legend: B rows, N columns of a forward pass, S slots, D depth, H heads, C width of a head.
 """
 
 import math
@@ -17,9 +19,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from outrider.core.context import Context
-from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
+from outrider.core.lengths import Lengths, Sequences
 from outrider.runtime.kv_cache.free_memory import free_bytes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 
@@ -27,22 +29,26 @@ PLAIN = KVCachePlan()
 _FIRST_SLOTS = 64
 
 
-class KVCache(Cache):
-    """The keys and values of a batch; a drop-in for the caches of ``transformers``.
+class KVCache(Cache, Sequences):
+    """The keys and values of a batch: a ``core.SequenceState``, and a drop-in for the caches of
+    ``transformers``.
+
+    ``lengths`` and ``length_B`` count the committed slots per row. Only :meth:`append`,
+    :meth:`select`, :meth:`rollback`, :meth:`restore`, :meth:`keep` and :meth:`join` change them.
 
     Args:
         context: the batch it belongs to.
         num_layers: attention layers of the model.
         limit: most slots per row, the model's context.
-        plan: how KV buffers store numbers, and how much they may.
+        plan: how KV buffers store numbers, and how much memory they may take.
 
     Attributes:
         keys: by layer, the numbers as they are stored, (B, H, S, C); None before the first pass.
-        values: the same.
-        length_B: committed slots per row, on the device.
-        lengths: an upper bound of the same on the host, exact when a pass begins.
+        values: the same for values.
         long: which rows have keys with long rotary factors (``longrope.py``).
-        health: where passes are noted: the context's, once the cache is filled.
+        health: where forward passes record whether their logits were finite. The context's, once
+            the prompts are cached.
+        span: slots that the forward pass under way reads, its own columns included.
     """
 
     is_compileable = False
@@ -53,8 +59,7 @@ class KVCache(Cache):
         super().__init__(layers=[])
         self.context = context
         self.limit = limit
-        self.lengths = [0] * context.num_rows
-        self.length_B = torch.zeros_like(context.length_B)
+        self.sequence_lengths = Lengths([0] * context.num_rows, torch.zeros_like(context.length_B))
         self.long = [False] * context.num_rows
         self.plan = plan
         self.health = Health()
@@ -71,22 +76,18 @@ class KVCache(Cache):
         self._in_use: tuple[int, list[Tensor]] = (0, [])
 
     @property
-    def num_rows(self) -> int:
-        return len(self.lengths)
-
-    @property
     def is_uniform(self) -> bool:
-        """Whether all rows have the same length, so that a pass is one contiguous write."""
+        """Whether all rows have the same length, so that a forward pass writes one slice."""
         return self._start is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether KV buffers hold numbers just as the model computes them."""
+        """Whether KV buffers hold numbers as the model computes them."""
         return self.plan.kv_dtype == "auto"
 
     def begin(self, num_columns: int, first: int = 0) -> None:
-        """Says that the next pass writes ``num_columns`` nodes behind the committed slots, from
-        the ``first``-th slot there on."""
+        """Prepares for a forward pass that writes ``num_columns`` columns behind the committed
+        slots and behind the ``first`` columns of earlier passes there."""
         longest = max(self.lengths)
         self.span = longest + first + num_columns
         self._start = longest + first if min(self.lengths) == longest else None
@@ -100,15 +101,16 @@ class KVCache(Cache):
         *args: object,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """Called by the model's attention: stores (B, H, N, C) and returns the filled span."""
+        """Stores one layer's keys and values, (B, H, N, C), and returns all that the pass reads,
+        (B, H, S, C). The model's attention calls it."""
         return (
             self._store(self._sides[0], layer_idx, key_states),
             self._store(self._sides[1], layer_idx, value_states),
         )
 
     def reserve(self, num_rows: int, num_slots: int, layout: KVLayout) -> None:
-        """Allocates ahead: passes up to that size neither grow KV buffers nor copy them. Rounds
-        slots up as growing does, keeps what is there."""
+        """Allocates KV buffers ahead, so that forward passes up to that size neither grow nor copy
+        them. Rounds slots up as growing does, and keeps what the buffers hold."""
         for layer, (heads, *widths) in enumerate(layout.shapes):
             for side, width in zip(self._sides, widths, strict=True):
                 none = torch.empty(0, heads, 0, width, dtype=layout.dtype, device=layout.device)
@@ -116,8 +118,8 @@ class KVCache(Cache):
                     buffers[layer] = self._grown(buffers[layer], like, num_rows, num_slots)
 
     def make_room(self) -> bool:
-        """Grows the KV buffers to what the pass that has begun will read, as a graph cannot; False
-        where there are layers without KV buffers yet, which the pass itself allocates."""
+        """Grows the KV buffers to what the forward pass under way will read, since a compiled
+        program cannot. False where a layer has no KV buffer yet: then the pass allocates it."""
         rows, slots = self._room
         if self.num_rows <= rows and self.span <= slots:
             return True
@@ -132,8 +134,8 @@ class KVCache(Cache):
         return True
 
     def in_use(self) -> list[Tensor]:
-        """All KV buffers, keys then values, without the rows that nobody uses; kept until they
-        grow."""
+        """All KV buffers, keys then values, cut to the rows in use. The same list of tensors until
+        the buffers grow or the number of rows changes."""
         rows, buffers = self._in_use
         if rows != self.num_rows:
             buffers = [buffer[: self.num_rows] for buffer in self._buffers()]
@@ -149,21 +151,36 @@ class KVCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return self.span, 0
 
-    def commit_path(self, draft: Draft, verdict: Verdict) -> None:
-        """Keeps root and accepted path; a path that is no chain is gathered into place."""
-        if not draft.is_chain:
-            column_BD = draft.columns.column_BN.gather(1, verdict.path_BD)
-            if column_BD.device.type == "cpu":  # elsewhere a look back costs more
-                column_BD = column_BD[:, : int(verdict.num_accepted_B.max())]
-            self.pack(column_BD, 1)
-        self.length_B = self.length_B + verdict.num_emitted_B
+    def append(self, num: Lengths | int) -> None:
+        """Keeps the next ``num`` columns of the last forward pass, per row or in all rows."""
+        self.sequence_lengths = self.sequence_lengths + num
 
-    def pack(self, nodes_BD: Tensor, first: int = 0) -> None:
-        """Moves nodes behind the committed slots to the places ``first``, ``first + 1``, … there,
-        positions unchanged."""
-        rows_B1 = torch.arange(self.num_rows, device=nodes_BD.device)[:, None]
-        from_BD = self.length_B[:, None] + nodes_BD
-        place_D = first + torch.arange(nodes_BD.shape[1], device=nodes_BD.device)
+    def select(self, column_BD: Tensor, num_accepted: Lengths) -> None:
+        """Keeps the root, column 0 of the last forward pass, and the first ``num_accepted`` columns
+        of a path, which are moved into place behind it."""
+        if most := max(num_accepted.host):
+            self.pack(column_BD[:, :most], 1)
+        self.append(num_accepted + 1)
+
+    def rollback(self, lengths: Lengths) -> None:
+        """Forgets all but the first ``lengths`` slots of each row; a row that has fewer keeps what
+        it has."""
+        self.sequence_lengths = self.sequence_lengths.at_most(lengths)
+
+    def snapshot(self) -> Lengths:
+        """The lengths, which are all that it takes to return to this state while rows only grow."""
+        return self.sequence_lengths
+
+    def restore(self, snapshot: Lengths) -> None:
+        """Returns to a snapshot of the same rows, which have only grown since."""
+        self.rollback(snapshot)
+
+    def pack(self, column_BD: Tensor, first: int = 0) -> None:
+        """Moves columns of the last forward passes to the slots ``first``, ``first + 1``, … behind
+        the committed ones. Positions that the keys encode and lengths stay as they are."""
+        rows_B1 = torch.arange(self.num_rows, device=column_BD.device)[:, None]
+        from_BD = self.length_B[:, None] + column_BD
+        place_D = first + torch.arange(column_BD.shape[1], device=column_BD.device)
         to_BD = self.length_B[:, None] + place_D
         for buffer in self._buffers():
             buffer[rows_B1, :, to_BD] = buffer[rows_B1, :, from_BD]
@@ -174,11 +191,8 @@ class KVCache(Cache):
             for to, row in enumerate(rows):
                 if to != row:
                     buffer[to].copy_(buffer[row])
-        self.lengths = [self.lengths[row] for row in rows]
+        self.sequence_lengths = self.sequence_lengths.keep(rows)
         self.long = [self.long[row] for row in rows]
-        self.length_B = self.length_B[
-            torch.tensor(rows, dtype=torch.int64, device=self.length_B.device)
-        ]
 
     def join(self, other: "KVCache") -> None:
         """Appends the rows of another cache."""
@@ -193,16 +207,16 @@ class KVCache(Cache):
                 mine = self._grown(mine, theirs, total, slots)
                 mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
                 buffers[layer] = mine
-        self.lengths = self.lengths + other.lengths
+        self.sequence_lengths = self.sequence_lengths.join(other.sequence_lengths)
         self.long = self.long + other.long
-        self.length_B = torch.cat([self.length_B, other.length_B])
 
     def row(self, index: int, context: Context) -> "KVCache":
-        """One row as an empty cache of its own in the same memory: what it writes, this one holds.
+        """An empty cache over the memory of one row. This cache holds whatever the other writes.
 
         Args:
-            index: which row.
-            context: a batch of that row alone, with no more tokens in its cache than this one has.
+            index: the row.
+            context: a batch of that row alone. Its cache must not come to hold more tokens than
+                the row has here.
         """
         view = KVCache(context, len(self.keys), self.limit, KVCachePlan(self.plan.kv_dtype))
         for theirs, ours in zip(view._planes(), self._planes(), strict=True):
@@ -210,11 +224,11 @@ class KVCache(Cache):
         return view
 
     def num_bytes(self) -> int:
-        """Memory held by all KV buffers."""
+        """Bytes of all KV buffers."""
         return self.own_bytes()
 
     def own_bytes(self) -> int:
-        """The same without the KV buffers of caches inside this one."""
+        """Bytes of this cache's own KV buffers, without those of caches inside it."""
         return sum(buffer.nbytes for buffer in self._buffers())
 
     def _planes(self) -> list[list[Tensor | None]]:
@@ -242,7 +256,8 @@ class KVCache(Cache):
         return buffer[:B, :, : self.span]
 
     def _ragged_places(self) -> tuple[Tensor, Tensor]:
-        """Rows and slots of the pass that has begun, made when the first layer asks for them."""
+        """Rows and slots that the forward pass under way writes; computed for the first layer and
+        shared by the others."""
         if self._places is None:
             device = self.length_B.device
             columns_N = torch.arange(self._first, self._first + self._num_columns, device=device)
@@ -251,7 +266,7 @@ class KVCache(Cache):
         return self._places
 
     def _grown(self, buffer: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:
-        """A KV buffer of at least this size with the old contents; doubles what is too small."""
+        """A KV buffer of at least this size with the old contents; slots grow by doubling."""
         old_rows, old_slots = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
         if buffer is not None and rows <= old_rows and slots <= old_slots:
             return buffer
@@ -296,16 +311,16 @@ class KVCache(Cache):
 
 
 def _side(numbers: list[Tensor | None], plan: KVCachePlan) -> list[list[Tensor | None]]:
-    """The planes of keys or of values, each by layer; the numbers are the first."""
+    """The planes of keys or of values, each by layer; the first plane holds the numbers."""
     none: list[Tensor | None] = [None] * len(numbers)
     return [numbers, *(list(none) for _ in range(1, plan.storage.planes))]
 
 
 def rounded(slots: int) -> int:
-    """The slots of a KV buffer that has to have so many: the next power of two."""
+    """Slots of a KV buffer that must have at least so many: the next power of two."""
     return max(_FIRST_SLOTS, 1 << math.ceil(math.log2(slots)))
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes, to read."""
+    """A number of bytes as text."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,9 +1,11 @@
-"""The cache of an encoder-decoder: what the decoder wrote, and what it reads of the source.
+"""The cache of an encoder-decoder: the decoder's own tokens, and the encoded source.
 
-A row's source is encoded once. Each layer's keys and values of it (cross-attention) are written by
-the decoder's first pass, stay as they are, and are padded to the longest source; only the decoder's
-self-attention is rolled back, and that part is the ordinary KV buffer cache. A source's KV buffers
-store what the model computed, whatever the others do: they are read as they are, in every pass.
+A row's source is encoded once. The decoder's first forward pass turns the encoder's output into
+each layer's cross-attention keys and values. They never change afterwards, and are padded to the
+longest source. Only the decoder's self-attention is rolled back; that part is an ordinary KV cache.
+
+The KV buffers of sources store numbers as the model computes them, whatever the other KV buffers
+do: cross-attention reads them as they are.
 
 Legend: B rows, S slots of the source, H heads, C width of a head, W hidden width.
 """
@@ -16,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import EncoderDecoderCache
 
 from outrider.core.context import Context
+from outrider.core.lengths import Lengths
 from outrider.runtime.kv_cache.cache import PLAIN, KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
 from outrider.runtime.masks import padding_mask
@@ -23,14 +26,15 @@ from outrider.runtime.masks import padding_mask
 
 @dataclass(frozen=True)
 class CrossLayer:
-    """One layer's source, as the model's cross-attention reads it: both (B, H, S, C)."""
+    """One layer's keys and values of the sources, both (B, H, S, C), as cross-attention reads
+    them."""
 
     keys: Tensor
     values: Tensor
 
 
 class CrossAttentionCache(KVCache):
-    """Keys and values of the sources; ``lengths`` are the sources' own."""
+    """Keys and values of the sources; ``lengths`` are the lengths of the sources."""
 
     layers: list[CrossLayer]  # type: ignore[assignment]
 
@@ -39,12 +43,11 @@ class CrossAttentionCache(KVCache):
     ) -> None:
         super().__init__(context, num_layers, max(lengths), KVCachePlan("auto", plan.memory_budget))
         self.begin(max(lengths))
-        self._sources = list(lengths)
+        self._sources = Lengths.of(lengths, context.device)
 
-    def settle(self) -> None:
-        """Says that all layers are written, and until rows change what they hold."""
-        self.lengths = list(self._sources)
-        self.length_B = torch.tensor(self.lengths, device=self.length_B.device)
+    def append_sources(self) -> None:
+        """Keeps the sources, which the decoder's first forward pass has written in all layers."""
+        self.append(self._sources)
         self._show()
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -57,10 +60,11 @@ class CrossAttentionCache(KVCache):
         self._show()
 
     def mask(self, dtype: torch.dtype) -> Tensor:
-        """Which slots of its source a row may look at, (B, 1, 1, S)."""
+        """Which slots hold the row's source, as an additive mask (B, 1, 1, S)."""
         return padding_mask(self.length_B, self.span, dtype)
 
     def _show(self) -> None:
+        """Cuts the layers that the model reads to the rows and slots in use."""
         self.span = max(self.lengths, default=0)
         rows, slots = slice(self.num_rows), slice(self.span)
         self.layers = [
@@ -71,20 +75,22 @@ class CrossAttentionCache(KVCache):
 
 
 class Seq2SeqCache(KVCache):
-    """A KV buffer cache of the decoder's own tokens, with the sources beside it.
+    """The KV cache of the decoder's own tokens, with the sources beside it.
 
     Args:
-        context: the batch; its ``sources`` are what was encoded.
+        context: the batch; its ``sources`` have been encoded.
         num_layers: layers of the decoder.
         limit: most slots per row for the decoder's own tokens.
+        states_BSW: the encoder's output.
         dtype: of masks.
-        plan: how the decoder's own KV buffers store numbers, and how much all of them may.
+        plan: how the decoder's own KV buffers store numbers, and how much memory all KV buffers
+            may take.
 
     Attributes:
-        cross: the sources' keys and values.
-        states_BSW: the encoder's output until the first pass has read it; afterwards of no width,
-            since only its shape is looked at.
-        mask_B11S: which slots of its source a row may look at.
+        cross: keys and values of the sources.
+        states_BSW: the encoder's output until the decoder's first forward pass has read it;
+            afterwards a tensor of width 0, since the model still asks for its shape.
+        mask_B11S: which slots hold the row's source.
     """
 
     def __init__(
@@ -107,12 +113,13 @@ class Seq2SeqCache(KVCache):
 
     @property
     def both(self) -> EncoderDecoderCache:
-        """What the model is given; made anew, for it would keep this cache alive from inside."""
+        """Both caches as ``transformers`` takes them. Made anew for each forward pass: kept here,
+        it would be a reference cycle."""
         return EncoderDecoderCache(self, self.cross)
 
-    def settle(self) -> None:
-        """Forgets the encoder's output, once a pass has turned it into keys and values."""
-        self.cross.settle()
+    def drop_encoder_output(self) -> None:
+        """Forgets the encoder's output, once a forward pass has turned it into keys and values."""
+        self.cross.append_sources()
         self._rows_changed()
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -1,5 +1,5 @@
-"""What a model's KV buffers take, learned from a pass over one token: exact for any family of
-models."""
+"""How much memory a model's KV buffers take per token: measured on a cache that holds one token, so
+that the number is exact for any family of models."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class Footprint:
     """Bytes of a model's KV buffers.
 
     Attributes:
-        slot: per row and token of the text.
-        source: per row and token of the source, where an encoder reads one.
-        plane: of ``slot``, those of the largest single tensor.
+        slot: bytes per row and token of the sequence.
+        source: bytes per row and token of the source, where an encoder reads one.
+        plane: the part of ``slot`` that the largest single tensor takes.
     """
 
     slot: int
@@ -24,12 +24,12 @@ class Footprint:
 
     @classmethod
     def of(cls, model: HFModel) -> "Footprint":
-        """That of a model, with the plan that it has now."""
+        """The footprint of a model under its present plan."""
         cache = example_cache(model)
         planes = [buffer[0, :, 0].nbytes for buffer in cache._buffers()]
         cross = cache.cross._buffers() if isinstance(cache, Seq2SeqCache) else []
         return cls(sum(planes), sum(buffer[0, :, 0].nbytes for buffer in cross), max(planes))
 
     def bytes(self, rows: int, slots: int, source: int = 0) -> int:
-        """Of KV buffers with so many rows, slots of the text and slots of the source."""
+        """Bytes of KV buffers with so many rows, slots per sequence and slots per source."""
         return rows * (self.slot * slots + self.source * source)

@@ -8,7 +8,8 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is to be had, in bytes; of a device that does not tell, more than can be."""
+    """Bytes that can still be allocated. Of a device that cannot tell, a number beyond any
+    memory."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -19,7 +20,8 @@ def free_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=1)
 def _available(moment: int) -> int:
-    """That of the host, asked for once a moment: growing KV buffers ask for each layer."""
+    """Free memory of the host. Read once per twentieth of a second (``moment``), since growing KV
+    buffers ask for every layer."""
     try:
         with open("/proc/meminfo") as lines:
             return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))

@@ -1,26 +1,25 @@
 """How KV buffers store numbers: as the model computes them, in bfloat16, or in int8 with scales.
 
-A vector x is what one head of one layer keeps of one token, a key or a value.
+A vector x is the key or the value of one token in one head of one layer; x̂ is what is read back.
 
     auto       x̂ = x
     bfloat16   x̂ = x rounded to 8 significant bits:             |x̂ - x| ≤ 2^-8 |x|, each number
     int8       s = max|x| / 127,  n = round(x / s),  x̂ = s n:   |x̂ - x| ≤ s / 2 = max|x| / 254
 
 The bound of int8 holds up to rounding in float32, 2^-22 max|x|, and for vectors whose scale is a
-normal float32 number. int8 with the scale of a vector is the absmax quantisation of Dettmers et
-al., "LLM.int8()", NeurIPS 2022, section 2; the scale is a float32 number beside the vector, so a
-vector of width C takes C + 4 bytes. What is read is in the model's dtype again, rounded to that.
+normal float32 number. int8 with one scale per vector is the absmax quantisation of Dettmers et al.,
+"LLM.int8()", NeurIPS 2022, section 2. The scale is a float32 number beside the vector, so a vector
+of width C takes C + 4 bytes. Reading returns the model's dtype, with one more rounding to it.
 
-A lower precision makes another model of it: its distributions are those of the model with these KV
-buffers. For a target that changes the distribution that is sampled, and ``lossless`` is then said
-of the target with its KV buffers. For a draft it does not: verification corrects whatever was
-drafted.
+A lower precision changes the model: its distributions become those of the model with these KV
+buffers. For a target this changes the distribution that is sampled, and ``lossless`` then refers to
+the target with its KV buffers. For a draft model it does not: verification corrects any draft.
 
 Every token's vector is stored by itself, whatever is stored with it, so batches, trees and rollback
-change nothing. But storing is a step function: where two passes differ in the last bit, as passes
-of different width do, a number now and then falls on the other side of a step.
+change nothing. But rounding is a step function: where two forward passes differ in the last bit, as
+passes of different width do, a number now and then falls on the other side of a step.
 
-Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
+Legend: B rows, H heads, N columns of a forward pass, S slots, C width of a head.
 """
 
 from collections.abc import Sequence
@@ -41,17 +40,17 @@ class Storage(Protocol):
     """A way to store vectors.
 
     Attributes:
-        planes: how many tensors it takes, the first of them the numbers.
+        planes: how many tensors it takes; the first holds the numbers.
     """
 
     @property
     def planes(self) -> int: ...
 
     def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
-        """What is stored, one (B, H, N, ·) per plane."""
+        """The tensors to store, one (B, H, N, ·) per plane."""
 
     def decode(self, planes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """What is read of it, (B, H, S, C)."""
+        """The vectors that the planes stand for, (B, H, S, C)."""
 
 
 class _Plain:
@@ -78,7 +77,8 @@ class _Int8:
     planes = 2
 
     def encode(self, x_BHNC: Tensor) -> tuple[Tensor, ...]:
-        """Numbers and scales; what is not finite makes the scale so, and is read as NaN."""
+        """Numbers and scales. A vector that is not finite gets a scale that is not, and is read
+        back as NaN."""
         x_BHNC = x_BHNC if x_BHNC.dtype == torch.float64 else x_BHNC.float()
         scale_BHN1 = x_BHNC.abs().amax(-1, keepdim=True).div(127).float()
         scale_BHN1 = scale_BHN1.clamp(min=torch.finfo(torch.float32).tiny)
@@ -93,10 +93,10 @@ _STORAGES: dict[str, Storage] = {"auto": _Plain(), "bfloat16": _Bfloat16(), "int
 
 
 class MemoryBudget:
-    """What all KV buffers of several caches may take together.
+    """The most memory that the KV buffers of several caches may take together.
 
     Args:
-        num_bytes: that.
+        num_bytes: the bound.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -105,33 +105,33 @@ class MemoryBudget:
         self._lock = RLock()
 
     def share(self, cache: "HoldsKVBuffers") -> None:
-        """Counts the KV buffers of a cache, for as long as there is one."""
+        """Counts the KV buffers of a cache for as long as the cache lives."""
         with self._lock:
             self._caches.add(cache)
 
     def held(self) -> int:
-        """Bytes of the KV buffers that there are now."""
+        """Bytes that the KV buffers take now."""
         with self._lock:
             return sum(cache.own_bytes() for cache in self._caches)
 
 
 class HoldsKVBuffers(Protocol):
-    """A cache, as an memory budget sees it."""
+    """What a memory budget needs of a cache."""
 
     def own_bytes(self) -> int:
-        """Memory of its KV buffers, without those of caches inside it."""
+        """Bytes of its own KV buffers, without those of caches inside it."""
 
 
 @dataclass(frozen=True)
 class KVCachePlan:
-    """How a model's caches store, and how much they may.
+    """How a model's caches store numbers, and how much memory they may take.
 
     Attributes:
         kv_dtype: ``auto``, ``bfloat16`` or ``int8``.
-        memory budget: shared with other caches; None sets no bound.
+        memory_budget: shared with other caches; None sets no bound.
 
     Raises:
-        InvalidParameterError: another kind of storage.
+        InvalidParameterError: another ``kv_dtype``.
     """
 
     kv_dtype: KvDtype = "auto"
@@ -146,7 +146,7 @@ class KVCachePlan:
 
 
 def check_kv_dtype(kv_dtype: str) -> None:
-    """Raises InvalidParameterError for a kind of storage that there is not."""
+    """Raises InvalidParameterError unless it is a value of ``KvDtype``."""
     check_choice("kv_dtype", kv_dtype, get_args(KvDtype))
 
 
@@ -155,9 +155,9 @@ class KVLayout:
     """The shapes of a model's KV buffers, for :meth:`KVCache.reserve`.
 
     Attributes:
-        shapes: heads, width of a key and width of a value, by layer.
-        dtype: the model's.
-        device: the model's.
+        shapes: number of heads, width of a key and width of a value, by layer.
+        dtype: of the numbers, before they are encoded.
+        device: where the KV buffers live.
     """
 
     shapes: tuple[tuple[int, int, int], ...]

@@ -6,7 +6,7 @@ Legend: B rows, N nodes.
 import torch
 from torch import Tensor
 
-from outrider.core import Context, Draft, Verdict, path_to
+from outrider.core import Acceptance, Context, Draft, Verdict, path_to
 
 PROMPT_LENGTHS = (1, 5, 3, 8)
 
@@ -30,16 +30,14 @@ def random_prompts(vocab_size: int, generator: torch.Generator) -> list[list[int
     ]
 
 
-def verdict_at(draft: Draft, node_B: Tensor, next_token_B: Tensor) -> Verdict:
-    """The path to a node, or as much of it as exists."""
+def verdict_at(draft: Draft, node_B: Tensor, next_token_B: Tensor) -> Acceptance:
+    """A verdict that accepts the path to a node, or as much of it as exists."""
     path_BD = path_to(draft, node_B)
     depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     exists_BD = draft.mask_BN.gather(1, path_BD).long().cumprod(1)
-    return Verdict(path_BD, torch.minimum(depth_B, exists_BD.sum(1)), next_token_B)
+    return Verdict(path_BD, torch.minimum(depth_B, exists_BD.sum(1)), next_token_B).read()
 
 
-def advance(context: Context, draft: Draft, verdict: Verdict) -> None:
-    """Appends what was emitted, and reads the numbers back."""
-    num_emitted_B = verdict.num_accepted_B + 1
-    context.append(verdict.emitted(draft), num_emitted_B)
-    context.advance(num_emitted_B.tolist())
+def advance(context: Context, draft: Draft, verdict: Acceptance) -> None:
+    """Appends what was emitted."""
+    context.append(verdict.emitted(draft), verdict.num_emitted)

@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from outrider.core import Budget, Context, Distribution, Draft, Drafter, Drawn, Scores, row_keys
+from outrider.core import (
+    Budget,
+    Context,
+    Distribution,
+    Draft,
+    Drafter,
+    Drawn,
+    Lengths,
+    Scores,
+    row_keys,
+)
 from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
 from outrider.testing.enumerate import DistributionFactory, ScriptedContext, softmax_distribution
 
@@ -100,8 +110,7 @@ def check_drafter(
 
     if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
-        many = ScriptedContext.repeat(prompts[-1], num_samples, distribution, key_B)
-        many = _to(many, device)
+        many = ScriptedContext.repeat(prompts[-1], num_samples, distribution, key_B, device)
         _check_draws(propose(many, drafter.start(many)))
 
 
@@ -196,18 +205,11 @@ def _only(context: Context, row: int, distribution: Distribution) -> Context:
     length = context.lengths[row]
     return Context(
         context.tokens_BT[row : row + 1, : length + 64],
-        context.length_B[row : row + 1],
-        [length],
+        Lengths([length], context.length_B[row : row + 1]),
         context.prompt_length_B[row : row + 1],
         context.key_B[row : row + 1],
         distribution,
     )
-
-
-def _to(context: ScriptedContext, device: torch.device | str) -> ScriptedContext:
-    for name in ("tokens_BT", "length_B", "prompt_length_B"):
-        setattr(context, name, getattr(context, name).to(device))
-    return context
 
 
 def _same(
