@@ -20,7 +20,7 @@ import torch
 import outrider
 from outrider import Engine, Sampling
 from outrider.lab.frontier import about
-from outrider.runtime import prefill
+from outrider.runtime import runner
 
 WAYS = ("eager", "graph")
 ONE = Sampling(temperature=0, max_new_tokens=1, ignore_eos=True)
@@ -29,11 +29,11 @@ ONE = Sampling(temperature=0, max_new_tokens=1, ignore_eos=True)
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Lets no prompt go by a graph."""
-    kept, prefill._PRODUCTS_PER_LAYER = prefill._PRODUCTS_PER_LAYER, 0
+    kept, runner._PRODUCTS_PER_LAYER = runner._PRODUCTS_PER_LAYER, 0
     try:
         yield
     finally:
-        prefill._PRODUCTS_PER_LAYER = kept
+        runner._PRODUCTS_PER_LAYER = kept
 
 
 def measure(engine: Engine, num_tokens: int, repeats: int) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from outrider import Engine
-from outrider.engine.fused_verification import CompiledVerifier
-from outrider.runtime.executors.compile_cache import Graph, made_from
-from outrider.runtime.executors.traced import ChainPass, TreePass
+from outrider.runtime.executors.compile_cache import Program, dependencies
+from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.executors.traced import ChainForward, TreeForward
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
 _OURS = ("outrider", "torch", "transformers")
 
 
-def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Graph:
+def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Program:
     """A graph run by torch itself: what is compiled, without what compiles."""
     program = _program(module, trace)
     run, spec = program.module(check_guards=False), program.call_spec.in_spec
@@ -29,15 +29,15 @@ def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Grap
     return graph
 
 
-def untraced(each: nn.Module) -> Graph:
+def untraced(each: nn.Module) -> Program:
     """A pass, or a rule's program, called as a graph: without tracing it either."""
 
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if not isinstance(each, TreePass):
+        if not isinstance(each, TreeForward):
             return list(each(*inputs))
         moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
         half = len(buffers) // 2
-        if not isinstance(each, ChainPass):  # its masks are a list
+        if not isinstance(each, ChainForward):  # its masks are a list
             return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
         return list(each(*moving, buffers[:half], buffers[half:]))
 
@@ -59,7 +59,7 @@ def _program(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Exporte
     modules = list(module.modules())
     if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
         return trace()
-    key = "\0".join(made_from(module))
+    key = "\0".join(dependencies(module))
     if key not in _PROGRAMS:
         _PROGRAMS[key] = trace()
     program = copy.copy(_PROGRAMS[key])

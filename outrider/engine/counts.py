@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.core import Draft, Overlap, Round, Verdict, best
+from outrider.core.overlap import estimated_overlap, overlap_by_depth
 
 
 @dataclass(frozen=True)
@@ -91,65 +92,12 @@ def overlap_of(round_: Round, lossless: bool) -> Overlap | None:
     if draft.num_nodes == 1 or (round_.verified_by_logits and lossless and draft.is_chain):
         return None
     if not round_.verified_by_logits:
-        return overlap(draft, round_.p_BNV)
+        return estimated_overlap(draft, round_.p_BNV)
     if lossless:
-        return _by_depth(draft, _accepted(draft, round_.verdict))
+        return overlap_by_depth(draft, _accepted(draft, round_.verdict))
     parents_BD = draft.parents_BN[:, 1:].clamp(min=0)
     hits_BD = best(round_.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
-    return _by_depth(draft, hits_BD.to(round_.p_BNV.dtype))
-
-
-def overlap(draft: Draft, p_BNV: Tensor) -> Overlap:
-    """What a draft of two nodes or more says of α, verified by the target's distributions.
-
-    min(1, p(x)/q(x)) costs two gathers where the sum over the vocabulary would cost a pass over
-    both distributions. Traced by ``verified.py``.
-    """
-    ratio_BD = _at_tokens(draft, p_BNV)
-    if draft.drawn_probs_BN is not None:
-        ratio_BD = ratio_BD / draft.drawn_probs_BN[:, 1:]
-    elif draft.probs_BNV is not None:
-        ratio_BD = ratio_BD / _at_tokens(draft, draft.probs_BNV)
-    ratio_BD = ratio_BD.clamp(max=1)
-    if draft.drawn != "searched" or draft.probs_BNV is None:
-        return _by_depth(draft, ratio_BD)
-    common_BN = torch.minimum(p_BNV, draft.probs_BNV).sum(-1)
-    return _by_depth(draft, ratio_BD, common_BN.gather(1, draft.parents_BN[:, 1:]))
-
-
-def _by_depth(draft: Draft, ratio_BD: Tensor, estimate_BD: Tensor | None = None) -> Overlap:
-    """From r of each drafted node, and the estimate of the overlap where that is another number."""
-    if not draft.is_full:
-        ratio_BD = torch.where(draft.mask_BN[:, 1:], ratio_BD, 0.0)
-    if draft.is_chain:
-        product_BD = ratio_BD.cumprod(1)
-        reached_BD = pad(product_BD[:, :-1], (1, 0), value=1.0)
-    else:
-        above_BNN = draft.ancestors_BNN.tril(-1)[:, 1:, 1:]
-        reached_BD = torch.where(above_BNN, ratio_BD[:, None], 1.0).prod(2)
-        product_BD = reached_BD * ratio_BD
-    if not draft.is_full:
-        reached_BD = torch.where(_leads(draft)[:, 1:], reached_BD, 0.0)
-    overlap_BD = product_BD if estimate_BD is None else reached_BD * estimate_BD
-    if not draft.is_full:  # rows of nodes that do not count may hold anything
-        overlap_BD = torch.where(reached_BD > 0, overlap_BD, 0.0)
-    if draft.is_chain:
-        return Overlap(reached_BD, overlap_BD)
-    place_BD = (draft.depth_BN[:, 1:] - 1).clamp(min=0)
-    zeros_BD = torch.zeros_like(reached_BD)
-    return Overlap(
-        zeros_BD.scatter_add(1, place_BD, reached_BD),
-        zeros_BD.scatter_add(1, place_BD, overlap_BD),
-    )
-
-
-def _leads(draft: Draft) -> Tensor:
-    """Which nodes are on the path of first children from the root down, (B, N)."""
-    if draft.is_chain:
-        return draft.mask_BN
-    siblings_BNN = draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
-    later_BN = (siblings_BNN & draft.mask_BN[:, None]).tril(-1).any(2)
-    return draft.mask_BN & ~(draft.ancestors_BNN & later_BN[:, None]).any(2)
+    return overlap_by_depth(draft, hits_BD.to(round_.p_BNV.dtype))
 
 
 def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
@@ -158,15 +106,6 @@ def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
     on_path_BD = (step_D < verdict.num_accepted_B[:, None]).float()
     accepted_BN = torch.zeros(draft.tokens_BN.shape, device=on_path_BD.device)
     return accepted_BN.scatter_reduce(1, verdict.path_BD, on_path_BD, "amax")[:, 1:]
-
-
-def _at_tokens(draft: Draft, probs_BNV: Tensor) -> Tensor:
-    """What each drafted node's token has in its parent's row, (B, D)."""
-    if draft.is_chain:
-        return probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
-    V = probs_BNV.shape[2]
-    place_BD = draft.parents_BN[:, 1:].clamp(min=0) * V + draft.tokens_BN[:, 1:]
-    return probs_BNV.flatten(1).gather(1, place_BD)
 
 
 def _is_plain(draft: Draft) -> bool:

@@ -19,7 +19,6 @@ from outrider.drafters.within_context import unwrapped
 from outrider.engine.admission import STRETCH, Memory
 from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
 from outrider.engine.detokenize import Detokenizer
-from outrider.engine.fused_verification import CompiledVerifier
 from outrider.engine.hints import ChatHint
 from outrider.engine.intake import Intake, read_sampling, read_samplings
 from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
@@ -31,6 +30,7 @@ from outrider.engine.stop import Ending
 from outrider.methods import METHODS, Method, Parts, Recipe
 from outrider.runtime import HFModel, check_kinds, check_vocabularies
 from outrider.runtime.executors.compile_cache import compiled_program
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
@@ -125,7 +125,7 @@ class Engine:
         self.method = method
         self.max_batch_size = settings.max_batch_size
         if self.draft is target:  # one model in two roles needs two clocks and two health checks
-            self.draft = type(target)(target.module, target.tokenizer, f"draft {target.name}")
+            self.draft = target.in_role(f"draft {target.name}")
         if self.draft is not None:
             check_kinds(target, self.draft)
         if self.draft is not None and not method.any_vocabulary:

@@ -71,8 +71,8 @@ def _whole(
 
 
 def _second(target: HFModel) -> HFModel:
-    """The target once more: its weights, and a clock and a health check of their own."""
-    return type(target)(target.module, target.tokenizer, f"search by {target.name}")
+    """The target in a second role, with a clock and a health check of its own."""
+    return target.in_role(f"search by {target.name}")
 
 
 _MJSD = "Qin et al. (MJSD), 2024"

@@ -1,14 +1,13 @@
-"""Attention masks: what each node of a pass may look at among the slots of its row.
+"""Attention masks: which slots of its row each query token attends to.
 
-Additive, ``(B, 1, N, S)``: 0 where a node may look, the least finite number where it may not.
-Slots hold a row's committed tokens in order, then the nodes of the pass; a node's position is the
-committed length plus its depth.
+Masks are additive, ``(B, 1, N, S)``: 0 where a query token attends, the least finite number where
+it does not. Slots hold a row's committed tokens in order, then the query tokens; the position of a
+tree's node is the committed length plus its depth.
 
-Legend: B rows, N nodes of a pass, M nodes behind the committed slots, S slots (the span).
+Legend: B rows, N query tokens, M nodes behind the committed slots, S slots that are read.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,10 +26,11 @@ def chain_mask(
 
 @dataclass(frozen=True)
 class Nodes:
-    """The columns of a pass as the last N of M nodes behind a row's committed slots.
+    """The query tokens of a forward pass, as the last N of M nodes behind the committed slots.
 
     Attributes:
-        ancestors_BNM: ``[b, i, j]`` is true iff node j is column i's node or an ancestor of it.
+        ancestors_BNM: ``[b, i, j]`` is true iff node j is query token i's node or an ancestor
+            of it.
         depth_BM: edges between each node and the last committed token, less one: 0 for a node
             that follows it.
     """
@@ -40,7 +40,7 @@ class Nodes:
 
     @property
     def first(self) -> int:
-        """Nodes that earlier passes wrote."""
+        """Nodes that earlier forward passes wrote."""
         return self.ancestors_BNM.shape[2] - self.ancestors_BNM.shape[1]
 
 
@@ -51,7 +51,8 @@ def tree_mask(
     dtype: torch.dtype,
     window: int | None = None,
 ) -> Tensor:
-    """Committed slots, and of the nodes behind them the ancestors and the node itself."""
+    """Every committed slot is visible, and of the nodes behind them the ancestors and the node
+    itself."""
     B, N, M = nodes.ancestors_BNM.shape
     if window is None and length_B.device.type == "cpu" and (length_B == span - M).all():
         mask_BNS = torch.zeros(B, N, span, dtype=dtype)  # the nodes are the last slots of each row
@@ -72,51 +73,47 @@ def tree_mask(
     return _additive(~visible_BNS, dtype)
 
 
-class Filled(Protocol):
-    """What a mask asks of the KV buffers.
-
-    Attributes:
-        length_B: committed slots of each row.
-        span: slots read, those of the pass included.
-        is_uniform: whether all rows have the same length.
-    """
-
-    span: int
-
-    @property
-    def length_B(self) -> Tensor: ...
-
-    @property
-    def is_uniform(self) -> bool: ...
-
-
-def pass_mask(
+def attention_mask(
     positions_BN: Tensor,
     nodes: Nodes | None,
-    buffers: Filled,
+    length_B: Tensor,
+    span: int,
     dtype: torch.dtype,
     window: int | None = None,
+    *,
+    sees_all: bool = False,
 ) -> Tensor:
-    """The mask of a pass over columns that follow one another, or over these nodes."""
-    B, N = positions_BN.shape
-    alone = N == 1 and (nodes is None or not nodes.first)
-    if alone and window is None and buffers.is_uniform:
-        nothing = torch.zeros(1, 1, 1, buffers.span, dtype=dtype, device=positions_BN.device)
-        return nothing.expand(B, 1, 1, buffers.span)
+    """The mask of one kind of layer.
+
+    Args:
+        positions_BN: position of each query token.
+        nodes: topology of the query tokens; None where each follows the one before.
+        length_B: committed slots of each row.
+        span: slots that are read.
+        dtype: of the mask.
+        window: how many positions a query token attends to; None for all.
+        sees_all: whether every query token is known to attend to all slots that are read, where
+            no window hides them. Saves the comparisons, which plain decoding would make in every
+            forward pass.
+    """
+    if sees_all and window is None:
+        B, N = positions_BN.shape
+        nothing = torch.zeros(1, 1, 1, span, dtype=dtype, device=positions_BN.device)
+        return nothing.expand(B, 1, N, span)
     if nodes is None:
-        return chain_mask(positions_BN, buffers.span, dtype, window)
-    return tree_mask(nodes, buffers.length_B, buffers.span, dtype, window)
+        return chain_mask(positions_BN, span, dtype, window)
+    return tree_mask(nodes, length_B, span, dtype, window)
 
 
 def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:
-    """Slot s of a row is visible, from anywhere, iff ``s < length``; (B, 1, 1, S)."""
+    """Slot s of a row is visible from every query token iff ``s < length``; (B, 1, 1, S)."""
     slots_S = torch.arange(span, device=length_B.device)
     return _additive((slots_S >= length_B[:, None])[:, None], dtype)
 
 
 def slot_positions(nodes: Nodes, length_B: Tensor, span: int) -> Tensor:
-    """The position of what each slot holds, (B, S): its number, or where it holds a node that
-    node's depth behind the committed length."""
+    """The position of the token in each slot, (B, S): the slot's number, or for a node its depth
+    behind the committed length."""
     M = nodes.depth_BM.shape[1]
     slots_S = torch.arange(span, device=length_B.device)
     node_BS = slots_S - length_B[:, None]

@@ -19,6 +19,7 @@ from outrider.core import Prefix, best
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.open_places import open_places
 from outrider.sampling.params import Sampling
+from outrider.sampling.temperature import scaled
 from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
 
 
@@ -114,7 +115,8 @@ class Warp:
 
     def _truncated(self, z_BMV: Tensor) -> Tensor:
         if self._scales:
-            z_BMV = z_BMV / self._column(self._temperature, z_BMV)
+            temperature_B = column(tuple(self._temperature), z_BMV.dtype, self._device)
+            z_BMV = scaled(z_BMV, temperature_B)
             if not self.keeps_logits:  # a bias of 1e38 is finite until it is divided
                 z_BMV = z_BMV.clamp(max=torch.finfo(z_BMV.dtype).max)
         if any(self._top_k):

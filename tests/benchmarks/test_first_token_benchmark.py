@@ -6,7 +6,7 @@ import pytest
 from tiny_models import engine_of, tiny
 
 from benchmarks.first_token import eagerly, markdown, measure
-from outrider.runtime import prefill
+from outrider.runtime import runner
 
 
 def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = engine.generate
 
     def watched(*arguments: Any) -> Any:
-        taken.append(prefill.all_logits_are_cheap(engine.target, 5))
+        taken.append(runner.all_logits_are_cheap(engine.target, 5))
         return generate(*arguments)
 
     monkeypatch.setattr(engine, "generate", watched)
@@ -27,10 +27,10 @@ def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_afterwards_all_is_as_before() -> None:
-    kept = prefill._PRODUCTS_PER_LAYER
+    kept = runner._PRODUCTS_PER_LAYER
     with pytest.raises(KeyError), eagerly():
         raise KeyError
-    assert kept == prefill._PRODUCTS_PER_LAYER > 0
+    assert kept == runner._PRODUCTS_PER_LAYER > 0
 
 
 def test_the_page_shows_what_was_measured() -> None:

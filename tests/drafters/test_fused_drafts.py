@@ -10,12 +10,12 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compiled import CompiledExecutor
 
 SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
 
 
-class Counted(CompiledPass):
+class Counted(CompiledExecutor):
     """Counts the drafts that go through a graph."""
 
     calls = 0
@@ -28,7 +28,7 @@ class Counted(CompiledPass):
 def drafting() -> tuple[HFModel, Counted]:
     """A draft model with graphs."""
     model = tiny(seed=1)
-    graph = Counted(model.module, model.windows, model.limit, "draft", interpreted)
+    graph = Counted(model.module, model.spec, "draft", interpreted)
     model.compiled = graph
     return model, graph
 
@@ -128,7 +128,7 @@ def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
         weight.data = 0.9 * target.module.get_parameter(name).data + 0.1 * weight.data
     wanted = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
     assert not mixed
-    draft.compiled = CompiledPass(draft.module, draft.windows, draft.limit, "draft", interpreted)
+    draft.compiled = CompiledExecutor(draft.module, draft.spec, "draft", interpreted)
     found = engine_of(target, draft, γ=1, max_batch_size=3).generate(prompts, sampling)
     assert token_ids(found) == token_ids(wanted)
     assert sum(mixed) > 1

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Drawn, Ends
-from outrider.engine.counts import overlap
+from outrider.core.overlap import estimated_overlap
 from outrider.runtime import HFModel
 from outrider.testing import SoftmaxDistribution, ToyDrafter, ToyModel
 
@@ -98,7 +98,7 @@ def test_the_estimate_is_unbiased(
         one_B1 = torch.ones_like(q_BD[:, :1])
         draft = replace(draft, probs_BNV=None, drawn_probs_BN=torch.cat([one_B1, q_BD], 1))
     ends = Ends.of([() if end is None else (end,)] * len(chance_B), [99] * len(chance_B))
-    found = overlap(ends.cut(draft), p_BNV)
+    found = estimated_overlap(ends.cut(draft), p_BNV)
     sums = [float((chance_B * x_BD.sum(1)).sum()) for x_BD in (found.overlap_BD, found.reached_BD)]
     assert sums == pytest.approx(exact(depth, end), abs=1e-12)
 
@@ -107,7 +107,7 @@ def test_a_copied_token_is_a_point_mass() -> None:
     """So the overlap is p(x), and the position behind it is reached with that probability."""
     p_BNV = torch.tensor([[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]])
     draft = Draft.chain(torch.tensor([[0, 1, 0]]), None, None, "chosen")
-    found = overlap(draft, p_BNV)
+    found = estimated_overlap(draft, p_BNV)
     torch.testing.assert_close(found.reached_BD, torch.tensor([[1.0, 0.8]]))
     torch.testing.assert_close(found.overlap_BD, torch.tensor([[0.8, 0.4]]))
 

@@ -16,8 +16,8 @@ from outrider import Engine, Sampling, verifiers
 from outrider.core import AHEAD, Draft, Stream, Verdict, verify_eagerly
 from outrider.core.context import Context
 from outrider.core.errors import OutriderWarning
-from outrider.engine.fused_verification import CompiledVerifier
-from outrider.runtime.executors.compile_cache import Graph, compiled_program, made_from
+from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.kernels.build import find_compiler
 from outrider.sampling import Warp
 from outrider.verifiers import (
@@ -37,7 +37,7 @@ LOGITS = [Greedy(), RelaxedGreedy()]
 SAMPLED = Sampling(temperature=0.8, seed=3, max_new_tokens=20, ignore_eos=True)
 
 
-def made(module: nn.Module, trace: Callable[[], ExportedProgram], own: bool) -> Graph:
+def made(module: nn.Module, trace: Callable[[], ExportedProgram], own: bool) -> Program:
     return interpreted(module, trace)
 
 
@@ -47,7 +47,7 @@ class Counted:
     def __init__(self) -> None:
         self.graphs = self.calls = 0
 
-    def __call__(self, module: nn.Module, trace: Any, own: bool) -> Graph:
+    def __call__(self, module: nn.Module, trace: Any, own: bool) -> Program:
         self.graphs += 1
         graph = interpreted(module, trace)
 
@@ -200,18 +200,18 @@ class Peeking(Rejection):
         return super().__call__(draft, p_BNV, rng)
 
 
-def failing(module: nn.Module, trace: Any, own: bool) -> Graph:
+def failing(module: nn.Module, trace: Any, own: bool) -> Program:
     raise RuntimeError("no compiler today\nand much more")
 
 
-def crashing(module: nn.Module, trace: Any, own: bool) -> Graph:
+def crashing(module: nn.Module, trace: Any, own: bool) -> Program:
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         raise RuntimeError("no such symbol")
 
     return graph
 
 
-def inexact(module: nn.Module, trace: Any, own: bool) -> Graph:
+def inexact(module: nn.Module, trace: Any, own: bool) -> Program:
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         *decided, p_BNV, overlap_B = module(*inputs)
         return [*decided, 1.001 * p_BNV, overlap_B]
@@ -219,7 +219,7 @@ def inexact(module: nn.Module, trace: Any, own: bool) -> Graph:
     return graph
 
 
-def lying(module: nn.Module, trace: Any, own: bool) -> Graph:
+def lying(module: nn.Module, trace: Any, own: bool) -> Program:
     return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 5]
 
 
@@ -260,8 +260,8 @@ def test_each_rule_length_and_vocabulary_has_a_name_of_its_own() -> None:
     """A program is looked up by it, and is made for these sizes."""
     names = []
 
-    def named(module: nn.Module, trace: Any, own: bool) -> Graph:
-        names.append(str(made_from(module)))
+    def named(module: nn.Module, trace: Any, own: bool) -> Program:
+        names.append(str(dependencies(module)))
         return lambda inputs: list(module(*inputs))
 
     for num_drafted, logits_BNV in (

@@ -18,9 +18,9 @@ from torch.export import ExportedProgram
 from outrider import Engine, Sampling
 from outrider.core.clock import Stopwatch
 from outrider.core.errors import NonFiniteLogitsError
-from outrider.runtime.executors.compile_cache import Graph
-from outrider.runtime.executors.compiled import CompiledPass
-from outrider.runtime.executors.traced import TreePass
+from outrider.runtime.executors.compile_cache import Program
+from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.traced import TreeForward
 
 TARGET, DRAFT = worded(0), worded(3)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=6, ignore_eos=True)
@@ -114,7 +114,7 @@ def test_a_graph_runs_one_pass_at_a_time() -> None:
     """It has one place for what it computes. Two engines share the model, and so its graph."""
     running = Lock()
 
-    def alone_in(each: TreePass, trace: Callable[[], ExportedProgram]) -> Graph:
+    def alone_in(each: TreeForward, trace: Callable[[], ExportedProgram]) -> Program:
         def graph(inputs: list[Tensor]) -> list[Tensor]:
             assert running.acquire(blocking=False), "two passes at once"
             buffers = inputs[each.num_moving :]
@@ -128,7 +128,7 @@ def test_a_graph_runs_one_pass_at_a_time() -> None:
     model, draft = tiny(), tiny(seed=1)
     alone = [generating(engine_of(model, draft), prompts)() for prompts in BATCHES]
     shared, other = engine_of(model, draft), engine_of(model, draft)
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, "graph", alone_in)
+    model.compiled = CompiledExecutor(model.module, model.spec, "graph", alone_in)
     calls = [generating(each, prompts) for each in (shared, other) for prompts in BATCHES]
     assert all_at_once(calls) == 2 * alone
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import outrider
 from outrider import Engine, Sampling
-from outrider.engine.fused_verification import CompiledVerifier
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compile_cache import Graph
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compile_cache import Program
+from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 
 γ = 4
 SAMPLED = Sampling(max_new_tokens=9, seed=1, ignore_eos=True)
@@ -30,7 +30,7 @@ class Making:
     def __init__(self) -> None:
         self.graphs = self.calls = 0
 
-    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Graph:
+    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Program:
         self.graphs += 1
         graph = untraced(module)
 
@@ -42,7 +42,7 @@ class Making:
 
     def give(self, model: HFModel) -> HFModel:
         """The model, with graphs."""
-        model.compiled = CompiledPass(model.module, model.windows, model.limit, "graph", self)
+        model.compiled = CompiledExecutor(model.module, model.spec, "graph", self)
         return model
 
 
@@ -147,7 +147,7 @@ def test_a_program_that_is_missing_is_never_made_in_a_request() -> None:
     for model in (engine.target, engine.draft):
         assert model is not None
         assert model.compiled is not None
-        model.compiled._graphs.clear()
+        model.compiled._programs.clear()
     found = engine.generate(PROMPTS, greedy(6))
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     assert (making.graphs, making.calls) == (graphs, calls)

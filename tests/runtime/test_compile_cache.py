@@ -1,6 +1,9 @@
 """Graphs compiled ahead of time are kept under what they were made from, and read live weights."""
 
+import inspect
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compile_cache import compiled_program, made_from
+from outrider.runtime.executors.compile_cache import compiled_program, dependencies
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
-from outrider.runtime.executors.traced import ChainPass, TreePass
+from outrider.runtime.executors.traced import ChainForward, TreeForward
 from outrider.runtime.kernels import build, use_kernels
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -59,7 +62,7 @@ def test_is_compiled_once_and_reads_each_modules_own_weights(
             module.weight.mul_(3)
         torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
     assert len(calls) == 1
-    assert len(list(tmp_path.glob("graphs/*.pt2"))) == 1
+    assert len(list(tmp_path.glob("programs/*.pt2"))) == 1
     foreign = compiled_program(module, tracer(module, calls), own=False)
     assert len(calls) == 2
     torch.testing.assert_close(foreign([x_N4])[0], module(x_N4)[0])
@@ -78,11 +81,11 @@ def test_a_patched_module_gets_a_graph_of_its_own(
         module.forward = lambda x, f=original, s=sign: (s * f(x)[0],)  # type: ignore[method-assign,misc]
         graph = compiled_program(module, tracer(module, []))
         torch.testing.assert_close(graph([x_N4])[0], module(x_N4)[0])
-    assert len(list(tmp_path.glob("graphs/*.pt2"))) == 2
+    assert len(list(tmp_path.glob("programs/*.pt2"))) == 2
 
 
 def parts(model: HFModel) -> list[str]:
-    return made_from(ChainPass(model.module, model.windows, model.limit, model.dtype))
+    return dependencies(ChainForward(model.module, model.spec))
 
 
 def test_names_what_it_was_made_from() -> None:
@@ -96,13 +99,43 @@ def test_names_what_it_was_made_from() -> None:
 
 def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
     model = tiny()
-    settings = model.module, model.windows, model.limit, model.dtype
-    passes = [ChainPass(*settings), TreePass(*settings)]
+    settings = model.module, model.spec
+    passes = [ChainForward(*settings), TreeForward(*settings)]
     passes += [kind(*settings, depth) for kind in (GreedyDraft, SampledDraft) for depth in (2, 5)]
-    shorter = ChainPass(model.module, model.windows, model.limit - 1, model.dtype)
-    windowed = ChainPass(model.module, {"full": 7}, model.limit, model.dtype)
-    names = {str(made_from(each)) for each in (*passes, shorter, windowed)}
-    assert len(names) == len(passes) + 2
+    passes.append(ChainForward(model.module, replace(model.spec, limit=model.limit - 1)))
+    passes.append(ChainForward(model.module, replace(model.spec, windows={"full": 7})))
+    recording = model.eager.recording((1,))
+    passes += [ChainForward(recording, model.spec, (1,)), ChainForward(recording, model.spec)]
+    names = {str(dependencies(each)) for each in passes}
+    assert len(names) == len(passes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "core.draft_chain",
+        "core.draw",
+        "runtime.attention_metadata",
+        "runtime.executors.fused_draft",
+        "runtime.executors.traced",
+        "runtime.health",
+        "runtime.hf.call",
+        "runtime.hf.hidden_states",
+        "runtime.kv_cache.slots",
+        "runtime.masks",
+        "sampling.temperature",
+    ],
+)
+def test_the_name_changes_with_the_source_of_what_is_traced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file that a fused draft runs through."""
+    model = tiny()
+    each = SampledDraft(model.module, model.spec, 2)
+    before, source = dependencies(each), inspect.getsource
+    edited = sys.modules[f"outrider.{name}"]
+    monkeypatch.setattr(inspect, "getsource", lambda m: source(m) + "#" * (m is edited))
+    assert dependencies(each) != before
 
 
 @needs_compiler

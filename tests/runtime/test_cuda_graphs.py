@@ -21,16 +21,16 @@ from outrider import Sampling
 from outrider.core.errors import OutriderWarning
 from outrider.runtime import HFModel
 from outrider.runtime.executors import prepare
-from outrider.runtime.executors.compile_cache import Graph
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compile_cache import Program
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.cuda_graphs import (
     CudaRecorder,
-    RecordedGraph,
+    GraphedProgram,
     Recorder,
-    recorded,
+    graphed,
     rounded_span,
 )
-from outrider.runtime.executors.traced import TreePass
+from outrider.runtime.executors.traced import TreeForward
 from outrider.testing import record_on_tape
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
@@ -40,20 +40,18 @@ class Recording:
     """Makes graphs that are recorded on tapes, and keeps them."""
 
     def __init__(self, record: Recorder = record_on_tape) -> None:
-        self.graphs: list[RecordedGraph] = []
+        self.graphs: list[GraphedProgram] = []
         self.record = record
 
-    def __call__(self, module: TreePass, trace: Callable[[], ExportedProgram]) -> Graph:
-        graph = recorded(module, trace, make=interpreted, record=self.record)
-        assert isinstance(graph, RecordedGraph)
+    def __call__(self, module: TreeForward, trace: Callable[[], ExportedProgram]) -> Program:
+        graph = graphed(module, trace, make=interpreted, record=self.record)
+        assert isinstance(graph, GraphedProgram)
         self.graphs.append(graph)
         return graph
 
     def give(self, model: HFModel) -> HFModel:
         """The model, with graphs."""
-        model.compiled = CompiledPass(
-            model.module, model.windows, model.limit, "graph", self, rounded_span
-        )
+        model.compiled = CompiledExecutor(model.module, model.spec, "graph", self, rounded_span)
         return model
 
 
@@ -73,10 +71,10 @@ def test_recorded_graphs_write_the_same_text(family: str, method: str, sampling:
         engine = engine_of(give(tiny(family)), give(tiny(family, 1)), method, γ, max_batch_size=3)
         texts.append(token_ids(without_compiler(engine).generate(prompts, sampling)))
     assert texts[0] == texts[1]
-    assert sum(graph.num_recordings for graph in recording.graphs) > 3
+    assert sum(graph.num_captures for graph in recording.graphs) > 3
 
 
-def doubling(calls: list[int]) -> Graph:
+def doubling(calls: list[int]) -> Program:
     """Writes twice what it is given to its KV buffer, and gives back three times that."""
 
     def graph(inputs: list[Tensor]) -> list[Tensor]:
@@ -94,7 +92,7 @@ def numbers(*values: float) -> Tensor:
 
 def test_the_first_run_is_plain_the_second_is_recorded_the_others_are_replayed() -> None:
     calls: list[int] = []
-    graph, buffer_S = RecordedGraph(doubling(calls), 1, record_on_tape, "toy"), torch.zeros(4)
+    graph, buffer_S = GraphedProgram(doubling(calls), 1, record_on_tape, "toy"), torch.zeros(4)
     kept = []
     for round_, calls_so_far in ((1, 1), (2, 2), (3, 2), (4, 2)):
         x_N = numbers(round_, -round_)  # elsewhere in memory every time
@@ -104,11 +102,11 @@ def test_the_first_run_is_plain_the_second_is_recorded_the_others_are_replayed()
     assert [each.tolist() for each in kept] == [
         [6 * round_, -6 * round_] for round_ in (1, 2, 3, 4)
     ]
-    assert graph.num_recordings == 1
+    assert graph.num_captures == 1
 
 
 def test_other_sizes_and_other_buffers_have_recordings_of_their_own() -> None:
-    graph = RecordedGraph(doubling([]), 1, record_on_tape, "toy")
+    graph = GraphedProgram(doubling([]), 1, record_on_tape, "toy")
     buffers = [torch.zeros(4), torch.zeros(4), torch.zeros(8)]
     inputs = [numbers(1.0), numbers(1.0, 2.0), numbers(1.0, 2.0).double()]
     for round_ in range(3):
@@ -117,15 +115,15 @@ def test_other_sizes_and_other_buffers_have_recordings_of_their_own() -> None:
                 wanted = 6 * (x_N + round_)
                 assert torch.equal(graph([x_N + round_, buffer_S])[0], wanted.float())
                 assert torch.equal(buffer_S[: x_N.shape[0]], wanted.float() / 3)
-    assert graph.num_recordings == 9
+    assert graph.num_captures == 9
 
 
 def test_the_oldest_recordings_are_let_go() -> None:
-    graph, buffer_S = RecordedGraph(doubling([]), 1, record_on_tape, "toy"), torch.zeros(200)
+    graph, buffer_S = GraphedProgram(doubling([]), 1, record_on_tape, "toy"), torch.zeros(200)
     for num in range(1, 100):
         for _ in range(2):
             assert torch.equal(graph([torch.ones(num), buffer_S])[0], torch.full((num,), 6.0))
-    assert graph.num_recordings <= 32
+    assert graph.num_captures <= 32
     assert torch.equal(graph([torch.ones(1), buffer_S])[0], numbers(6.0))
 
 
@@ -133,7 +131,7 @@ def test_what_cannot_be_recorded_goes_on_after_one_warning() -> None:
     def looks(inputs: list[Tensor]) -> list[Tensor]:
         return [inputs[0] * int(inputs[0].sum())]
 
-    graph = RecordedGraph(looks, 1, record_on_tape, "toy")
+    graph = GraphedProgram(looks, 1, record_on_tape, "toy")
     assert graph([numbers(1.0, 2.0)])[0].tolist() == [3, 6]
     with pytest.warns(OutriderWarning, match="toy has no CUDA graph.*looks at a number"):
         assert graph([numbers(1.0, 3.0)])[0].tolist() == [4, 12]
@@ -187,8 +185,8 @@ def test_models_on_cuda_are_recorded_and_others_are_not(monkeypatch: pytest.Monk
         monkeypatch.setattr(model, "device", torch.device("cpu"))
         engine = engine_of(model)
         assert token_ids(engine.generate(ragged_prompts([5]), greedy(9))) == wanted
-        graphs = list(model.compiled._graphs.values())  # type: ignore[union-attr]
-        assert [isinstance(graph, RecordedGraph) for graph in graphs] == [are_recorded]
+        graphs = list(model.compiled._programs.values())  # type: ignore[union-attr]
+        assert [isinstance(graph, GraphedProgram) for graph in graphs] == [are_recorded]
 
 
 def test_the_recorder_records_as_cuda_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,5 +231,5 @@ def test_a_gpu_writes_the_same_text_with_recorded_graphs(sampling: Sampling) -> 
         engine = engine_of(*models)
         texts.append(token_ids(engine.generate(ragged_prompts([9, 3]), sampling)))
     assert texts[0] == texts[1]
-    graphs = models[0].compiled._graphs.values()  # type: ignore[union-attr]
-    assert all(isinstance(graph, RecordedGraph) and graph.num_recordings for graph in graphs)
+    graphs = models[0].compiled._programs.values()  # type: ignore[union-attr]
+    assert all(isinstance(graph, GraphedProgram) and graph.num_captures for graph in graphs)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from outrider.core.errors import OutriderWarning, UnsupportedModelError
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.prepare import prepare, stages
 from outrider.runtime.kernels import build
 from outrider.runtime.kernels.build import load_kernels
@@ -213,9 +213,7 @@ def test_traced_passes_are_exact(dtype: torch.dtype) -> None:
     """By the program that would be compiled, run by torch."""
     target, draft = odd_pair(dtype)
     prepare(target, exact=True)
-    target.compiled = CompiledPass(
-        target.module, target.windows, target.limit, "exact", interpreted, exact=True
-    )
+    target.compiled = CompiledExecutor(target.module, target.spec, "exact", interpreted, exact=True)
     assert_exact(target, draft)
     assert not target.compiled.failed
 

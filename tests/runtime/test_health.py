@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from outrider import Sampling
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.health import deviation, health_of
 
 INF = math.inf
@@ -60,9 +60,7 @@ def test_damage_beside_masked_tokens_is_found(value: float) -> None:
 def test_a_graph_takes_masked_tokens_for_healthy() -> None:
     target, prompts = masking(LEAST), ragged_prompts([3, 11])
     expected = token_ids(engine_of(target).generate(prompts, greedy(NUM)))
-    target.compiled = CompiledPass(
-        target.module, target.windows, target.limit, "graph", interpreted
-    )
+    target.compiled = CompiledExecutor(target.module, target.spec, "graph", interpreted)
     assert token_ids(engine_of(target).generate(prompts, greedy(NUM))) == expected
     assert not target.compiled.failed
 

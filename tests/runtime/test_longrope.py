@@ -23,7 +23,7 @@ from outrider import Engine
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.drafters.search.beam_search import beam_search
 from outrider.runtime import HFModel, prefill
-from outrider.runtime.executors.compiled import CompiledPass
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.hf.early_exit import EarlyExit
 
 ORIGINAL = 24
@@ -114,7 +114,7 @@ def test_narrow_prefill_passes_equal_generate(
     module: PreTrainedModel, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first tokens of a long prompt have long factors, too."""
-    monkeypatch.setattr(prefill, "_COLUMNS", 7)
+    monkeypatch.setattr(prefill, "_MOST_QUERIES", 7)
     results = engine_of(HFModel(module)).generate(ragged_prompts(LENGTHS), greedy(NUM))
     assert token_ids(results) == expected
 
@@ -139,18 +139,18 @@ def test_the_users_model_stays_as_it_is() -> None:
     assert [name for name, _ in module.named_modules()] == names
     assert [hf_generate(module, prompt, NUM) for prompt in prompts] == before
     shared = {id(weight) for weight in module.parameters()}
-    assert {id(weight) for weight in target.runs.parameters()} == shared
+    assert {id(weight) for weight in target.eager.module.parameters()} == shared
 
 
 def test_a_graph_takes_the_factors_of_each_row() -> None:
     """Phi-3's forward pass as one program, which is given the positions."""
     module, prompts = _longrope(), ragged_prompts(LENGTHS)
     target = HFModel(module)
-    target.compiled = CompiledPass(target.runs, target.windows, target.limit, "graph", interpreted)
+    target.compiled = CompiledExecutor(target.eager.module, target.spec, "graph", interpreted)
     for draft in (None, target):
         results = engine_of(target, draft).generate(prompts, greedy(NUM))
         assert token_ids(results) == [hf_generate(module, prompt, NUM) for prompt in prompts]
-    assert target.compiled._graphs
+    assert target.compiled._programs
     assert not target.compiled.failed
 
 

@@ -8,28 +8,32 @@ from interpreted_graphs import interpreted, without_compiler
 from tiny_models import FAMILIES, engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider.core import Context
-from outrider.runtime import HFModel, prefill
-from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledPass
+from outrider.runtime import HFModel, runner
+from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledExecutor
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
+from outrider.runtime.hf import adapter
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kv_cache.footprint import Footprint
 from outrider.testing import SoftmaxDistribution
 
 
-class Counted(CompiledPass):
+class Counted(CompiledExecutor):
     """A graph that keeps the widths of its passes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.widths: list[int] = []
 
-    def chain(self, cache: Any, tokens_BN: Any) -> Any:
-        self.widths.append(tokens_BN.shape[1])
-        return super().chain(cache, tokens_BN)
+    def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
+        output = super().forward(batch)
+        if output is not None:
+            self.widths.append(batch.tokens_BN.shape[1])
+        return output
 
 
 def with_graph(model: HFModel) -> tuple[HFModel, list[int]]:
     """The model with a graph, and the widths of its passes."""
-    graph = Counted(model.module, model.windows, model.limit, "graph", interpreted)
+    graph = Counted(model.module, model.spec, "graph", interpreted)
     model.compiled = graph
     return model, graph.widths
 
@@ -66,7 +70,7 @@ def test_only_short_prompts_go_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
         model.start(context_of([length] * rows))
         assert len(widths) == few
     model, widths = with_graph(tiny())
-    monkeypatch.setattr(prefill, "_PRODUCTS_PER_LAYER", 1)  # as if its vocabulary were huge
+    monkeypatch.setattr(runner, "_PRODUCTS_PER_LAYER", 1)  # as if its vocabulary were huge
     model.start(context_of([9]))
     assert not widths
 
@@ -95,8 +99,8 @@ def test_the_layout_is_learned_once_and_counts_for_nothing(
 ) -> None:
     model, widths = with_graph(tiny())
     learned: list[int] = []
-    layout_of = prefill._layout
-    monkeypatch.setattr(prefill, "_layout", lambda m: learned.append(1) or layout_of(m))  # type: ignore[func-returns-value]
+    layout_of = adapter._layout
+    monkeypatch.setattr(adapter, "_layout", lambda m: learned.append(1) or layout_of(m))  # type: ignore[func-returns-value]
     for _ in range(2):
         context = context_of([9])
         with torch.inference_mode():

@@ -22,18 +22,19 @@ from outrider.core.errors import (
 )
 from outrider.engine.warming import warm_up
 from outrider.runtime import HFModel
-from outrider.runtime.executors.compile_cache import Graph
-from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledPass
+from outrider.runtime.executors.compile_cache import Program
+from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledExecutor
 from outrider.runtime.executors.prepare import prepare, stages
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels import NarrowLinear, build, use_kernels
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
 
 
-def with_graph(model: HFModel, kind: type[CompiledPass] = CompiledPass) -> HFModel:
+def with_graph(model: HFModel, kind: type[CompiledExecutor] = CompiledExecutor) -> HFModel:
     """The same model with a graph."""
-    model.compiled = kind(model.module, model.windows, model.limit, "graph", interpreted)
+    model.compiled = kind(model.module, model.spec, "graph", interpreted)
     return model
 
 
@@ -59,19 +60,19 @@ def test_every_pass_of_a_round_is_the_graphs_and_one_graph_is_enough() -> None:
     """For any number of rows, whatever the width, the context and the KV buffers."""
     made = []
 
-    class Counted(CompiledPass):
+    class Counted(CompiledExecutor):
         calls = 0
 
-        def chain(self, *arguments: Any) -> Any:
+        def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
             self.calls += 1
-            return super().chain(*arguments)
+            return super().forward(batch)
 
-    def counting(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Graph:
+    def counting(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Program:
         made.append(module)
         return interpreted(module, trace)
 
     model = tiny()
-    model.compiled = Counted(model.module, model.windows, model.limit, "counted", counting)
+    model.compiled = Counted(model.module, model.spec, "counted", counting)
     engine = without_compiler(engine_of(model, None, "prompt-lookup", max_batch_size=3))
     engine.generate(ragged_prompts([4, 30, 11, 7, 2]), greedy(30))
     engine.generate(ragged_prompts([50]), SAMPLED)
@@ -87,10 +88,10 @@ def test_wide_passes_run_eagerly() -> None:
     """Arithmetic decides there: beyond so many tokens over all rows no graph is asked for."""
     asked = []
 
-    class Asked(CompiledPass):
-        def chain(self, cache: Any, tokens_BN: torch.Tensor) -> Any:
-            asked.append(tokens_BN.numel())
-            return super().chain(cache, tokens_BN)
+    class Asked(CompiledExecutor):
+        def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
+            asked.append(batch.tokens_BN.numel())
+            return super().forward(batch)
 
     rows = MOST_TOKENS // 5 + 1  # of passes over 5 tokens, as many as are too many
     prompts = ragged_prompts([3 + n % 4 for n in range(rows)])
@@ -124,7 +125,7 @@ def test_what_does_not_compile_runs_eagerly_after_one_warning() -> None:
 
     model.module.model.norm = nn.Sequential(model.module.model.norm, Odd())
     eager = HFModel(model.module)
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, "odd", interpreted)
+    model.compiled = CompiledExecutor(model.module, model.spec, "odd", interpreted)
     before = token_ids(engine_of(eager).generate(ragged_prompts([5]), greedy(8)))
     with pytest.warns(OutriderWarning, match="odd does not compile, so it runs eagerly") as seen:
         after = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
@@ -133,7 +134,7 @@ def test_what_does_not_compile_runs_eagerly_after_one_warning() -> None:
 
 
 def test_a_graph_that_computes_something_else_is_not_used() -> None:
-    def wrong(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Graph:
+    def wrong(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Program:
         right = interpreted(module, trace)
 
         def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -144,7 +145,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
 
     model = tiny()
     before = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
-    model.compiled = CompiledPass(model.module, model.windows, model.limit, "wrong", wrong)
+    model.compiled = CompiledExecutor(model.module, model.spec, "wrong", wrong)
     with pytest.warns(OutriderWarning, match="^wrong: the chain program compiled, but") as seen:
         after = token_ids(engine_of(model).generate(ragged_prompts([5]), greedy(8)))
     assert len(seen) == 1
@@ -223,9 +224,9 @@ def test_a_pair_in_bfloat16_is_compiled_for_real() -> None:
         engine.generate(ragged_prompts([9, 3]), [greedy(9), SAMPLED])
     assert target.compiled is not None
     assert draft.compiled is not None
-    made = {each.kind: graph for each, graph in draft.compiled._graphs.items()}
+    made = {each.kind: graph for each, graph in draft.compiled._programs.items()}
     assert set(made) == {"chain", "greedy draft", "sampled draft"}
-    assert all(graph is not None for graph in (*made.values(), *target.compiled._graphs.values()))
+    assert all(graph is not None for graph in (*made.values(), *target.compiled._programs.values()))
 
 
 @needs_compiler

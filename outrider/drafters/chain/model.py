@@ -32,6 +32,7 @@ from outrider.core import (
     best,
     counting,
 )
+from outrider.core.draft_chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
@@ -173,20 +174,26 @@ class ModelDrafter(ModelBacked):
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
-        tokens, rows = [context.root_B], []
         going = None if self.stop is None else _Going(self.stop, context)
         pick = _argmax if greedy else self._picker.start(rng, γ)
-        for i in range(γ):
-            logits_BV = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
+
+        def step(tokens: Sequence[Tensor]) -> Tensor:
+            drafted = len(tokens) > 1
+            return self._step(state, tokens[-1]) if drafted else self._catch_up(state, context)
+
+        def choose(logits_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            i = len(tokens) - 1
             exists_B = None if going is None else going.exists[i]
             row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:], exists_B))
-            x_B = pick(row_BV, i)
-            tokens.append(x_B)
-            rows.append(row_BV)
-            if going is not None:
-                q_BV = row_BV.softmax(-1) if greedy else row_BV
-                if not going.on(q_BV.gather(1, x_B[:, None])[:, 0]):
-                    break
+            return row_BV, pick(row_BV, i)
+
+        def goes_on(row_BV: Tensor, x_B: Tensor) -> bool:
+            q_BV = row_BV.softmax(-1) if greedy else row_BV
+            return going is None or going.on(q_BV.gather(1, x_B[:, None])[:, 0])
+
+        tokens, rows = draft_chain(
+            context.root_B, γ, step, choose, None if going is None else goes_on
+        )
         mask_BN = self._within(budget, len(tokens), context)
         if going is not None:
             exists_BN = torch.stack(going.exists[: len(tokens)], 1)
@@ -196,9 +203,9 @@ class ModelDrafter(ModelBacked):
         return Draft.chain(
             torch.stack(tokens, 1),
             mask_BN,
-            _with_last(rows) if drawn == "iid" else None,
+            with_leaf(rows) if drawn == "iid" else None,
             drawn,
-            _with_last(rows) if greedy and γ and self.keep_logits else None,
+            with_leaf(rows) if greedy and γ and self.keep_logits else None,
             drawn_probs_BN=_token_probs(rows, tokens) if shares_noise else None,
         )
 
@@ -245,12 +252,6 @@ class _Going:
 
 def _argmax(row_BV: Tensor, i: int) -> Tensor:
     return best(row_BV)
-
-
-def _with_last(rows: list[Tensor]) -> Tensor:
-    """The distributions behind nodes 0 … γ-1, and zeros for the last node, which has no children:
-    (B, N, V)."""
-    return torch.stack([*rows, torch.zeros_like(rows[-1])], 1)
 
 
 def _token_probs(rows: list[Tensor], tokens: list[Tensor]) -> Tensor:

@@ -1,8 +1,9 @@
-"""Programs compiled ahead of time, kept on disk: a call is one call of C++, without Python inside.
+"""The compile cache: programs compiled ahead of time and kept on disk.
 
-``torch.export`` gives the program, Inductor's ahead-of-time mode the library. Weights stay where
-they are: the library is told their addresses. It lies in the user's cache folder under a name
-that says what it was made from, so that later runs need neither trace nor compile.
+``torch.export`` traces the program, and Inductor's ahead-of-time mode compiles it to a library,
+whose call is one call of C++ without Python inside. Weights stay where they are: the library is
+told their addresses. It lies in the user's cache folder under a hash of all that it depends on, so
+that later runs need neither trace nor compile.
 """
 
 import copyreg
@@ -23,14 +24,35 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from outrider.core import draw
+from outrider.core.draft_chain import draft_chain
+from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.health import health_of
+from outrider.runtime.hf.call import decoder_logits
+from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import NarrowLinear, exact, is_exact
 from outrider.runtime.kernels.build import cache_folder
 from outrider.runtime.kernels.join import JoinLinears
-from outrider.runtime.masks import chain_mask
+from outrider.runtime.kv_cache.slots import write_at
+from outrider.runtime.masks import attention_mask
+from outrider.sampling.temperature import softmax_at
 
-Graph = Callable[[list[Tensor]], list[Tensor]]
-"""A compiled pass: its inputs one after the other, its outputs."""
+Program = Callable[[list[Tensor]], list[Tensor]]
+"""A compiled program: from its inputs, one after the other, to its outputs."""
+
+_TRACED = (
+    AttentionSpec.metadata,
+    attention_mask,
+    decoder_logits,
+    draft_chain,
+    draw,
+    exact.use_exact_operators,
+    health_of,
+    joined,
+    softmax_at,
+    write_at,
+)
+"""Functions that programs consist of besides the methods of modules: their files are part of the
+name of a program."""
 
 CPU = torch.device("cpu")
 _HANDLE = "AtenTensorHandle"
@@ -51,47 +73,46 @@ def compiled_program(
     own: bool = False,
     thorough: bool = False,
     device: torch.device = CPU,
-) -> Graph:
-    """The graph of a pass, from the cache folder or made anew.
+) -> Program:
+    """The compiled program of a module, from the cache folder or compiled anew.
 
     Args:
-        module: the pass.
-        trace: gives its program.
-        own: whether the module is as its class and its configuration say. Another's might be
-            patched, so that only its program tells what it computes.
+        module: what the program computes.
+        trace: traces it.
+        own: whether the module is as its class and its configuration say. A user's might be
+            patched, so that only the traced program tells what it computes.
         thorough: let the compiler try several ways to multiply and keep the fastest.
-        device: where it runs.
+        device: where the program runs.
 
     Raises:
         Exception: whatever the tracer or the compiler raise, which is of many kinds.
     """
     program = None if own else trace()
-    parts = [*made_from(module), str(thorough), *_made_for(device)]
+    parts = [*dependencies(module), str(thorough), *_device_dependencies(device)]
     if program is not None:
         parts += [str(program.graph), str(program.range_constraints)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    path = cache_folder() / "graphs" / f"{key}.pt2"
+    path = cache_folder() / "programs" / f"{key}.pt2"
     if not path.exists():
         _compile(trace() if program is None else program, path, _options(module, thorough))
     return _load(path, _tensors(module), device)
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def uses_kernels(module: nn.Module) -> bool:
-    """Whether some layer of a module computes by our kernels."""
+    """Whether some layer of a module computes with our kernels."""
     return any(isinstance(each, NarrowLinear) for each in module.modules())
 
 
-def made_from(module: nn.Module) -> list[str]:
-    """All that a program depends on, so far as it can be told without tracing it."""
+def dependencies(module: nn.Module) -> list[str]:
+    """All that a program depends on, as far as is known without tracing it."""
     tensors = _tensors(module).items()
     classes = {base for each in module.modules() for base in type(each).__mro__}
-    called = (chain_mask, draw, health_of, exact.use_exact_operators)
-    sources = {each.__module__ for each in (*classes, *called)}
+    sources = {each.__module__ for each in (*classes, *_TRACED)}
     config: Any = getattr(getattr(module, "module", None), "config", None)
     parts = [
         torch.__version__,
@@ -110,8 +131,8 @@ def made_from(module: nn.Module) -> list[str]:
     return parts
 
 
-def _made_for(device: torch.device) -> list[str]:
-    """What a program depends on besides, where it is not for the CPU."""
+def _device_dependencies(device: torch.device) -> list[str]:
+    """What a program for another device than the CPU depends on besides."""
     if device.type == "cuda":
         return ["cuda", torch.cuda.get_device_name(device), str(torch.version.cuda)]
     return [] if device.type == "cpu" else [device.type]
@@ -129,7 +150,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
-    """How the compiler treats the program of a module."""
+    """The compiler's options for a module."""
     options: dict[str, Any] = {
         "aot_inductor.package_constants_in_so": False,
         "always_keep_tensor_constants": True,  # else small weights are part of the code
@@ -151,8 +172,8 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
 
 
 def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> None:
-    """Compiles to a file that appears when it is whole; what the program itself holds besides the
-    module's tensors goes beside it."""
+    """Compiles to a file, which appears under its name once it is complete. Tensors that only the
+    program has go to a second file beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.pt2")
     torch.save(_literals(program), path.with_suffix(".pt"))
@@ -165,8 +186,8 @@ def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> N
 
 
 def _literals(program: ExportedProgram) -> dict[str, Tensor]:
-    """Tensors that only the program knows, such as numbers in the model's code; from now on they
-    are buffers of it, whose names the compiler keeps."""
+    """Tensors that only the program has, such as numbers in the model's code. They become buffers
+    of the program, whose names the compiler keeps."""
     literals = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
@@ -175,25 +196,25 @@ def _literals(program: ExportedProgram) -> dict[str, Tensor]:
     return literals
 
 
-def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Graph:
+def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Program:
     index = -1 if device.index is None else device.index
-    package = torch._inductor.aoti_load_package(
+    library = torch._inductor.aoti_load_package(
         str(path), run_single_threaded=True, device_index=index
-    )  # single-threaded, for else no CUDA graph could record it
-    names = package.get_constant_fqns()
+    )  # single-threaded, else no CUDA graph can capture it
+    names = library.get_constant_fqns()
     found = dict(tensors)
     if not set(names) <= set(found):
         found |= torch.load(path.with_suffix(".pt"), weights_only=True)
-    return _CompiledProgram(package, {name: found[name] for name in names})
+    return _CompiledProgram(library, {name: found[name] for name in names})
 
 
 class _CompiledProgram:
-    """A graph, and the tensors whose addresses its library holds."""
+    """A compiled library, and the tensors whose addresses it holds."""
 
-    def __init__(self, package: Any, tensors: dict[str, Tensor]) -> None:
-        package.load_constants(tensors, check_full_update=True, user_managed=True)
-        self._package, self._tensors = package, tensors
-        self._run = package.loader.run
+    def __init__(self, library: Any, tensors: dict[str, Tensor]) -> None:
+        library.load_constants(tensors, check_full_update=True, user_managed=True)
+        self._library, self._tensors = library, tensors
+        self._run = library.loader.run
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         outputs: list[Tensor] = self._run(inputs)

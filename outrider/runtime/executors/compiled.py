@@ -1,15 +1,15 @@
-"""A model's passes as compiled graphs: one for chains, one for trees, whatever their sizes.
+"""The compiled executor: a model's forward passes and drafts as programs compiled ahead of time.
 
-The programs (``traced.py``) have symbolic sizes; linear layers and attention in them are our
-kernels, which need no tuning per shape, so that a graph is made once and serves every draft length,
-batch, context and KV buffer. Whatever does not compile, or compiles to something else
-(``parity.py``), runs as it would have without, after one warning.
+The programs (``traced.py``, ``fused_draft.py``) have symbolic sizes; linear layers and attention in
+them are our kernels, which need no tuning per shape. So a program is compiled once and serves every
+draft length, batch, context and KV buffer. What does not compile, or computes something else than
+the model (``parity.py``), runs eagerly, after one warning.
 
-Legend: B rows, N columns of a pass, S slots.
+Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Literal, get_args
 
@@ -21,76 +21,96 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import OutriderWarning
 from outrider.core.values import check_choice
-from outrider.runtime.executors.compile_cache import Graph, compiled_program, first_line
+from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.executors.compile_cache import Program, compiled_program, first_line
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.parity import compare
-from outrider.runtime.executors.traced import ChainPass, KVBuffers, TreePass, trace
+from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForward, trace
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 128
-"""Tokens of a pass, over all rows, up to which the graph is used. Beyond it, as in a long prefill,
-the arithmetic decides and not the overhead."""
+"""Query tokens of a forward pass, over all rows, up to which the compiled program is used. Beyond
+it, as in a long prefill, arithmetic takes the time and not Python."""
 
-Maker = Callable[[TreePass, Callable[[], ExportedProgram]], Graph]
-"""Makes a graph of a pass and the program it has when it is traced."""
+Compiler = Callable[[TreeForward, Callable[[], ExportedProgram]], Program]
+"""Compiles a forward pass, given also the function that traces it."""
 
-Span = Callable[[int, int], int]
-"""How many slots a pass reads, of those that it must read and those that there are."""
+SpanRule = Callable[[int, int], int]
+"""How many slots a forward pass reads, of those that it must read and those that there are."""
 
 
 def check_compile(value: str) -> None:
-    """Raises InvalidParameterError unless the value is one that can be."""
+    """Raises InvalidParameterError unless the value is one of ``Compile``."""
     check_choice("compile", value, get_args(Compile))
 
 
-class CompiledPass:
-    """The graphs of a module, made when they are first needed; one pass at a time, since a graph
-    has a place of its own for what it computes.
+class CompiledExecutor:
+    """An executor that runs chains and trees by compiled programs, each compiled when it is first
+    needed. It runs one forward pass at a time, since a program has one buffer for what it computes.
+
+    Hidden states are computed by programs of their own, one per set of layers.
 
     Args:
         module: the model.
-        windows: what each kind of layer sees; None for everything.
-        limit: its longest context in tokens.
+        spec: what positions and masks depend on. Where the model has two sets of rotary factors
+            (``spec.original``), chains run by the program of trees, which is told the positions.
         name: how messages call it.
-        make: makes a graph.
-        read: how many slots a pass reads; by default those that it must.
+        make: compiles a forward pass.
+        read: how many slots a forward pass reads; by default those that it must.
         exact: whether a token's bits may not depend on how many tokens share its forward pass.
+        recording: gives a view of the module that records the hidden states of some layers; None
+            leaves batches that ask for hidden states to the eager executor.
 
     Attributes:
         failed: whether a program did not compile, so that no other is tried.
-        sealed: whether no more programs are made: what has none runs eagerly. Compiling takes
+        sealed: whether no more programs are compiled: what has none runs eagerly. Compiling takes
             many seconds, which a running request should not wait for.
     """
 
     def __init__(
         self,
         module: PreTrainedModel,
-        windows: Mapping[str, int | None],
-        limit: int,
+        spec: AttentionSpec,
         name: str,
-        make: Maker = compiled_program,
-        read: Span = min,
+        make: Compiler = compiled_program,
+        read: SpanRule = min,
         exact: bool = False,
+        *,
+        recording: Callable[[tuple[int, ...]], PreTrainedModel] | None = None,
     ) -> None:
         self.name = name
         self.failed = self.sealed = False
+        self._module, self._spec = module, spec
         self._trace = _exact_trace if exact else trace
         self._make, self._read = make, read
-        self._of_model = module, windows, limit, module.dtype
-        self._tree, self._chain = TreePass(*self._of_model), ChainPass(*self._of_model)
+        self._recording = recording
+        self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
+            (): (ChainForward(module, spec), TreeForward(module, spec))
+        }
         self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
-        self._graphs: dict[TreePass, Graph | None] = {}
+        self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=module.device)
         self._lock = RLock()
 
-    def chain(self, cache: KVCache, tokens_BN: Tensor) -> list[Tensor] | None:
-        """Logits (B, N, V) of columns that follow one another and their sums (B,), or None if
-        there is no graph: then the pass is still to do. The cache's KV buffers must have room for
-        it."""
-        inputs = tokens_BN, cache.length_B, self._slots(cache)
-        return self._run(self._chain, cache, inputs)
+    def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
+        """Runs a batch; None where there is no program for it, or where a layer has no KV buffer
+        yet, which a program cannot allocate."""
+        cache = batch.cache
+        forwards = self._forwards_for(batch.hidden_layers)
+        if forwards is None or not cache.make_room():
+            return None
+        chain, tree = forwards
+        if batch.nodes is None and self._spec.original is None:
+            found = self._run(chain, cache, self._chain_inputs(batch))
+        else:
+            found = self._run(tree, cache, self._tree_inputs(batch))
+        if found is None:
+            return None
+        logits_BNV, health_B, *hidden = found
+        return ForwardOutput(batch.asked(logits_BNV), health_B, hidden[0] if hidden else None)
 
     def draft(
         self,
@@ -100,32 +120,54 @@ class CompiledPass:
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """A draft of ``depth`` (D) tokens behind these columns, drawn at these temperatures with
-        these numbers in [0, 1), or greedy without: distributions or logits (B, D + 1, V), sums of
-        all logits (B,), the chain from the root on (B, D + 1); None as :meth:`chain`. The KV
-        buffers must have room for it."""
+        """Drafts ``depth`` (D) tokens behind the query tokens: a fused draft.
+
+        Args:
+            cache: its forward pass has begun, with room for all drafted tokens but the last.
+            tokens_BN: the query tokens.
+            depth: D.
+            temperature_B: of the rows; None for greedy ones.
+            u_BD: numbers in [0, 1) to draw with; None for greedy rows.
+
+        Returns:
+            Distributions, or logits of greedy rows, (B, D + 1, V); the sum of the logits' health
+            (B,); the chain from the root on (B, D + 1). None as :meth:`forward`.
+        """
+        if self._spec.original is not None or not cache.make_room():
+            return None
         with self._lock:
             if depth not in self._drafts:
-                both = GreedyDraft(*self._of_model, depth), SampledDraft(*self._of_model, depth)
-                self._drafts[depth] = both
+                arguments = self._module, self._spec, depth
+                self._drafts[depth] = GreedyDraft(*arguments), SampledDraft(*arguments)
         greedy, sampled = self._drafts[depth]
         inputs = [tokens_BN, cache.length_B, self._slots(cache)]
         if temperature_B is None or u_BD is None:
-            return self._run(greedy, cache, inputs)
-        return self._run(sampled, cache, [*inputs, temperature_B, u_BD])
+            return self._run(greedy, cache, lambda: inputs)
+        return self._run(sampled, cache, lambda: [*inputs, temperature_B, u_BD])
 
-    def tree(
-        self,
-        cache: KVCache,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        slots_BN: Tensor,
-        masks: Sequence[Tensor],
-    ) -> list[Tensor] | None:
-        """The same for columns with places and masks, one (B, 1, N, S) per kind of layer."""
-        span, rows = self._span(cache), cache.num_rows
-        each = (_widened(mask, span).expand(rows, -1, -1, -1) for mask in masks)
-        return self._run(self._tree, cache, (tokens_BN, positions_BN, slots_BN, *each))
+    def _forwards_for(self, layers: tuple[int, ...]) -> tuple[ChainForward, TreeForward] | None:
+        """The forward passes, of chains and of trees, that return the hidden states of these
+        layers."""
+        if layers not in self._forwards and self._recording is not None:
+            with self._lock:
+                arguments = self._recording(layers), self._spec, layers
+                self._forwards[layers] = ChainForward(*arguments), TreeForward(*arguments)
+        return self._forwards.get(layers)
+
+    def _chain_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
+        cache = batch.cache
+        return lambda: (batch.tokens_BN, cache.length_B, self._slots(cache))
+
+    def _tree_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
+        def inputs() -> Sequence[Tensor]:
+            metadata = self._spec.metadata_of(batch)
+            span, rows = self._span(batch.cache), batch.cache.num_rows
+            masks = (
+                _widened(mask, span).expand(rows, -1, -1, -1) for mask in metadata.masks.values()
+            )
+            return batch.tokens_BN, metadata.positions_BN, metadata.slots_BN, *masks
+
+        return inputs
 
     def _slots(self, cache: KVCache) -> Tensor:
         """A tensor of as many numbers as there are slots to read."""
@@ -137,37 +179,43 @@ class CompiledPass:
     def _span(self, cache: KVCache) -> int:
         return self._read(cache.span, cache.in_use()[0].shape[2])
 
-    def _run(self, each: TreePass, cache: KVCache, inputs: Sequence[Tensor]) -> list[Tensor] | None:
+    def _run(
+        self, each: TreeForward, cache: KVCache, inputs: Callable[[], Sequence[Tensor]]
+    ) -> list[Tensor] | None:
+        """The results of a program; None where there is none. Inputs are computed only if there
+        is."""
         buffers = cache.in_use()
         with self._lock:
-            if each not in self._graphs and not self.failed and not self.sealed:
-                self._graphs[each] = self._made(each, buffers)
-            graph = self._graphs.get(each)
-            return None if graph is None else graph([*map(Tensor.contiguous, inputs), *buffers])
+            if each not in self._programs and not self.failed and not self.sealed:
+                self._programs[each] = self._compiled(each, buffers)
+            program = self._programs.get(each)
+            if program is None:
+                return None
+            return program([*map(Tensor.contiguous, inputs()), *buffers])
 
-    def _made(self, each: TreePass, in_use: Sequence[Tensor]) -> Graph | None:
+    def _compiled(self, each: TreeForward, in_use: Sequence[Tensor]) -> Program | None:
         half = len(in_use) // 2
         buffers = in_use[:half], in_use[half:]
         try:
             with torch.inference_mode(False):
-                graph = self._make(each, lambda: self._trace(each, buffers))
+                program = self._make(each, lambda: self._trace(each, buffers))
         except Exception as error:  # the compiler's own exceptions are of many kinds
             self.failed = True
             _warn(f"{self.name} does not compile, so it runs eagerly: {first_line(error)}")
             return None
         try:
-            difference = compare(each, graph, buffers)
+            difference = compare(each, program, buffers)
         except Exception as error:
             difference = f"it fails when it is run: {first_line(error)}"
         if difference:
             _warn(f"{self.name}: the {each.kind} program compiled, but {difference}; runs eagerly")
             return None
-        return graph
+        return program
 
 
-def _exact_trace(each: TreePass, buffers: KVBuffers) -> ExportedProgram:
-    """The program of a pass with exact operators; a fused draft needs none, since what it proposes
-    is verified."""
+def _exact_trace(each: TreeForward, buffers: KVBuffers) -> ExportedProgram:
+    """The program of a forward pass with exact operators. A fused draft needs none, since the
+    target verifies what it proposes."""
     program = trace(each, buffers)
     return program if isinstance(each, GreedyDraft) else use_exact_operators(program)
 
@@ -177,7 +225,7 @@ def _warn(message: str) -> None:
 
 
 def _widened(mask: Tensor, span: int) -> Tensor:
-    """The mask over more slots, which it hides."""
+    """A mask over more slots, all of which it hides."""
     more = span - mask.shape[-1]
     hidden = torch.finfo(mask.dtype).min
     return functional.pad(mask, (0, more), value=hidden) if more else mask

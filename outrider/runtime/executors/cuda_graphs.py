@@ -1,12 +1,13 @@
-"""CUDA graphs around compiled passes: all kernels of a pass, or of a whole draft, in one launch.
+"""CUDA graphs around compiled programs: all kernels of a forward pass, or of a fused draft, in one
+launch.
 
 A program compiled ahead of time still launches its kernels one by one, some hundred of them for a
-model of sixteen layers, several microseconds each. A CUDA graph has recorded them once, with the
-addresses that they read and write, and launches them together. So what differs from pass to pass
-(tokens, lengths, masks, random numbers) is copied to where the recording reads it, KV buffers
-are part of the recording, and results are copied out before the next one overwrites them. Spans
-are rounded up to few sizes, lest every pass need a recording of its own; what lies behind a pass's
-own span is hidden by its mask.
+model of sixteen layers, several microseconds each. A CUDA graph captures them once, with the
+addresses that they read and write, and launches them together. Inputs that differ from one forward
+pass to the next (tokens, lengths, masks, random numbers) are copied to the captured addresses; KV
+buffers are part of the capture; results are copied out before the next launch overwrites them.
+Spans are rounded up to a few sizes, so that few captures suffice; masks hide the slots beyond a
+forward pass's own span.
 """
 
 import warnings
@@ -19,28 +20,34 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from outrider.core.errors import OutriderWarning
-from outrider.runtime.executors.compile_cache import Graph
-from outrider.runtime.executors.compiled import Maker
-from outrider.runtime.executors.traced import TreePass
+from outrider.runtime.executors.compile_cache import Program
+from outrider.runtime.executors.compiled import Compiler
+from outrider.runtime.executors.traced import TreeForward
 
 Replay = Callable[[], None]
+"""Launches all captured kernels again."""
+
 Key = tuple[tuple[object, ...], ...]
 _FIRST_SPAN = 64
 _PER_OCTAVE = 4
-_MOST_RECORDINGS = 32
+_MOST_CAPTURES = 32
 
 
 class Recorder(Protocol):
-    """What records launches."""
+    """Captures kernel launches."""
 
     def __call__(self, run: Callable[[], list[Tensor]]) -> tuple[Replay, list[Tensor]]:
-        """What launches again all that ``run`` launches, and the tensors where each launch leaves
-        its results; nothing need have been computed yet."""
+        """Captures the kernels that ``run`` launches.
+
+        Returns:
+            A function that launches them again, and the tensors that each launch leaves its
+            results in. Capturing need not compute anything.
+        """
 
 
 class CudaRecorder:
-    """Records on a GPU. The recordings share their memory, so that one's results last until the
-    next one runs.
+    """Captures on a GPU. All captures share their memory, so the results of one last until another
+    is launched.
 
     Args:
         device: the GPU.
@@ -63,56 +70,57 @@ class CudaRecorder:
         return graph.replay, results
 
 
-class RecordedGraph:
-    """A compiled pass that is recorded when sizes and KV buffers come back, and replayed from then
-    on.
+class GraphedProgram:
+    """A compiled program that is captured when its sizes and KV buffers occur a second time, and
+    replayed from then on.
 
-    The first time it runs as it is: some come once only, and libraries set themselves up in it.
-    What cannot be recorded goes on as it is, after one warning.
+    The first time it runs as it is: some sizes occur only once, and libraries initialise
+    themselves in the first run. A program that cannot be captured keeps running as it is, after one
+    warning.
 
     Args:
-        graph: the pass. All that it launches may depend on the sizes of its inputs, and nothing on
-            their numbers.
-        num_moving: how many of its first inputs come from another place every time; the others
-            are its KV buffers.
-        record: records launches.
-        name: how messages call it.
+        program: what is captured. The kernels it launches may depend on the sizes of its inputs,
+            but not on their values.
+        num_moving: how many of its first inputs have another address every time; the others are
+            its KV buffers.
+        record: captures launches.
+        name: how messages call the model.
     """
 
-    def __init__(self, graph: Graph, num_moving: int, record: Recorder, name: str) -> None:
-        self._graph = graph
+    def __init__(self, program: Program, num_moving: int, record: Recorder, name: str) -> None:
+        self._program = program
         self._num_moving = num_moving
         self._record: Recorder | None = record
         self._name = name
-        self._recordings: OrderedDict[Key, _Recording | None] = OrderedDict()
+        self._captures: OrderedDict[Key, _Capture | None] = OrderedDict()
 
     @property
-    def num_recordings(self) -> int:
-        """Recordings that there are now."""
-        return sum(each is not None for each in self._recordings.values())
+    def num_captures(self) -> int:
+        """How many captures are kept."""
+        return sum(each is not None for each in self._captures.values())
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         if self._record is None:
-            return self._graph(inputs)
+            return self._program(inputs)
         moving, buffers = inputs[: self._num_moving], inputs[self._num_moving :]
         key = (
             *((each.shape, each.dtype) for each in moving),
             *((each.data_ptr(), each.shape, each.stride()) for each in buffers),
         )
-        recording = self._recordings.get(key)
-        if recording is None and key in self._recordings:
-            recording = self._made(self._record, moving, buffers)
-        self._recordings[key] = recording
-        self._recordings.move_to_end(key)
-        if len(self._recordings) > _MOST_RECORDINGS:
-            self._recordings.popitem(last=False)
-        return self._graph(inputs) if recording is None else recording(moving)
+        capture = self._captures.get(key)
+        if capture is None and key in self._captures:
+            capture = self._captured(self._record, moving, buffers)
+        self._captures[key] = capture
+        self._captures.move_to_end(key)
+        if len(self._captures) > _MOST_CAPTURES:
+            self._captures.popitem(last=False)
+        return self._program(inputs) if capture is None else capture(moving)
 
-    def _made(
+    def _captured(
         self, record: Recorder, moving: list[Tensor], buffers: list[Tensor]
-    ) -> "_Recording | None":
+    ) -> "_Capture | None":
         try:
-            return _Recording(self._graph, moving, buffers, record)
+            return _Capture(self._program, moving, buffers, record)
         except RuntimeError as error:
             self._record = None
             text = str(error).strip().splitlines() or [type(error).__name__]
@@ -125,14 +133,14 @@ class RecordedGraph:
             return None
 
 
-class _Recording:
-    """The launches of one pass, for inputs of these sizes and these very KV buffers."""
+class _Capture:
+    """The captured launches of one program, for inputs of fixed sizes and fixed KV buffers."""
 
     def __init__(
-        self, graph: Graph, moving: list[Tensor], buffers: list[Tensor], record: Recorder
+        self, program: Program, moving: list[Tensor], buffers: list[Tensor], record: Recorder
     ) -> None:
         self._inputs = [each.clone() for each in moving]
-        self._replay, self._results = record(lambda: graph([*self._inputs, *buffers]))
+        self._replay, self._results = record(lambda: program([*self._inputs, *buffers]))
 
     def __call__(self, moving: list[Tensor]) -> list[Tensor]:
         for held, given in zip(self._inputs, moving, strict=True):
@@ -141,33 +149,33 @@ class _Recording:
         return [each.clone() for each in self._results]
 
 
-def recorded(
-    module: TreePass,
+def graphed(
+    module: TreeForward,
     trace: Callable[[], ExportedProgram],
     *,
-    make: Maker,
+    make: Compiler,
     record: Recorder,
     name: str = "a model",
-) -> Graph:
-    """A pass's graph whose launches are recorded.
+) -> Program:
+    """The compiled program of a forward pass, whose launches are captured.
 
     Args:
-        module: the pass.
-        trace: gives its program.
-        make: makes the graph itself.
-        record: records launches.
-        name: how messages call it.
+        module: the forward pass.
+        trace: traces it.
+        make: compiles it.
+        record: captures launches.
+        name: how messages call the model.
     """
-    return RecordedGraph(make(module, trace), module.num_moving, record, name)
+    return GraphedProgram(make(module, trace), module.num_moving, record, name)
 
 
 def rounded_span(span: int, slots: int) -> int:
-    """The span that a recorded pass reads: one of four sizes between powers of two, so that no pass
-    reads a quarter more than it must.
+    """The span that a captured forward pass reads: one of four sizes between powers of two, at most
+    a quarter more than necessary.
 
     Args:
-        span: the slots that it has to read.
-        slots: those that its KV buffers have, at least as many.
+        span: slots that it has to read.
+        slots: slots of its KV buffers, at least as many.
     """
     step = max(_FIRST_SPAN, (1 << (span - 1).bit_length()) // 2) // _PER_OCTAVE
     return min(max(_FIRST_SPAN, -(-span // step) * step), slots)

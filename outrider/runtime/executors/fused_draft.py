@@ -1,44 +1,38 @@
-"""A whole draft as one program: γ passes of a model, and the token that each of them leads to.
+"""A draft as one program: γ forward passes of a model, and the token that each of them leads to.
 
     x_i ~ softmax(z_i / T),   z_i the logits behind … x_{i-1},   i = 1 … γ
 
-by the same inverse distribution function as step by step, or x_i = argmax z_i. No Python runs
-between the passes. γ is part of the program, all other sizes are symbolic.
+by the same inverse distribution function as a draft made step by step, or x_i = argmax z_i. No
+Python runs between the forward passes. γ is part of the program; all other sizes are symbolic.
 
-Legend: B rows, N columns fed first, D drafted tokens (γ), S slots, V vocabulary.
+Legend: B rows, N query tokens of the first forward pass, D drafted tokens (γ), S slots,
+V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from outrider.core import draw
-from outrider.runtime.executors.traced import ROWS, ChainPass, KVBuffers
+from outrider.core.draft_chain import Choice, draft_chain, with_leaf
+from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
+from outrider.sampling.temperature import softmax_at
 
-Choice = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""From logits (B, V) and the place in the draft to what is recorded of them and the token."""
 
-
-class GreedyDraft(ChainPass):
+class GreedyDraft(ChainForward):
     """The argmax chain.
 
     Args:
-        depth: γ.
+        depth: γ; the others as those of ``ChainForward``.
     """
 
     kind: ClassVar[str] = "greedy draft"
 
-    def __init__(
-        self,
-        module: nn.Module,
-        windows: Mapping[str, int | None],
-        limit: int,
-        dtype: torch.dtype,
-        depth: int,
-    ) -> None:
-        super().__init__(module, windows, limit, dtype)
+    def __init__(self, module: nn.Module, spec: AttentionSpec, depth: int) -> None:
+        super().__init__(module, spec)
         self.depth = depth
 
     def extra_repr(self) -> str:
@@ -52,35 +46,35 @@ class GreedyDraft(ChainPass):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, D + 1, V), the last ones zero; their sum (B,); the chain from the root on
-        (B, D + 1)."""
+        """Logits (B, D + 1, V), the last ones zero; the sum of their health (B,); the chain from
+        the root on (B, D + 1)."""
         return self._chain(
             tokens_BN, length_B, (slot_S, keys, values), lambda z_BV, _: (z_BV, z_BV.argmax(-1))
         )
 
     def inputs(
-        self, buffers: KVBuffers, rows: int, columns: int, span: int, slots: int
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        more = self.depth - 1  # slots that the passes behind the first one fill
-        inputs = super().inputs(buffers, rows, columns, span + more, slots + more)
+        more = self.depth - 1  # slots that the forward passes behind the first one fill
+        inputs = super().inputs(buffers, rows, queries, span + more, slots + more)
         tokens_BN, length_B, *rest = inputs
         return tokens_BN, length_B - more, *rest
 
     def _chain(
-        self, tokens_BN: Tensor, length_B: Tensor, rest: Any, choice: Choice
+        self, tokens_BN: Tensor, length_B: Tensor, rest: Any, choose: Choice
     ) -> tuple[Tensor, Tensor, Tensor]:
-        recorded, chain, sums = [], [tokens_BN[:, -1]], []
-        for i in range(self.depth):
-            logits_BNV, sum_B = super().forward(tokens_BN, length_B, *rest)
-            z_BV = logits_BNV[:, -1].to(torch.promote_types(logits_BNV.dtype, torch.float32))
-            row_BV, x_B = choice(z_BV, i)
-            recorded.append(row_BV)
-            chain.append(x_B)
-            sums.append(sum_B)
-            length_B = length_B + tokens_BN.shape[1]
-            tokens_BN = x_B[:, None]
-        recorded.append(torch.zeros_like(recorded[0]))
-        return torch.stack(recorded, 1), torch.stack(sums).sum(0), torch.stack(chain, 1)
+        health: list[Tensor] = []
+
+        def step(tokens: Sequence[Tensor]) -> Tensor:
+            nonlocal length_B
+            queries_BN = tokens[-1][:, None] if health else tokens_BN
+            logits_BNV, health_B = super(GreedyDraft, self).forward(queries_BN, length_B, *rest)
+            health.append(health_B)
+            length_B = length_B + queries_BN.shape[1]
+            return logits_BNV[:, -1].to(torch.promote_types(logits_BNV.dtype, torch.float32))
+
+        tokens, recorded = draft_chain(tokens_BN[:, -1], self.depth, step, choose)
+        return with_leaf(recorded), torch.stack(health).sum(0), torch.stack(tokens, 1)
 
 
 class SampledDraft(GreedyDraft):
@@ -102,19 +96,19 @@ class SampledDraft(GreedyDraft):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Distributions (B, D + 1, V), the last one zero; the sum of all logits (B,); the chain
-        from the root on (B, D + 1)."""
+        """Distributions (B, D + 1, V), the last one zero; the sum of the logits' health (B,); the
+        chain from the root on (B, D + 1)."""
 
-        def choice(z_BV: Tensor, i: int) -> tuple[Tensor, Tensor]:
-            q_BV = (z_BV / temperature_B[:, None]).softmax(-1)
-            return q_BV, draw(q_BV, u_BD[:, i])
+        def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            q_BV = softmax_at(z_BV, temperature_B)
+            return q_BV, draw(q_BV, u_BD[:, len(tokens) - 1])
 
-        return self._chain(tokens_BN, length_B, (slot_S, keys, values), choice)
+        return self._chain(tokens_BN, length_B, (slot_S, keys, values), choose)
 
     def inputs(
-        self, buffers: KVBuffers, rows: int, columns: int, span: int, slots: int
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        tokens_BN, length_B, slot_S, *rest = super().inputs(buffers, rows, columns, span, slots)
+        tokens_BN, length_B, slot_S, *rest = super().inputs(buffers, rows, queries, span, slots)
         u_BD = torch.linspace(0.1, 0.9, rows * self.depth, dtype=torch.float64)
         u_BD = u_BD.view(rows, self.depth).to(length_B.device)
         return tokens_BN, length_B, slot_S, torch.ones_like(length_B).float(), u_BD, *rest

@@ -12,7 +12,7 @@ the model rounds between its operations. Two bounds tell such a program from a w
 ε is that of the precision that the model computes in, not of the output: a fused draft returns
 float32 numbers that were computed in bfloat16.
 
-Legend: B rows, N columns, D drafted tokens, P positions compared, V vocabulary.
+Legend: B rows, N query tokens, D drafted tokens, P positions compared, V vocabulary.
 """
 
 import math
@@ -23,28 +23,30 @@ import torch
 from torch import Tensor
 
 from outrider.core import draw
-from outrider.runtime.executors.compile_cache import Graph
+from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
-from outrider.runtime.executors.traced import KVBuffers, TreePass
+from outrider.runtime.executors.traced import KVBuffers, TreeForward
 
 _SIZES = ((1, 1, 7, 7), (3, 4, 9, 12))
 """Rows, columns, span and slots to compare with: sizes that no program is traced with."""
 
 
-def compare(each: TreePass, graph: Graph, buffers: KVBuffers) -> str:
-    """How a program's results differ from those of its pass; "" where they agree.
+def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:
+    """How a program's results differ from those of its forward pass; "" where they agree.
 
     Args:
-        each: the pass.
-        graph: its program.
-        KV buffers: keys and values like those that it runs over.
+        each: the forward pass.
+        program: the compiled program of it.
+        buffers: keys and values like those that it runs over.
     """
     wanted_PV, found_PV, follows = [], [], True
+    wanted_PH: list[Tensor] = []
+    found_PH: list[Tensor] = []
     for sizes in _SIZES:
         inputs = _examples(each, buffers, sizes)
         with torch.inference_mode():
-            found = graph(flat(inputs))
-            wanted = each(*_examples(each, buffers, sizes))  # a pass writes to its KV buffers
+            found = program(flat(inputs))
+            wanted = each(*_examples(each, buffers, sizes))  # it writes to its KV buffers
         if isinstance(each, GreedyDraft):
             follows &= _follows(each, inputs, found)
             same_BD = (wanted[2] == found[2])[:, :-1].cumprod(1).bool()
@@ -53,6 +55,8 @@ def compare(each: TreePass, graph: Graph, buffers: KVBuffers) -> str:
         else:
             wanted_PV.append(wanted[0].flatten(0, 1))
             found_PV.append(found[0].flatten(0, 1))
+            wanted_PH += [hidden_BNH.flatten(0, 1) for hidden_BNH in wanted[2:]]
+            found_PH += [hidden_BNH.flatten(0, 1) for hidden_BNH in found[2:]]
     one_PV, other_PV = torch.cat(wanted_PV).double(), torch.cat(found_PV).double()
     if isinstance(each, SampledDraft):
         one_PV, other_PV = _logarithm(one_PV), _logarithm(other_PV)
@@ -62,13 +66,16 @@ def compare(each: TreePass, graph: Graph, buffers: KVBuffers) -> str:
         return "it masks other tokens than the model"
     one_PV, other_PV = one_PV.masked_fill(hidden_PV, 0), other_PV.masked_fill(hidden_PV, 0)
     difference = _error(one_PV, other_PV, each.dtype) or _scale(one_PV, other_PV, each.dtype)
+    if not difference and wanted_PH:
+        one_PH, other_PH = torch.cat(wanted_PH).double(), torch.cat(found_PH).double()
+        difference = _error(one_PH, other_PH, each.dtype)
     if difference or follows:
         return difference
     return "its drafted tokens do not follow from the distributions that it returns"
 
 
 def flat(inputs: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
-    """The inputs of a pass as a graph takes them."""
+    """The inputs of a forward pass as its program takes them."""
     lists = ([each] if isinstance(each, Tensor) else each for each in inputs)
     return [tensor for each in lists for tensor in each]
 
@@ -134,7 +141,7 @@ def _logarithm(probs_PV: Tensor) -> Tensor:
 
 
 def _examples(
-    each: TreePass, buffers: KVBuffers, sizes: tuple[int, int, int, int]
+    each: TreeForward, buffers: KVBuffers, sizes: tuple[int, int, int, int]
 ) -> tuple[Any, ...]:
     """Inputs of these sizes, with various tokens behind keys and values that are not zero."""
     tokens_BN, *rest, keys, values = each.inputs(buffers, *sizes)
@@ -142,6 +149,6 @@ def _examples(
     for buffer in (*keys, *values):
         buffer.copy_(torch.randn(buffer.shape, generator=generator))
     config: Any = each.module.config
-    places_BN = torch.arange(tokens_BN.numel(), device=tokens_BN.device).view_as(tokens_BN)
-    tokens_BN = (37 * places_BN + 11) % config.get_text_config().vocab_size
+    index_BN = torch.arange(tokens_BN.numel(), device=tokens_BN.device).view_as(tokens_BN)
+    tokens_BN = (37 * index_BN + 11) % config.get_text_config().vocab_size
     return tokens_BN, *rest, keys, values

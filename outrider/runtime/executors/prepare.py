@@ -22,8 +22,8 @@ from torch import Tensor
 
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
 from outrider.runtime.executors.compile_cache import compiled_program
-from outrider.runtime.executors.compiled import CompiledPass, Maker, Span, check_compile
-from outrider.runtime.executors.cuda_graphs import CudaRecorder, recorded, rounded_span
+from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
+from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
@@ -148,13 +148,20 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.decoder_prompt is not None:
         _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
         return
-    make: Maker = partial(compiled_program, own=own, thorough=thorough, device=model.device)
-    read: Span = min
+    make: Compiler = partial(compiled_program, own=own, thorough=thorough, device=model.device)
+    read: SpanRule = min
     if model.device.type == "cuda":
         recorder = CudaRecorder(model.device)
-        make, read = partial(recorded, make=make, record=recorder, name=model.name), rounded_span
-    model.compiled = CompiledPass(
-        model.runs, model.windows, model.limit, model.name, make, read, model.exact
+        make, read = partial(graphed, make=make, record=recorder, name=model.name), rounded_span
+    eager = model.eager
+    model.compiled = CompiledExecutor(
+        eager.module,
+        model.spec,
+        model.name,
+        make,
+        read,
+        model.exact,
+        recording=eager.recording,
     )
 
 

@@ -1,13 +1,13 @@
-"""A model's pass as a program of symbolic sizes: rows, tokens per row, slots allocated, slots read.
+"""A model's forward pass as a program of symbolic sizes: rows, query tokens per row, slots
+allocated, slots read.
 
-One program serves every draft length, batch, context and KV buffer. It is traced by
-``torch.export``, from the model's own code, with our KV buffers and masks in place of those of
-``transformers``.
+One program serves every draft length, batch, context and KV buffer. ``torch.export`` traces the
+model's own code, with our KV buffers and masks in place of those of ``transformers``.
 
-Legend: B rows, N columns of a pass, S slots read.
+Legend: B rows, N query tokens, S slots read, L kinds of layers, V vocabulary, H hidden width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,21 +15,24 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import Cache
 
+from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec
 from outrider.runtime.health import health_of
-from outrider.runtime.masks import chain_mask
+from outrider.runtime.hf.call import decoder_logits
+from outrider.runtime.hf.hidden_states import joined, recording_hidden_states
+from outrider.runtime.kv_cache.slots import write_at
 
 _SIZES = 3, 5, 23, 40
-"""Rows, columns, span and slots to trace with: all differ, lest two be taken for one."""
+"""Rows, query tokens, span and slots to trace with: all differ, lest two be taken for one."""
 
 
-ROWS, COLUMNS, SPAN, SLOTS = Dim("rows"), Dim("columns"), Dim("span"), Dim("slots")
+ROWS, QUERIES, SPAN, SLOTS = Dim("rows"), Dim("queries"), Dim("span"), Dim("slots")
 
 KVBuffers = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Keys and values, a KV buffer (B, H, S, C) per layer."""
 
 
 class _TracedKVCache(Cache):
-    """The KV buffers of a pass inside the program: every row writes at its own slots."""
+    """The KV buffers inside the program: every row writes at its own slots."""
 
     is_compileable = False
 
@@ -54,33 +57,40 @@ class _TracedKVCache(Cache):
         return self._span, 0
 
     def _write(self, buffer: Tensor, new_BHNC: Tensor) -> Tensor:
-        buffer[self._rows_B1, :, self._slots_BN] = new_BHNC.transpose(1, 2)
+        write_at(buffer, self._rows_B1, self._slots_BN, new_BHNC)
         return buffer[: new_BHNC.shape[0], :, : self._span]
 
 
-class TreePass(nn.Module):
-    """A pass over columns whose places and masks are given, as those of a tree are.
+class TreeForward(nn.Module):
+    """A forward pass over query tokens whose slots, positions and masks are given, as those of a
+    tree are.
 
     Args:
-        module: the model.
-        windows: what each kind of layer sees, None for everything; each kind has a mask.
-        limit: its longest context in tokens.
+        module: the model; where hidden states are asked for, a view that records them
+            (``hf/hidden_states.py``).
+        spec: what positions and masks depend on.
+        hidden_layers: the layers whose hidden states are returned.
     """
 
     kind: ClassVar[str] = "tree"
     """What messages call its program."""
 
     def __init__(
-        self, module: nn.Module, windows: Mapping[str, int | None], limit: int, dtype: torch.dtype
+        self, module: nn.Module, spec: AttentionSpec, hidden_layers: tuple[int, ...] = ()
     ) -> None:
         super().__init__()
         self.module = module
-        self.windows = dict(windows)
-        self.limit, self.dtype = limit, dtype
+        self.spec = spec
+        self.hidden_layers = hidden_layers
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the masks, and of the logits."""
+        return self.spec.dtype
 
     def extra_repr(self) -> str:
-        """All that its program depends on besides the model."""
-        return f"windows={self.windows}, limit={self.limit}, dtype={self.dtype}"
+        """All that the program depends on besides the model."""
+        return f"{self.spec}, hidden_layers={self.hidden_layers}"
 
     def forward(
         self,
@@ -90,41 +100,54 @@ class TreePass(nn.Module):
         masks: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (B, N, V) and a number per row (B,), finite iff they are healthy."""
-        mask = dict(zip(self.windows, masks, strict=True)) if len(masks) > 1 else masks[0]
-        logits_BNV: Tensor = self.module(
-            input_ids=tokens_BN,
-            position_ids=positions_BN,
-            attention_mask=mask,
-            past_key_values=_TracedKVCache(keys, values, slots_BN, masks[0].shape[-1]),
-            use_cache=True,
-        ).logits
-        return logits_BNV, health_of(logits_BNV)
+    ) -> tuple[Tensor, ...]:
+        """Logits (B, N, V), a number per row (B,) that is finite iff they are healthy, and the
+        hidden states (B, N, H) where some are asked for."""
+        by_kind = dict(zip(self.spec.windows, masks, strict=True))
+        metadata = AttentionMetadata(slots_BN, positions_BN, by_kind)
+        return self.run(tokens_BN, metadata, masks[0].shape[-1], keys, values)
+
+    def run(
+        self,
+        tokens_BN: Tensor,
+        metadata: AttentionMetadata,
+        span: int,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """The model's forward pass over these KV buffers; results as :meth:`forward`."""
+        cache = _TracedKVCache(keys, values, metadata.slots_BN, span)
+        with recording_hidden_states() as recording:
+            logits_BNV = decoder_logits(self.module, tokens_BN, metadata, cache)
+        hidden_BNH = joined(recording, self.hidden_layers)
+        found = logits_BNV, health_of(logits_BNV)
+        return found if hidden_BNH is None else (*found, hidden_BNH)
 
     @property
     def num_moving(self) -> int:
         """How many tensors the inputs have before the KV buffers."""
-        return 3 + len(self.windows)
+        return 3 + len(self.spec.windows)
 
     def inputs(
-        self, buffers: KVBuffers, rows: int, columns: int, span: int, slots: int
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
         """Inputs of these sizes, with empty KV buffers like the ones given."""
-        tokens_BN, places_BN = _example_columns(buffers, rows, columns, span)
+        tokens_BN, slots_BN = _example_queries(buffers, rows, queries, span)
         masks = [
-            tokens_BN.new_zeros(rows, 1, columns, span, dtype=self.dtype) for _ in self.windows
+            tokens_BN.new_zeros(rows, 1, queries, span, dtype=self.dtype) for _ in self.spec.windows
         ]
-        return tokens_BN, places_BN.clone(), places_BN, masks, *_empty(buffers, rows, slots)
+        return tokens_BN, slots_BN.clone(), slots_BN, masks, *_empty(buffers, rows, slots)
 
     def sizes(self) -> tuple[Any, ...]:
         """Which sizes of the inputs vary."""
-        columns, masks = {0: ROWS, 1: COLUMNS}, [{0: ROWS, 2: COLUMNS, 3: SPAN}] * len(self.windows)
-        return columns, columns, columns, masks
+        queries = {0: ROWS, 1: QUERIES}
+        masks = [{0: ROWS, 2: QUERIES, 3: SPAN}] * len(self.spec.windows)
+        return queries, queries, queries, masks
 
 
-class ChainPass(TreePass):
-    """A pass over columns that follow one another: places and masks are part of the program."""
+class ChainForward(TreeForward):
+    """A forward pass over query tokens that follow one another: slots, positions and masks are
+    computed by the program."""
 
     kind: ClassVar[str] = "chain"
 
@@ -139,29 +162,26 @@ class ChainPass(TreePass):
         slot_S: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """The same for columns behind ``length_B`` slots; of ``slot_S`` only its size counts."""
-        N, span = tokens_BN.shape[1], slot_S.shape[0]
-        places_BN = length_B[:, None] + torch.arange(N, device=length_B.device)
-        masks = [
-            chain_mask(places_BN, span, self.dtype, window) for window in self.windows.values()
-        ]
-        positions_BN = places_BN.clamp(max=self.limit - 1)
-        return super().forward(tokens_BN, positions_BN, places_BN, masks, keys, values)
+    ) -> tuple[Tensor, ...]:
+        """The same for query tokens behind ``length_B`` slots; of ``slot_S`` only the size
+        counts."""
+        span = slot_S.shape[0]
+        metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
+        return self.run(tokens_BN, metadata, span, keys, values)
 
     def inputs(
-        self, buffers: KVBuffers, rows: int, columns: int, span: int, slots: int
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        tokens_BN, places_BN = _example_columns(buffers, rows, columns, span)
+        tokens_BN, slots_BN = _example_queries(buffers, rows, queries, span)
         slot_S = torch.arange(span, device=tokens_BN.device)
-        return tokens_BN, places_BN[:, 0].clone(), slot_S, *_empty(buffers, rows, slots)
+        return tokens_BN, slots_BN[:, 0].clone(), slot_S, *_empty(buffers, rows, slots)
 
     def sizes(self) -> tuple[Any, ...]:
-        return {0: ROWS, 1: COLUMNS}, {0: ROWS}, {0: SPAN}
+        return {0: ROWS, 1: QUERIES}, {0: ROWS}, {0: SPAN}
 
 
-def trace(each: TreePass, buffers: KVBuffers) -> ExportedProgram:
-    """The program of a pass over KV buffers like these."""
+def trace(each: TreeForward, buffers: KVBuffers) -> ExportedProgram:
+    """The program of a forward pass over KV buffers like these."""
     varying = [[{0: ROWS, 2: SLOTS}] * len(side) for side in buffers]
     with torch.no_grad():
         return torch.export.export(
@@ -172,11 +192,12 @@ def trace(each: TreePass, buffers: KVBuffers) -> ExportedProgram:
         )
 
 
-def _example_columns(
-    buffers: KVBuffers, rows: int, columns: int, span: int
+def _example_queries(
+    buffers: KVBuffers, rows: int, queries: int, span: int
 ) -> tuple[Tensor, Tensor]:
-    places_BN = torch.arange(span - columns, span, device=buffers[0][0].device).repeat(rows, 1)
-    return torch.zeros_like(places_BN), places_BN
+    """Tokens, and the last slots of the span, each (B, N)."""
+    slots_BN = torch.arange(span - queries, span, device=buffers[0][0].device).repeat(rows, 1)
+    return torch.zeros_like(slots_BN), slots_BN
 
 
 def _empty(buffers: KVBuffers, rows: int, slots: int) -> list[list[Tensor]]:

@@ -1,17 +1,15 @@
-"""Any ``transformers`` causal language model as a target or a draft, unmodified.
+"""Any ``transformers`` causal language model as a target or a draft model, unmodified.
 
-The only file that touches the modelling API: it gives a model explicit positions, an explicit
-four-dimensional mask (one per kind of layer where there are sliding windows) and our own cache.
-That is all it takes for ragged batches and token trees.
+``HFModel`` owns the KV cache of a batch, and says where a model's forward passes write and what
+their results mean. Positions and masks are computed in ``attention_metadata.py``, forward passes
+are run by ``runner.py``.
 
-Legend: B rows, N nodes or columns of a pass, S slots, V vocabulary, H hidden width.
+Legend: B rows, N query tokens, V vocabulary, H hidden width.
 """
 
 import copy
-import inspect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -20,24 +18,20 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft
-from outrider.core.errors import NonFiniteLogitsError
+from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
 from outrider.core.protocols import Scores, keep_accepted
-from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledPass
-from outrider.runtime.health import health_of
+from outrider.runtime import runner
+from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.generation_config import with_demands
-from outrider.runtime.hf.longrope import (
-    long_rows,
-    marked,
-    original_length,
-    refresh,
-    with_factors_per_row,
-)
+from outrider.runtime.hf.longrope import long_rows, original_length, with_factors_per_row
 from outrider.runtime.hf.support import check_supported, windows_of
-from outrider.runtime.kernels.exact import exact_mode
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
-from outrider.runtime.masks import Nodes, pass_mask
-from outrider.runtime.prefill import all_logits_are_cheap, prefill
+from outrider.runtime.masks import Nodes
+from outrider.runtime.prefill import prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
@@ -55,16 +49,16 @@ class HFModel:
         num_tokens: width of the logits.
         limit: longest context in tokens.
         watch: time spent in forward passes.
-        windows: what each kind of layer sees, None for everything; each kind has a mask.
-        original: longest sequence with short rotary factors (``longrope.py``); None where all have
-            the same.
-        runs: what computes a forward pass: the module, or a copy that shares its weights.
-        plan: how its caches store keys and values, and how much they may.
-        compiled: its compiled pass, if it has one (``runtime.py``).
-        layout: the shapes of its KV buffers, if somebody asked for them (``prefill.py``).
-        exact: whether bits may not depend on a pass's width, so that all rounds run the same code.
-        opening: the tokens every text begins with, where the prompt is a source that an encoder
-            reads; None where the text begins with the prompt.
+        spec: what positions and masks depend on.
+        eager: the executor that runs any batch.
+        compiled: the executor that runs compiled programs, if the model has one
+            (``executors/prepare.py``).
+        plan: how the model's caches store keys and values, and how much memory they may take.
+        layout: the shapes of its KV buffers, once a compiled prefill has needed them.
+        hidden_layers: the layers whose hidden states ``score`` returns; see
+            :meth:`with_hidden_states`.
+        decoder_prompt: the tokens that every sequence begins with, where an encoder reads the
+            prompt; None where a sequence begins with the prompt.
 
     Raises:
         UnsupportedModelError: an encoder-decoder, layers whose state cannot be rolled back, or a
@@ -72,9 +66,9 @@ class HFModel:
     """
 
     decoder_prompt: tuple[int, ...] | None = None
-    compiled: CompiledPass | None = None
+    compiled: CompiledExecutor | None = None
     layout: KVLayout | None = None
-    exact: bool = False
+    hidden_layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -94,38 +88,93 @@ class HFModel:
         self.dtype: torch.dtype = module.dtype
         self.watch = Stopwatch(self.device)
         self.plan = KVCachePlan()
-        self.windows = windows_of(config)
-        self.original = original_length(config)
-        self.runs = module
-        if self.original is not None:
-            self.runs = with_factors_per_row(module, self.original, name)
-        self._keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        original = original_length(config)
+        self.spec = AttentionSpec(windows_of(config), self.limit, self.dtype, original)
+        view = module if original is None else with_factors_per_row(module, original, name)
+        self.eager = EagerExecutor(view, self.spec, self.num_layers, name)
+
+    @property
+    def original(self) -> int | None:
+        """Longest sequence with short rotary factors (``longrope.py``); None where all sequences
+        have the same factors."""
+        return self.spec.original
+
+    @property
+    def exact(self) -> bool:
+        """Whether bits may not depend on how many tokens share a forward pass, so that all rounds
+        run the same code. A property of the module, shared by all roles that it plays."""
+        return self.eager.exact
+
+    @exact.setter
+    def exact(self, value: bool) -> None:
+        self.eager.exact = value
 
     @property
     def prompt_limit(self) -> int:
         """Longest prompt in tokens."""
         return self.limit - 1
 
+    def in_role(self, name: str) -> "HFModel":
+        """The same model in a second role: the same weights and executors, with a clock and a
+        health check of its own.
+
+        Args:
+            name: how messages call it in that role.
+        """
+        twin = copy.copy(self)
+        twin.name, twin.watch = name, Stopwatch(self.device)
+        return twin
+
     def with_kv_dtype(
         self, kv_dtype: KvDtype, memory_budget: MemoryBudget | None = None
     ) -> "HFModel":
-        """The same module with other caches and a clock of its own.
+        """The same model with other caches and a clock of its own.
 
         Args:
-            kv_dtype: how they store numbers; ``auto`` as they do now.
-            memory budget: what they may take, with others that share it.
+            kv_dtype: how the caches store numbers; ``auto`` as they do now. A model that computes
+                in bfloat16 keeps ``auto`` for ``bfloat16``: the numbers are the same.
+            memory_budget: what the caches may take, with others that share it.
         """
-        if kv_dtype == "auto":
+        if kv_dtype == "auto" or (kv_dtype == "bfloat16" and self.dtype == torch.bfloat16):
             kv_dtype = self.plan.kv_dtype
         plan = KVCachePlan(kv_dtype, memory_budget)
         if plan == self.plan:
             return self
+        twin = self.in_role(self.name)
+        twin.plan = plan
+        return twin
+
+    def with_hidden_states(self, layers: Sequence[int]) -> "HFModel":
+        """The same model, whose ``score`` returns hidden states in ``Scores.hidden_BNH``.
+
+        Args:
+            layers: which, numbered as in ``ForwardBatch.hidden_layers``: l for the output of the
+                first l layers, and the number of layers for the output of the final norm. Several
+                are returned side by side, in this order.
+
+        Raises:
+            InvalidParameterError: a layer that the model does not have.
+            UnsupportedModelError: a model whose layers are out of reach.
+        """
+        for layer in layers:
+            if not 1 <= layer <= self.num_layers:
+                raise InvalidParameterError(
+                    f"hidden states of layer {layer}: {self.name} has layers 1 to {self.num_layers}"
+                )
+        twin = self.in_role(self.name)
+        twin.hidden_layers = tuple(layers)
+        self.eager.recording(twin.hidden_layers)  # so that it is refused here, if at all
+        return twin
+
+    def without_compiled(self) -> "HFModel":
+        """The same model in the same role, which runs eagerly."""
         twin = copy.copy(self)
-        twin.plan, twin.watch = plan, Stopwatch(self.device)
+        twin.compiled = None
         return twin
 
     def with_demands(self, sampling: Sampling, prompt: Sequence[int], room: int) -> Sampling:
-        """What a request asks for, and what the model's generation config asks of every text.
+        """A request's parameters together with what the model's generation config asks of every
+        sequence.
 
         Args:
             sampling: the request's parameters, defaults filled in.
@@ -143,17 +192,19 @@ class HFModel:
         return getattr(self.module, "generation_config", None)
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Logits behind a text and its prompt, by one plain pass without any cache, (V,)."""
+        """Logits behind a prompt and a continuation, by one plain forward pass without any cache,
+        (V,)."""
         ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
         with self.arithmetic():
             logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]
 
     def start(self, context: Context) -> KVCache:
-        """Caches all tokens of the context but the last, in passes of bounded width. What was not
-        finite in them makes the logits of later passes so, which are checked."""
+        """Caches all tokens of the context but the last, in forward passes of bounded width. Logits
+        that are not finite there make those of later forward passes so, which are checked."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
+        self._reserve(cache, max(context.lengths) - 1)
         prefill(self, cache, context)
         cache.health = context.health
         return cache
@@ -165,13 +216,20 @@ class HFModel:
         return self.original - length
 
     def score(self, cache: KVCache, draft: Draft) -> Scores:
-        """One pass over all nodes of the draft, behind the committed tokens."""
+        """One forward pass over all nodes of the draft, behind the committed tokens."""
+        layers = self.hidden_layers
         if draft.is_chain:
-            return Scores(self.extend(cache, draft.tokens_BN))
+            output = self.forward(ForwardBatch(cache, draft.tokens_BN, hidden_layers=layers))
+            return Scores(output.logits_BNV, output.hidden_BNH)
         columns = draft.columns
         tokens_BM = draft.tokens_BN.gather(1, columns.node_BM)
         nodes = Nodes(columns.ancestors_BMM, columns.depth_BM)
-        return Scores(columns.spread(self.extend(cache, tokens_BM, nodes)))
+        output = self.forward(ForwardBatch(cache, tokens_BM, nodes, hidden_layers=layers))
+        hidden_BMH = output.hidden_BNH
+        return Scores(
+            columns.spread(output.logits_BNV),
+            None if hidden_BMH is None else columns.spread(hidden_BMH),
+        )
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
         """Keeps the root and the accepted path."""
@@ -181,19 +239,6 @@ class HFModel:
         """Appends the rows of another cache."""
         cache.join(other)
 
-    def graph_of(
-        self, cache: KVCache, num_columns: int, num_logits: int = 0
-    ) -> CompiledPass | None:
-        """The compiled pass, where there is one for such a pass; it gives all logits, whether asked
-        for or not. In an exact model the number of columns decides nothing."""
-        num_tokens = cache.num_rows * num_columns
-        if self.exact:
-            fits = num_logits == 0
-        else:
-            cheap = num_logits == 0 or all_logits_are_cheap(self, num_tokens)
-            fits = num_tokens <= MOST_TOKENS and cheap
-        return self.compiled if fits and cache.is_plain else None
-
     def extend(
         self,
         cache: KVCache,
@@ -201,34 +246,14 @@ class HFModel:
         nodes: Nodes | None = None,
         num_logits: int = 0,
     ) -> Tensor:
-        """One forward pass over columns that follow the committed slots. The cache keeps none of
-        them until its ``append`` or ``select`` says so.
+        """Logits (B, N, V) of one forward pass; arguments as the attributes of ``ForwardBatch``."""
+        return self.forward(ForwardBatch(cache, tokens_BN, nodes, num_logits)).logits_BNV
 
-        Args:
-            cache: its ``lengths`` and ``length_B`` say where the columns go.
-            tokens_BN: the tokens.
-            nodes: their topology, and the nodes that earlier passes wrote; None when each column
-                follows the one before.
-            num_logits: compute logits of the last so many columns only; 0 for all.
-
-        Returns:
-            Logits (B, N, V), in the model's dtype.
-        """
-        refresh(self, cache)
-        graph = self.graph_of(cache, tokens_BN.shape[1], num_logits)
-        cache.begin(tokens_BN.shape[1], nodes.first if nodes is not None else 0)
-        if graph is not None and not cache.make_room():
-            graph = None
-        done: Sequence[Tensor] | None = None
-        if graph is not None and nodes is None and self.original is None:
-            with self.watch:
-                done = graph.chain(cache, tokens_BN)
-            graph = None
-        if done is None:
-            done = self._placed(cache, tokens_BN, nodes, graph, num_logits)
-        logits_BNV, sum_B = done
-        cache.health.add(self, sum_B)
-        return logits_BNV[:, -num_logits:] if num_logits else logits_BNV
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """One forward pass over a batch; commits nothing."""
+        if self.spec.original is not None:
+            recompute_long_rows(self, batch.cache, self.spec.original)
+        return runner.forward(self, batch)
 
     def draft(
         self,
@@ -238,64 +263,23 @@ class HFModel:
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A whole draft of ``depth`` (D) tokens by one graph; commits nothing.
+        """A draft by one compiled program: see ``runner.fused_draft``."""
+        return runner.fused_draft(self, cache, tokens_BN, depth, temperature_B, u_BD)
 
-        Args:
-            cache: its ``lengths`` and ``length_B`` say where the columns go.
-            tokens_BN: the tokens that it lacks, as many in each row.
-            temperature_B: of the rows; None for greedy ones.
-            u_BD: the numbers in [0, 1) to draw with; None for greedy ones.
+    def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
+        """The executor that runs a batch where no compiled one does."""
+        return self.eager
 
-        Returns:
-            Distributions, or logits of greedy rows (B, D + 1, V), zero at the last place, and the
-            chain (B, D + 1), root first; None where there is no such graph.
-        """
-        graph = self.graph_of(cache, tokens_BN.shape[1])
-        if graph is None or self.original is not None:
-            return None
-        cache.begin(tokens_BN.shape[1] + depth - 1)
-        if not cache.make_room():
-            return None
-        with self.watch:
-            done = graph.draft(cache, tokens_BN, depth, temperature_B, u_BD)
-        if done is None:
-            return None
-        probs_BNV, sum_B, tokens_BN = done
-        cache.health.add(self, sum_B)
-        return probs_BNV, tokens_BN
-
-    def _placed(
-        self,
-        cache: KVCache,
-        tokens_BN: Tensor,
-        nodes: Nodes | None,
-        graph: CompiledPass | None,
-        num_logits: int,
-    ) -> Sequence[Tensor]:
-        """A pass with masks and places of its own: logits, and their health per row."""
-        first = nodes.first if nodes is not None else 0
-        columns_N = torch.arange(first, first + tokens_BN.shape[1], device=tokens_BN.device)
-        slots_BN = cache.length_B[:, None] + columns_N
-        positions_BN = slots_BN
-        if nodes is not None:
-            positions_BN = cache.length_B[:, None] + nodes.depth_BM[:, first:]
-        masks = {
-            kind: pass_mask(positions_BN, nodes, cache, self.dtype, window)
-            for kind, window in self.windows.items()
-        }
-        positions_BN = positions_BN.clamp(max=self.limit - 1)
-        if self.original is not None:
-            positions_BN = marked(positions_BN, cache.long, self.original)
-        with self.watch:
-            if graph is not None:
-                done = graph.tree(cache, tokens_BN, positions_BN, slots_BN, list(masks.values()))
-                if done is not None:
-                    return done
-            logits_BNV = self._forward(cache, tokens_BN, positions_BN, masks, nodes, num_logits)
-        return logits_BNV, health_of(logits_BNV)
+    @torch.inference_mode()
+    def example_cache(self) -> KVCache:
+        """A cache with one token, filled eagerly and outside every memory budget: what the model's
+        KV buffers look like."""
+        twin = self.without_compiled()
+        twin.plan, twin.watch = KVCachePlan(self.plan.kv_dtype), Stopwatch(self.device)
+        return twin.start(unsampled_context(self, [0, 0]))
 
     def non_finite(self, position: int) -> NonFiniteLogitsError:
-        """The error for a row whose sum is not finite; ``position`` is where its round began."""
+        """The error for a row whose health is not finite; ``position`` is where its round began."""
         dtype = str(self.dtype).removeprefix("torch.")
         wider = {"float16": "dtype='bfloat16' or dtype='float32'", "bfloat16": "dtype='float32'"}
         remedy = f"{dtype} is wide enough: check its files, or get them again"
@@ -307,8 +291,8 @@ class HFModel:
         )
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """How the module computes within this context: exactly, or as it is."""
-        return exact_mode() if self.exact else nullcontext()
+        """How the module computes within this context: exactly, or as torch does."""
+        return self.eager.arithmetic()
 
     def _check(self, module: PreTrainedModel, name: str) -> None:
         check_supported(module, name)
@@ -317,28 +301,23 @@ class HFModel:
         """An empty cache for a batch."""
         return KVCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 
-    def _called(self, cache: KVCache) -> Any:
-        """What a pass over a cache calls: the module, or a view of it (``views.py``)."""
-        return self.runs
+    def _reserve(self, cache: KVCache, num_tokens: int) -> None:
+        """Allocates the KV buffers of a prefill of so many tokens that a compiled program runs,
+        which cannot allocate them itself."""
+        if not num_tokens or runner.compiled_executor(self, cache, num_tokens, 1) is None:
+            return
+        if self.layout is None:
+            self.layout = _layout(self)
+        cache.reserve(cache.num_rows, num_tokens, self.layout)
 
-    def _forward(
-        self,
-        cache: KVCache,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        masks: dict[str, Tensor],
-        nodes: Nodes | None,
-        num_logits: int,
-    ) -> Tensor:
-        """The model's own forward pass: logits (B, N, V)."""
-        arguments: dict[str, Any] = {"logits_to_keep": num_logits} if self._keeps_logits else {}
-        with self.arithmetic():
-            logits_BNV: Tensor = self._called(cache)(
-                input_ids=tokens_BN,
-                position_ids=positions_BN,
-                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-                past_key_values=cache,
-                use_cache=True,
-                **arguments,
-            ).logits
-        return logits_BNV
+
+def _layout(model: HFModel) -> KVLayout:
+    """The shapes of a model's KV buffers; no shapes where not every layer has KV buffers, which the
+    first eager forward pass then allocates."""
+    cache = model.example_cache()
+    sides = zip(cache.keys, cache.values, strict=True)
+    buffers = [(key, value) for key, value in sides if key is not None and value is not None]
+    if len(buffers) < model.num_layers:
+        return KVLayout((), model.dtype, model.device)
+    shapes = tuple((key.shape[1], key.shape[3], value.shape[3]) for key, value in buffers)
+    return KVLayout(shapes, buffers[0][0].dtype, model.device)

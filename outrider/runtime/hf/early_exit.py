@@ -1,4 +1,4 @@
-"""A target that lends its first layers to a drafter and computes only the others itself.
+"""Early exit: the target's first layers draft, and its forward pass computes only the others.
 
 Elhoushi et al., "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", ACL 2024.
 https://arxiv.org/abs/2404.16710
@@ -6,20 +6,21 @@ https://arxiv.org/abs/2404.16710
     draft     h = layers 0 … k-1,  q = head(norm(h));   h is kept
     target    p = head(norm(layers k … L-1 of h))
 
-Both write their keys and values into one cache, each into the KV buffers of its own layers: nothing
-is computed twice.
+Both write their keys and values into one cache, each into the KV buffers of its own layers, so
+nothing is computed twice.
 
-The model is unmodified. A pass is the forward pass of a view of it (``views.py``), in which other
-modules stand where layers are left out, and hand on a hidden state instead. Embedding, positions,
-masks, norm and head stay the model's own, whatever the family. What the first half leaves for the
-second is kept by the cache, which every layer is given, so it belongs to one batch. That the two
-halves make the whole is not assumed: a model is put to the test when it is built, and refused if
-they do not.
+The model is unmodified. Each half is a forward pass of a view of it (``views.py``), in which other
+modules stand in for the layers that are left out and hand on the hidden state. Embedding,
+positions, masks, norm and head are the model's own, whatever the family. The first half is asked
+for the hidden states of layer k (``ForwardBatch.hidden_layers``); the second half goes on from
+them, and finds them in the cache, which every layer is given. A model whose halves do not compute
+what the whole computes is refused when it is built.
 
-Legend: B rows, N nodes or columns of a pass, V vocabulary, H hidden width, L layers, k first ones.
+Legend: B rows, N nodes or query tokens, V vocabulary, H hidden width, L layers, k first ones.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,8 +32,11 @@ from outrider.core.draft import Draft
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
 from outrider.core.lengths import Lengths
 from outrider.core.protocols import Scores
+from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.health import deviation
 from outrider.runtime.hf.adapter import MARGIN, HFModel
+from outrider.runtime.hf.hidden_states import decoder_layers
 from outrider.runtime.hf.views import StandIn, with_parts
 from outrider.runtime.kv_cache.cache import PLAIN, KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
@@ -43,11 +47,10 @@ class SharedCache(KVCache):
     """A cache that draft and target share.
 
     Attributes:
-        hidden: behind the first layers, one (B, 1, H) per node of the last draft.
+        hidden: hidden states behind the first layers, one (B, 1, H) per node of the last draft.
         tokens_BN: the tokens of that draft, once it is complete.
-        resume_BNH: what the pass that begins goes on from behind the first layers; None where it
-            runs them itself.
-        without_head: whether that pass needs no logits.
+        resume_BNH: the hidden states that the target's next forward pass goes on from; None where
+            it runs the first layers itself.
     """
 
     def __init__(
@@ -57,7 +60,6 @@ class SharedCache(KVCache):
         self.hidden: list[Tensor] = []
         self.tokens_BN: Tensor | None = None
         self.resume_BNH: Tensor | None = None
-        self.without_head = False
 
     def rollback(self, lengths: Lengths) -> None:
         """Forgets slots as any KV cache does, and the hidden states of the last draft."""
@@ -65,7 +67,7 @@ class SharedCache(KVCache):
         self.hidden, self.tokens_BN = [], None
 
     def hidden_of(self, draft: Draft) -> Tensor | None:
-        """What was kept of a draft, (B, N, H); None if it is another."""
+        """The hidden states of a draft, (B, N, H); None if the last draft was another."""
         kept = self.tokens_BN is draft.tokens_BN
         return torch.cat(self.hidden, 1) if kept else None
 
@@ -77,9 +79,10 @@ class SplitLayers:
         module: the model.
         layers: its decoder layers.
         k: how many are first.
+        num_tokens: width of the logits.
 
     Attributes:
-        first: leaves out the layers from k on; a shared cache keeps the hidden state behind k-1.
+        first: leaves out the layers from k on.
         first_without_head: the same, and all its logits are 0.
         rest: leaves out the first k layers, and goes on from what a shared cache resumes from.
     """
@@ -98,10 +101,7 @@ class SplitLayers:
         def leave(*args: Any, **kwargs: Any) -> Any:
             nonlocal tupled
             output = last(*args, **kwargs)
-            tupled = isinstance(output, tuple)  # of one model always the same
-            cache = _cache_among(args, kwargs)
-            if isinstance(cache, SharedCache):
-                cache.hidden.append(output[0] if tupled else output)
+            tupled = isinstance(output, tuple)  # always the same for one model
             return output
 
         def no_logits(hidden: Tensor) -> Tensor:
@@ -119,33 +119,38 @@ class SplitLayers:
 
 
 class FirstLayers(HFModel):
-    """The first layers with norm and head of the model: the draft, in the target's cache or, as any
-    draft model, in one of its own."""
+    """The first layers with norm and head of the model: the draft model, in the target's cache or,
+    as any draft model, in one of its own."""
 
     def __init__(self, target: HFModel, layers: SplitLayers, k: int) -> None:
         name = f"the first {k} layers of {target.name}"
         super().__init__(target.module, target.tokenizer, name)
-        self.exact = target.exact
-        self.num_layers = k
-        self._layers = layers
+        num_layers, self.num_layers, exact = self.num_layers, k, target.exact
+        self.eager = EagerExecutor(layers.first, self.spec, num_layers, name, exact=exact)
+        self._headless = EagerExecutor(
+            layers.first_without_head, self.spec, num_layers, name, exact=exact
+        )
 
-    def read(self, cache: "SharedCache", token_B1: Tensor) -> None:
-        """Passes a token through the layers without asking what comes next."""
-        cache.without_head = True
-        try:
-            self.extend(cache, token_B1)
-        finally:
-            cache.without_head = False
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        if not isinstance(batch.cache, SharedCache):
+            return super().forward(batch)
+        output = super().forward(replace(batch, hidden_layers=(self.num_layers,)))
+        _keep_hidden(batch.cache, output)
+        return output
 
-    def _called(self, cache: KVCache) -> Any:
-        headless = isinstance(cache, SharedCache) and cache.without_head
-        return self._layers.first_without_head if headless else self._layers.first
+    def read(self, cache: SharedCache, token_B1: Tensor) -> None:
+        """Runs the layers over a token without computing logits."""
+        batch = ForwardBatch(cache, token_B1, hidden_layers=(self.num_layers,))
+        batch.begin()
+        with self.watch:
+            output = self._headless.forward(batch)
+        _keep_hidden(cache, output)
 
 
 class EarlyExit(HFModel):
-    """A target whose pass over a draft of its own first layers computes only the others.
+    """A target whose forward pass over a draft of its own first layers computes only the others.
 
-    Any other draft takes a whole pass.
+    Any other draft takes a forward pass of all layers.
 
     Args:
         target: the model, decoder-only; its module is used as it is.
@@ -182,10 +187,13 @@ class EarlyExit(HFModel):
             )
         self.k = k
         self._caches: WeakValueDictionary[int, SharedCache] = WeakValueDictionary()
-        self._layers = SplitLayers(self.module, self._decoder_layers(), k, self.num_tokens)
-        self.first = FirstLayers(target, self._layers, k)
+        layers = SplitLayers(self.module, self._decoder_layers(), k, self.num_tokens)
+        self._rest = EagerExecutor(
+            layers.rest, self.spec, self.num_layers, self.name, exact=self.exact
+        )
+        self.first = FirstLayers(target, layers, k)
         self._prove()
-        self.first = FirstLayers(target, self._layers, k)  # with its clock at zero
+        self.first = FirstLayers(target, layers, k)  # with its clock at zero
 
     def cache_of(self, context: Context) -> SharedCache | None:
         """The cache of a batch that this model has started; None if it has not."""
@@ -200,9 +208,10 @@ class EarlyExit(HFModel):
         finally:
             cache.resume_BNH = None
 
-    def _called(self, cache: KVCache) -> Any:
-        whole = not isinstance(cache, SharedCache) or cache.resume_BNH is None
-        return self.module if whole else self._layers.rest
+    def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
+        cache = batch.cache
+        resumes = isinstance(cache, SharedCache) and cache.resume_BNH is not None
+        return self._rest if resumes else self.eager
 
     def _cache(self, context: Context) -> SharedCache:
         cache = SharedCache(context, self.num_layers, self.limit + MARGIN, self.plan)
@@ -210,17 +219,17 @@ class EarlyExit(HFModel):
         return cache
 
     def _decoder_layers(self) -> Sequence[nn.Module]:
-        for module in self.module.modules():  # the outermost list comes first
-            if isinstance(module, nn.ModuleList) and len(module) == self.num_layers:
-                return list(module)
-        raise UnsupportedModelError(
-            f"{self.name} ({type(self.module).__name__}) keeps its layers in no list of "
-            f"{self.num_layers}, so it cannot exit early: take another method"
-        )
+        try:
+            return decoder_layers(self.module, self.num_layers, self.name)
+        except UnsupportedModelError:
+            raise UnsupportedModelError(
+                f"{self.name} ({type(self.module).__name__}) keeps its layers in no list of "
+                f"{self.num_layers}, so it cannot exit early: take another method"
+            ) from None
 
     @torch.inference_mode()
     def _prove(self) -> None:
-        """Runs a few tokens through the whole and through the halves."""
+        """Runs a few tokens through the whole model and through its halves."""
         tokens = list(range(min(4, self.num_tokens)))
         tokens_BN = torch.tensor([tokens], device=self.device)
         context = unsampled_context(self, tokens)
@@ -236,7 +245,7 @@ class EarlyExit(HFModel):
             raise self._inseparable(f"logits differ by {off:.2g}")
 
     def _by_halves(self, context: Context, tokens_BN: Tensor) -> Tensor:
-        """Logits of a few tokens by the first layers and then the others, (B, N, V)."""
+        """Logits (B, N, V) of a few tokens by the first layers and then the others."""
         cache = self._cache(context)
         self.first.extend(cache, tokens_BN)
         (hidden_BNH,) = cache.hidden
@@ -253,8 +262,13 @@ class EarlyExit(HFModel):
         )
 
 
+def _keep_hidden(cache: SharedCache, output: ForwardOutput) -> None:
+    assert output.hidden_BNH is not None
+    cache.hidden.append(output.hidden_BNH)
+
+
 def _cache_among(args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """The cache that a layer was given, under whatever name."""
+    """The cache among a layer's arguments, whose name differs between families."""
     given = (*args, *kwargs.values())
     return next((argument for argument in given if isinstance(argument, KVCache)), None)
 

@@ -7,19 +7,19 @@ batch would get the factors of a long one, and the first part of a long prompt t
 
 Here the logits behind n tokens are those of one forward pass over these n tokens, whatever else is
 in the batch and however the tokens are split among forward passes. Hence all keys of a row have
-the same factors, and a row that grows past the original length has its keys computed anew
-(:func:`refresh`), as ``generate`` does for Phi-3. A draft must not cross that length, since one
-forward pass cannot verify both sides of it: see ``HFModel.draft_room``.
+the same factors, and the keys of a row that grows past the original length are recomputed
+(``recompute_long_rows`` in ``prefill.py``), as ``generate`` does for Phi-3. A draft must not cross
+that length, since one forward pass cannot verify both sides of it: see ``HFModel.draft_room``.
 
-The model that is loaded stays as it is. What runs is a view of it (``views.py``) with other rotary
-embeddings. It reads a position p with long factors as ~p = -p-1.
+The loaded model is not changed. Forward passes run a view of it (``views.py``) with other rotary
+embeddings, which read a position p with long factors as ~p = -p-1.
 
-Legend: B rows, N columns of a forward pass, C width of a rotation.
+Legend: B rows, N query tokens, C width of a rotation.
 """
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +28,10 @@ from transformers import PreTrainedModel
 from outrider.core import Context, moved
 from outrider.core.errors import UnsupportedModelError
 from outrider.runtime.hf.views import with_parts
-from outrider.runtime.prefill import prefill, unsampled_context
-
-if TYPE_CHECKING:
-    from outrider.runtime.hf.adapter import HFModel
-    from outrider.runtime.kv_cache.cache import KVCache
 
 
 def original_length(config: Any) -> int | None:
-    """Tokens up to which a model takes its short factors; None where it has no LongRoPE."""
+    """The longest sequence for which a model uses its short factors; None without LongRoPE."""
     parameters = getattr(config, "rope_parameters", None) or {}
     if parameters.get("rope_type") != "longrope":
         return None
@@ -49,31 +44,14 @@ def long_rows(context: Context, original: int | None) -> list[bool]:
     return [original is not None and length > original for length in context.lengths]
 
 
-def refresh(model: "HFModel", cache: "KVCache") -> None:
-    """Computes the keys and values anew of rows whose length asks for other factors by now."""
-    context = cache.context
-    if model.original is None or context.num_rows != len(cache.long):
-        return  # a drafter with a vocabulary of its own starts with a context, and then drops it
-    for row, long in enumerate(long_rows(context, model.original)):
-        if long == cache.long[row]:
-            continue
-        alone = unsampled_context(model, context.tokens_BT[row, : context.lengths[row]].tolist())
-        view = cache.row(row, alone)
-        view.long = [long]
-        twin = copy.copy(model)
-        twin.compiled = None
-        prefill(twin, view, alone, cache.lengths[row])
-        cache.long[row] = long
-
-
 def marked(positions_BN: Tensor, long: Sequence[bool], original: int) -> Tensor:
     """Positions as :class:`RowFactors` reads them.
 
     Args:
         positions_BN: the positions.
-        long: which rows have long factors; the others have them beyond the original length only,
-            where no committed token of theirs is.
-        original: that length.
+        long: which rows have long factors. The other rows have them only beyond the original
+            length, where none of their committed tokens is.
+        original: longest sequence with short factors.
     """
     long_BN = positions_BN >= original
     if any(long):
@@ -82,20 +60,21 @@ def marked(positions_BN: Tensor, long: Sequence[bool], original: int) -> Tensor:
 
 
 class RowFactors(nn.Module):
-    """A rotary embedding with the factors that each position asks for.
+    """A rotary embedding that chooses its factors position by position.
 
     Args:
-        rotary: the model's own, which takes long factors iff a position reaches ``original``.
-        original: tokens up to which it takes short factors.
+        rotary: the model's own, which uses long factors iff a position reaches ``original``.
+        original: longest sequence for which it uses short factors.
     """
 
     def __init__(self, rotary: nn.Module, original: int) -> None:
         super().__init__()
-        self.short, self.long = _settled(rotary, original - 1), _settled(rotary, original)
+        self.short, self.long = _frozen(rotary, original - 1), _frozen(rotary, original)
         self.original = original
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each (B, N, C), at positions (B, N); those below 0 are ~p, long."""
+        """Cosines and sines, each (B, N, C), at positions (B, N); a negative number is the position
+        ~p with long factors."""
         long_BN = position_ids < 0
         short_BN = torch.where(long_BN, 0, position_ids).clamp(max=self.original - 1)
         last_B1 = torch.full_like(position_ids[:, :1], self.original)
@@ -107,13 +86,13 @@ class RowFactors(nn.Module):
 
 
 @torch.no_grad()
-def _settled(rotary: nn.Module, position: int) -> nn.Module:
-    """A copy with the factors that it takes at a position; it chooses no others any more."""
-    settled: Any = copy.deepcopy(rotary)
-    position_11 = torch.tensor([[position]], device=settled.inv_freq.device)
-    settled(settled.inv_freq, position_11)
-    settled.rope_type = "default"
-    return settled
+def _frozen(rotary: nn.Module, position: int) -> nn.Module:
+    """A copy that keeps the factors it uses at this position, whatever the position."""
+    frozen: Any = copy.deepcopy(rotary)
+    position_11 = torch.tensor([[position]], device=frozen.inv_freq.device)
+    frozen(frozen.inv_freq, position_11)
+    frozen.rope_type = "default"
+    return frozen
 
 
 def with_factors_per_row(module: PreTrainedModel, original: int, name: str) -> PreTrainedModel:
@@ -121,7 +100,7 @@ def with_factors_per_row(module: PreTrainedModel, original: int, name: str) -> P
 
     Args:
         module: the model; not changed.
-        original: tokens up to which it takes short factors.
+        original: longest sequence for which it uses short factors.
         name: how messages call it.
 
     Raises:

@@ -1,12 +1,12 @@
 """Any T5-like, BART-like or Marian encoder-decoder as a target or a draft, unmodified.
 
-The decoder's text is the context's tokens; the source lives in the cache. A batch's sources are
-encoded once, when its rows are admitted; the decoder's first pass turns them into each layer's
-cross-attention keys and values, which stay. From there on an encoder-decoder is a model like any
-other, scored, committed and rolled back by the parts of ``HFModel``, except that its decoder has to
-be told positions by other means (``positions.py``).
+The context holds the decoder's tokens; the cache holds the source. A batch's sources are encoded
+once, when its rows are admitted. The decoder's first forward pass turns them into each layer's
+cross-attention keys and values, which stay. From there on ``HFModel`` scores, commits and rolls
+back an encoder-decoder as any other model, except that its decoder is told positions by other
+means (``positions.py``).
 
-Legend: B rows, N nodes of a pass, S slots of the source, W hidden width, V vocabulary.
+Legend: B rows, N query tokens, S slots, W hidden width of the encoder, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,14 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.core.context import Context
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
+from outrider.runtime.attention_metadata import AttentionMetadata
+from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import MARGIN, HFModel
 from outrider.runtime.hf.positions import ABSOLUTE, RELATIVE, Places, placeable, placed
 from outrider.runtime.hf.support import check_attention, check_head
-from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
-from outrider.runtime.masks import Nodes, slot_positions
+from outrider.runtime.masks import slot_positions
 
 _NO_POSITIONS = (
     "whose decoder cannot be given positions per row, which ragged batches and trees need"
@@ -43,7 +45,30 @@ _REASONS = {
     "umt5": "each of whose layers computes a position bias for the whole batch from one length, "
     "while rows of a ragged batch differ",
 }
-"""Why a family is not supported, where it is known."""
+"""Why a family is not supported, where we know."""
+
+
+class Seq2SeqExecutor(EagerExecutor):
+    """The eager executor of an encoder-decoder, whose decoder reads positions from a context
+    variable (``positions.py``)."""
+
+    def _logits(self, module: Any, batch: ForwardBatch, metadata: AttentionMetadata) -> Tensor:
+        cache = batch.cache
+        assert isinstance(cache, Seq2SeqCache)
+        if batch.nodes is None:
+            slot_BS = torch.arange(cache.span, device=cache.length_B.device)[None]
+        else:
+            slot_BS = slot_positions(batch.nodes, cache.length_B, cache.span)
+        with placed(Places(metadata.positions_BN, slot_BS)):
+            logits_BNV: Tensor = module(
+                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
+                attention_mask=cache.mask_B11S,
+                decoder_input_ids=batch.tokens_BN,
+                decoder_attention_mask=metadata.mask,
+                past_key_values=cache.both,
+                use_cache=True,
+            ).logits
+        return logits_BNV
 
 
 class Seq2SeqModel(HFModel):
@@ -72,13 +97,14 @@ class Seq2SeqModel(HFModel):
         relative = config.model_type in RELATIVE
         decoder: Any = module.get_decoder()
         self._encoder: Any = module.get_encoder()
-        self._placeable: Any = placeable(module, decoder, relative=relative)
         self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
+        view = placeable(module, decoder, relative=relative)
+        self.eager = Seq2SeqExecutor(view, self.spec, self.num_layers, name)
         self.decoder_prompt: tuple[int, ...] = (_start_token(module, name),)
 
     @property
     def prompt_limit(self) -> int:
-        """Longest source in tokens: as long as the longest text."""
+        """Longest source in tokens: as many as the decoder has positions."""
         return self.limit
 
     def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
@@ -96,7 +122,7 @@ class Seq2SeqModel(HFModel):
         check_attention(module.config, type(module).__name__, name)
 
     def _cache(self, context: Context) -> Seq2SeqCache:
-        """A cache with the sources of a batch in it, and nothing else."""
+        """A cache with the encoded sources of a batch and the first decoder token."""
         assert context.sources is not None, "an encoder-decoder's context has sources"
         length = max(map(len, context.sources))
         ids_BS = torch.zeros(context.num_rows, length, dtype=torch.int64)
@@ -114,32 +140,6 @@ class Seq2SeqModel(HFModel):
         cache.drop_encoder_output()
         return cache
 
-    def _forward(
-        self,
-        cache: KVCache,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        masks: dict[str, Tensor],
-        nodes: Nodes | None,
-        num_logits: int,
-    ) -> Tensor:
-        assert isinstance(cache, Seq2SeqCache)
-        if nodes is None:
-            slot_BS = torch.arange(cache.span, device=self.device)[None]
-        else:
-            slot_BS = slot_positions(nodes, cache.length_B, cache.span)
-        places = Places(positions_BN, slot_BS)
-        with self.arithmetic(), placed(places):
-            logits_BNV: Tensor = self._placeable(
-                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
-                attention_mask=cache.mask_B11S,
-                decoder_input_ids=tokens_BN,
-                decoder_attention_mask=next(iter(masks.values())),
-                past_key_values=cache.both,
-                use_cache=True,
-            ).logits
-        return logits_BNV
-
 
 def check_kinds(target: HFModel, draft: HFModel) -> None:
     """Raises IncompatibleError unless both models have an encoder, or neither."""
@@ -154,7 +154,7 @@ def check_kinds(target: HFModel, draft: HFModel) -> None:
 
 
 def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None:
-    """Raises UnsupportedModelError for a model that is none of the families here."""
+    """Raises UnsupportedModelError unless the model is of a supported family."""
     if not config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} ({kind}) is no encoder-decoder: use load_model")
     known = RELATIVE | ABSOLUTE
@@ -173,7 +173,7 @@ def check_seq2seq_config(config: PretrainedConfig, kind: str, name: str) -> None
 
 
 def _start_token(module: PreTrainedModel, name: str) -> int:
-    """What ``generate`` begins with."""
+    """The token that ``generate`` begins with."""
     for config in (getattr(module, "generation_config", None), module.config):
         for field in ("decoder_start_token_id", "bos_token_id"):
             token = getattr(config, field, None)

@@ -23,6 +23,7 @@ from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
 from outrider.runtime.kv_cache.free_memory import free_bytes
+from outrider.runtime.kv_cache.slots import slots_behind, write_at
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 
 PLAIN = KVCachePlan()
@@ -252,7 +253,7 @@ class KVCache(Cache, Sequences):
             buffer[:B, :, self._start : self._start + N] = new_BHNC
         else:
             rows_B1, slots_BN = self._ragged_places()
-            buffer[rows_B1, :, slots_BN] = new_BHNC.transpose(1, 2)
+            write_at(buffer, rows_B1, slots_BN, new_BHNC)
         return buffer[:B, :, : self.span]
 
     def _ragged_places(self) -> tuple[Tensor, Tensor]:
@@ -260,9 +261,9 @@ class KVCache(Cache, Sequences):
         shared by the others."""
         if self._places is None:
             device = self.length_B.device
-            columns_N = torch.arange(self._first, self._first + self._num_columns, device=device)
             rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
-            self._places = rows_B1, self.length_B[:, None] + columns_N
+            slots_BN = slots_behind(self.length_B, self._first, self._num_columns)
+            self._places = rows_B1, slots_BN
         return self._places
 
     def _grown(self, buffer: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:

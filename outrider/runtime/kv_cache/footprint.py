@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
-from outrider.runtime.prefill import example_cache
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Footprint:
     @classmethod
     def of(cls, model: HFModel) -> "Footprint":
         """The footprint of a model under its present plan."""
-        cache = example_cache(model)
+        cache = model.example_cache()
         planes = [buffer[0, :, 0].nbytes for buffer in cache._buffers()]
         cross = cache.cross._buffers() if isinstance(cache, Seq2SeqCache) else []
         return cls(sum(planes), sum(buffer[0, :, 0].nbytes for buffer in cross), max(planes))

@@ -1,16 +1,16 @@
-"""Verification as one program: distribution, rule, emitted tokens, without Python between them.
+"""Fused verification: softmax, rule and emitted tokens as one program, without Python between them.
 
-The rule's own code is traced (``torch.export``) and compiled, whichever rule it is, with the
-softmax before it and the acceptance estimate behind it. Its random numbers are made outside, as for
-the rule itself, so that it decides as it would have, up to rounding.
+``torch.export`` traces the rule's own code, whichever rule it is, with the softmax before it and
+the estimate of the overlap behind it. The rule's random numbers are inputs of the program, so that
+it decides as the rule itself would, up to rounding.
 
-A rule takes part by ``traceable: ClassVar[bool] = True``, if its code looks at no number (no
-``bool(tensor)``), draws by ``rng.uniform`` alone, and decides on each token without regard to the
-rows behind it: drafts are not cut at their end tokens before a program verifies them. By the rule
-itself go all others, drafts that are no full chains, distributions that are more than a
-temperature, and, where bits must not depend on who computes them, whatever samples.
+A rule opts in by ``traceable: ClassVar[bool] = True``, if its code reads no number from a tensor
+(no ``bool(tensor)``), draws by ``rng.uniform`` alone, and decides on each token without regard to
+the rows behind it: drafts are not cut at their end tokens before a program verifies them. The rule
+itself verifies all other drafts: those that are no full chains, those whose distributions are more
+than a temperature, and, where bits must not depend on the executor, all that are sampled.
 
-Legend: B rows, N nodes, R random numbers, V vocabulary.
+Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
 
 import hashlib
@@ -42,14 +42,15 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.errors import OutriderWarning
-from outrider.engine.counts import overlap
-from outrider.runtime.executors.compile_cache import Graph, first_line
+from outrider.core.overlap import estimated_overlap
+from outrider.runtime.executors.compile_cache import Program, first_line
 from outrider.runtime.executors.traced import ROWS
 from outrider.sampling import Warp
+from outrider.sampling.temperature import softmax_at
 
-RuleMaker = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Graph]
-"""Makes a graph of a module and its program; also told whether the module's representation says all
-that the program depends on."""
+RuleCompiler = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Program]
+"""Compiles a module, given also the function that traces it and whether the module's representation
+names all that the program depends on."""
 
 _PLAIN = (bool, int, float, str)
 _TRACED_ROWS = 3
@@ -92,52 +93,52 @@ class FusedVerification(FusedLogitVerification):
         temperature_B: Tensor,
         q_BNV: Tensor,
     ) -> tuple[Tensor, ...]:
-        """The same, then the distribution (B, N, V), and the two parts of its overlap, each (B,
-        D)."""
+        """The same, then the target's distributions (B, N, V), and the two parts of the overlap,
+        each (B, D)."""
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
-        p_BNV = (z_BNV / temperature_B[:, None, None].to(z_BNV.dtype)).softmax(-1)
+        p_BNV = softmax_at(z_BNV, temperature_B)
         draft = Draft.chain(tokens_BN, None, q_BNV, "iid")
         verdict = self.verifier(draft, p_BNV, _numbers(tokens_BN[:, 0], u_BR))
-        emitted_BK, found = verdict.emitted(draft), overlap(draft, p_BNV)
+        emitted_BK, found = verdict.emitted(draft), estimated_overlap(draft, p_BNV)
         return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, *found
 
 
 class CompiledVerifier:
-    """A ``core.VerificationExecutor`` that verifies by programs where it can, made when they are
-    first needed.
+    """A ``core.VerificationExecutor`` that verifies by compiled programs where it can, each
+    compiled when it is first needed.
 
     Args:
-        make: makes a graph.
-        num_drafted: tokens of the drafts that programs verify; others are verified by the rule
-            itself, lest every length be compiled that a drafter comes up with.
-        exact: whether bits must not depend on who computes them.
+        make: compiles a rule.
+        num_drafted: tokens of the drafts that programs verify. The rule itself verifies drafts of
+            other lengths, so that few programs are compiled.
+        exact: whether bits must not depend on the executor.
 
     Attributes:
-        sealed: whether no more programs are made: rules that have none verify as they are.
+        sealed: whether no more programs are compiled: rules without one verify eagerly.
     """
 
     sealed: bool = False
 
-    def __init__(self, make: RuleMaker, num_drafted: int, *, exact: bool = False) -> None:
+    def __init__(self, make: RuleCompiler, num_drafted: int, *, exact: bool = False) -> None:
         self._make = make
         self._num_nodes = num_drafted + 1
         self._exact = exact
-        self._graphs: dict[tuple[Verifier, str], Graph | None] = {}
-        self._last: tuple[ref[Distribution], tuple[object, ...], Graph | None] | None = None
+        self._programs: dict[tuple[Verifier, str], Program | None] = {}
+        self._last: tuple[ref[Distribution], tuple[object, ...], Program | None] | None = None
         self._lock = RLock()
 
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
-        graph = self._graph(verifier, draft, logits_BNV, context.distribution)
-        if graph is None:
+        program = self._program(verifier, draft, logits_BNV, context.distribution)
+        if program is None:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
         inputs = [logits_BNV.contiguous(), draft.tokens_BN.contiguous()]
         if draft.probs_BNV is not None:
             temperature_B = cast(Warp, context.distribution).temperature_B
             inputs += [rng.together_BR.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
-        with self._lock:  # a graph has a place of its own for what it computes
-            num_accepted_B, next_B, emitted_BK, *of_distribution = graph(inputs)
+        with self._lock:  # a program has one buffer for what it computes
+            num_accepted_B, next_B, emitted_BK, *of_distribution = program(inputs)
         if context.ends is not None:
             draft = context.ends.cut(draft)
         path_BD = full_chains(draft.tokens_BN).path_BD
@@ -150,47 +151,49 @@ class CompiledVerifier:
         return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*of_alpha))
 
     def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
-        """Makes the program of a rule for drafts of such logits, unless there can be none."""
+        """Compiles a rule for logits of this shape and dtype, if it can be compiled."""
         if self.can_compile(verifier):
             q_BNV = logits_BNV.float() if verifier.needs == "distribution" else None
-            self._kept(verifier, logits_BNV, q_BNV)
+            self._program_of(verifier, logits_BNV, q_BNV)
 
     def can_compile(self, verifier: Verifier) -> bool:
-        """Whether there may be a program of a rule."""
+        """Whether a rule may have a program."""
         return _is_traceable(verifier) and self._allows(verifier)
 
-    def _graph(
+    def _program(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
-    ) -> Graph | None:
+    ) -> Program | None:
         fits = draft.is_full and draft.num_nodes == self._num_nodes
         bare = draft.logits_BNV is None and draft.step_probs_BN is None
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         asked, last = (verifier, draft.drawn, logits_BNV.dtype), self._last
         if last is not None and last[0]() is distribution and last[1] == asked:
-            return last[2]  # as a rule the same from round to round
+            return last[2]  # usually the same from round to round
         fits = _fits(verifier, draft, distribution) and self._allows(verifier)
-        graph = self._kept(verifier, logits_BNV, draft.probs_BNV) if fits else None
-        self._last = ref(distribution), asked, graph
-        return graph
+        program = self._program_of(verifier, logits_BNV, draft.probs_BNV) if fits else None
+        self._last = ref(distribution), asked, program
+        return program
 
     def _allows(self, verifier: Verifier) -> bool:
         return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "distribution")
 
-    def _kept(self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None) -> Graph | None:
+    def _program_of(
+        self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None
+    ) -> Program | None:
         sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
         kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
         with self._lock:
-            if (verifier, kind) not in self._graphs and not self.sealed:
+            if (verifier, kind) not in self._programs and not self.sealed:
                 each = (FusedLogitVerification if q_BNV is None else FusedVerification)(
                     verifier, kind
                 )
-                self._graphs[verifier, kind] = self._made(each, logits_BNV, q_BNV)
-            return self._graphs.get((verifier, kind))
+                self._programs[verifier, kind] = self._compiled(each, logits_BNV, q_BNV)
+            return self._programs.get((verifier, kind))
 
-    def _made(
+    def _compiled(
         self, each: FusedLogitVerification, logits_BNV: Tensor, q_BNV: Tensor | None
-    ) -> Graph | None:
+    ) -> Program | None:
         def inputs(rows: int) -> list[Tensor]:
             return _examples(rows, logits_BNV, q_BNV)
 
@@ -198,23 +201,23 @@ class CompiledVerifier:
         try:
             with torch.inference_mode(False):
                 own = type(each.verifier).__module__.startswith("outrider.verifiers.")
-                graph = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
+                program = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
         except Exception as error:  # the compiler's own exceptions are of many kinds
             _warn(f"{name} does not compile, so it verifies as it is: {first_line(error)}")
             return None
         try:
-            differences = (_compare(each, inputs(rows), graph(inputs(rows))) for rows in (1, 2))
+            differences = (_compare(each, inputs(rows), program(inputs(rows))) for rows in (1, 2))
             difference = next(filter(None, differences), "")
         except Exception as error:
             difference = f"it fails when it is run: {first_line(error)}"
         if difference:
             _warn(f"{name}: its program compiled, but {difference}; the rule verifies as it is")
             return None
-        return graph
+        return program
 
 
 def _fits(verifier: Verifier, draft: Draft, distribution: Distribution) -> bool:
-    """Whether there may be a program for full chains like this one."""
+    """Whether full chains like this one may have a program."""
     by_distribution = verifier.needs == "distribution"
     return (
         draft.drawn == ("iid" if by_distribution else "chosen")
@@ -225,7 +228,8 @@ def _fits(verifier: Verifier, draft: Draft, distribution: Distribution) -> bool:
 
 
 def _is_traceable(verifier: Verifier) -> bool:
-    """Whether a rule says so, is the same in all rounds, and its representation says all of it."""
+    """Whether a rule opts in, is the same in all rounds, and its representation names all of its
+    parameters."""
     traceable = getattr(verifier, "traceable", False) and not hasattr(verifier, "reading")
     if not traceable or not is_dataclass(verifier):
         return False
@@ -241,15 +245,15 @@ def _trace(each: nn.Module, inputs: list[Tensor]) -> ExportedProgram:
 
 
 def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tensor]:
-    """Inputs like those of a round; of the drafted tokens some are the target's best."""
+    """Inputs like those of a round; some of the drafted tokens are the target's argmax."""
     _, N, V = logits_BNV.shape
     device = logits_BNV.device
     wave_BNV = (torch.arange(rows * N * V, device=device) * 0.7).sin().view(rows, N, V)
     z_BNV = (4 * wave_BNV).to(logits_BNV.dtype)
     q_BNV = None if q_BNV is None else (3 * wave_BNV.roll(1, 2)).softmax(-1).to(q_BNV.dtype)
     best_BN = z_BNV.argmax(-1).roll(1, 1)
-    place_BN = torch.arange(rows * N, device=device).view(rows, N)
-    tokens_BN = torch.where(place_BN % 3 > 0, best_BN, place_BN % V)
+    index_BN = torch.arange(rows * N, device=device).view(rows, N)
+    tokens_BN = torch.where(index_BN % 3 > 0, best_BN, index_BN % V)
     if q_BNV is None:
         return [z_BNV, tokens_BN]
     u_BR = Stream(tokens_BN[:, 0], tokens_BN[:, 1]).together_BR
@@ -257,13 +261,13 @@ def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tenso
 
 
 def _numbers(key_B: Tensor, u_BR: Tensor | None = None) -> Stream:
-    """Given numbers; there are no others, whatever the key."""
+    """A stream that has these numbers only, whatever its key."""
     return Stream(key_B, key_B, made=None if u_BR is None else lambda: u_BR)
 
 
 def _compare(each: FusedLogitVerification, inputs: list[Tensor], found: list[Tensor]) -> str:
     """How a program's results differ from the rule's; "" where they agree. Both compute in float32,
-    whatever the precision of the logits."""
+    whatever the dtype of the logits."""
     wanted = each(*inputs)
     if len(found) != len(wanted):
         return f"it has {len(found)} results, where the rule has {len(wanted)}"
@@ -285,8 +289,8 @@ def _warn(message: str) -> None:
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """Says which code a rule of ours consists of: all of the core's and of the rules'."""
-    ours = ("outrider.core", "outrider.verifiers", __name__, overlap.__module__)
+    """A hash of the code that the rules of this package consist of."""
+    ours = ("outrider.core", "outrider.verifiers", __name__, softmax_at.__module__)
     names = [name for name in sys.modules if name.startswith(ours)]
     text = "".join(inspect.getsource(sys.modules[name]) for name in sorted(names))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""What a forward pass is given, and what it returns.
+
+Legend: B rows, N query tokens, V vocabulary, H hidden width (times the layers asked for).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.runtime.kv_cache.cache import KVCache
+from outrider.runtime.masks import Nodes
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """Query tokens to run behind the committed slots of a KV cache.
+
+    Attributes:
+        cache: its lengths say where the query tokens go; their keys and values are written there.
+        tokens_BN: the query tokens, as many in each row.
+        nodes: their topology, and the nodes that earlier forward passes wrote; None where each
+            query token follows the one before.
+        num_logits: compute the logits of the last so many query tokens only; 0 for all.
+        hidden_layers: which hidden states to return. Layer l, from 1 to the number of layers L,
+            stands for the output of the first l layers, and L for that of the final norm, which
+            the head reads: ``hidden_states[l]`` of ``transformers``.
+    """
+
+    cache: KVCache
+    tokens_BN: Tensor
+    nodes: Nodes | None = None
+    num_logits: int = 0
+    hidden_layers: tuple[int, ...] = ()
+
+    def begin(self) -> None:
+        """Tells the cache which slots the forward pass writes. Mutates the cache."""
+        first = 0 if self.nodes is None else self.nodes.first
+        self.cache.begin(self.tokens_BN.shape[1], first)
+
+    def asked(self, logits_BNV: Tensor) -> Tensor:
+        """Of the logits of all query tokens, those that the batch asks for."""
+        return logits_BNV[:, -self.num_logits :] if self.num_logits else logits_BNV
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """What a forward pass computed.
+
+    Attributes:
+        logits_BNV: in the model's dtype; of the last ``num_logits`` query tokens where the batch
+            asked for these only.
+        health_B: a number per row, finite iff all logits of the row are healthy (``health.py``).
+        hidden_BNH: the hidden states of all query tokens, side by side in the order in which the
+            batch asked for the layers; None where it asked for none.
+    """
+
+    logits_BNV: Tensor
+    health_B: Tensor
+    hidden_BNH: Tensor | None = None
+
+    @property
+    def finite_B(self) -> Tensor:
+        """Whether all logits of each row are healthy."""
+        return self.health_B.isfinite()
