@@ -60,9 +60,13 @@ class Context:
         device: torch.device | str = "cpu",
         sources: Sequence[Sequence[int]] | None = None,
         ends: Ends | None = None,
+        prompt_lengths: Sequence[int] | None = None,
     ) -> "Context":
         """A batch of non-empty prompts (token ids), one seed and request number per row, one
-        non-empty source text where there is an encoder, and where the sequences end."""
+        non-empty source text where there is an encoder, and where the sequences end.
+
+        Rows that resume have tokens of their output behind their prompts; ``prompt_lengths`` then
+        says how many tokens are the prompt's."""
         lengths = [len(prompt) for prompt in prompts]
         tokens_BT = torch.zeros(len(prompts), max(lengths) + _SLACK, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -72,7 +76,7 @@ class Context:
             tokens_BT.to(device),
             length_B,
             lengths,
-            length_B,
+            length_B if prompt_lengths is None else torch.tensor(prompt_lengths, device=device),
             row_keys(list(seeds), list(requests), device),
             distribution,
             None if sources is None else [tuple(source) for source in sources],

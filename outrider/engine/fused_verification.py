@@ -42,7 +42,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.errors import OutriderWarning
-from outrider.engine.counts import overlap
+from outrider.engine.round_counts import overlap
 from outrider.runtime.executors.compile_cache import Graph, first_line
 from outrider.runtime.executors.traced import ROWS
 from outrider.sampling import Warp

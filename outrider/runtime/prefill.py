@@ -1,4 +1,7 @@
-"""A prompt's way into the cache: in passes of bounded width, as one graph where that is faster.
+"""Prefill: the prompts of a batch enter the KV cache in forward passes of bounded width.
+
+A caller may do other work between two passes; the tokens per pass, and so every bit of the result,
+stay the same. A pass is one compiled graph where that is faster.
 
 A graph computes the logits behind every token, though a prefill needs none of them. For a short
 prompt that costs less than Python takes between the operations of the layers; for a long one, or a
@@ -20,30 +23,70 @@ if TYPE_CHECKING:
     from outrider.runtime.hf.adapter import HFModel
     from outrider.runtime.kv_cache.cache import KVCache
 
-_COLUMNS = 512
+PREFILL_WIDTH = 512
+"""Most tokens of each row that one forward pass of a prefill reads."""
 _PRODUCTS_PER_LAYER = 2**26
 """As many multiplications take about as long as Python takes around the operations of a layer, 0.7
 and 0.8 ms (AMD EPYC, 2 threads)."""
+
+
+class Prefill:
+    """The prefill of one batch, which the caller advances pass by pass.
+
+    Between two passes the caller may remove rows, from the context and the cache alike.
+
+    Args:
+        model: the model that reads the prompts.
+        cache: an empty cache of the batch.
+        context: the batch; all its tokens but each row's last are read.
+        longest: tokens of each row that are read; None for all but the last.
+    """
+
+    def __init__(
+        self, model: "HFModel", cache: "KVCache", context: Context, longest: int | None = None
+    ) -> None:
+        if longest is None:
+            longest = max(context.lengths) - 1
+        self.cache = cache
+        self._model = model
+        self._context = context
+        self._longest = longest
+        self._first = 0
+        if longest and model.graph_of(cache, longest, 1) is not None:
+            if model.layout is None:
+                model.layout = _layout(model)
+            cache.reserve(context.num_rows, longest, model.layout)
+
+    @property
+    def next_width(self) -> int:
+        """Tokens of each row that the next pass reads; 0 once all are read."""
+        return min(PREFILL_WIDTH, self._longest - self._first)
+
+    def step(self) -> None:
+        """Runs the next pass."""
+        model, cache, context, first = self._model, self.cache, self._context, self._first
+        columns = slice(first, first + self.next_width)
+        cache.lengths = [first] * context.num_rows
+        cache.length_B = torch.full_like(context.length_B, first)
+        tokens_BN = context.tokens_BT[:, columns].clamp(max=model.num_tokens - 1)
+        model.extend(cache, tokens_BN, num_logits=1)
+        self._first = columns.stop
+
+    def finish(self) -> "KVCache":
+        """Runs the passes that are left; returns the cache, which is then complete."""
+        while self.next_width:
+            self.step()
+        self.cache.lengths = [length - 1 for length in self._context.lengths]
+        self.cache.length_B = self._context.length_B - 1
+        self.cache.health = self._context.health
+        return self.cache
 
 
 def prefill(
     model: "HFModel", cache: "KVCache", context: Context, longest: int | None = None
 ) -> None:
     """Feeds all tokens of the context but the last, or so many of them."""
-    if longest is None:
-        longest = max(context.lengths) - 1
-    if longest and model.graph_of(cache, longest, 1) is not None:
-        if model.layout is None:
-            model.layout = _layout(model)
-        cache.reserve(context.num_rows, longest, model.layout)
-    for first in range(0, longest, _COLUMNS):
-        columns = slice(first, min(first + _COLUMNS, longest))
-        cache.lengths = [first] * context.num_rows
-        cache.length_B = torch.full_like(context.length_B, first)
-        tokens_BN = context.tokens_BT[:, columns].clamp(max=model.num_tokens - 1)
-        model.extend(cache, tokens_BN, num_logits=1)
-    cache.lengths = [length - 1 for length in context.lengths]
-    cache.length_B = context.length_B - 1
+    Prefill(model, cache, context, longest).finish()
 
 
 def all_logits_are_cheap(model: "HFModel", num_tokens: int) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Drawn, Ends
-from outrider.engine.counts import overlap
+from outrider.engine.round_counts import overlap
 from outrider.runtime import HFModel
 from outrider.testing import SoftmaxDistribution, ToyDrafter, ToyModel
 

@@ -37,7 +37,7 @@ from outrider.runtime.kernels.exact import exact_mode
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
 from outrider.runtime.masks import Nodes, pass_mask
-from outrider.runtime.prefill import all_logits_are_cheap, prefill
+from outrider.runtime.prefill import Prefill, all_logits_are_cheap
 from outrider.sampling import Sampling
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
@@ -152,11 +152,13 @@ class HFModel:
     def start(self, context: Context) -> KVCache:
         """Caches all tokens of the context but the last, in passes of bounded width. What was not
         finite in them makes the logits of later passes so, which are checked."""
+        return self.begin(context).finish()
+
+    def begin(self, context: Context) -> Prefill:
+        """As :meth:`start`, but the caller runs the passes."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
-        prefill(self, cache, context)
-        cache.health = context.health
-        return cache
+        return Prefill(self, cache, context)
 
     def draft_room(self, length: int) -> int:
         """Most tokens of a draft that one forward pass can verify behind so many committed ones."""
