@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, islice
 from threading import Lock, get_ident
+from traceback import clear_frames
 from typing import NamedTuple
 
 from outrider.core.errors import OutOfMemoryError, OutriderError
@@ -284,6 +285,8 @@ class Scheduler:
         too. All others wait to be resumed.
         """
         at_work, self._at_work = self._at_work, []
+        if error is not None:
+            clear_frames(error.__traceback__)  # whose variables hold the KV buffers
         culprits = [] if error is None else _culprits(error, at_work)
         for row in at_work:
             if row.over:
