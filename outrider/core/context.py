@@ -62,9 +62,13 @@ class Context(Sequences):
         device: torch.device | str = "cpu",
         sources: Sequence[Sequence[int]] | None = None,
         ends: Ends | None = None,
+        prompt_lengths: Sequence[int] | None = None,
     ) -> "Context":
         """A batch of non-empty prompts (token ids), one seed and request number per row, one
-        non-empty source text where there is an encoder, and where the sequences end."""
+        non-empty source text where there is an encoder, and where the sequences end.
+
+        Rows that resume have tokens of their output behind their prompts; ``prompt_lengths`` then
+        says how many tokens are the prompt's."""
         lengths = Lengths.of([len(prompt) for prompt in prompts], device)
         tokens_BT = torch.zeros(len(prompts), max(lengths.host) + _SLACK, dtype=torch.int64)
         for row, prompt in enumerate(prompts):
@@ -72,7 +76,9 @@ class Context(Sequences):
         return cls(
             tokens_BT.to(device),
             lengths,
-            lengths.device_B,
+            lengths.device_B
+            if prompt_lengths is None
+            else torch.tensor(prompt_lengths, device=device),
             row_keys(list(seeds), list(requests), device),
             distribution,
             None if sources is None else [tuple(source) for source in sources],

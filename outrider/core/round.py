@@ -49,7 +49,7 @@ class Round:
 
 
 class Overlap(NamedTuple):
-    """What a round's draft says of α = E[Σ_x min(p, q)], by depth (``engine/counts.py``).
+    """What a round's draft says of α = E[Σ_x min(p, q)], by depth (``engine/round_counts.py``).
 
     Attributes:
         reached_BD: the probability that token-level rejection sampling comes to the position; 0

@@ -1,8 +1,21 @@
-"""Requests in, text out: admission, rounds, stops, streaming, statistics."""
+"""Requests in, outputs out: scheduling, batches, stops, streaming, statistics."""
 
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load
 from outrider.engine.request import Event, Request, Result, Results, Row, TopLogprobs
+from outrider.engine.scheduler import Progress, Scheduler
 from outrider.engine.stats import Stats
 
-__all__ = ["Engine", "Event", "Request", "Result", "Results", "Row", "Stats", "TopLogprobs", "load"]
+__all__ = [
+    "Engine",
+    "Event",
+    "Progress",
+    "Request",
+    "Result",
+    "Results",
+    "Row",
+    "Scheduler",
+    "Stats",
+    "TopLogprobs",
+    "load",
+]

@@ -1,21 +1,21 @@
-"""Which requests may begin: those whose KV buffers fit below ``max_memory``. The others wait.
+"""Admission: which rows may start, namely those whose KV buffers fit below ``max_memory``.
 
 The KV buffers of a batch are a rectangle per model: R rows, the most there were at once since the
-batch began, and S slots, the longest text when it is done with the nodes of a draft behind it,
-rounded up as KV buffers grow. They are given back when the last row has left. So what a batch
-reserves is
+batch began, and S slots, the longest sequence when it is complete with the nodes of a draft behind
+it, rounded up as KV buffers grow. They are freed when the last row has left. A batch therefore
+reserves
 
     Σ models' KV buffers of R × S                 what they grow to
-    + their largest single tensor            a KV buffer that grows is copied, one at a time
-    + Σ models' KV buffers of the newcomers       made by themselves, then copied into the batch's
+    + their largest single tensor                 a KV buffer that grows is copied, one at a time
+    + Σ models' KV buffers of the newcomers       prefilled apart, then copied into the batch's
 
-and a request is admitted if that fits beside what other batches of the engine (streams that have
-not ended) have reserved. A first batch leaves room for the next newcomer, where there is one.
+and a row is admitted if that fits beside the reservations of the engine's other batches. The first
+rows of a batch leave room for the next newcomer, if one is waiting.
 
-Texts are reserved at full length, prompt and ``max_new_tokens``. In the tokens of a draft with a
-vocabulary of its own a text may be longer; it is reserved at ``STRETCH`` times its length. Where a
-reservation was too low all the same, an :class:`MemoryBudget` holds the bound: a KV buffer beyond
-it raises.
+A sequence is reserved at its full length, prompt and ``max_new_tokens``. In the tokens of a draft
+model with a vocabulary of its own a sequence may be longer; there, ``STRETCH`` times the length is
+reserved. Where a reservation was too low all the same, a :class:`MemoryBudget` holds the bound: a
+KV buffer beyond it raises.
 """
 
 import math
@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary
 from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.values import is_whole, shown
-from outrider.engine.request import Request
+from outrider.engine.request import Request, Row
 from outrider.runtime import HFModel
 from outrider.runtime.hf.adapter import MARGIN
 from outrider.runtime.hf.early_exit import EarlyExit
@@ -41,7 +41,7 @@ _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(max_memory: int | str) -> int:
-    """A number of bytes, or a text such as ``512MiB``, ``2GB`` or ``1.5G`` (GiB).
+    """The bytes that a number or a string such as ``512MiB``, ``2GB`` or ``1.5G`` (GiB) stands for.
 
     Raises:
         InvalidParameterError: anything else, or less than a byte.
@@ -60,35 +60,35 @@ def parse_bytes(max_memory: int | str) -> int:
 
 
 @dataclass(frozen=True)
-class Need:
-    """Tokens of a row, or the most of several.
+class RowExtent:
+    """Token counts that decide the size of a row's KV buffers, or the largest of several rows.
 
     Attributes:
-        first: of the text when it begins.
-        text: when it is done.
-        source: of the source, where there is one.
+        first: tokens of the sequence when the row is admitted.
+        final: tokens of the sequence when it is complete.
+        source: tokens that an encoder reads.
     """
 
     first: int = 0
-    text: int = 0
+    final: int = 0
     source: int = 0
 
 
-class Memory:
-    """What an engine's KV buffers may take, and what its running batches have reserved of it.
+class KVMemory:
+    """The bytes that an engine's KV buffers may take, and the reservations of its running batches.
 
     Args:
         max_memory: bytes.
         target: the target.
         drafter: the drafter; its ``max_nodes(γ)``, if it has that, says how many slots behind the
-            text a draft of γ levels takes, in the target and in its own models.
+            sequence a draft of γ levels takes, in the target and in the drafter's own models.
         models: those that the drafter runs.
         num_speculative_tokens: γ.
-        stretch: how much longer a text may be in the draft models' tokens.
+        stretch: how many times longer a sequence may be in the draft models' tokens.
 
     Attributes:
-        reservations: of the batches that there are, in whatever thread.
-        lock: to be held from looking at the reservations until one is made.
+        reservations: of all batches, in whatever thread they run.
+        lock: held from reading the reservations until a new one is made.
     """
 
     def __init__(
@@ -110,70 +110,74 @@ class Memory:
         max_nodes = getattr(drafter, "max_nodes", None)
         self._nodes = MARGIN if max_nodes is None else max_nodes(num_speculative_tokens)
 
-    def need(self, request: Request) -> Need:
-        """A request's tokens."""
+    def extent(self, request: Request, num_emitted: int = 0) -> RowExtent:
+        """The token counts of a request that has emitted so many tokens."""
         first = len(request.first_ids)
-        text = min(first + request.sampling.max_new_tokens, self._limit)
+        final = min(first + request.sampling.max_new_tokens, self._limit)
         source = 0 if request.decoder_prompt is None else len(request.prompt_ids)
-        return Need(first, text, source)
+        return RowExtent(first + num_emitted, final, source)
 
     def check(self, request: Request) -> None:
         """Raises OutOfMemoryError for a request that does not fit alone."""
-        need = self.need(request)
-        wanted = self.final(1, need)
+        extent = self.extent(request)
+        wanted = self.final(1, extent)
         if wanted > self.max_memory:
             raise OutOfMemoryError(
                 f"a prompt of {len(request.prompt_ids)} tokens with up to "
-                f"{need.text - need.first} new ones needs {_exactly(wanted)} of KV buffers, "
+                f"{extent.final - extent.first} new ones needs {_exactly(wanted)} of KV buffers, "
                 f"and max_memory is {_exactly(self.max_memory)}: raise it, lower max_new_tokens, "
                 f"shorten the prompt, or store KV buffers with kv_dtype='int8'"
             )
 
-    def final(self, rows: int, need: Need) -> int:
-        """Bytes of a batch when its texts are done, the copy of one tensor included."""
-        shapes = self._shapes(need.text, need.source, self._nodes)
+    def final(self, rows: int, extent: RowExtent) -> int:
+        """Bytes of a batch when its sequences are complete, the copy of one tensor included."""
+        shapes = self._shapes(extent.final, extent.source, self._nodes)
         copies = [footprint.plane * rows * slots for footprint, slots, _ in shapes]
         return _bytes(rows, shapes) + max(copies)
 
-    def first(self, rows: int, need: Need) -> int:
+    def first(self, rows: int, extent: RowExtent) -> int:
         """Bytes of newcomers before they join."""
-        return _bytes(rows, self._shapes(need.first, need.source, 0))
+        return _bytes(rows, self._shapes(extent.first, extent.source, 0))
 
-    def _shapes(self, text: int, source: int, nodes: int) -> list[tuple[Footprint, int, int]]:
-        """Slots of text and source that each model's KV buffers have."""
+    def exhausted(self) -> OutOfMemoryError:
+        """The error for a row that does not fit although no row of its scheduler runs."""
+        return OutOfMemoryError(
+            f"{_exactly(sum(self.reservations.values()))} of max_memory, "
+            f"{_exactly(self.max_memory)}, are reserved by rows of another scheduler of this "
+            f"engine: let them end, raise max_memory, or lower max_new_tokens"
+        )
+
+    def _shapes(self, num_tokens: int, source: int, nodes: int) -> list[tuple[Footprint, int, int]]:
+        """Slots of sequence and source that each model's KV buffers have."""
         shapes = []
         for (model, footprint), stretch in zip(self._models, self._stretches, strict=True):
             most = model.limit + max(MARGIN, self._nodes)
-            slots = min(rounded(min(stretch * text, model.limit) + nodes), most)
+            slots = min(rounded(min(stretch * num_tokens, model.limit) + nodes), most)
             shapes.append((footprint, slots, min(stretch * source, model.limit)))
         return shapes
 
 
 class Reservation:
-    """What one batch has reserved.
+    """The bytes that one batch has reserved.
 
     Args:
-        memory: of whom.
+        memory: the memory that they are reserved in.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: KVMemory) -> None:
         self._memory = memory
         self._rows = 0
-        self._need = Need()
+        self._extent = RowExtent()
 
-    def admit(self, running: int, waiting: Sequence[Request], most: int) -> int:
-        """Reserves for as many of the waiting requests as fit, in their order; how many.
-
-        Raises:
-            OutOfMemoryError: none, and nothing is running that could make room.
-        """
-        needs = [self._memory.need(request) for request in waiting]
+    def admit(self, running: int, waiting: Sequence[Row], most: int) -> int:
+        """Reserves memory for as many of the waiting rows as fit, in their order; their number."""
+        extents = [self._memory.extent(row.request, len(row.token_ids)) for row in waiting]
         with self._memory.lock:
-            count = self._fitting(running, needs, most)
+            count = self._fitting(running, extents, most)
             if count:
-                self._memory.reservations[self] = self._bytes(running, needs[:count])
+                self._memory.reservations[self] = self._bytes(running, extents[:count])
         if count:
-            self._rows, self._need = self._with(running, needs[:count])
+            self._rows, self._extent = self._with(running, extents[:count])
         return count
 
     def clear(self) -> None:
@@ -181,39 +185,33 @@ class Reservation:
         with self._memory.lock:
             if self in self._memory.reservations:
                 self._memory.reservations[self] = 0
-        self._rows, self._need = 0, Need()
+        self._rows, self._extent = 0, RowExtent()
 
-    def _fitting(self, running: int, needs: Sequence[Need], most: int) -> int:
+    def _fitting(self, running: int, extents: Sequence[RowExtent], most: int) -> int:
         others = sum(
             n for reservation, n in self._memory.reservations.items() if reservation is not self
         )
         left = self._memory.max_memory - others
         count = 0
-        while count < min(most, len(needs)) and self._fits(running, needs, count + 1, left):
+        while count < min(most, len(extents)) and self._fits(running, extents, count + 1, left):
             count += 1
-        if count == 0 and not running:
-            raise OutOfMemoryError(
-                f"{_exactly(others)} of max_memory, {_exactly(self._memory.max_memory)}, are "
-                f"reserved by texts of this engine that have not ended: let these streams end, or "
-                f"close them"
-            )
         return count
 
-    def _fits(self, running: int, needs: Sequence[Need], count: int, left: int) -> bool:
-        wanted = self._bytes(running, needs[:count])
-        if not running and 1 < count < len(needs):
-            wanted += self._memory.first(1, needs[count])
+    def _fits(self, running: int, extents: Sequence[RowExtent], count: int, left: int) -> bool:
+        wanted = self._bytes(running, extents[:count])
+        if not running and 1 < count < len(extents):
+            wanted += self._memory.first(1, extents[count])
         return wanted <= left
 
-    def _bytes(self, running: int, newcomers: Sequence[Need]) -> int:
+    def _bytes(self, running: int, newcomers: Sequence[RowExtent]) -> int:
         final = self._memory.final(*self._with(running, newcomers))
         if not running:
             return final
-        return final + self._memory.first(len(newcomers), _most(newcomers))
+        return final + self._memory.first(len(newcomers), _largest(newcomers))
 
-    def _with(self, running: int, newcomers: Sequence[Need]) -> tuple[int, Need]:
-        """Rows and longest text of the batch's KV buffers, once these have joined."""
-        return max(self._rows, running + len(newcomers)), _most([self._need, *newcomers])
+    def _with(self, running: int, newcomers: Sequence[RowExtent]) -> tuple[int, RowExtent]:
+        """Rows and longest sequence of the batch's KV buffers, once these rows have joined."""
+        return max(self._rows, running + len(newcomers)), _largest([self._extent, *newcomers])
 
 
 def _exactly(num_bytes: int) -> str:
@@ -224,9 +222,9 @@ def _bytes(rows: int, shapes: Sequence[tuple[Footprint, int, int]]) -> int:
     return sum(footprint.bytes(rows, slots, source) for footprint, slots, source in shapes)
 
 
-def _most(needs: Sequence[Need]) -> Need:
-    return Need(
-        max(need.first for need in needs),
-        max(need.text for need in needs),
-        max(need.source for need in needs),
+def _largest(extents: Sequence[RowExtent]) -> RowExtent:
+    return RowExtent(
+        max(extent.first for extent in extents),
+        max(extent.final for extent in extents),
+        max(extent.source for extent in extents),
     )

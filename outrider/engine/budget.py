@@ -1,4 +1,4 @@
-"""How many tokens each row may draft in the coming round.
+"""The draft budget: how many tokens each row may draft in the coming round.
 
 Legend: B rows.
 """
@@ -21,7 +21,7 @@ def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device)
     Args:
         num_speculative_tokens: γ.
         room: tokens each row may still emit (at least 1); the round's last one is not drafted.
-        device: where the drafter works.
+        device: the drafter's.
     """
     tokens = [min(num_speculative_tokens, left - 1) for left in room]
     most = max(tokens)
@@ -31,7 +31,7 @@ def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device)
 
 
 def check_speculative_tokens(number: int | None) -> None:
-    """Raises InvalidParameterError unless the number is None or a γ that can be."""
+    """Raises InvalidParameterError unless the number is None or a valid γ."""
     if number is not None:
         check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
 

@@ -1,10 +1,9 @@
-"""Tokens that could not be sampled, because a request's parameters left none.
+"""Dead ends: positions at which a request's parameters left no token to sample.
 
-Distributions mark such places (``Prefix.dead_BM``). A place matters only if a token of the output
-comes from
-it: one behind a rejected token, or behind the end of the text, is no error.
+Distributions mark such positions (``Prefix.dead_BM``). A position matters only if a token of the
+output comes from it: one behind a rejected token, or behind the end of the output, is no error.
 
-Legend: B rows, N nodes, K columns emitted in a round.
+Legend: B rows, N nodes, K tokens emitted in a round.
 """
 
 import torch
@@ -17,9 +16,9 @@ from outrider.sampling.blame import what_forbids
 
 
 def first_dead(round_: Round) -> Tensor | None:
-    """The first column of each row whose token comes from a distribution without tokens, (B,);
-    columns that were not emitted included. K if there is none; None if no distribution reports
-    any."""
+    """The index of each row's first emitted token that comes from a distribution without tokens,
+    (B,); tokens that the row does not keep are included. K if a row has none; None if no
+    distribution reports dead ends."""
     if round_.dead_BN is None:
         return None
     K = round_.emitted_BK.shape[1]
@@ -28,16 +27,16 @@ def first_dead(round_: Round) -> Tensor | None:
     return torch.where(dead_BK, counting(K, dead_BK.device), K).amin(1)
 
 
-def dead_end(round_: Round, b: int, row: Row, column: int, num_kept: int) -> DeadEndError:
-    """The error for a row that kept ``num_kept`` tokens of a round, of which those from ``column``
-    on could not be sampled."""
+def dead_end(round_: Round, b: int, row: Row, first: int, num_kept: int) -> DeadEndError:
+    """The error for row ``b``, which kept ``num_kept`` tokens of a round, of which those from index
+    ``first`` on could not be sampled."""
     request = row.request
-    output = row.token_ids[: len(row.token_ids) - (num_kept - column)]
-    node = int(round_.verdict.path_BD[b, column - 1]) if column else 0
+    output = row.token_ids[: len(row.token_ids) - (num_kept - first)]
+    node = int(round_.verdict.path_BD[b, first - 1]) if first else 0
     ids = [*request.first_ids, *output]
     logits_V = round_.scores.logits_BNV[b, node]
     culprit = what_forbids(request.sampling, logits_V, ids, len(request.first_ids))
     return DeadEndError(
         f"request {request.index}: no token can be sampled at position {len(ids)} (token "
-        f"{len(output)} of the output): {culprit}; relax it, or end the text before that"
+        f"{len(output)} of the output): {culprit}; relax it, or end the output before that"
     )

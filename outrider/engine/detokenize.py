@@ -17,7 +17,7 @@ class Detokenizer:
 
     Args:
         tokenizer: the model's.
-        prompt: the prompt's token ids; its end is decoded along as context.
+        prompt: the prompt's token ids; its last tokens are decoded, too, as context.
         special: whether special tokens are part of the text.
     """
 

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
-from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Verifier
-from outrider.core.values import check_flag, shown
+from outrider.core.values import check_flag
 from outrider.drafters.chain.draft_length import DraftLength
-from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.none import NoDraft
-from outrider.drafters.within_context import unwrapped
-from outrider.engine.admission import STRETCH, Memory
-from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
-from outrider.engine.detokenize import Detokenizer
+from outrider.engine.assembly import assemble, check_parts
+from outrider.engine.dispatcher import Dispatcher, Subscription
 from outrider.engine.hints import ChatHint
-from outrider.engine.intake import Intake, read_sampling, read_samplings
 from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Event, Request, Result, Results, Row
-from outrider.engine.running_batch import RunningBatch, models_of
+from outrider.engine.request_builder import (
+    RequestBuilder,
+    read_numbers,
+    read_sampling,
+    read_samplings,
+)
+from outrider.engine.running_batch import RunningBatch
+from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
-from outrider.engine.special_stops import SpecialStops
-from outrider.engine.stop import Ending
-from outrider.methods import METHODS, Method, Parts, Recipe
-from outrider.runtime import HFModel, check_kinds, check_vocabularies
-from outrider.runtime.executors.compile_cache import compiled_program
-from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.methods import METHODS, Method, Recipe
+from outrider.runtime import HFModel
 from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
 from outrider.sampling import Sampling
 
+T = TypeVar("T")
+
 
 class Engine:
     """Generates text by one method; build it with :func:`outrider.load`.
 
-    It may be used from several threads, and its models by several engines: every call runs batches
-    of its own. Under ``max_memory`` a request for which other threads leave no room is an error.
+    An engine may be used from several threads and asyncio tasks. All their requests share its
+    batches; under ``max_memory``, requests wait until their KV buffers fit. A model may be shared
+    by several engines.
 
     Args:
-        target: the model whose distribution the text has.
-        draft: the model that rides ahead, where the method needs one.
+        target: the model whose distribution the output has.
+        draft: the model that drafts ahead, where the method needs one.
         method: a row of ``outrider.methods``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
@@ -53,30 +53,30 @@ class Engine:
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
             once the drafted tokens' joint probability is below 1 - θ.
-        max_batch_size: rows that run at the same time; more requests wait for a free one.
+        max_batch_size: rows that run at the same time; more requests wait for a free row.
         max_memory: most bytes of KV buffers, target's and draft's together; a number, or a
-            text such as ``512MiB`` or ``2GB``. Requests wait until theirs fit.
+            string such as ``512MiB`` or ``2GB``. Requests wait until theirs fit.
         kv_dtype: how KV buffers store numbers: ``auto`` (as the models do), ``bfloat16`` or
             ``int8`` (a scale per token and head); see ``runtime/kv_cache/storage.py`` for the
             error. In the target's KV buffers it changes the distribution that is sampled; in the
             draft's it does not.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
-        verifier: a rule of your own in place of the method's.
-        measure: work out how far a lossy rule strays, for ``result.stats``; costs a few passes
-            over the vocabulary per drafted token.
-        generation_config: obey the target's generation config, as ``generate`` does: its values
-            where ``Sampling`` leaves a parameter None, and its rules (``bad_words_ids``, say) for
-            every text; see ``runtime/hf/generation_config.py``. False asks for the bare model.
-            End-of-sequence tokens are taken from it either way.
+        verifier: a verification rule of your own in place of the method's.
+        measure: measure how far a lossy rule diverges from the target, for ``result.stats``; costs
+            a few operations over the vocabulary per drafted token.
+        generation_config: obey the target's generation config, as ``generate`` of ``transformers``
+            does: its values where ``Sampling`` leaves a parameter None, and its rules
+            (``bad_words_ids``, say) for every output; see ``runtime/hf/generation_config.py``.
+            False ignores it, except for its end-of-sequence tokens.
 
     Attributes:
-        limit: longest text in tokens, prompt included: the target's context.
-        shared_limit: longest text that every model has room for; rows beyond it go on without
+        limit: longest sequence in tokens, prompt included: the target's context.
+        shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
-        obeyed: what of the generation config changes texts, by name; empty if nothing does.
+        obeyed: the values of the generation config that change outputs, by name.
 
     Raises:
-        InvalidParameterError: a number outside its range, an option the method has not.
+        InvalidParameterError: a number outside its range, an option the method does not have.
         IncompatibleError: a method without the draft model it needs, a rule that cannot verify it.
         VocabularyMismatchError: draft and target with different vocabularies, where the method
             needs equal ones.
@@ -99,7 +99,7 @@ class Engine:
         measure: bool = True,
         generation_config: bool = True,
     ) -> None:
-        _check_parts(target, draft, method)
+        check_parts(target, draft, method)
         settings = Settings.checked(
             method,
             num_speculative_tokens=num_speculative_tokens,
@@ -113,84 +113,40 @@ class Engine:
             measure=measure,
             generation_config=generation_config,
         )
-        method.require_draft(draft)
-        memory_budget, num_speculative_tokens = (
-            settings.memory_budget,
-            settings.num_speculative_tokens,
-        )
-        self.draft = draft if method.needs_draft else None
-        self.target = target = target.with_kv_dtype(kv_dtype, memory_budget)
-        if self.draft is not None:
-            self.draft = self.draft.with_kv_dtype(kv_dtype, memory_budget)
+        parts = assemble(target, draft, method, settings)
+        self.target = parts.target
+        self.draft = parts.draft
+        self.drafter = parts.drafter
         self.method = method
+        self.recipe = settings.recipe
+        self.num_speculative_tokens = parts.num_speculative_tokens
         self.max_batch_size = settings.max_batch_size
-        if self.draft is target:  # one model in two roles needs two clocks and two health checks
-            self.draft = target.in_role(f"draft {target.name}")
-        if self.draft is not None:
-            check_kinds(target, self.draft)
-        if self.draft is not None and not method.any_vocabulary:
-            check_vocabularies(target, self.draft)
-        self.recipe = recipe = settings.recipe
         self.measure = settings.measure
-        parts = Parts(
-            target,
-            self.draft,
-            settings.draft_confidence,
-            num_speculative_tokens,
-            settings.draft_length,
-        )
-        self.drafter = recipe.build(parts)
-        plan, target = target.plan, getattr(self.drafter, "target", target)
-        models = (target, *models_of(self.drafter))
-        for model in models:
-            if model not in (self.draft, self.target):  # made of the target by the drafter
-                model.plan = plan
-        self.target = target
-        self.limit = target.limit
-        self.shared_limit = min(model.limit for model in models)
-        self.prompt_limit = target.prompt_limit
-        if num_speculative_tokens is None:
-            num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
-        self.num_speculative_tokens = num_speculative_tokens
-        whole = unwrapped(self.drafter)
-        if isinstance(whole, FusedModelDrafter):
-            whole.num_fused = num_speculative_tokens
-        self.verification: CompiledVerifier | None = None
-        if target.compiled is not None:
-            make = partial(compiled_program, device=target.device)
-            self.verification = CompiledVerifier(make, num_speculative_tokens, exact=target.exact)
-        self.eos_ids = eos_ids(target)
-        self._hint = ChatHint(target.tokenizer)
-        drafts = not isinstance(self.drafter, NoDraft)
-        self._intake = Intake(
-            target,
-            method,
-            recipe,
-            self.limit,
-            self.prompt_limit,
-            drafts,
-            self.eos_ids,
-            generation_config,
-        )
+        self.verification = parts.verification
+        self.limit = parts.target.limit
+        self.shared_limit = min(model.limit for model in parts.models)
+        self.prompt_limit = parts.target.prompt_limit
+        self.eos_ids = eos_ids(parts.target)
         self.generation_config = generation_config
         self.obeyed: dict[str, object] = {}
         if generation_config:
-            check_demands(target.generation_config, target.name)
-            self.obeyed = obeyed(target.generation_config)
-        self._memory = None
-        if memory_budget is not None:
-            self._memory = Memory(
-                memory_budget.num_bytes,
-                target,
-                self.drafter,
-                models[1:],
-                num_speculative_tokens,
-                STRETCH if method.any_vocabulary else 1,
-            )
+            check_demands(parts.target.generation_config, parts.target.name)
+            self.obeyed = obeyed(parts.target.generation_config)
+        self._builder = RequestBuilder(
+            parts.target,
+            method,
+            settings.recipe,
+            drafts=not isinstance(parts.drafter, NoDraft),
+            eos_ids=self.eos_ids,
+            obeys_config=generation_config,
+        )
+        self._memory = parts.memory
+        self._hint = ChatHint(parts.target.tokenizer)
+        self._dispatcher = Dispatcher(self.new_scheduler())
 
     @property
     def verifier(self) -> Verifier:
-        """The rule for batches in which some row samples."""
+        """The rule for a batch in which some row samples."""
         return self.recipe.verifier
 
     def verifier_at(self, temperature: float) -> Verifier:
@@ -204,6 +160,7 @@ class Engine:
         sampling: Sampling | None = None,
         *,
         add_special_tokens: bool = True,
+        request_numbers: int | None = None,
     ) -> Result: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a Tensor is an Iterable[Tensor], too
@@ -212,6 +169,7 @@ class Engine:
         sampling: Sampling | Iterable[Sampling] | None = None,
         *,
         add_special_tokens: bool = True,
+        request_numbers: int | Iterable[int] | None = None,
     ) -> Result | Results: ...
     @overload
     def generate(
@@ -220,6 +178,7 @@ class Engine:
         sampling: Sampling | Iterable[Sampling] | None = None,
         *,
         add_special_tokens: bool = True,
+        request_numbers: Iterable[int] | None = None,
     ) -> Results: ...
     def generate(
         self,
@@ -227,17 +186,21 @@ class Engine:
         sampling: Sampling | Iterable[Sampling] | None = None,
         *,
         add_special_tokens: bool = True,
+        request_numbers: int | Iterable[int] | None = None,
     ) -> Result | Results:
         """Continues one prompt or thousands.
 
         Args:
-            prompts: one prompt: a text, a 1-D tensor or array of token ids, or a tokenizer's output
-                with 1-D ``input_ids``. Or a batch: an iterable of prompts and lists of token ids, a
-                2-D tensor or array, or a tokenizer's output with 2-D ``input_ids``. Padding is
-                removed where ``attention_mask`` says so.
-            sampling: for all, or one per prompt; the default is ``Sampling()``.
-            add_special_tokens: whether the tokenizer puts its special tokens around texts. One that
-                already begins with the beginning-of-sequence token does not get a second one.
+            prompts: one prompt: a string, a 1-D tensor or array of token ids, or a tokenizer's
+                output with 1-D ``input_ids``. Or a batch: an iterable of prompts and lists of token
+                ids, a 2-D tensor or array, or a tokenizer's output with 2-D ``input_ids``. Padding
+                is removed where ``attention_mask`` says so.
+            sampling: for all prompts, or one per prompt; the default is ``Sampling()``.
+            add_special_tokens: whether the tokenizer adds its special tokens to strings. A string
+                that already begins with the beginning-of-sequence token does not get a second one.
+            request_numbers: a number per prompt, from 0 to 2⁶⁴ - 1. Seed and number together are
+                the key of a request's random numbers. By default the number is derived from the
+                prompt, and from how often the same prompt stands before it in this call.
 
         Returns:
             A :class:`Result` for a prompt alone, else :class:`Results` in the order of the prompts.
@@ -247,47 +210,112 @@ class Engine:
                 of range.
             InvalidParameterError: sampling parameters that are none, or do not fit the model.
             NonFiniteLogitsError: a model produced NaN or infinite logits.
+            DeadEndError: a request's parameters left no token to sample.
             OutOfMemoryError: the KV buffers do not fit: those of one request alone, before any
                 runs, or all of them, where ``max_memory`` is not set.
+
+        An error of one request does not stop the others. Once all are over, the first error in the
+        order of the prompts is raised; its attribute ``results`` holds the results of the other
+        prompts, and None for each prompt that failed.
         """
         read, single = read_prompts(prompts)
         samplings = read_samplings(sampling, len(read))
-        requests = self._requests(read, samplings, add_special_tokens)
-        finished: dict[int, Result] = {}
-        for index, row in self._run(requests):
-            if row.finished:
-                finished[index] = row.result()
-        if single:
-            return finished[0]
-        return Results(finished[index] for index in range(len(requests)))
+        numbers = read_numbers(request_numbers, len(read))
+        requests = self._requests(read, samplings, add_special_tokens, numbers)
+        rows = self._finished_rows(requests)
+        results = [None if row.error else row.result() for row in rows]
+        if failed := [row.error for row in rows if row.error]:
+            failed[0].results = tuple(results)  # type: ignore[attr-defined]
+            raise failed[0]
+        finished = Results(result for result in results if result is not None)
+        return finished[0] if single else finished
 
     def stream(
-        self, prompt: Prompt, sampling: Sampling | None = None, *, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        add_special_tokens: bool = True,
+        request_number: int | None = None,
     ) -> Iterator[Event]:
         """Continues one prompt, an event per round; log-probabilities included.
 
-        Closing the iterator, or an exception such as Ctrl-C, frees the row; the engine can be used
-        on. Arguments, and errors before the first event, as those of :meth:`generate`.
+        The request starts when the first event is asked for, and shares a batch with all others of
+        this engine, whichever thread makes them. Whoever waits for an event runs the rounds of all.
+        Closing the iterator, or an exception such as Ctrl-C, ends this request only. Arguments, and
+        errors before the first event, as those of :meth:`generate`.
         """
-        sampling = read_sampling(sampling)
-        if sampling.logprobs is None:
-            sampling = replace(sampling, logprobs=0)
-        requests = self._requests([read_prompt(prompt)], [sampling], add_special_tokens)
-        return (row.event() for _, row in self._run(requests))
+        request = self._stream_request(prompt, sampling, add_special_tokens, request_number)
+        return (event for _, event in self._each_round(request, _event))
+
+    async def stream_async(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        add_special_tokens: bool = True,
+        request_number: int | None = None,
+    ) -> AsyncIterator[Event]:
+        """As :meth:`stream`, for asyncio: ``async for event in engine.stream_async(prompt)``.
+
+        Rounds run in threads of the event loop's default executor, never in the loop's own.
+        Cancelling the task ends the request.
+        """
+        request = self._stream_request(prompt, sampling, add_special_tokens, request_number)
+        with self._subscribe([request], lambda row: (row, _event(row))) as subscription:
+            while (item := await asyncio.to_thread(subscription.next)) is not None:
+                _, (row, event) = item
+                self._hint(row)
+                yield event
 
     def run(
-        self, prompt: Prompt, sampling: Sampling | None = None, *, add_special_tokens: bool = True
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        add_special_tokens: bool = True,
+        request_number: int | None = None,
     ) -> Iterator[Row]:
         """As :meth:`stream`, but gives the row after each round: its tokens and statistics so far,
-        and, by ``row.event()``, what was added."""
-        samplings = [read_sampling(sampling)]
-        requests = self._requests([read_prompt(prompt)], samplings, add_special_tokens)
-        return (row for _, row in self._run(requests))
+        and, by ``row.event()``, what was added.
+
+        The row is the one that runs: while other calls run rounds of the same engine, it may be
+        further on than the round it is given for.
+        """
+        request = self._single_request(
+            prompt, read_sampling(sampling), add_special_tokens, request_number
+        )
+        return (row for row, _ in self._each_round(request, _unless_failed))
+
+    def new_scheduler(self) -> Scheduler:
+        """A scheduler of its own, beside the one that all calls of this engine share: for a server
+        or a test that runs its steps itself."""
+        return Scheduler(
+            self._builder.row,
+            self._kind_of,
+            self._new_batch,
+            self.max_batch_size,
+            self._memory,
+        )
+
+    def request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        add_special_tokens: bool = True,
+        request_number: int | None = None,
+    ) -> Request:
+        """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
+        :meth:`generate`."""
+        return self._single_request(
+            prompt, read_sampling(sampling), add_special_tokens, request_number
+        )
 
     def settled(self, sampling: Sampling) -> Sampling:
-        """The parameters that a request with these has: those that are None filled in from the
+        """The parameters that a request with these has: those that are None are filled in from the
         generation config, or by default."""
-        return self._intake.settled(sampling)
+        return self._builder.settled(sampling)
 
     def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids, checked.
@@ -296,88 +324,100 @@ class Engine:
             PromptError: what is no prompt, an empty one, one longer than the context, or ids out of
                 range.
         """
-        return self._intake.encode(read_prompt(prompt), add_special_tokens)
+        return self._builder.encode(read_prompt(prompt), add_special_tokens)
+
+    def _stream_request(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None,
+        add_special_tokens: bool,
+        number: int | None,
+    ) -> Request:
+        """A request whose events have log-probabilities."""
+        sampling = read_sampling(sampling)
+        if sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
+        return self._single_request(prompt, sampling, add_special_tokens, number)
+
+    def _single_request(
+        self, prompt: Prompt, sampling: Sampling, add_special_tokens: bool, number: int | None
+    ) -> Request:
+        numbers = read_numbers(number, 1)
+        return self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
 
     def _requests(
         self,
         prompts: Sequence[ReadPrompt],
         samplings: Sequence[Sampling],
         add_special_tokens: bool,
+        numbers: Sequence[int] | None = None,
     ) -> list[Request]:
         check_flag("add_special_tokens", add_special_tokens)
-        requests = self._intake.requests(prompts, samplings, add_special_tokens)
+        requests = self._builder.requests(prompts, samplings, add_special_tokens, numbers)
         if self._memory is not None:
             for request in requests:
                 self._memory.check(request)
         return requests
 
-    def _run(self, requests: list[Request]) -> Iterator[tuple[int, Row]]:
-        """The loop of every method; each row after each of its rounds. Rows of like length run
-        together; a free slot is refilled."""
-        apart = self.recipe.greedy_apart
-        kinds = [(r.sampling.in_order, apart and not r.sampling.greedy) for r in requests]
-        for kind in sorted(set(kinds)):
-            group = [i for i, other in enumerate(kinds) if other == kind]
-            yield from self._run_group(requests, group, plainly=kind[0])
+    def _subscribe(
+        self, requests: Sequence[Request], read: Callable[[Row], T | None]
+    ) -> Subscription[T]:
+        """Adds requests to the shared scheduler; those of a logits processor that uses the engine
+        within a round to one of their own, since the round waits for them."""
+        dispatcher = self._dispatcher
+        if dispatcher.scheduler.is_stepping_here:
+            dispatcher = Dispatcher(self.new_scheduler())
+        return dispatcher.subscribe(requests, read)
 
-    def _run_group(
-        self, requests: list[Request], group: list[int], *, plainly: bool
-    ) -> Iterator[tuple[int, Row]]:
-        """The same for requests that may share a batch; ``plainly`` as method ``plain`` does."""
-        recipe = METHODS["plain"].recipe() if plainly else self.recipe
-        slots = RunningBatch(
+    def _finished_rows(self, requests: Sequence[Request]) -> list[Row]:
+        """Runs requests to their ends; rows of like length are prefilled together."""
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        rows: dict[int, Row] = {}
+        with self._subscribe([requests[i] for i in order], _if_over) as subscription:
+            for index, row in subscription:
+                self._hint(row)
+                rows[order[index]] = row
+        return [rows[i] for i in range(len(requests))]
+
+    def _each_round(self, request: Request, read: Callable[[Row], T]) -> Iterator[tuple[Row, T]]:
+        """The row after each of its rounds, and what ``read`` made of it then."""
+        with self._subscribe([request], lambda row: (row, read(row))) as subscription:
+            for _, (row, item) in subscription:
+                self._hint(row)
+                yield row, item
+
+    def _kind_of(self, request: Request) -> BatchKind:
+        sampled = self.recipe.greedy_apart and not request.sampling.greedy
+        return BatchKind(request.sampling.in_order, sampled)
+
+    def _new_batch(self, kind: BatchKind) -> RunningBatch:
+        recipe = METHODS["plain"].recipe() if kind.in_order else self.recipe
+        return RunningBatch(
             self.target,
-            NoDraft() if plainly else self.drafter,
+            NoDraft() if kind.in_order else self.drafter,
             partial(_verifier, recipe),
             self.num_speculative_tokens,
             self.measure,
             self._memory,
             self.verification,
         )
-        waiting = deque(sorted(group, key=lambda i: -len(requests[i].prompt_ids)))
-        index_of: dict[int, int] = {}
-        try:
-            while waiting or slots.rows:
-                free = self.max_batch_size - len(slots.rows)
-                if waiting and free:
-                    count = slots.room_for([requests[i] for i in islice(waiting, free + 1)], free)
-                    rows = [self._row(requests[i]) for i in islice(waiting, count)]
-                    index_of |= {id(row): waiting.popleft() for row in rows}
-                    slots.admit(rows)
-                slots.step()
-                for row in slots.rows:
-                    if row.finished:
-                        self._hint(row)
-                    yield index_of[id(row)], row
-                for row in slots.leave():
-                    del index_of[id(row)]
-        finally:
-            slots.close()
-
-    def _row(self, request: Request) -> Row:
-        tokenizer, first_ids = self.target.tokenizer, request.first_ids
-        detokenizer = special = None
-        if tokenizer is not None:
-            detokenizer = Detokenizer(tokenizer, first_ids)
-            special = SpecialStops.among(request.sampling.stop_strings, tokenizer, first_ids)
-        room = self._intake.room(request.prompt_ids)
-        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer, special))
 
 
 def _verifier(recipe: Recipe, greedy: bool) -> Verifier:
     return recipe.greedy_verifier if greedy else recipe.verifier
 
 
-def _check_parts(target: object, draft: object, method: object) -> None:
-    """Raises InvalidParameterError for what is no loaded model, or no method."""
-    for role, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, HFModel) and not (role == "draft" and model is None):
-            raise InvalidParameterError(
-                f"{role}={shown(model)}: must come from outrider.load_model; outrider.load takes "
-                f"folders, hub ids and transformers models"
-            )
-    if not isinstance(method, Method):
-        raise InvalidParameterError(
-            f"method={shown(method)}: must be one of outrider.METHODS.values(); outrider.load "
-            f"takes names"
-        )
+def _if_over(row: Row) -> Row | None:
+    return row if row.over else None
+
+
+def _event(row: Row) -> Event:
+    if row.error is not None:
+        raise row.error
+    return row.event()
+
+
+def _unless_failed(row: Row) -> Row:
+    if row.error is not None:
+        raise row.error
+    return row

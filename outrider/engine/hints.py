@@ -1,4 +1,4 @@
-"""What a user may have overlooked, said once per engine as a warning."""
+"""Warnings about what a user may have overlooked, once per engine."""
 
 import re
 import warnings
@@ -12,7 +12,7 @@ _MARKER = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,20}\]")  # <|im_start|>, <s>
 
 
 class ChatHint:
-    """Says that a chat model, asked without its template, ended at once.
+    """Warns that a chat model ended its output at once because the prompt lacks its template.
 
     Args:
         tokenizer: the target's; None without one.
@@ -26,7 +26,7 @@ class ChatHint:
         self._due = bool(template)
 
     def __call__(self, row: Row) -> None:
-        """Warns, the first time that a finished row's text is empty for this reason."""
+        """Warns the first time that a finished row's output is empty for this reason."""
         prompt = row.request.prompt
         if not self._due or not isinstance(prompt, str) or row.ending.reason != "eos":
             return
@@ -35,9 +35,9 @@ class ChatHint:
             return
         self._due = False
         warnings.warn(
-            "the model ended its text at once; it is a chat model, and the prompt does not follow "
-            "its template: build it by tokenizer.apply_chat_template(messages, tokenize=False, "
-            "add_generation_prompt=True)",
+            "the model ended its output at once; it is a chat model, and the prompt does not "
+            "follow its template: build it by tokenizer.apply_chat_template(messages, "
+            "tokenize=False, add_generation_prompt=True)",
             OutriderWarning,
             stacklevel=1,
         )

@@ -1,9 +1,9 @@
 """Log-probabilities of emitted tokens under the target itself.
 
-The target's own distribution: log softmax of its raw logits in float32, before temperature,
-truncation, bias and penalties, whatever the method emitted the token by.
+They are the log softmax of the target's raw logits in float32, before temperature, truncation, bias
+and penalties, whatever rule emitted the token.
 
-Legend: B rows, K columns emitted, V vocabulary, C top tokens.
+Legend: B rows, K tokens emitted, V vocabulary, C top tokens.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from outrider.engine.request import TopLogprobs
 
 @dataclass(frozen=True)
 class Logprobs:
-    """One round's log-probabilities, on the device; None where nobody asked.
+    """One round's log-probabilities, on the device; None where no row wants them.
 
     Attributes:
         chosen_BK: of the emitted tokens.
-        top_BKC, top_ids_BKC: the best tokens at each place and their log-probabilities.
+        top_BKC, top_ids_BKC: log-probabilities and ids of the best tokens at each position.
     """
 
     chosen_BK: Tensor | None = None
@@ -51,7 +51,7 @@ class Logprobs:
         return cls(chosen_BK, top.values, top.indices)
 
     def blocks(self) -> list[Tensor]:
-        """All numbers as blocks (B, ·) for the round's one look at the device."""
+        """All numbers as blocks (B, ·) for the round's one device-to-host synchronisation."""
         if self.chosen_BK is None:
             return []
         if self.top_BKC is None or self.top_ids_BKC is None:
@@ -61,7 +61,7 @@ class Logprobs:
     def read(
         self, line: Sequence[list[float]], num_emitted: int, wanted: int | None
     ) -> tuple[list[float], list[TopLogprobs]]:
-        """One row's share of the blocks."""
+        """A row's log-probabilities and top tokens, from its line of the blocks."""
         if wanted is None or self.chosen_BK is None:
             return [], []
         chosen = line[0][:num_emitted]

@@ -1,10 +1,11 @@
-"""How far a lossy rule really strays: the divergences of a round, place by place.
+"""The measured divergence of a lossy rule from the target, position by position.
 
-At a verified place the rule turns the target's distribution p and the draft's q into the
-distribution π of the token that is emitted there (``core.output_distribution``). Tokens the target
-writes alone, bonus included, follow p and cost nothing. Both KL divergences add up along a text.
+At a verified position the rule turns the target's distribution p and the draft's q into the
+distribution π of the token that is emitted there (``core.output_distribution``). Tokens that the
+target emits alone, bonus included, follow p and contribute nothing. Both KL divergences add up
+along an output.
 
-Legend: B rows, D drafted places (N-1), M measures, V vocabulary.
+Legend: B rows, D drafted positions (N-1), M divergences, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,10 @@ def is_measurable(verifier: Verifier) -> bool:
 
 
 def measured_divergence(round_: Round, verifier: Verifier) -> Tensor | None:
-    """KL(p‖π), KL(π‖p) and total variation at each drafted place, shape (B, D, M).
+    """KL(p‖π), KL(π‖p) and total variation at each drafted position, shape (B, D, M).
 
-    None if the rule is lossless or π has no closed form.
-
-    Those beyond the first refused place are no part of the text; the caller leaves them out.
+    None if the rule is lossless or π has no closed form. The caller drops the positions behind the
+    first rejected token, which are no part of the output.
     """
     draft = round_.draft
     if not is_measurable(verifier) or not draft.is_chain or draft.num_nodes == 1:
@@ -45,7 +45,7 @@ def measured_divergence(round_: Round, verifier: Verifier) -> Tensor | None:
     return torch.stack([found.kl, found.rkl, found.tv], -1)
 
 
-def per_place(numbers: Sequence[float]) -> list[tuple[float, float, float]]:
-    """A row's numbers, read from the device, by place."""
+def by_position(numbers: Sequence[float]) -> list[tuple[float, float, float]]:
+    """A row's divergences by position, from its numbers in one sequence."""
     it = iter(numbers)
     return list(zip(it, it, it, strict=True))

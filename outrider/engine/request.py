@@ -1,4 +1,4 @@
-"""One request, from prompt to result, on the host."""
+"""A request, its row while it runs, and its result, on the host."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from threading import RLock
+from typing import Any, Literal
 
-from outrider.engine.counts import Counts
+from outrider.engine.round_counts import RoundCounts
 from outrider.engine.stats import Stats
 from outrider.engine.stop import Ending
 from outrider.sampling import Sampling
 
 Origin = Literal["accepted", "correction", "bonus", "plain"]
-"""Where an emitted token came from: an accepted draft; the target's correction after a refused
-one; the target's bonus after a fully accepted draft; the target alone, nothing drafted."""
+"""Where an emitted token came from: an accepted draft token; the target's correction after a
+rejected one; the target's bonus token after a fully accepted draft; the target alone, in a round
+without a draft."""
 
 
 @dataclass(frozen=True)
 class TopLogprobs:
-    """The target's most probable tokens at one place, best first."""
+    """The target's most probable tokens at one position, best first."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -28,14 +30,14 @@ class TopLogprobs:
 
 @dataclass(frozen=True)
 class Event:
-    """What a round added to a text.
+    """What one round added to an output.
 
     Attributes:
-        text: new text; may be empty while a character or a possible stop string is incomplete.
-        token_ids: the tokens.
-        origins: where each came from.
-        logprobs: the target's log-probability of each; empty unless asked for.
-        top_logprobs: the most probable tokens at each place; empty unless asked for.
+        text: new text; empty while a character or a possible stop string is incomplete.
+        token_ids: the new tokens.
+        origins: where each token came from.
+        logprobs: the target's log-probability of each token; empty unless requested.
+        top_logprobs: the most probable tokens at each position; empty unless requested.
         finish_reason: None until the last event; then ``eos``, ``stop``, ``length`` or ``context``
             (the model's context is full).
     """
@@ -50,15 +52,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished text.
+    """A finished output.
 
     Attributes:
-        prompt: as it was given.
+        prompt: the prompt as it was given.
         prompt_ids: its tokens.
-        text: the continuation, cut before a stop string.
-        token_ids: its tokens, up to the one that ended it.
+        text: the output as text, cut before a stop string.
+        token_ids: the output's tokens, the one that ended it included.
         origins, logprobs, top_logprobs, finish_reason: as in :class:`Event`.
-        stats: what it took. In a batch, seconds are shared out equally among the rows.
+        stats: counts and seconds. In a batch, seconds are divided equally among the rows.
     """
 
     prompt: str | Sequence[int]
@@ -77,15 +79,23 @@ class Results(list[Result]):
 
     @property
     def stats(self) -> Stats:
-        """Their statistics added up; seconds are those of the whole batch."""
+        """The sum of their statistics; the seconds are those of the whole batch."""
         return Stats.total(result.stats for result in self)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate. ``number`` is part of the key of its random numbers; ``decoder_prompt`` is
-    what the text begins with where the prompt is a source, which an encoder reads; ``index`` is its
-    place among the prompts of the call."""
+    """What to generate.
+
+    Attributes:
+        prompt: the prompt as it was given.
+        prompt_ids: its tokens; for an encoder-decoder, the tokens that the encoder reads.
+        sampling: the sampling parameters.
+        number: with the seed, the key of the request's random numbers.
+        decoder_prompt: the tokens that an encoder-decoder's output begins with; None for a
+            decoder-only model.
+        index: the position of the prompt in its call, for error messages.
+    """
 
     prompt: str | Sequence[int]
     prompt_ids: tuple[int, ...]
@@ -96,13 +106,21 @@ class Request:
 
     @property
     def first_ids(self) -> tuple[int, ...]:
-        """The tokens that the text continues."""
+        """The tokens that the output continues."""
         return self.prompt_ids if self.decoder_prompt is None else self.decoder_prompt
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
-    """A request while it runs."""
+    """A request while it runs.
+
+    Attributes:
+        request: the request.
+        ending: decides where the output ends.
+        token_ids, origins, logprobs, top_logprobs: the output so far.
+        stats: counts and seconds so far.
+        error: what ended the request without a result; None while it runs and after it finished.
+    """
 
     request: Request
     ending: Ending
@@ -111,49 +129,73 @@ class Row:
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     stats: Stats = field(default_factory=lambda: Stats(texts=1))
-    _told: int = field(default=0, init=False, repr=False)
+    error: Exception | None = None
+    _num_reported: int = field(default=0, init=False, repr=False)
+    _changing: bool = field(default=False, init=False, repr=False)
+    _lock: Any = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
+        """Whether the output is complete."""
         return self.ending.reason is not None
+
+    @property
+    def over(self) -> bool:
+        """Whether no more rounds follow: the output is complete, or an error ended it."""
+        return self.finished or self.error is not None
+
+    @property
+    def sequence_ids(self) -> tuple[int, ...]:
+        """The tokens that the output continues, then the output so far."""
+        return (*self.request.first_ids, *self.token_ids)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another batch can continue the row from its tokens. A row cannot be resumed if an
+        exception interrupted :meth:`take`."""
+        return not self._changing
 
     def take(
         self,
         tokens: list[int],
-        counts: Counts,
+        counts: RoundCounts,
         logprobs: list[float],
         top_logprobs: list[TopLogprobs],
     ) -> int:
-        """Adds a round's tokens (accepted ones, then the target's own), cut where the text ends;
-        returns how many were kept."""
-        accepted = len(tokens) - 1
-        last: Origin = "plain"
-        if counts.drafted:
-            last = "correction" if counts.refused else "bonus"
-        kept = self.ending.take(tokens)
-        draft: Origin = "accepted"
-        origins = [*[draft] * accepted, last][:kept]
-        self.stats.count(counts, accepted, kept)
-        self.token_ids += tokens[:kept]
-        self.origins += origins
-        self.logprobs += logprobs[:kept]
-        self.top_logprobs += top_logprobs[:kept]
+        """Appends a round's tokens (the accepted ones, then the target's own) up to the end of the
+        output; returns how many were kept."""
+        with self._lock:
+            self._changing = True
+            accepted = len(tokens) - 1
+            last: Origin = "plain"
+            if counts.drafted:
+                last = "correction" if counts.rejected else "bonus"
+            kept = self.ending.take(tokens)
+            draft: Origin = "accepted"
+            origins = [*[draft] * accepted, last][:kept]
+            self.stats.count(counts, accepted, kept)
+            self.token_ids += tokens[:kept]
+            self.origins += origins
+            self.logprobs += logprobs[:kept]
+            self.top_logprobs += top_logprobs[:kept]
+            self._changing = False
         return kept
 
     def event(self) -> Event:
-        """What was added since this was asked last."""
-        new, self._told = slice(self._told, None), len(self.token_ids)
-        return Event(
-            self.ending.shown(),
-            tuple(self.token_ids[new]),
-            tuple(self.origins[new]),
-            tuple(self.logprobs[new]),
-            tuple(self.top_logprobs[new]),
-            self.ending.reason,
-        )
+        """What was added since the last call."""
+        with self._lock:
+            new, self._num_reported = slice(self._num_reported, None), len(self.token_ids)
+            return Event(
+                self.ending.shown(),
+                tuple(self.token_ids[new]),
+                tuple(self.origins[new]),
+                tuple(self.logprobs[new]),
+                tuple(self.top_logprobs[new]),
+                self.ending.reason,
+            )
 
     def result(self) -> Result:
-        """The finished text."""
+        """The output; ``finish_reason`` is ``cancelled`` if it is not complete."""
         return Result(
             self.request.prompt,
             self.request.prompt_ids,
@@ -168,9 +210,10 @@ class Row:
 
 
 def request_numbers(prompts: Sequence[tuple[int, ...]]) -> list[int]:
-    """A number per request that depends on its prompt and on equal prompts before it, only.
+    """A number per request, derived from its prompt and the count of equal prompts before it.
 
-    So a prompt gives the same text alone and in any batch, and equal prompts different texts.
+    A prompt therefore has the same output alone and in any batch, in any call and process, and
+    equal prompts of one call have different outputs.
     """
     seen: Counter[tuple[int, ...]] = Counter()
     numbers = []

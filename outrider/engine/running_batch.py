@@ -1,10 +1,11 @@
-"""The running batch: rows join when they are admitted, take part in rounds, leave when finished.
+"""The running batch: rows are prefilled, join, take part in rounds, and leave one by one.
 
-Legend: B rows, N nodes, K columns emitted in a round, V vocabulary, C top tokens.
+Legend: B rows, N nodes, K tokens emitted in a round, M divergences, D drafted positions.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ from outrider.core import (
     Budget,
     Context,
     Drafter,
-    Ends,
     Overlap,
     Round,
     VerificationExecutor,
@@ -24,29 +24,32 @@ from outrider.core import (
     commit_round,
     run_round,
 )
-from outrider.engine.admission import Memory, Reservation
+from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.budget import plan
-from outrider.engine.counts import count_columns, overlap_of, read_counts
+from outrider.engine.copy_to_host import copy_to_host
 from outrider.engine.dead_ends import dead_end, first_dead
-from outrider.engine.device_read import read
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.measured_divergence import measured_divergence, per_place
-from outrider.engine.request import Request, Row
+from outrider.engine.measured_divergence import by_position, measured_divergence
+from outrider.engine.newcomers import Newcomers, warp_of
+from outrider.engine.request import Row
+from outrider.engine.round_counts import count_columns, overlap_of, read_counts
 from outrider.runtime import HFModel
-from outrider.sampling import Warp
 
 
 class RunningBatch:
-    """A batch of rows in one target, one drafter and one rule.
+    """A batch of rows that share one target, one drafter and one verification rule.
 
     Args:
         target: the model that decides.
         drafter: the source of drafts.
         choose: the verification rule, given whether all rows are greedy.
         num_speculative_tokens: γ.
-        measure: whether to work out how far a lossy rule strays.
+        measure: whether to measure how far a lossy rule diverges from the target.
         memory: the bound of the engine's KV buffers; None sets none.
-        verify: how rules are put to drafts; None as they are.
+        verification: how rules are applied to drafts; None applies them eagerly.
+
+    Attributes:
+        rows: the rows that take part in rounds.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class RunningBatch:
         choose: Callable[[bool], Verifier],
         num_speculative_tokens: int,
         measure: bool = True,
-        memory: Memory | None = None,
+        memory: KVMemory | None = None,
         verification: VerificationExecutor | None = None,
     ) -> None:
         self._target = target
@@ -68,62 +71,70 @@ class RunningBatch:
         self._reservation = None if memory is None else Reservation(memory)
         self._verification = verification
         self.rows: list[Row] = []
+        self._newcomers: Newcomers | None = None
         self._context: Context | None = None
         self._cache: Any = None
         self._state: Any = None
 
-    def room_for(self, waiting: Sequence[Request], most: int) -> int:
-        """How many of the waiting requests may be admitted now, in their order; memory is reserved
-        for them.
+    @property
+    def newcomers(self) -> list[Row]:
+        """The rows that are being prefilled."""
+        return [] if self._newcomers is None else self._newcomers.rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that take part in rounds or are being prefilled."""
+        return len(self.rows) + len(self.newcomers)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens, padding included, that :meth:`prefill` would read."""
+        return 0 if self._newcomers is None else self._newcomers.num_tokens
+
+    def room_for(self, waiting: Sequence[Row], most: int) -> int:
+        """How many of the waiting rows may be admitted now, in their order; reserves their memory.
 
         Args:
-            waiting: at least one; more than may be admitted, where there are.
-            most: of them.
-
-        Raises:
-            OutOfMemoryError: none fits, and no row is running that could make room.
+            waiting: rows in the order of admission, one more than ``most`` where there are so many.
+            most: most rows to admit.
         """
         if self._reservation is None:
             return min(len(waiting), most)
-        return self._reservation.admit(len(self.rows), waiting, most)
+        return self._reservation.admit(self.num_rows, waiting, most)
+
+    def admit(self, rows: Sequence[Row]) -> None:
+        """Prefills new rows and lets them join, without a round in between."""
+        self.begin(rows)
+        while self._newcomers is not None:
+            self.prefill()
 
     @torch.inference_mode()
-    def admit(self, rows: Sequence[Row]) -> None:
-        """Prefills new rows together and lets them join the running ones."""
-        if not rows:
-            return
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Begins the prefill of new rows; earlier newcomers must have joined."""
+        assert self._newcomers is None
         began = self._clock()
-        context = Context.start(
-            [row.request.first_ids for row in rows],
-            self._warp(rows),
-            [row.request.sampling.seed for row in rows],
-            [row.request.number for row in rows],
-            self._target.device,
-            None
-            if self._target.decoder_prompt is None
-            else [row.request.prompt_ids for row in rows],
-            Ends.of(
-                [row.ending.token_ids for row in rows],
-                [len(row.request.first_ids) + row.ending.left for row in rows],
-                self._target.device,
-            ),
-        )
-        cache, state = self._target.start(context), self._drafter.start(context)
-        self.rows += rows
-        if self._context is None:
-            self._context, self._cache, self._state = context, cache, state
+        self._newcomers = Newcomers(rows, self._target, self._drafter)
+        self._charge(began)
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        """Runs the target's next pass over the newcomers' prompts; after the last one the drafter
+        starts, and the newcomers join."""
+        newcomers = self._newcomers
+        assert newcomers is not None
+        began = self._clock()
+        if newcomers.are_cached:
+            self._join(newcomers)
         else:
-            self._target.join(self._cache, cache)
-            self._drafter.join(self._state, state)
-            self._context.join(context)
-            self._context.distribution = self._warp(self.rows)
-        if self._target.device.type == "cuda":  # a round ends with a look at the device instead
+            newcomers.step()
+        if self._target.device.type == "cuda":  # a round ends with a copy to the host instead
             torch.cuda.synchronize(self._target.device)
         self._charge(began)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One round of all rows."""
+        """Runs one round of all rows. A row with non-finite logits, or without a token to sample,
+        gets an error; the other rows go on."""
         assert self._context is not None
         began = self._clock()
         verifier = self._choose(self._context.distribution.greedy)
@@ -138,40 +149,69 @@ class RunningBatch:
             self._verification,
         )
         logprobs = Logprobs.of(round_, [row.request.sampling.logprobs for row in self.rows])
-        strayed_BDM = measured_divergence(round_, verifier) if self._measure else None
-        self._read(round_, logprobs, overlap_of(round_, verifier.lossless), strayed_BDM)
+        divergence_BDM = measured_divergence(round_, verifier) if self._measure else None
+        self._read(round_, logprobs, overlap_of(round_, verifier.lossless), divergence_BDM)
         self._charge(began)
 
     def leave(self) -> list[Row]:
-        """Removes the finished rows and returns them."""
-        finished = [row for row in self.rows if row.finished]
-        if finished:
-            self._keep(_compacted([not row.finished for row in self.rows]))
-        return finished
+        """Removes the rows that are over and returns them."""
+        over = [row for row in self.rows if row.over]
+        if over:
+            self._keep(_compacted([not row.over for row in self.rows]))
+        return over
+
+    def remove(self, row: Row) -> None:
+        """Removes a row, wherever it is in its output."""
+        if row in self.newcomers:
+            self._keep_newcomers([each is not row for each in self.newcomers])
+        else:
+            self._keep(_compacted([each is not row for each in self.rows]))
 
     def close(self) -> None:
-        """Drops all rows, finished or not, and what they hold."""
-        self.rows = []
+        """Drops all rows and what they hold. The rows can be resumed in another batch."""
+        self.rows, self._newcomers = [], None
         self._context = self._cache = self._state = None
-        if self._reservation is not None:
-            self._reservation.clear()
+        self._release()
+
+    def _join(self, newcomers: Newcomers) -> None:
+        context, cache, state = newcomers.start()
+        if self._context is None:
+            self._context, self._cache, self._state = context, cache, state
+        else:
+            self._target.join(self._cache, cache)
+            self._drafter.join(self._state, state)
+            self._context.join(context)
+            self._context.distribution = warp_of(self.rows + newcomers.rows, self._target)
+        self.rows += newcomers.rows
+        self._newcomers = None
 
     def _keep(self, rows: list[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
         assert self._context is not None
         with torch.inference_mode():
             if not rows:
-                self._state.keep([])  # a drafter may learn from texts that have ended
-                self.close()
+                self._state.keep([])  # a drafter may learn from outputs that have ended
+                self._context = self._cache = self._state = None
+                self._release()
                 return
             self._cache.keep(rows)
             self._state.keep(rows)
             self._context.keep(rows)
-            self._context.distribution = self._warp(self.rows)
+            self._context.distribution = warp_of(self.rows, self._target)
 
-    def _warp(self, rows: Sequence[Row]) -> Warp:
-        samplings = [row.request.sampling for row in rows]
-        return Warp(samplings, self._target.num_tokens, self._target.device)
+    @torch.inference_mode()
+    def _keep_newcomers(self, stays: list[bool]) -> None:
+        assert self._newcomers is not None
+        if any(stays):
+            self._newcomers.keep(_compacted(stays))
+        else:
+            self._newcomers = None
+            self._release()
+
+    def _release(self) -> None:
+        """Gives back the reserved memory once no row is left."""
+        if self._reservation is not None and not self.num_rows:
+            self._reservation.clear()
 
     def _budget(self) -> Budget:
         assert self._context is not None
@@ -186,39 +226,38 @@ class RunningBatch:
         round_: Round,
         logprobs: Logprobs,
         overlap: Overlap | None,
-        strayed_BDM: Tensor | None,
+        divergence_BDM: Tensor | None,
     ) -> None:
-        """Reads the round's numbers from the device, the one synchronisation of a round; commits
-        the round, and hands each row its tokens."""
+        """Copies the round's numbers to the host, the one device-to-host synchronisation of a
+        round; commits the round, and hands each row its tokens or its error."""
         assert self._context is not None
         sums = self._context.health.drain()
         sums.sort(key=lambda found: found[0] is not self._target)  # which is blamed first
         counts = count_columns(round_)
-        strayed = [] if strayed_BDM is None else [strayed_BDM.flatten(1)]
+        divergences = [] if divergence_BDM is None else [divergence_BDM.flatten(1)]
         dead = [] if (first_B := first_dead(round_)) is None else [first_B]
         overlaps = list(overlap or ())
-        own = [*counts, *(s for _, s in sums), *dead, round_.emitted_BK, *overlaps, *strayed]
-        lines = read([*own, *logprobs.blocks()])
+        own = [*counts, *(s for _, s in sums), *dead, round_.emitted_BK, *overlaps, *divergences]
+        lines = copy_to_host([*own, *logprobs.blocks()])
         starts = [length - 1 for length in self._context.lengths]
         self._commit(round_, [int(line[0][0]) for line in lines])
-        errors = []
         for b, (row, start, line) in enumerate(zip(self.rows, starts, lines, strict=True)):
             numbers = [number for (number,) in line[: len(counts) + len(sums) + len(dead)]]
-            for (model, _), total in zip(sums, numbers[len(counts) :], strict=False):
-                if total - total != 0:
-                    raise model.non_finite(start)
+            totals = zip(sums, numbers[len(counts) :], strict=False)
+            damaged = [model for (model, _), total in totals if not math.isfinite(total)]
+            if damaged:
+                row.error = damaged[0].non_finite(start)
+                continue
             emitted = line[len(numbers)]
             tokens = [int(token) for token in emitted[: int(numbers[0]) + 1]]
             wanted = row.request.sampling.logprobs
             chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
-            places = per_place(line[len(own) - 1]) if strayed else ()
+            positions = by_position(line[len(own) - 1]) if divergences else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
-            done = read_counts(round_, numbers[: len(counts)], by_depth, places)
+            done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
             kept = row.take(tokens, done, chosen, best)
             if dead and numbers[-1] < kept:
-                errors.append(dead_end(round_, b, row, int(numbers[-1]), kept))
-        if errors:
-            raise errors[0]
+                row.error = dead_end(round_, b, row, int(numbers[-1]), kept)
 
     def _commit(self, round_: Round, num_accepted: Sequence[int]) -> None:
         assert self._context is not None
@@ -237,20 +276,20 @@ class RunningBatch:
         return time.perf_counter(), draft, self._target.watch.seconds()
 
     def _charge(self, began: tuple[float, float, float]) -> None:
-        """Shares the seconds since ``began`` among the rows; the device must be done."""
+        """Divides the seconds since ``began`` among the rows; the device must be done."""
         total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
-        share = 1 / len(self.rows)
-        for row in self.rows:
+        share = 1 / self.num_rows
+        for row in (*self.rows, *self.newcomers):
             row.stats.spend(draft * share, target * share, total * share)
 
 
 def models_of(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
-    """The models that a drafter runs, of which it need not say anything if there are none."""
+    """The models that a drafter runs; a drafter without models need not declare any."""
     return tuple(getattr(drafter, "models", ()))
 
 
 def _compacted(stays: list[bool]) -> list[int]:
-    """Which row moves to each place, so that no row moves up and few move at all."""
+    """Which row moves to each index, so that no row moves up and few rows move at all."""
     order = [row for row, stay in enumerate(stays) if stay]
     kept = len(order)
     movers = [row for row in order if row >= kept]

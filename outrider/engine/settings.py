@@ -1,4 +1,4 @@
-"""What an engine is told besides its models; checked before any model is loaded."""
+"""An engine's settings besides its models; checked before any model is loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         recipe: the method with its options, or the user's own verifier in place of the method's.
-        memory budget: what ``max_memory`` allows; None without a bound.
+        memory_budget: the bytes that ``max_memory`` allows; None without a bound.
     """
 
     recipe: Recipe

@@ -1,7 +1,7 @@
 """Stop strings with special tokens in them, such as ``<|im_end|>``, which the text does not show.
 
-They are searched for in the text as it would be with special tokens, whose parts are known to lie
-at certain places of the text without.
+They are searched for in a second text, decoded with special tokens. Positions in it are mapped to
+positions in the text that is shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.engine.detokenize import Detokenizer
 
 
 class SpecialStops:
-    """Follows one text and finds the stop strings in it.
+    """Follows one output and finds the stop strings in it.
 
     Args:
         stops: the strings.
@@ -47,7 +47,8 @@ class SpecialStops:
         return cls(found, Detokenizer(tokenizer, prompt, special=True))
 
     def push(self, token: int, num_shown: int, *, over: bool) -> list[int]:
-        """Reads the next token; where in the shown text the strings that it completes begin.
+        """Reads the next token; returns where in the shown text the strings that it completes
+        begin.
 
         Args:
             token: the token.
@@ -70,7 +71,8 @@ class SpecialStops:
         return self._in_shown(len(self._text) - longest)
 
     def _in_shown(self, place: int) -> int:
-        """The same place in the shown text."""
+        """The position in the shown text that corresponds to one in the text with special
+        tokens."""
         last = bisect_right(self._lengths, place) - 1
         behind = self._shown[last] + place - self._lengths[last]
         return min([behind, *self._shown[last + 1 : last + 2]])

@@ -2,13 +2,14 @@
 
 Three numbers of the field that are often confused, all reported: the *acceptance rate* is accepted
 over drafted tokens; the *acceptance length* is emitted tokens per target pass, bonus included
-(plain decoding has 1); Leviathan's *α* is the mean of the overlap Σ min(p, q) over the positions
+(1 in plain decoding); Leviathan's *α* is the mean of the overlap Σ min(p, q) over the positions
 that token-level rejection sampling verifies. α says how near the draft's distribution is to the
-target's, and the same of every rule; ``counts.py`` defines it and shows why it is unbiased.
+target's, and does not depend on the rule; ``round_counts.py`` defines it and shows why it is
+unbiased.
 
-A lossy rule emits tokens from a distribution π of its own. How far it strays from the target's p is
-summed over the places of a text: both KL divergences of texts are the sums of those of their
-tokens.
+A lossy rule emits tokens from a distribution π of its own. Its divergences from the target's p are
+summed over the positions of an output: both KL divergences of outputs are the sums of those of
+their tokens.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 
-from outrider.engine.counts import Counts
+from outrider.engine.round_counts import RoundCounts
 
 
 @dataclass
 class Stats:
-    """Counts and seconds; they add up over requests.
+    """RoundCounts and seconds; they add up over requests.
 
     Attributes:
         rounds: target passes, prefill not counted.
-        drafted: drafted tokens that were verified or wasted, cut at the end of the text; of a
-            tree, all its nodes.
+        drafted: drafted tokens, cut at the end of the output; of a tree, all its nodes.
         accepted: of these, the ones that were emitted.
         emitted: all tokens emitted.
         overlap: sum over drafted positions of an unbiased estimate of Σ min(p, q), each weighted by
@@ -37,10 +37,10 @@ class Stats:
         verified: number of positions that the rule itself came to.
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.
-        texts: number of texts.
-        measured: tokens at whose place the distribution π of a lossy rule was held against the
+        texts: number of outputs.
+        measured: tokens at whose position the distribution π of a lossy rule was compared with the
             target's p.
-        kl: sum of KL(p‖π) over these places, in nats; 0 elsewhere, where tokens follow p.
+        kl: sum of KL(p‖π) over these positions, in nats; 0 elsewhere, where tokens follow p.
         reverse_kl: the same of KL(π‖p).
         tv: the same of the total variation.
         draft_seconds: in forward passes of the draft model.
@@ -84,7 +84,7 @@ class Stats:
         A copied or otherwise chosen token is a point mass q, so its overlap is p(x). At temperature
         0 the overlap is 1 where the drafted token is the target's argmax, else 0. In a tree it is
         that of each node's first child. A stop string, which only the decoded text shows, ends a
-        draft where its tokens were accepted, and not where they were refused.
+        draft where its tokens were accepted, and not where they were rejected.
         """
         return self.overlap / self.reached if self.reached else 0.0
 
@@ -111,7 +111,7 @@ class Stats:
 
     @property
     def kl_per_text(self) -> float:
-        """KL(p‖π) per text, in nats."""
+        """KL(p‖π) per output, in nats."""
         return self.kl / self.texts if self.texts else 0.0
 
     @property
@@ -122,14 +122,14 @@ class Stats:
     def tokens_per_second(self) -> float:
         return self.emitted / self.seconds if self.seconds else 0.0
 
-    def count(self, counts: Counts, accepted: int, kept: int) -> None:
+    def count(self, counts: RoundCounts, accepted: int, kept: int) -> None:
         """Adds one round of which the first ``kept`` tokens were emitted.
 
-        A text that ends inside the accepted tokens drops the rest of the round: its drafted and
-        accepted tokens then end there too.
+        An output that ends inside the accepted tokens drops the rest of the round: its drafted and
+        accepted tokens end there, too.
         """
         drafted, depth = counts.drafted, counts.depth
-        tried = accepted + counts.refused
+        tried = accepted + counts.rejected
         if kept <= accepted:
             drafted = depth = accepted = tried = kept
         self.rounds += 1
@@ -139,7 +139,7 @@ class Stats:
         self.overlap += sum(counts.overlap[:depth])
         self.reached += sum(counts.reached[:depth])
         self.verified += tried
-        for kl, reverse_kl, tv in counts.strayed[:tried]:
+        for kl, reverse_kl, tv in counts.divergences[:tried]:
             self.measured += 1
             self.kl += kl
             self.reverse_kl += reverse_kl
@@ -152,7 +152,7 @@ class Stats:
             self.accepted_at[depth] += 1
 
     def spend(self, draft: float, target: float, total: float) -> None:
-        """Adds seconds; what is neither draft nor target is other."""
+        """Adds seconds; those of neither draft nor target are other."""
         self.draft_seconds += draft
         self.target_seconds += target
         self.other_seconds += max(0.0, total - draft - target)

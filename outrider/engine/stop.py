@@ -1,4 +1,4 @@
-"""Where a text ends: end-of-sequence, stop token, stop string, length or the end of the context.
+"""Where an output ends: end-of-sequence, stop token, stop string, length or a full context.
 
 Applied after acceptance, token by token, so that a round that runs past the end is cut exactly.
 """
@@ -13,10 +13,10 @@ from outrider.sampling import Sampling
 
 @dataclass
 class Ending:
-    """Follows one text and says when it is over.
+    """Follows one output and decides where it ends.
 
     Attributes:
-        sampling: its parameters.
+        sampling: the sampling parameters.
         eos_ids: end-of-sequence tokens of the model.
         room: tokens the context still has room for.
         detokenizer: turns tokens into text; None when there is no tokenizer.
@@ -42,13 +42,13 @@ class Ending:
 
     @property
     def token_ids(self) -> frozenset[int]:
-        """The tokens that end it."""
+        """The tokens that end the output."""
         stop_ids = self.sampling.stop_token_ids
         return stop_ids if self.sampling.ignore_eos else stop_ids.union(self.eos_ids)
 
     @property
     def text(self) -> str:
-        """All text so far, cut before a stop string; decoded when somebody asks."""
+        """All text so far, cut before a stop string; decoded on request."""
         if self._unread and self.detokenizer is not None:
             self._text += self.detokenizer.push(self._unread)
             self._unread = []
@@ -57,7 +57,8 @@ class Ending:
         return self._text
 
     def take(self, tokens: list[int]) -> int:
-        """Takes a round's tokens; returns how many are kept, with the one that ends the text."""
+        """Takes a round's tokens; returns how many are kept, up to and including the one that ends
+        the output."""
         if not self.sampling.stop_strings:
             kept, self.reason = self._scan(tokens)
             self._unread += tokens[:kept]
@@ -85,7 +86,8 @@ class Ending:
         return delta
 
     def _scan(self, tokens: list[int]) -> tuple[int, str | None]:
-        """How many tokens come before and with the first one that ends the text, and why."""
+        """How many tokens are kept up to and including the first one that ends the output, and
+        why it does."""
         stop_ids = self.sampling.stop_token_ids
         for kept, token in enumerate(tokens, 1):
             self._emitted += 1

@@ -1,4 +1,7 @@
-"""Prefill: the tokens of a prompt enter the KV cache, in forward passes of bounded width.
+"""Prefill: the prompts of a batch enter the KV cache, in forward passes of bounded width.
+
+A caller may do other work between two forward passes; the tokens per pass, and so every bit of the
+result, stay the same.
 
 A short prompt is prefilled by a compiled program where there is one. The program computes the
 logits of every token, though a prefill needs none. For a short prompt that costs less than Python
@@ -16,23 +19,52 @@ from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.runner import Runnable
 
-_MOST_QUERIES = 512
-"""Query tokens of a row in one forward pass of a prefill."""
+PREFILL_WIDTH = 512
+"""Most tokens of each row that one forward pass of a prefill reads."""
 
 
-def prefill(
-    model: Runnable, cache: KVCache, context: Context, num_tokens: int | None = None
-) -> None:
-    """Feeds all tokens of the context but the last of each row, or the first ``num_tokens``.
-    Mutates the cache, whose health then has the forward passes noted."""
-    if num_tokens is None:
-        num_tokens = max(context.lengths) - 1
-    for first in range(0, num_tokens, _MOST_QUERIES):
-        queries = slice(first, min(first + _MOST_QUERIES, num_tokens))
-        tokens_BN = context.tokens_BT[:, queries].clamp(max=model.num_tokens - 1)
-        model.forward(ForwardBatch(cache, tokens_BN, num_logits=1))
-        cache.append(tokens_BN.shape[1])
-    cache.rollback(context.sequence_lengths - 1)
+class Prefill:
+    """The prefill of one batch, which the caller advances pass by pass.
+
+    Between two passes the caller may remove rows, from the context and the cache alike.
+
+    Args:
+        model: the model that reads the prompts.
+        cache: an empty cache of the batch.
+        context: the batch; all its tokens but each row's last are read.
+        num_tokens: tokens of each row that are read; None for all but the last.
+    """
+
+    def __init__(
+        self, model: Runnable, cache: KVCache, context: Context, num_tokens: int | None = None
+    ) -> None:
+        self.cache = cache
+        self._model = model
+        self._context = context
+        self._num_tokens = max(context.lengths) - 1 if num_tokens is None else num_tokens
+        self._first = 0
+
+    @property
+    def next_width(self) -> int:
+        """Tokens of each row that the next forward pass reads; 0 once all are read."""
+        return min(PREFILL_WIDTH, self._num_tokens - self._first)
+
+    def step(self) -> None:
+        """Runs the next forward pass."""
+        width = self.next_width
+        tokens_BN = self._context.tokens_BT[:, self._first : self._first + width]
+        tokens_BN = tokens_BN.clamp(max=self._model.num_tokens - 1)
+        self._model.forward(ForwardBatch(self.cache, tokens_BN, num_logits=1))
+        self.cache.append(width)
+        self._first += width
+
+    def finish(self) -> KVCache:
+        """Runs the forward passes that are left; returns the cache, which is then complete."""
+        while self.next_width:
+            self.step()
+        self.cache.rollback(self._context.sequence_lengths - 1)
+        self.cache.health = self._context.health
+        return self.cache
 
 
 def recompute_long_rows(model: Runnable, cache: KVCache, original: int) -> None:
@@ -53,7 +85,7 @@ def recompute_long_rows(model: Runnable, cache: KVCache, original: int) -> None:
         alone = unsampled_context(model, context.tokens_BT[row, : context.lengths[row]].tolist())
         view = cache.row(row, alone)
         view.long = [long]
-        prefill(model.without_compiled(), view, alone, cache.lengths[row])
+        Prefill(model.without_compiled(), view, alone, cache.lengths[row]).finish()
         cache.long[row] = long
 
 

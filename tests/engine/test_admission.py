@@ -73,7 +73,7 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
     memory = engine._memory
     assert memory is not None
     requests = engine._requests(read_prompts(prompts)[0], SAMPLING, True)
-    return max(memory.final(1, memory.need(request)) for request in requests)
+    return max(memory.final(1, memory.extent(request)) for request in requests)
 
 
 @pytest.mark.parametrize("share", [1.0, 1.7, 4.0])
@@ -138,29 +138,40 @@ def test_a_request_that_cannot_fit_alone_is_refused_before_any_runs(
     assert len(engine.generate(ragged_prompts([3]), greedy(5))[0].token_ids) == 5
 
 
-def test_streams_share_the_bound_and_give_back(target: HFModel) -> None:
-    engine = engine_of(target, max_memory=100 * 1024)
+def test_streams_share_the_bound_and_give_back(
+    target: HFModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for two of these streams; a third one waits until both have ended, and whoever
+    asks for its first event runs their rounds."""
     sampling = Sampling(max_new_tokens=50, ignore_eos=True)
-    first, second = (engine.stream([1, 2, 3], sampling) for _ in range(2))
-    next(first)
-    next(second)
-    third = engine.stream([1, 2, 3], sampling)
-    with pytest.raises(OutOfMemoryError, match="texts of this engine that have not ended"):
+    roomy = engine_of(target, max_memory="1GB")
+    memory = roomy._memory
+    assert memory is not None
+    extent = memory.extent(roomy.request([1, 2, 3], sampling))
+    bound = memory.final(2, extent) + memory.first(1, extent)
+    engine = engine_of(target, max_memory=bound)
+    first, second, third = (engine.stream([1, 2, 3], sampling) for _ in range(3))
+    with watching(engine, monkeypatch) as seen:
+        next(first)
+        next(second)
         next(third)
-    first.close()
-    assert len(list(engine.stream([1, 2, 3], sampling))) == 50
-    assert len(list(second)) == 49
+        assert held(engine) > 0
+        first.close()
+        assert [len(list(stream)) for stream in (second, third)] == [49, 49]
+    assert 0 < max(size for _, size in seen) <= bound
+    assert max(rows for rows, _ in seen) == 2
+    assert held(engine) == 0
     assert len(engine.generate([[1, 2, 3]], sampling)[0].token_ids) == 50
 
 
-def test_a_booking_that_is_too_low_does_not_break_the_bound(
+def test_a_reservation_that_is_too_low_does_not_break_the_bound(
     target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drafter that says less than it takes is stopped by the KV buffers themselves."""
     bound = 128 * 1024
     engine = engine_of(target, draft, max_memory=bound)
     assert engine._memory is not None
-    monkeypatch.setattr(type(engine._memory), "final", lambda self, rows, need: 0)
+    monkeypatch.setattr(type(engine._memory), "final", lambda self, rows, extent: 0)
     with (
         watching(engine, monkeypatch) as seen,
         pytest.raises(OutOfMemoryError, match="raise max_memory"),

@@ -11,8 +11,8 @@ from torch import Tensor
 from outrider import Result, Sampling, Stats
 from outrider.core import output_distribution
 from outrider.core.divergences import divergences
-from outrider.engine.counts import Counts
 from outrider.engine.measured_divergence import is_measurable
+from outrider.engine.round_counts import RoundCounts
 from outrider.methods import METHODS
 
 TARGET = tiny("llama", 0, dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_places_beyond_the_end_of_the_text_are_not_counted() -> None:
     """Four accepted tokens of which the text keeps two."""
     stats = Stats(texts=1)
     reached, overlap = [1.0, 0.9, 0.8, 0.8, 0.4], [0.9, 0.8, 0.8, 0.4, 0.1]
-    counts = Counts(5, 5, True, reached, overlap, [(1.0, 2.0, 0.5)] * 5)
+    counts = RoundCounts(5, 5, True, reached, overlap, [(1.0, 2.0, 0.5)] * 5)
     stats.count(counts, accepted=4, kept=2)
     assert (stats.reached, stats.overlap) == pytest.approx((1.9, 1.7))
     assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (2, 2.0, 4.0, 1.0)

@@ -114,7 +114,7 @@ def test_narrow_prefill_passes_equal_generate(
     module: PreTrainedModel, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first tokens of a long prompt have long factors, too."""
-    monkeypatch.setattr(prefill, "_MOST_QUERIES", 7)
+    monkeypatch.setattr(prefill, "PREFILL_WIDTH", 7)
     results = engine_of(HFModel(module)).generate(ragged_prompts(LENGTHS), greedy(NUM))
     assert token_ids(results) == expected
 

@@ -40,7 +40,8 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         )
 
     with ExitStack() as stack:
-        timed(RunningBatch, "admit", "prefill", ENGINE)
+        timed(RunningBatch, "begin", "prefill", ENGINE)
+        timed(RunningBatch, "prefill", "prefill", ENGINE)
         timed(RunningBatch, "step", "round", ENGINE)
         timed(RunningBatch, "_read", "read", ENGINE)
         timed(Row, "take", "text", ENGINE)

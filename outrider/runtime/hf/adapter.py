@@ -31,7 +31,7 @@ from outrider.runtime.hf.support import check_supported, windows_of
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
 from outrider.runtime.masks import Nodes
-from outrider.runtime.prefill import prefill, recompute_long_rows, unsampled_context
+from outrider.runtime.prefill import Prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
@@ -202,12 +202,14 @@ class HFModel:
     def start(self, context: Context) -> KVCache:
         """Caches all tokens of the context but the last, in forward passes of bounded width. Logits
         that are not finite there make those of later forward passes so, which are checked."""
+        return self.begin(context).finish()
+
+    def begin(self, context: Context) -> Prefill:
+        """As :meth:`start`, but the caller runs the forward passes."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
         self._reserve(cache, max(context.lengths) - 1)
-        prefill(self, cache, context)
-        cache.health = context.health
-        return cache
+        return Prefill(self, cache, context)
 
     def draft_room(self, length: int) -> int:
         """Most tokens of a draft that one forward pass can verify behind so many committed ones."""

@@ -196,18 +196,22 @@ class KVCache(Cache, Sequences):
         self.long = [self.long[row] for row in rows]
 
     def join(self, other: "KVCache") -> None:
-        """Appends the rows of another cache."""
+        """Appends the rows of another cache.
+
+        What former rows left in the slots behind the newcomers' tokens is cleared: it may be NaN,
+        and attention to a NaN is NaN even where the mask hides it.
+        """
         first, total = self.num_rows, self.num_rows + other.num_rows
         used = max(other.lengths)
         for buffers, others in zip(self._planes(), other._planes(), strict=True):
             for layer, theirs in enumerate(others):
-                if theirs is None or used == 0:
-                    continue
                 mine = buffers[layer]
-                slots = max(used, 0 if mine is None else mine.shape[2])
-                mine = self._grown(mine, theirs, total, slots)
-                mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
-                buffers[layer] = mine
+                if theirs is not None and used > 0:
+                    slots = max(used, 0 if mine is None else mine.shape[2])
+                    mine = buffers[layer] = self._grown(mine, theirs, total, slots)
+                    mine[first:total, :, :used].copy_(theirs[: other.num_rows, :, :used])
+                if mine is not None:
+                    mine[first:total, :, used:].zero_()
         self.sequence_lengths = self.sequence_lengths.join(other.sequence_lengths)
         self.long = self.long + other.long
 

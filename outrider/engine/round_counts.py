@@ -1,6 +1,6 @@
-"""What a round did to each row: as columns on the device, and as numbers once they are read.
+"""What a round did to each row: counts on the device, and on the host once they are copied.
 
-Of a full chain the host knows most by itself, and only what it does not know becomes a column.
+Most counts of a full chain follow from its size; only the others are copied.
 
 α, Leviathan's acceptance, is defined here once and for every method: the mean of the overlap
 Σ_x min(p, q) over the positions that token-level rejection sampling verifies, whatever rule was at
@@ -11,8 +11,8 @@ work. Along the draft x_1 … x_n, cut where the sequence ends,
 
 As x_i ~ q_i, r_i is an unbiased estimate of Σ_x min(p_i, q_i); and w_i, the probability that
 rejection sampling accepts all tokens before position i, depends on those tokens alone. So neither
-sum is biased by what the rule decided: block verification, say, comes to a position *because* of
-the tokens behind it, and a mean over its own positions would be too high. Besides:
+sum is biased by what the rule decided: block verification, for example, comes to a position
+*because* of the tokens behind it, and a mean over its own positions would be too high. Besides:
 
     a chosen token has the point mass as its q: r_i = p_i(x_i), which is Σ_x min(p, q)
     a search (beams) does not draw from q: Σ_x min(p, q) itself takes the place of r_i in the sum
@@ -35,31 +35,31 @@ from outrider.core.overlap import estimated_overlap, overlap_by_depth
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What one round did to a row, whatever of it ends up in the text.
+class RoundCounts:
+    """What one round did to a row, wherever the output then ends.
 
     Attributes:
         drafted: drafted tokens; of a tree, all its nodes.
         depth: of these, the most along one path.
-        refused: whether something was drafted behind the last accepted token, and refused.
+        rejected: whether the first drafted token behind the accepted ones was rejected.
         reached: w of each position.
         overlap: w times an unbiased estimate of Σ min(p, q), of each position.
-        strayed: KL(p‖π), KL(π‖p) and total variation at each drafted place, where measured.
+        divergences: KL(p‖π), KL(π‖p) and total variation at each drafted position, if measured.
     """
 
     drafted: int
     depth: int
-    refused: bool
+    rejected: bool
     reached: Sequence[float]
     overlap: Sequence[float]
-    strayed: Sequence[tuple[float, float, float]] = ()
+    divergences: Sequence[tuple[float, float, float]] = ()
 
 
 def count_columns(round_: Round) -> list[Tensor]:
-    """The numbers to read, each (B,); how many tokens were accepted is the first."""
+    """The counts to copy to the host, each (B,); the number of accepted tokens is the first."""
     columns = [round_.verdict.num_accepted_B]
     if not _is_plain(round_.draft):
-        columns += [round_.draft.num_drafted_B, _depth(round_.draft), _refused(round_)]
+        columns += [round_.draft.num_drafted_B, _depth(round_.draft), _rejected(round_)]
     return columns
 
 
@@ -67,24 +67,24 @@ def read_counts(
     round_: Round,
     numbers: Sequence[float],
     overlaps: Sequence[Sequence[float]],
-    strayed: Sequence[tuple[float, float, float]],
-) -> Counts:
-    """A row's counts, from its shares of :func:`count_columns` and :func:`overlap_of`."""
+    divergences: Sequence[tuple[float, float, float]],
+) -> RoundCounts:
+    """A row's counts, from its numbers of :func:`count_columns` and :func:`overlap_of`."""
     accepted = int(numbers[0])
     if _is_plain(round_.draft):
         drafted = depth = round_.draft.num_nodes - 1
-        refused = accepted < drafted
+        rejected = accepted < drafted
     else:
-        drafted, depth, refused = int(numbers[1]), int(numbers[2]), bool(numbers[3])
+        drafted, depth, rejected = int(numbers[1]), int(numbers[2]), bool(numbers[3])
     if overlaps:
         reached, overlap = overlaps
     else:
-        reached, overlap = [1.0] * (accepted + refused), [1.0] * accepted
-    return Counts(drafted, depth, refused, reached, overlap, strayed)
+        reached, overlap = [1.0] * (accepted + rejected), [1.0] * accepted
+    return RoundCounts(drafted, depth, rejected, reached, overlap, divergences)
 
 
 def overlap_of(round_: Round, lossless: bool) -> Overlap | None:
-    """What a round says of α; None where it follows from what was accepted: of chains, where a
+    """A round's contribution to α; None where it follows from what was accepted: for chains that a
     lossless rule verified by the argmax."""
     draft = round_.draft
     if round_.overlap is not None:
@@ -109,7 +109,7 @@ def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
 
 
 def _is_plain(draft: Draft) -> bool:
-    """Whether what was drafted and refused follows from what was accepted."""
+    """Whether the drafted and rejected tokens follow from the accepted ones."""
     return draft.is_full and draft.drawn != "searched"
 
 
@@ -120,10 +120,10 @@ def _depth(draft: Draft) -> Tensor:
     return torch.where(draft.mask_BN, draft.depth_BN, 0).amax(1)
 
 
-def _refused(round_: Round) -> Tensor:
-    """Whether something was drafted behind the last accepted token and refused, shape (B,).
+def _rejected(round_: Round) -> Tensor:
+    """Whether a token was drafted behind the last accepted one and rejected, shape (B,).
 
-    A token that a search found and that is emitted all the same was not.
+    A token that a search found and that is emitted all the same was not rejected.
     """
     draft, verdict = round_.draft, round_.verdict
     num_accepted_B = verdict.num_accepted_B

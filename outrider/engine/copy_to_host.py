@@ -1,4 +1,4 @@
-"""The round's one look at the device: every number of it, read together.
+"""The round's one device-to-host synchronisation: all its numbers are copied together.
 
 Legend: B rows, C columns of a block.
 """
@@ -13,11 +13,11 @@ Line = list[list[float]]
 """A row's numbers, block by block."""
 
 
-def read(blocks: Sequence[Tensor]) -> list[Line]:
+def copy_to_host(blocks: Sequence[Tensor]) -> list[Line]:
     """The numbers of each row.
 
-    On a CPU each block is read by itself; elsewhere they become one table first, since every look
-    waits for the device.
+    On a CPU each block is copied by itself. Elsewhere the blocks become one table first, since
+    every copy waits for the device.
 
     Args:
         blocks: columns (B,), or several side by side (B, C); of any dtypes.

@@ -1,12 +1,16 @@
-"""From prompts and sampling parameters to requests: what is wrong with them is said here."""
+"""Builds requests from prompts and sampling parameters, checks them, and makes their rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
-from outrider.core.values import as_python, shown
+from outrider.core.values import as_python, is_whole, shown
+from outrider.engine.detokenize import Detokenizer
 from outrider.engine.prompts import ReadPrompt
-from outrider.engine.request import Request, request_numbers
+from outrider.engine.request import Request, Row, request_numbers
+from outrider.engine.special_stops import SpecialStops
+from outrider.engine.stop import Ending
 from outrider.methods import Method, Recipe
 from outrider.runtime import HFModel
 from outrider.runtime.hf.generation_config import with_defaults
@@ -16,25 +20,21 @@ from outrider.verifiers import Commit
 
 
 @dataclass(frozen=True)
-class Intake:
+class RequestBuilder:
     """Checks and encodes what an engine is asked for.
 
     Attributes:
-        target: the model whose text is asked for.
-        method: how it is made.
-        recipe: the same with its options settled.
-        limit: longest context in tokens.
-        prompt_limit: longest prompt in tokens.
+        target: the model that continues the prompts.
+        method: the method that is used.
+        recipe: the method with its options settled.
         drafts: whether anything is drafted, so that processors must be stateless.
         eos_ids: end-of-sequence tokens of the model.
-        obeys_config: whether texts obey the target's generation config.
+        obeys_config: whether outputs obey the target's generation config.
     """
 
     target: HFModel
     method: Method
     recipe: Recipe
-    limit: int
-    prompt_limit: int
     drafts: bool = True
     eos_ids: frozenset[int] = frozenset()
     obeys_config: bool = True
@@ -46,13 +46,13 @@ class Intake:
             ids = self._encode_text(str(prompt.given), add_special_tokens)
         if not ids:
             raise PromptError("the prompt is empty: give it at least one token")
-        if len(ids) > self.prompt_limit:
-            what = f"the context {self.limit}, one of which the output needs"
+        if len(ids) > self.target.prompt_limit:
+            what = f"the context {self.target.limit}, one of which the output needs"
             if self.target.decoder_prompt is not None:
-                what = f"the encoder reads {self.prompt_limit}"
+                what = f"the encoder reads {self.target.prompt_limit}"
             raise PromptError(
                 f"the prompt has {len(ids)} tokens, {what}: shorten the prompt by "
-                f"{len(ids) - self.prompt_limit}"
+                f"{len(ids) - self.target.prompt_limit}"
             )
         bad = [token for token in ids if not 0 <= token < self.target.num_tokens]
         if bad:
@@ -67,14 +67,17 @@ class Intake:
         prompts: Sequence[ReadPrompt],
         samplings: Sequence[Sampling],
         add_special_tokens: bool = True,
+        numbers: Sequence[int] | None = None,
     ) -> list[Request]:
-        """A request per prompt; raises as :meth:`Engine.generate` says."""
+        """A request per prompt, with the caller's number or a derived one; raises as
+        :meth:`Engine.generate` says."""
         samplings = [self.settled(each) for each in samplings]
         for each in samplings:
             self._check_sampling(each)
         encoded = [self.encode(prompt, add_special_tokens) for prompt in prompts]
         self._check_processors(samplings, encoded)
-        numbers = request_numbers(encoded)
+        if numbers is None:
+            numbers = request_numbers(encoded)
         return [
             Request(
                 prompt.given,
@@ -89,6 +92,16 @@ class Intake:
             )
         ]
 
+    def row(self, request: Request) -> Row:
+        """The row of a request that has not started."""
+        tokenizer, first_ids = self.target.tokenizer, request.first_ids
+        detokenizer = special = None
+        if tokenizer is not None:
+            detokenizer = Detokenizer(tokenizer, first_ids)
+            special = SpecialStops.among(request.sampling.stop_strings, tokenizer, first_ids)
+        room = self._room(request.prompt_ids)
+        return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer, special))
+
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters with those that are None filled in; see :class:`Sampling`."""
         config = self.target.generation_config if self.obeys_config else None
@@ -97,14 +110,14 @@ class Intake:
     def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
         if not self.obeys_config:
             return sampling
-        return self.target.with_demands(sampling, ids, self.room(ids))
+        return self.target.with_demands(sampling, ids, self._room(ids))
 
-    def room(self, ids: tuple[int, ...]) -> int:
+    def _room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""
-        return self.limit - len(self.target.decoder_prompt or ids)
+        return self.target.limit - len(self.target.decoder_prompt or ids)
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """A text's token ids. One that begins with the beginning-of-sequence token, as chat
+        """A string's token ids. A string that begins with the beginning-of-sequence token, as chat
         templates write it, does not get a second one."""
         tokenizer = self.target.tokenizer
         if tokenizer is None:
@@ -118,7 +131,7 @@ class Intake:
         self, samplings: Sequence[Sampling], encoded: Sequence[tuple[int, ...]]
     ) -> None:
         """Raises InvalidParameterError for a processor with a state that drafts, or other requests,
-        would spoil."""
+        would corrupt."""
         checked: dict[int, object] = {}
         owned: dict[int, object] = {}
         for sampling, ids in zip(samplings, encoded, strict=True):
@@ -190,6 +203,30 @@ def read_sampling(sampling: object) -> Sampling:
     if not isinstance(sampling, Sampling):
         raise _no_sampling(sampling)
     return sampling
+
+
+def read_numbers(numbers: object, num_prompts: int) -> list[int] | None:
+    """Request numbers, one per prompt, from the numbers or, for one prompt, the number alone; None
+    where they are to be derived.
+
+    Raises:
+        InvalidParameterError: what is no number from 0 to 2⁶⁴ - 1, or another number of them.
+    """
+    numbers = as_python(numbers)
+    if numbers is None:
+        return None
+    given = list(numbers) if isinstance(numbers, Iterable) else [numbers]
+    listed: list[Any] = [as_python(number) for number in given]
+    bad = [number for number in listed if not is_whole(number) or not 0 <= number < 2**64]
+    if bad:
+        raise InvalidParameterError(
+            f"request_numbers={shown(bad[0])}: must be whole numbers from 0 to 2**64 - 1"
+        )
+    if len(listed) != num_prompts:
+        raise InvalidParameterError(
+            f"{len(listed)} request numbers for {num_prompts} prompts: give one for each"
+        )
+    return listed
 
 
 def _no_sampling(value: object) -> InvalidParameterError:

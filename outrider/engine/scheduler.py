@@ -1,0 +1,339 @@
+"""The scheduler: requests arrive, run, and leave one by one.
+
+Requests that one verification rule can verify share one running batch. Where a method verifies
+greedy requests by another rule than sampled ones, and where a request must be decoded in order,
+there is a running batch of each kind; their rounds alternate. Requests are admitted in the order
+of their arrival, whatever their kind.
+
+A step admits waiting requests to free rows, runs a bounded number of passes over the newcomers'
+prompts, and then one round of one running batch. A step depends only on the requests that were
+added or aborted before it: the same calls in the same order give the same outputs.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from threading import Lock, get_ident
+from traceback import clear_frames
+from typing import NamedTuple
+
+from outrider.core.errors import OutOfMemoryError, OutriderError
+from outrider.engine.admission import KVMemory
+from outrider.engine.request import Request, Row
+from outrider.engine.running_batch import RunningBatch
+from outrider.runtime.prefill import PREFILL_WIDTH
+
+PROMPT_TOKENS_PER_STEP = 4 * PREFILL_WIDTH
+"""Most prompt tokens, padding included, that a step reads while rows are running. The draft model's
+prefill is one piece, however long the prompt."""
+
+
+class BatchKind(NamedTuple):
+    """What the rows of a running batch have in common.
+
+    Attributes:
+        in_order: whether they are decoded plainly, as their logits processors demand.
+        sampled: whether they are sampled, where the method verifies greedy rows by another rule.
+    """
+
+    in_order: bool
+    sampled: bool
+
+
+class Progress(NamedTuple):
+    """A request after one of its rounds, its last one if ``row.over``."""
+
+    request_id: int
+    row: Row
+
+
+class Scheduler:
+    """Runs requests in batches.
+
+    :meth:`add` and :meth:`abort` may be called from any thread, at any time, and never wait for a
+    round. :meth:`step` may be called from any thread, too; one thread at a time runs a step.
+
+    Args:
+        make_row: makes the row of a request.
+        kind_of: the kind of batch that a request runs in.
+        make_batch: makes an empty running batch of a kind.
+        max_batch_size: most rows that run or are prefilled at the same time, of all kinds.
+        memory: the bound of the KV buffers; None sets none.
+    """
+
+    def __init__(
+        self,
+        make_row: Callable[[Request], Row],
+        kind_of: Callable[[Request], BatchKind],
+        make_batch: Callable[[BatchKind], RunningBatch],
+        max_batch_size: int,
+        memory: KVMemory | None = None,
+    ) -> None:
+        self._make_row = make_row
+        self._kind_of = kind_of
+        self._make_batch = make_batch
+        self._max_batch_size = max_batch_size
+        self._memory = memory
+        self._new_ids = count()
+        self._inbox: deque[tuple[int, Row | None]] = deque()  # a request without a row is aborted
+        self._lock = Lock()
+        self._thread: int | None = None
+        self._rows: dict[int, Row] = {}
+        self._ids: dict[Row, int] = {}
+        self._waiting: dict[int, Row] = {}
+        self._suspects: deque[Row] = deque()
+        self._batches: OrderedDict[BatchKind, RunningBatch] = OrderedDict()
+        self._at_work: list[Row] = []
+        self._progress: list[Progress] = []
+
+    @property
+    def is_stepping_here(self) -> bool:
+        """Whether the calling thread is inside :meth:`step`, as a logits processor is."""
+        return self._thread == get_ident()
+
+    @property
+    def batches(self) -> list[RunningBatch]:
+        """The running batches; none is empty."""
+        return list(self._batches.values())
+
+    def add(self, request: Request) -> int:
+        """Queues a request for the next step; returns its id."""
+        row = self._make_row(request)
+        request_id = next(self._new_ids)
+        self._inbox.append((request_id, row))
+        return request_id
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request without a result, and frees its row: at once, or behind the step that
+        another thread is running. Requests that are over are left as they are."""
+        self._inbox.append((request_id, None))
+        self._read_inbox_between_steps()
+
+    def step(self) -> list[Progress]:
+        """Runs one step; returns each request that took part in a round or failed.
+
+        An exception in a step, such as a logits processor's, ends the request that it belongs to:
+        ``row.error``. A request cannot be blamed for an exception such as KeyboardInterrupt, which
+        is raised here. Either way the other requests go on from the tokens that they have.
+        """
+        with self._lock, self._in_this_thread():
+            self._read_inbox()
+            try:
+                self._advance()
+            except Exception as error:
+                if not self._at_work:
+                    raise
+                self._recover(error)
+            except BaseException:
+                self._recover(None)
+                raise
+            progress, self._progress = self._progress, []
+        self._read_inbox_between_steps()
+        return progress
+
+    def _advance(self) -> None:
+        if self._suspects:
+            self._run_alone(self._suspects.popleft())
+            return
+        self._admit()
+        self._prefill()
+        self._run_round()
+
+    def _admit(self) -> None:
+        """Begins the prefill of as many waiting rows as there are free rows and memory for."""
+        free = self._max_batch_size - sum(batch.num_rows for batch in self._batches.values())
+        if not free:
+            return
+        for kind, rows in self._first_waiting(free + 1).items():
+            batch = self._batches.get(kind) or self._make_batch(kind)
+            if batch.newcomers:
+                continue
+            most = min(free, self._most_newcomers(rows[0]))
+            num_admitted = batch.room_for(rows, most)
+            if num_admitted:
+                self._batches[kind] = batch
+                self._begin(batch, rows[:num_admitted])
+                free -= num_admitted
+            elif not self._batches:
+                assert self._memory is not None
+                self._fail(rows[0], self._memory.exhausted())
+            if num_admitted < len(rows) or not free:
+                return  # later arrivals do not overtake a row that has to wait
+
+    def _first_waiting(self, most: int) -> dict[BatchKind, list[Row]]:
+        """The rows that have waited longest, by kind, in the order of their arrival."""
+        by_kind: dict[BatchKind, list[Row]] = {}
+        for row in islice(self._waiting.values(), most):
+            by_kind.setdefault(self._kind_of(row.request), []).append(row)
+        return by_kind
+
+    def _most_newcomers(self, longest: Row) -> int:
+        """Most rows whose passes are within the bound on prompt tokens per step."""
+        if not self._has_running_rows:
+            return self._max_batch_size
+        width = min(len(longest.request.prompt_ids) + len(longest.token_ids), PREFILL_WIDTH)
+        return max(1, PROMPT_TOKENS_PER_STEP // width)
+
+    def _begin(self, batch: RunningBatch, rows: list[Row]) -> None:
+        for row in rows:
+            del self._waiting[self._ids[row]]
+        with self._working_on(rows):
+            batch.begin(rows)
+
+    def _prefill(self) -> None:
+        """Prefills newcomers; within the bound if rows are running, which would have to wait."""
+        bounded, used = self._has_running_rows, 0
+        for batch in self._batches.values():
+            while batch.newcomers:
+                num_tokens = batch.prefill_tokens
+                if bounded and used and used + num_tokens > PROMPT_TOKENS_PER_STEP:
+                    return
+                with self._working_on(batch.newcomers):
+                    batch.prefill()
+                used += num_tokens
+
+    def _run_round(self) -> None:
+        """Runs a round of the batch whose last round is longest ago."""
+        for kind, batch in self._batches.items():
+            if not batch.rows:
+                continue
+            with self._working_on(batch.rows):
+                batch.step()
+            for row in batch.rows:
+                self._report(row)
+            batch.leave()
+            self._batches.move_to_end(kind)
+            self._drop_empty_batches()
+            return
+
+    @property
+    def _has_running_rows(self) -> bool:
+        return any(batch.rows for batch in self._batches.values())
+
+    def _report(self, row: Row) -> None:
+        """Notes progress for the step's caller; forgets the row if it is over."""
+        request_id = self._ids[row]
+        self._progress.append(Progress(request_id, row))
+        if row.over:
+            self._forget(request_id)
+
+    def _fail(self, row: Row, error: Exception) -> None:
+        row.error = error
+        self._report(row)
+
+    def _forget(self, request_id: int) -> None:
+        del self._ids[self._rows.pop(request_id)]
+        self._waiting.pop(request_id, None)
+
+    def _drop_empty_batches(self) -> None:
+        for kind in [kind for kind, batch in self._batches.items() if not batch.num_rows]:
+            del self._batches[kind]
+
+    # ------------------------------------------------------------------ arrivals and departures
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            request_id, row = self._inbox[0]  # read twice rather than lost, if interrupted
+            if row is not None:
+                self._rows[request_id] = self._waiting[request_id] = row
+                self._ids[row] = request_id
+            elif request_id in self._rows:
+                self._remove(request_id)
+            self._inbox.popleft()
+
+    def _read_inbox_between_steps(self) -> None:
+        """Reads the inbox unless a step is running, whose thread then reads it behind the step."""
+        while self._inbox and self._lock.acquire(blocking=False):
+            try:
+                self._read_inbox()
+            finally:
+                self._lock.release()
+
+    def _remove(self, request_id: int) -> None:
+        row = self._rows[request_id]
+        self._forget(request_id)
+        if row in self._suspects:
+            self._suspects.remove(row)
+        for batch in self._batches.values():
+            if row in batch.rows or row in batch.newcomers:
+                batch.remove(row)
+        self._drop_empty_batches()
+
+    @contextmanager
+    def _in_this_thread(self) -> Iterator[None]:
+        self._thread = get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+
+    # ---------------------------------------------------------------------- after an exception
+
+    @contextmanager
+    def _working_on(self, rows: list[Row]) -> Iterator[None]:
+        """While it lasts, an exception concerns these rows."""
+        self._at_work = list(rows)
+        yield
+        self._at_work = []
+
+    def _recover(self, error: Exception | None) -> None:
+        """Drops all batches, which an exception may have left in any state.
+
+        A row at work that is to blame for the error fails with it. If that may be any of several
+        rows, each of them first runs a round alone. A row whose round cannot be repeated fails,
+        too. All others wait to be resumed.
+        """
+        at_work, self._at_work = self._at_work, []
+        if error is not None:
+            clear_frames(error.__traceback__)  # whose variables hold the KV buffers
+        culprits = [] if error is None else _culprits(error, at_work)
+        for row in at_work:
+            if row.over:
+                self._report(row)
+            elif row in culprits:
+                assert error is not None
+                self._fail(row, error if len(culprits) == 1 else type(error)(*error.args))
+            elif row.request.sampling.in_order or not row.resumable:
+                self._fail(row, _cut_short(error))
+            elif error is not None and not culprits:
+                self._suspects.append(row)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Drops all batches; their rows wait, in the order of their arrival."""
+        for batch in self._batches.values():
+            batch.close()
+        self._batches.clear()
+        suspects = set(self._suspects)
+        self._waiting = {i: row for i, row in self._rows.items() if row not in suspects}
+
+    def _run_alone(self, row: Row) -> None:
+        """Runs one round of a row by itself, so that an exception is its own."""
+        kind = self._kind_of(row.request)
+        batch = self._batches[kind] = self._make_batch(kind)
+        batch.room_for([row], 1)
+        with self._working_on([row]):
+            batch.admit([row])
+            batch.step()
+        self._report(row)
+        self._start_over()
+
+
+def _culprits(error: Exception, at_work: list[Row]) -> list[Row]:
+    """The rows that are known to have caused an error; none if it may be any of them."""
+    candidates = [row for row in at_work if not row.over]
+    interrupted = [row for row in candidates if not row.resumable]
+    if interrupted:  # the error arose while the row took its tokens
+        return interrupted
+    all_did = isinstance(error, OutOfMemoryError) or len(candidates) == 1
+    return candidates if all_did else []
+
+
+def _cut_short(cause: Exception | None) -> OutriderError:
+    error = OutriderError(
+        "an exception cut a round short that cannot be repeated, as it had called logits "
+        "processors with stateless=False or handed out tokens: make the request again"
+    )
+    error.__cause__ = cause
+    return error
