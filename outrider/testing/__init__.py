@@ -24,6 +24,7 @@ from outrider.testing.enumerate import (
     target_distribution,
 )
 from outrider.testing.partition import Boxes, partition
+from outrider.testing.recurrent import RecurrentSnapshot, RecurrentState, RecurrentToy
 from outrider.testing.script import Script
 from outrider.testing.tape import Tape, record_on_tape
 from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyModel, last_accepted
@@ -31,6 +32,9 @@ from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyM
 __all__ = [
     "Boxes",
     "DistributionFactory",
+    "RecurrentSnapshot",
+    "RecurrentState",
+    "RecurrentToy",
     "RoundDistribution",
     "Script",
     "ScriptedContext",

@@ -112,7 +112,7 @@ def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
 ) -> None:
     """A row that kept its whole draft lacks two tokens, its neighbour one."""
     mixed = []
-    whole = FusedModelDrafter._whole
+    whole = FusedModelDrafter._fused
 
     def watched(self: FusedModelDrafter, state: Any, context: Any, *rest: Any) -> Any:
         lacking = self._lacking(state, context)
@@ -120,7 +120,7 @@ def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
         mixed.append(len(set(lacking)) > 1 and draft is not None)
         return draft
 
-    monkeypatch.setattr(FusedModelDrafter, "_whole", watched)
+    monkeypatch.setattr(FusedModelDrafter, "_fused", watched)
     prompts = ragged_prompts([9, 4, 14])
     target = tiny()
     draft = tiny(seed=1)
