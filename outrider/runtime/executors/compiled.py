@@ -87,7 +87,9 @@ class CompiledExecutor:
         self._trace = _exact_trace if exact else trace
         self._make, self._read = make, read
         self._recording = recording
-        self._forwards = {(): (ChainForward(module, spec), TreeForward(module, spec))}
+        self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
+            (): (ChainForward(module, spec), TreeForward(module, spec))
+        }
         self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=module.device)
