@@ -1,4 +1,4 @@
-"""``transformers`` as the model zoo: loading, KV caches, masks."""
+"""Runs ``transformers`` models: loading, KV caches, forward passes and their executors."""
 
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.load import check_vocabularies, load_model, load_tokenizer

@@ -1,9 +1,9 @@
-"""Which logits are healthy: a model may mask a token by -inf or the least finite number.
+"""Which logits are healthy.
 
-Chameleon masks its image tokens that way. NaN, +inf and positions at which no token is left are
-damage.
+A model may mask tokens by -inf or the least finite number, as Chameleon masks image tokens. NaN,
++inf and positions at which every token is masked are damage.
 
-Legend: B rows, N nodes of a forward pass, V vocabulary.
+Legend: B rows, N query tokens, V vocabulary.
 """
 
 import math
@@ -13,13 +13,14 @@ from torch import Tensor
 
 
 def health_of(logits_BNV: Tensor) -> Tensor:
-    """The sum of each node's largest logit, (B,), finite iff all of a row are healthy."""
+    """The sum of each query token's largest logit, (B,): finite iff all logits of a row are
+    healthy."""
     return logits_BNV.amax(-1).sum(1, dtype=torch.float32)
 
 
 def deviation(found: Tensor, wanted: Tensor) -> tuple[float, float]:
-    """Largest difference of two tensors of logits, infinite where they mask other tokens, and the
-    largest size of the wanted ones; of the logits that are not masked."""
+    """The largest difference between two tensors of logits, infinite if they mask different tokens,
+    and the largest absolute value of the wanted ones. Masked logits do not count."""
     masked = torch.finfo(wanted.dtype).min / 2
     hidden = wanted < masked
     if not torch.equal(hidden, found < masked):

@@ -4,8 +4,7 @@
     EAGLE    q_i also reads the token before it:   Li et al., ICML 2024
 
 h is the target's last hidden state behind the token before the root, which ``commit`` reads from
-``Scores.hidden_BNH``. The first round of a row has none yet, and drafts nothing. The heads here are
-random; what they draft is of no use, and the output is the target's all the same.
+``Scores.hidden_BNH``. The first round of a row has none, and drafts nothing. Heads are random.
 
 Legend: B rows, N nodes, D drafted tokens, V vocabulary, H hidden width.
 """

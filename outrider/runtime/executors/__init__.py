@@ -1,1 +1,1 @@
-"""What runs a forward pass: eagerly, compiled ahead of time, or as a CUDA graph."""
+"""Executors: eager and compiled forward passes, CUDA graphs, fused drafts, fused verification."""

@@ -1,16 +1,19 @@
-"""How a model is run: as ``transformers`` does, with our kernels, compiled, exactly.
+"""Chooses how a model runs: eagerly, with our kernels, compiled, exactly.
 
     off     the module as it is
-    auto    on a CPU our kernels for few tokens, and every pass of a round one compiled graph; on
-            CUDA the same graphs, whose launches a CUDA graph records
+    auto    on a CPU, our kernels for few tokens, and every forward pass of a round one compiled
+            program; on CUDA the same programs, whose launches a CUDA graph captures
     max     the same, and the compiler tries several ways to multiply, which takes longer; on a CPU
             our kernels leave it little to try
 
 ``exact`` is about results: a token's logits have the same bits whether it is computed alone, in a
-draft, a tree or a batch, so that greedy and coupled texts are plain decoding's, token for token,
-in any precision and on any processor. It follows from what a forward pass is made of
-(``kernels/exact.py``): when a model is loaded, the operators of a pass are listed, and the model is
-refused if one of them is of another kind. A few passes of different widths are compared besides.
+draft, a tree or a batch, so that greedy and coupled output equals plain decoding's, token for
+token, in any precision and on any processor. That follows from the operators of a forward pass
+(``kernels/exact.py``). When a model is loaded, they are listed, and the model is refused if one of
+them has bits that depend on the number of tokens. In addition, a few forward passes of different
+widths are compared.
+
+Legend: D drafted tokens, N query tokens, V vocabulary.
 """
 
 import warnings
@@ -24,30 +27,31 @@ from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelE
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
+from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.masks import Nodes
 from outrider.runtime.prefill import unsampled_context
 
-_PROBE = 12  # tokens that an exact model is tried on
+_PROBE = 12  # tokens that an exact model is tested on
 
 
 def prepare(
     model: HFModel, compile: str = "off", *, exact: bool = False, own: bool = False
 ) -> None:
-    """Sets up how a model runs; its graphs are made by :func:`stages`, or when first needed.
+    """Sets up how a model runs. Its programs are compiled by :func:`stages`, or when first needed.
 
     Args:
         model: the model; its module is changed in place.
         compile: ``off``, ``auto`` or ``max``.
-        exact: whether bits must not depend on the width of a pass.
-        own: whether nobody else uses the module, so that its weights may be stored more tightly.
+        exact: whether bits must not depend on how many tokens share a forward pass.
+        own: whether nobody else uses the module, so that its weights may be packed.
 
     Raises:
         InvalidParameterError: another value of ``compile``.
-        UnsupportedModelError: ``exact`` is not to be had: not on a CPU, or not with this model.
-        KernelError: ``exact`` without a C++ compiler. Without ``exact`` that is a warning.
+        UnsupportedModelError: the model cannot be exact, or is not on a CPU.
+        KernelError: ``exact`` without a C++ compiler. Without ``exact`` there is only a warning.
     """
     check_compile(compile)
     if exact and model.device.type != "cpu":
@@ -75,41 +79,46 @@ def prepare(
 def stages(
     model: HFModel, drafts: int = 0, *, trees: bool = False
 ) -> list[tuple[str, Callable[[], None]]]:
-    """The graphs of a compiled model, each with what makes it unless it is there: of chains, of
-    trees, and of whole drafts.
+    """The programs of a compiled model, each with a function that compiles it if necessary: for
+    chains, for trees, and for fused drafts.
 
     Args:
         model: the model.
-        drafts: tokens of the drafts that it makes whole; 0 if it makes none.
+        drafts: tokens of its fused drafts; 0 if it makes none.
         trees: whether it runs over trees as well.
     """
     if model.compiled is None:
         return []
-    made: list[tuple[str, Callable[[], None]]] = [("passes", partial(_pass, model))]
+    found: list[tuple[str, Callable[[], None]]] = [("forward passes", partial(_chain, model))]
     if trees:
-        made.append(("tree passes", partial(_tree, model)))
+        found.append(("forward passes over trees", partial(_tree, model)))
     if drafts:
-        made.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
+        found.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
         u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
         ones_B = torch.ones(1, device=model.device)
-        made.append(("sampled drafts", partial(_draft, model, drafts, ones_B, u_BD)))
-    return made
+        found.append(("sampled drafts", partial(_draft, model, drafts, ones_B, u_BD)))
+    return found
 
 
 @torch.inference_mode()
-def _pass(model: HFModel) -> None:
-    context = unsampled_context(model, [0, 0, 0])
-    model.extend(model.start(context), context.tokens_BT[:, :2])
+def _chain(model: HFModel) -> None:
+    _run(model)
 
 
 @torch.inference_mode()
 def _tree(model: HFModel) -> None:
-    context = unsampled_context(model, [0, 0, 0])
     nodes = Nodes(
         torch.tensor([[[True, False], [False, True]]], device=model.device),
         torch.tensor([[0, 0]], device=model.device),
     )
-    model.extend(model.start(context), context.tokens_BT[:, :2], nodes)
+    _run(model, nodes)
+
+
+def _run(model: HFModel, nodes: Nodes | None = None) -> None:
+    """A prefill and a forward pass as ``score`` makes them."""
+    context = unsampled_context(model, [0, 0, 0])
+    cache, tokens_BN = model.start(context), context.tokens_BT[:, :2]
+    model.forward(ForwardBatch(cache, tokens_BN, nodes, hidden_layers=model.hidden_layers))
 
 
 @torch.inference_mode()
@@ -121,7 +130,8 @@ def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tens
 
 @torch.inference_mode()
 def check_exact(model: HFModel) -> None:
-    """Raises UnsupportedModelError unless a model's bits are the same in passes of any width."""
+    """Raises UnsupportedModelError unless a model's bits are the same however many tokens share a
+    forward pass."""
     tokens = [7 * step % model.num_tokens for step in range(1, _PROBE + 1)]
     half = _PROBE // 2
     kind = type(model.module).__name__
@@ -146,7 +156,7 @@ def check_exact(model: HFModel) -> None:
 
 def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.decoder_prompt is not None:
-        _warn(f"{model.name} is an encoder-decoder, which has no graph yet: it runs eagerly")
+        _warn(f"{model.name} is an encoder-decoder, which is not compiled yet: it runs eagerly")
         return
     make: Compiler = partial(compiled_program, own=own, thorough=thorough, device=model.device)
     read: SpanRule = min
@@ -166,7 +176,8 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
-    """Logits of the last row behind each of the last tokens, (N, V), in passes of these widths."""
+    """Logits of the last row behind each of the last tokens, (N, V), from forward passes over so
+    many tokens each."""
     done = len(tokens) - sum(widths)
     context = unsampled_context(model, tokens, rows)
     cache = model.start(unsampled_context(model, tokens[: done + 1], rows))
@@ -179,16 +190,16 @@ def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int 
 
 
 def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
-    """Logits behind the last token, (V,), as the leaf of a tree with a stranger before each node
-    of its path."""
+    """Logits behind the last token, (V,), as the leaf of a tree in which a node of another branch
+    precedes each node of its path."""
     half = len(tokens) // 2
     cache = model.start(unsampled_context(model, tokens[: half + 1]))
     path = tokens[half:]
     nodes_N = torch.arange(2 * len(path), device=model.device)
     sees_NN = (nodes_N <= nodes_N[:, None]) & (nodes_N % 2 == 1)
     sees_NN |= nodes_N == nodes_N[:, None]
-    strangers = [(token + 1) % model.num_tokens for token in path]
-    pairs = [token for pair in zip(strangers, path, strict=True) for token in pair]
+    others = [(token + 1) % model.num_tokens for token in path]
+    pairs = [token for pair in zip(others, path, strict=True) for token in pair]
     tokens_1N = torch.tensor([pairs], device=model.device)
     logits_1NV = model.extend(cache, tokens_1N, Nodes(sees_NN[None], nodes_N[None] // 2))
     return logits_1NV[0, -1]

@@ -1,2 +1,1 @@
-"""The only package that touches the modelling API of ``transformers``: adapters, loading,
-checks."""
+"""Adapters of ``transformers`` models, loading, checks; no other package uses the modelling API."""

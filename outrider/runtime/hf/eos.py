@@ -1,4 +1,4 @@
-"""Which tokens end a text."""
+"""Which tokens end a sequence."""
 
 from outrider.runtime.hf.adapter import HFModel
 

@@ -1,21 +1,20 @@
-"""What a model's generation config asks of every text, as sampling parameters.
+"""A model's generation config as sampling parameters.
 
-Models are published with settings that ``generate`` obeys unasked, and that their texts need: Qwen
-penalises repetition, mBART begins with a language's token, BART ends with the end-of-sequence token
-even when cut off, Marian never writes its padding token. There are two kinds.
+Models are published with settings that ``generate`` obeys by default, and that their output depends
+on: Qwen penalises repetition, mBART begins with a language's token, BART ends with the
+end-of-sequence token even when cut off, Marian never writes its padding token. There are two kinds.
 
 *Defaults* are ``repetition_penalty``, ``temperature``, ``top_k``, ``top_p`` and ``min_p``: they
 hold where a request leaves the parameter None. ``do_sample: false`` makes the default temperature
-0, except in a generation config that was derived from the model's config and written by nobody
-(``_from_model_config``), where it means nothing.
+0, except in a generation config that ``transformers`` derived from the model's config
+(``_from_model_config``), where nobody chose it.
 
-*Rules* hold for all requests. Single forbidden tokens become a bias, forced ones
-``Sampling.forced``, all else ``transformers``' own logits processors, in the order of ``generate``.
-Processors look at one position at a time, so such a model is slower.
+*Rules* hold for all requests. Single forbidden tokens become a bias, forced tokens
+``Sampling.forced``, and all other rules ``transformers``' own logits processors, in the order of
+``generate``. Processors run for one position at a time, so such a model is slower.
 
-Set a field of ``module.generation_config`` to None to be rid of it, or load with
-``generation_config=False`` to be rid of all. How long a text is and how it is searched for
-(``max_length``, ``num_beams``) is up to the caller.
+To disable a field, set it to None in ``module.generation_config``; to disable all, load with
+``generation_config=False``. Length and search (``max_length``, ``num_beams``) are up to the caller.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,7 @@ from outrider.sampling.params import DEFAULTS
 
 _REFUSED = ("guidance_scale", "watermarking_config", "forced_decoder_ids")
 _REFUSED_SAMPLERS = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
-_RULES = {  # and what means that there is none
+_RULES = {  # with the value that disables each
     "sequence_bias": None,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -83,7 +82,7 @@ def defaults_of(config: GenerationConfig | None) -> dict[str, Any]:
 
 
 def obeyed(config: GenerationConfig | None) -> dict[str, Any]:
-    """All that a generation config changes: defaults and rules, by name."""
+    """The settings of a generation config that have an effect: defaults and rules, by name."""
     rules = {field: getattr(config, field, None) for field in _RULES}
     return defaults_of(config) | {
         field: value for field, value in rules.items() if value and value != _RULES[field]
@@ -91,10 +90,10 @@ def obeyed(config: GenerationConfig | None) -> dict[str, Any]:
 
 
 def with_defaults(sampling: Sampling, config: GenerationConfig | None, name: str) -> Sampling:
-    """The parameters, those that are None taken from a generation config.
+    """Sampling parameters, with those that are None taken from a generation config.
 
     Raises:
-        InvalidParameterError: a value there that is outside its domain.
+        InvalidParameterError: the generation config has a value outside its domain.
     """
     try:
         return sampling.settled(defaults_of(config))
@@ -113,15 +112,15 @@ def with_demands(
     room: int,
     device: torch.device,
 ) -> Sampling:
-    """The parameters with the model's rules added.
+    """Sampling parameters with the model's rules added.
 
     Args:
         sampling: what the user asks for.
         config: the model's generation config.
         prompt: the request's prompt, or its source.
-        num_first: tokens that the output continues: the prompt, or what a decoder begins with.
+        num_first: tokens that the output continues: the prompt, or the decoder prompt.
         room: tokens the context has room for.
-        device: where logits live.
+        device: where logits are.
     """
     eos = _ids(config.eos_token_id)
     words = [word for word in config.bad_words_ids or [] if word not in [[token] for token in eos]]
@@ -151,8 +150,8 @@ def _processors(
     num_first: int,
     device: torch.device,
 ) -> Iterator[Any]:
-    """``transformers``' processors for what is set, in the order of ``generate``."""
-    place = str(device)
+    """``transformers``' processors for the settings, in the order of ``generate``."""
+    device_name = str(device)
     ids_1S: Any = torch.tensor([list(prompt)], device=device)
     if config.sequence_bias is not None:
         yield SequenceBiasLogitsProcessor(config.sequence_bias)
@@ -165,16 +164,18 @@ def _processors(
     if words:
         yield NoBadWordsLogitsProcessor(words, eos or None)
     if config.min_length and eos:
-        yield MinLengthLogitsProcessor(config.min_length, eos, device=place)
+        yield MinLengthLogitsProcessor(config.min_length, eos, device=device_name)
     if config.min_new_tokens and eos:
-        yield MinNewTokensLengthLogitsProcessor(num_first, config.min_new_tokens, eos, device=place)
+        yield MinNewTokensLengthLogitsProcessor(
+            num_first, config.min_new_tokens, eos, device=device_name
+        )
     if config.exponential_decay_length_penalty is not None and eos:
         penalty = config.exponential_decay_length_penalty
         yield ExponentialDecayLengthPenalty(penalty, eos, num_first)
     if config.begin_suppress_tokens:
         forced = num_first == 1 and config.forced_bos_token_id is not None
         first = num_first + 1 if forced else num_first
-        yield SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, first, place)
+        yield SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, first, device_name)
 
 
 def _ids(value: int | Sequence[int] | None) -> list[int]:

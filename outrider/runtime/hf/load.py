@@ -1,6 +1,7 @@
-"""Loads models from a local folder or a hub id: safetensors only, no foreign code unless asked.
+"""Loads models from a local folder or a hub id: safetensors only, and no code that comes with a
+model unless the user asks for it.
 
-Sections: load, dtype and device, the vocabulary that a draft and a target must share.
+Sections: load, dtype and device, the vocabulary that draft and target must share.
 """
 
 import contextlib
@@ -62,21 +63,20 @@ def load_model(
     """A model ready to score: an :class:`HFModel`, or a ``Seq2SeqModel`` for an encoder-decoder.
 
     Args:
-        source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model already in memory
-            (then used as it is, without a tokenizer unless it is an HFModel; what
-            ``torch.compile`` made of it is left aside).
+        source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model in memory, which is
+            used as it is, without a tokenizer unless it is an HFModel. Of a result of ``torch.compile`` the
+            original module is used.
         dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
             where the hardware computes in it, else float32.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).
         trust_remote_code: run the Python code that comes with a model.
-        role: what messages call it (``target``, ``draft``).
+        role: how messages call it (``target``, ``draft``).
         quantized: ``int8`` or ``int4`` weights, see ``runtime/hf/quantize.py``; a model in memory
             is copied first.
 
     Raises:
         ModelLoadError: unknown path or id, no tokenizer, no safetensors weights.
-        UnsupportedModelError: a model that cannot be rolled back.
-            Or one that cannot be quantized.
+        UnsupportedModelError: a model that cannot be rolled back, or cannot be quantized.
         InvalidParameterError: an unknown dtype, device or kind of quantization.
         MissingTorchaoError: ``quantized`` without torchao.
     """
@@ -144,7 +144,7 @@ def _folder(source: str | Path, role: str) -> str:
 
 
 def _attention(config: PretrainedConfig) -> str | None:
-    """The implementation to load a model with; None for what its configuration says."""
+    """The attention implementation to load a model with; None for that of its configuration."""
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         return "eager"
     return None if takes_masks(attention_of(config)) else "sdpa"
@@ -219,8 +219,8 @@ def check_vocabularies(target: HFModel, draft: HFModel) -> None:
 
 
 def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
-    """How two vocabularies differ: counted among the target's tokens, or, if the draft has all of
-    them and more, among the draft's."""
+    """How two vocabularies differ, counted among the target's tokens, or if the draft has all of
+    these and more, among the draft's."""
     whose, one, other = ("target", ours, theirs)
     differing = [token for token in one if other.get(token) != one[token]]
     if not differing:
@@ -237,7 +237,7 @@ def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars or reports of ``transformers``: what matters becomes an exception."""
+    """Silences progress bars and reports of ``transformers``; errors are raised as exceptions."""
     progress = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
@@ -275,7 +275,7 @@ def load_tokenizer(
 
 
 def _reason(error: Exception) -> str:
-    """The first line of a library's error, and the remedy where it is on another one."""
+    """The first line of a library's error, and the remedy if that is on another line."""
     text = str(error).strip() or type(error).__name__
     first = text.splitlines()[0].rstrip(" :")
     if "trust_remote_code=True" in text and "trust_remote_code" not in first:

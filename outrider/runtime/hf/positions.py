@@ -1,14 +1,14 @@
-"""Positions of their own for every row, in decoders that take none.
+"""Positions per row, for decoders that take no ``position_ids``.
 
-The decoders of encoder-decoders have no ``position_ids``. T5 works out the relative positions of a
-pass from one offset for the whole batch (``compute_bias``); BART and its relatives number the
-columns of a pass from one cache length (``embed_positions``). In a ragged batch rows differ, and in
-a tree siblings share a place. So passes run on a view of the module (``views.py``), in which that
-one method reads positions given per row. The loaded module stays as ``transformers`` made it.
+The decoders of encoder-decoders take none. T5 derives the relative positions of a forward pass from
+one offset for the whole batch (``compute_bias``); BART and its relatives number the query tokens
+from one cache length (``embed_positions``). But in a ragged batch rows differ, and in a tree
+siblings share a position. So forward passes run a view of the module (``views.py``), in which that
+one method reads positions given per row. The loaded module is not changed.
 
-Which positions belong to a pass is known to the thread that runs it, so threads may share a view.
+A context variable holds the positions of a forward pass, so threads may share a view.
 
-Legend: B rows, N nodes of a pass, S slots, H heads, C width of an embedding.
+Legend: B rows, N query tokens, S slots, H heads, C width of an embedding.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,29 +28,29 @@ ABSOLUTE = frozenset(
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the nodes of a pass stand, and what each slot of the cache holds.
+class Positions:
+    """The positions of a forward pass.
 
     Attributes:
-        node_BN: position of each node.
-        slot_BS: position of the token in each slot, the nodes' own included.
+        query_BN: position of each query token.
+        slot_BS: position of the token in each slot, those of the query tokens included.
     """
 
-    node_BN: Tensor
+    query_BN: Tensor
     slot_BS: Tensor
 
 
-_PLACES: ContextVar[Places] = ContextVar("places of the pass that this thread runs")
+_POSITIONS: ContextVar[Positions] = ContextVar("positions of this thread's forward pass")
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def placeable(module: M, decoder: nn.Module, *, relative: bool) -> M:
-    """A view of a module whose decoder's passes run at places: see :func:`placed`.
+def with_positions(module: M, decoder: nn.Module, *, relative: bool) -> M:
+    """A view of an encoder-decoder whose decoder reads positions per row: see :func:`at_positions`.
 
     Args:
         module: the encoder-decoder.
-        decoder: the part of it that writes.
+        decoder: its decoder.
         relative: whether it has relative positions, as T5 has; else a table, as BART has.
     """
     if relative:
@@ -60,28 +60,29 @@ def placeable(module: M, decoder: nn.Module, *, relative: bool) -> M:
 
 
 @contextmanager
-def placed(places: Places) -> Iterator[None]:
-    """Runs the body's passes of views at these places."""
-    before = _PLACES.set(places)
+def at_positions(positions: Positions) -> Iterator[None]:
+    """Runs the forward passes of the body at these positions."""
+    before = _POSITIONS.set(positions)
     try:
         yield
     finally:
-        _PLACES.reset(before)
+        _POSITIONS.reset(before)
 
 
 def _biased(decoder: Any) -> list[Any]:
-    """The self-attentions that have a relative bias: the first, which the others share, or all."""
+    """The self-attentions with a relative bias: the first, which the others share, or all."""
     attentions = [block.layer[0].SelfAttention for block in decoder.block]
     return [attention for attention in attentions if attention.has_relative_attention_bias]
 
 
 def _told(attention: Any) -> Any:
-    """T5's attention whose ``compute_bias`` is (B, H, N, S), where the class has (1, H, N, S)."""
+    """T5's attention with a ``compute_bias`` per row, (B, H, N, S), where the class has
+    (1, H, N, S)."""
 
     def compute_bias(*args: object, **kwargs: object) -> Tensor:
-        places = _PLACES.get()
+        positions = _POSITIONS.get()
         bucket_BNS = attention._relative_position_bucket(
-            places.slot_BS[:, None] - places.node_BN[..., None],
+            positions.slot_BS[:, None] - positions.query_BN[..., None],
             bidirectional=False,
             num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
@@ -95,12 +96,12 @@ def _told(attention: Any) -> Any:
 
 
 def _embedding(table: nn.Module) -> Callable[..., Tensor]:
-    """BART's ``embed_positions``, (B, N, C) where the class has (1, N, C). Some add an offset to
-    the positions, some a dimension in front; the class's own method still does the first."""
+    """BART's ``embed_positions`` per row, (B, N, C), where the class has (1, N, C). Some classes
+    add an offset to the positions, as they still do here; some add a leading dimension."""
 
     def embed(like: object, *args: object, **kwargs: object) -> Tensor:
-        node_BN = _PLACES.get().node_BN
-        vectors: Tensor = table(like, position_ids=node_BN)
-        return vectors.view(*node_BN.shape, -1)
+        query_BN = _POSITIONS.get().query_BN
+        vectors: Tensor = table(like, position_ids=query_BN)
+        return vectors.view(*query_BN.shape, -1)
 
     return embed

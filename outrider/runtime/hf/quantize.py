@@ -1,23 +1,24 @@
 """Weights of eight or four bits, through torchao: fewer bytes to read for every token.
 
-A pass over a few tokens reads every weight once, so where memory sets the pace int8 costs a quarter
-of float32. Only weights are quantised:
+A forward pass over a few tokens reads every weight once, so where memory bandwidth is the limit
+int8 takes a quarter of the time of float32. Only weights are quantised:
 
     int8    one symmetric scale per output channel
-    int4    groups of 32 inputs with a scale and a zero point each; the head, whose error reaches
+    int4    groups of 32 inputs, each with a scale and a zero point; the head, whose error enters
             the distribution directly, is int8, as are layers that do not divide into such groups
 
-torchao rounds the weights. On CUDA its own tensors also multiply; on the CPU they turn the weights
-back into floats at every pass, which is slower than never having quantised, so layers are replaced
-by ones that call torch's packed kernels. Only those for bfloat16 are vectorised, so what enters and
-leaves such a layer is rounded to bfloat16, an eighth of the error of int8 weights. Our own kernels
-(``models/kernels``), where a model runs with them, take int8 layers over and round nothing.
+torchao rounds the weights. On CUDA its tensors also multiply. On the CPU they would convert the
+weights back to floats in every forward pass, which is slower than the unquantised model, so there
+layers are replaced by ones that call torch's packed kernels. Only the kernels for bfloat16 are
+vectorised, so inputs and outputs of such a layer are rounded to bfloat16, an eighth of the error of
+int8 weights. Our own kernels (``runtime/kernels``), where a model uses them, take over int8 layers
+and round nothing.
 
-Token embeddings stay as they are, since a pass reads few of their rows; a head that shares them
-gets weights of its own. The distribution of a quantised model is its own: as a draft it is the `q`
-that drafts are recorded with, and verification stays exact; as a target it is another target.
+Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
+them gets weights of its own. A quantised model has its own distribution. As a draft model, that is
+the `q` of its drafts, and verification stays exact; as a target, it is another target.
 
-Legend: M tokens of a pass, K inputs, N outputs, G groups.
+Legend: M query tokens of all rows, K inputs, N outputs, G groups.
 """
 
 import importlib
@@ -85,7 +86,7 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
 
 
 def check_kind(kind: str, parameter: str = "quantized") -> None:
-    """Raises InvalidParameterError, which names the parameter, for a kind there is not."""
+    """Raises InvalidParameterError, which names the parameter, for an unknown kind."""
     check_choice(parameter, kind, KINDS)
 
 
@@ -93,7 +94,7 @@ class PackedLinear(nn.Module):
     """A linear layer with quantised weights on the CPU.
 
     Attributes:
-        weight: the packed weights; int8 in both kinds, by which T5 knows not to convert its
+        weight: the packed weights; int8 in both kinds, so that T5 does not convert its
             activations to their dtype.
     """
 
@@ -121,7 +122,7 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(PackedLinear):
-    """int8, a scale per output; the kernel reads past the end unless K is a multiple of 16."""
+    """int8 weights with a scale per output; the kernel needs a K that is a multiple of 16."""
 
     scale_N: Tensor
 
@@ -136,9 +137,9 @@ class Int8Linear(PackedLinear):
 
 
 class Int4Linear(PackedLinear):
-    """int4, a scale s and a zero point z per group: w = s (v - z) for v from 0 to 15.
+    """int4 weights with a scale s and a zero point z per group: w = s (v - z) for v from 0 to 15.
 
-    The kernel counts from the middle, w = s (v - 8) + s (8 - z), and packs outputs by 16.
+    The kernel computes w = s (v - 8) + s (8 - z), and packs 16 outputs together.
     """
 
     scales_and_zeros_GN2: Tensor
@@ -168,7 +169,8 @@ class Int4Linear(PackedLinear):
 
 
 def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
-    """The linear layers that can be quantised, by their paths: most of the model, or an error."""
+    """The linear layers that can be quantised, by their paths. They hold most of the weights, else
+    the model is refused."""
     kind = type(module).__name__
     done = any(isinstance(each, PackedLinear) for each in module.modules())
     if done or getattr(module.config, "quantization_config", None) is not None:
@@ -215,7 +217,7 @@ def _check_place(module: PreTrainedModel, kind: str, name: str) -> None:
 
 
 def _config(kind: str, torchao: Any) -> Any:
-    """torchao's own configuration, leaving the compiler's settings alone."""
+    """torchao's configuration, which leaves the compiler's settings alone."""
     if kind == "int8":
         return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
     return torchao.Int4WeightOnlyConfig(

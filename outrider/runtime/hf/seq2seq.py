@@ -23,7 +23,13 @@ from outrider.runtime.attention_metadata import AttentionMetadata
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import MARGIN, HFModel
-from outrider.runtime.hf.positions import ABSOLUTE, RELATIVE, Places, placeable, placed
+from outrider.runtime.hf.positions import (
+    ABSOLUTE,
+    RELATIVE,
+    Positions,
+    at_positions,
+    with_positions,
+)
 from outrider.runtime.hf.support import check_attention, check_head
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
 from outrider.runtime.masks import slot_positions
@@ -59,7 +65,7 @@ class Seq2SeqExecutor(EagerExecutor):
             slot_BS = torch.arange(cache.span, device=cache.length_B.device)[None]
         else:
             slot_BS = slot_positions(batch.nodes, cache.length_B, cache.span)
-        with placed(Places(metadata.positions_BN, slot_BS)):
+        with at_positions(Positions(metadata.positions_BN, slot_BS)):
             logits_BNV: Tensor = module(
                 encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
                 attention_mask=cache.mask_B11S,
@@ -98,7 +104,7 @@ class Seq2SeqModel(HFModel):
         decoder: Any = module.get_decoder()
         self._encoder: Any = module.get_encoder()
         self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
-        view = placeable(module, decoder, relative=relative)
+        view = with_positions(module, decoder, relative=relative)
         self.eager = Seq2SeqExecutor(view, self.spec, self.num_layers, name)
         self.decoder_prompt: tuple[int, ...] = (_start_token(module, name),)
 

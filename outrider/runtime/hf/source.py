@@ -1,4 +1,4 @@
-"""Where a model comes from, checked before anything of it is read: a folder, a hub id, memory."""
+"""Checks of a model's source (a folder, a hub id, a module) before anything is read."""
 
 import os
 from pathlib import Path
@@ -19,12 +19,12 @@ _FOLDERS = (
 
 
 def check_source(source: object, role: str) -> None:
-    """What can be said of a model's source before anything is read.
+    """Checks a model's source before anything is read.
 
     Raises:
-        ModelLoadError: a path that is no model folder.
-        UnsupportedModelError: a module that is no ``transformers`` model.
-        InvalidParameterError: what is neither a path, nor a hub id, nor a model.
+        ModelLoadError: a path that is not a model folder.
+        UnsupportedModelError: a module that is not a ``transformers`` model.
+        InvalidParameterError: a source that is neither a path, nor a hub id, nor a model.
     """
     if isinstance(source, str | Path):
         _check_folder(str(source), role)
@@ -43,7 +43,7 @@ def check_source(source: object, role: str) -> None:
 
 
 def eager(source: Any) -> Any:
-    """The module inside of what ``torch.compile`` returns; anything else as it is."""
+    """The module inside the result of ``torch.compile``; any other source as it is."""
     return getattr(source, "_orig_mod", source) if isinstance(source, torch.nn.Module) else source
 
 

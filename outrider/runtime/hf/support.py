@@ -1,4 +1,4 @@
-"""Which decoders can be rolled back and told their positions, and what their layers see."""
+"""Which decoders can be rolled back and told their positions, and what their layers attend to."""
 
 import inspect
 from typing import Any
@@ -18,8 +18,8 @@ _RENAMED = {"attention": "full_attention", "recurrent": "linear_attention"}
 
 
 def check_supported(module: PreTrainedModel, name: str) -> None:
-    """Raises UnsupportedModelError when a model cannot be rolled back, told its positions or given
-    a mask."""
+    """Raises UnsupportedModelError for a model that cannot be rolled back, told its positions or
+    given a mask."""
     kind = type(module).__name__
     check_config(module.config, kind, name)
     check_head(module, name)
@@ -39,7 +39,7 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
 
 
 def check_head(module: PreTrainedModel, name: str) -> None:
-    """Raises UnsupportedModelError for a model whose output is no logits over the vocabulary."""
+    """Raises UnsupportedModelError for a model without a language-modelling head."""
     if not module.can_generate() and module.get_output_embeddings() is None:
         auto = (
             "AutoModelForSeq2SeqLM" if module.config.is_encoder_decoder else "AutoModelForCausalLM"
@@ -89,7 +89,7 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
 
 
 def check_attention(config: PretrainedConfig, kind: str, name: str) -> None:
-    """Raises UnsupportedModelError for an attention that reads no mask of every node and slot."""
+    """Raises UnsupportedModelError for an attention implementation that reads no dense mask."""
     used = attention_of(config)
     if not takes_masks(used):
         raise UnsupportedModelError(
@@ -99,14 +99,14 @@ def check_attention(config: PretrainedConfig, kind: str, name: str) -> None:
 
 
 def attention_of(config: PretrainedConfig) -> str | None:
-    """What a text model computes attention by; None where ``transformers`` has yet to choose."""
+    """The attention implementation of a text model; None until ``transformers`` has chosen one."""
     used: str | None = config.get_text_config()._attn_implementation
     return used
 
 
 def takes_masks(attention: str | None) -> bool:
-    """Whether an implementation of attention reads a mask of every node and slot. Names with a
-    slash are kernels of the hub, variants of flash attention."""
+    """Whether an attention implementation reads a dense mask, of every query token and slot. Names
+    with a slash are kernels from the hub, variants of flash attention."""
     if attention is None:
         return True
     return not (attention.startswith(("flex_", "flash_", "paged|")) or "/" in attention)
@@ -127,7 +127,7 @@ def _layer_types(config: Any) -> list[str]:
 
 
 def windows_of(config: Any) -> dict[str, int | None]:
-    """Sliding window of each kind of layer; None where a layer sees everything."""
+    """Sliding window of each kind of layer; None where layers attend to all positions."""
     window = getattr(config, "sliding_window", None)
     return {
         kind: window if kind == "sliding_attention" else None

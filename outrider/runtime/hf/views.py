@@ -1,8 +1,9 @@
-"""Views of a module: the same weights with other parts in some places, the module untouched.
+"""Views of a module: the same weights, with some parts replaced, and the module untouched.
 
-A model that others use, in other threads too, must not be changed, not even for the length of a
-pass. So whoever needs it to do something else makes a view: containers on the way to what differs
-are copied, without their contents; every other part, and every parameter, is the module's own.
+A model may be in use elsewhere, in other threads too, so it must not be changed, not even for one
+forward pass. Code that needs it to compute something else makes a view. The containers around the
+replaced parts are copied without their contents; every other part, and every parameter, is the
+module's own.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +19,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class StandIn(nn.Module):
-    """Takes the place of a module in a view, with a forward pass of its own. To whoever asks for
-    attributes it is that module; its weights are not part of the view.
+    """Replaces a module in a view, with a forward method of its own. Its other attributes are those
+    of the module, whose weights are not part of the view.
 
     Args:
-        module: whose place it takes.
+        module: what it replaces.
         forward: what it computes.
     """
 
@@ -37,15 +38,15 @@ class StandIn(nn.Module):
 
 
 def with_parts(module: M, parts: Mapping[nn.Module, nn.Module]) -> M:
-    """A view of a module in which other modules take the places of some.
+    """A view of a module in which some parts are replaced.
 
     Args:
         module: what is viewed; not changed.
-        parts: by the module whose place it takes.
+        parts: the replacements, by the part that each replaces.
 
     Raises:
         UnsupportedModelError: a container on the way to a part runs a function that was set on the
-            instance and knows the original only.
+            instance and is bound to the original.
     """
     viewed: dict[nn.Module, nn.Module] = dict(parts)
 
@@ -82,8 +83,8 @@ def copied(module: M, children: Mapping[str, nn.Module | None] | None = None) ->
 
 
 def _rebound(value: Any, old: nn.Module, new: nn.Module) -> Any:
-    """A method of one instance, or a function that was given it (as ``accelerate`` sets them), of
-    another; anything else as it is."""
+    """A method of one instance, or a partial function that was given it (as ``accelerate`` sets
+    them), bound to another instance; any other value as it is."""
     if isinstance(value, MethodType) and value.__self__ is old:
         return MethodType(value.__func__, new)
     if isinstance(value, partial) and old in value.args:

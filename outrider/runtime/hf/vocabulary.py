@@ -1,9 +1,9 @@
-"""What the tokens of a vocabulary say, so that two vocabularies can be compared.
+"""The bytes that each token of a vocabulary stands for, so that two vocabularies can be compared.
 
-The same text is written in many ways: a space as ``Ġ``, as ``▁`` or not at all, a byte as
+Tokenizers write the same text in many ways: a space as ``Ġ``, as ``▁`` or not at all, a byte as
 ``<0x0A>`` or as a letter of a 256-letter alphabet, the rest of a word as ``##ing``. So a token is
-here what it adds to a text that it stands in the middle of, in bytes, as its own tokenizer decodes
-it. A special token adds nothing; it is known by its name, and the one that ends a text by its role.
+represented here by the bytes that it adds in the middle of a text, as its own tokenizer decodes it.
+A special token adds none; it is identified by its name, and the end-of-sequence token by its role.
 """
 
 import codecs
@@ -17,19 +17,19 @@ _END_OF_TEXT = "end of text"  # a role, whatever the token is called
 
 
 class Vocabulary:
-    """A tokenizer as a table of bytes.
+    """A tokenizer as a table of byte strings.
 
     Args:
-        tokenizer: a model's.
-        num_tokens: width of the model's logits; ids from the tokenizer's end on are padding.
+        tokenizer: the model's tokenizer.
+        num_tokens: width of the model's logits; ids that the tokenizer does not have are padding.
 
     Attributes:
-        forms: the id of each token as the tokenizer writes it.
-        pieces: what each id adds within a text; empty for special tokens, padding, and parts of
-            characters that only the tokenizer can put together.
+        forms: the id of each token, by the tokenizer's own spelling.
+        pieces: the bytes that each id adds within a text; empty for special tokens, padding, and
+            parts of characters that only the tokenizer can join.
         ids: the id of each piece, and of each special token by its name. Where several ids have the
-            same piece, the one that is no byte fallback.
-        opening: special tokens that the tokenizer puts before a text.
+            same piece, one that is not a byte fallback.
+        decoder_prompt: special tokens that the tokenizer puts before a text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, num_tokens: int) -> None:
@@ -66,22 +66,22 @@ class Vocabulary:
         return token in self._special
 
     def bytes_of(self, tokens: Sequence[int]) -> bytes:
-        """What the tokens say within a text."""
+        """The bytes that the tokens add within a text."""
         return b"".join(self.pieces[token] for token in tokens)
 
     def encode(self, text: str) -> list[int]:
-        """A text from its beginning, without special tokens of the tokenizer's own."""
+        """The tokens of a text, without the tokenizer's special tokens."""
         done = self._tokenizer(text, add_special_tokens=False, verbose=False)
         return [token for token in done["input_ids"] if token < self.num_tokens]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens from its beginning."""
+        """The text of tokens that begin a text."""
         text = self._tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
     def encode_behind(self, before: str, text: str) -> list[int] | None:
-        """A text as it is tokenised behind another one; None where no token ends between them."""
+        """The tokens of a text behind another one; None where a token straddles the border."""
         tokens, wanted = self.encode(before + text), text.encode()
         first, left = len(tokens), len(wanted)
         while first and left > 0:
@@ -90,10 +90,11 @@ class Vocabulary:
         return tokens[first:] if self.bytes_of(tokens[first:]) == wanted else None
 
     def spell(self, text: str, before: str = "\n") -> list[int]:
-        """A text within another one, in the best way there is.
+        """The tokens of a text within another one.
 
-        Behind ``before``; where a token would straddle the border, behind a line break; else (a
-        tokenizer that changes its text, say to lower case) on its own.
+        They are those behind ``before``; where a token would straddle the border, those behind a
+        line break; else (with a tokenizer that changes its text, say to lower case) those of the
+        text alone.
         """
         for border in (before, "\n"):
             tokens = self.encode_behind(border, text)
@@ -109,9 +110,9 @@ class Vocabulary:
 
 
 def complete(data: bytes) -> tuple[str, bytes]:
-    """The text in these bytes, and the bytes of a last character that is still incomplete.
+    """The text in these bytes, and the bytes of a last, incomplete character.
 
-    Bytes that can become no character are left out.
+    Bytes that cannot be part of a character are left out.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     text = decoder.decode(data)
@@ -119,8 +120,8 @@ def complete(data: bytes) -> tuple[str, bytes]:
 
 
 def _speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], tuple[bytes, bool]]:
-    """From a token's form in the vocabulary to its bytes (empty if it has no text of its own), and
-    whether it is a byte fallback."""
+    """A function from a token's form in the vocabulary to its bytes (empty if it has no text of its
+    own) and whether it is a byte fallback."""
     join = tokenizer.convert_tokens_to_string
     byte_of = _byte_alphabet() if join(["a", "Ġa"]) == "a a" else None
     falls_back = join(["a", "<0x41>"]) == "aA"
@@ -140,10 +141,10 @@ def _speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], tuple[bytes,
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level vocabularies (GPT-2) write bytes with: printable ones stand for
-    themselves, the others for letters from U+0100 on."""
+    """The bytes by the letters that byte-level vocabularies (GPT-2) write them with: printable
+    bytes are written as themselves, the others as letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
+        chr(0x100 + i): byte for i, byte in enumerate(others)
     }

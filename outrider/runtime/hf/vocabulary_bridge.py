@@ -1,6 +1,6 @@
-"""Two vocabularies side by side: which tokens they share, and one's text in the other's tokens.
+"""Two vocabularies side by side: shared tokens, and the target's text in the draft's tokens.
 
-Legend: S shared tokens, V the target's vocabulary, B rows.
+Legend: B rows, S shared tokens, U the draft's vocabulary, V the target's vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,17 @@ from outrider.runtime.hf.vocabulary import Vocabulary, complete
 
 
 class Bridge:
-    """From the target's tokens to the draft's, and back.
+    """Translates the target's tokens to the draft's, and back.
 
     Args:
         target: the model whose tokens are committed.
-        draft: the model that drafts in tokens of its own.
+        draft: the model that drafts, in tokens of its own.
 
     Attributes:
         target: its vocabulary.
         draft: its vocabulary.
-        mates: the draft's id of each of the target's tokens that exists in both, one to one.
+        mates: the draft's id of each of the target's tokens that exists in both vocabularies, one
+            to one.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer.
@@ -38,15 +39,16 @@ class Bridge:
 
     @property
     def homes(self) -> dict[int, int]:
-        """The target's id of each of the draft's tokens that exists in both."""
+        """The target's id of each of the draft's tokens that exists in both vocabularies."""
         return {theirs: ours for ours, theirs in self.mates.items()}
 
     def translate(self, prompt: Sequence[int]) -> list[int]:
-        """A text from its beginning in the draft's tokens; never empty.
+        """A prompt in the draft's tokens; never empty.
 
-        Text that the target tokenises as its tokenizer would is tokenised as the draft's would;
-        other text token by token. What one tokenizer puts before a text is replaced by what the
-        other puts there; other special tokens without a mate are left out.
+        Where the prompt's tokens are those that the target's tokenizer gives its text, the draft's
+        tokenizer tokenises that text; other tokens are translated one by one. The special tokens
+        that the target's tokenizer puts before a text are replaced by those of the draft's; other
+        special tokens that the draft does not have are left out.
         """
         decoder_prompt, rest = self.target.decoder_prompt, list(prompt)
         tokens: list[int] = []
@@ -58,14 +60,14 @@ class Bridge:
         return tokens or [self.draft.beginning]
 
     def mated(self, tokens: Sequence[int], pending: bytes) -> tuple[list[int], bytes]:
-        """Token by token: its mate, or its text in the draft's tokens.
+        """Translates token by token: to the draft's same token, or the draft's tokens for its text.
 
         Args:
-            tokens: the target's.
-            pending: bytes before them of a character that is not complete yet.
+            tokens: the target's tokens.
+            pending: bytes before them of an incomplete character.
 
         Returns:
-            The draft's tokens, and the bytes that now wait.
+            The draft's tokens, and the bytes that are pending now.
         """
         done: list[int] = []
         for token in tokens:
@@ -90,7 +92,8 @@ class Bridge:
 
 
 def _mates(target: Vocabulary, draft: Vocabulary) -> dict[int, int]:
-    """Tokens that say the same; then, of those left over, such that are written the same, too."""
+    """Pairs tokens with the same bytes: by bytes alone, then, of the others, by their spelling
+    as well."""
     mates = {token: draft.ids[name] for name, token in target.ids.items() if name in draft.ids}
     taken = set(mates.values())
     for form, token in target.forms.items():
@@ -115,7 +118,7 @@ class Shared:
     """The tokens that exist in both vocabularies, as tensors on the draft's device.
 
     Raises:
-        VocabularyMismatchError: there are none, or special ones only.
+        VocabularyMismatchError: no token is in both vocabularies, or only special tokens are.
     """
 
     def __init__(self, bridge: Bridge, device: torch.device) -> None:
@@ -133,7 +136,7 @@ class Shared:
         self._mate_V[self._target_S] = self._draft_S
 
     def logits(self, logits_BU: Tensor) -> Tensor:
-        """The draft's logits under the target's ids, (B, V); -inf where there is no mate."""
+        """The draft's logits (B, U) under the target's ids, (B, V); -inf for missing tokens."""
         logits_BV = logits_BU.new_full((logits_BU.shape[0], self.num_tokens), -torch.inf)
         return logits_BV.index_copy_(1, self._target_S, logits_BU.index_select(1, self._draft_S))
 

@@ -1,4 +1,4 @@
-"""Kernels of our own for passes over few tokens on a CPU."""
+"""Kernels for forward passes over few tokens on a CPU."""
 
 from outrider.runtime.kernels.layers import NARROW, NarrowLinear, is_exact, use_kernels
 

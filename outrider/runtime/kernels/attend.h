@@ -1,8 +1,8 @@
-// Attention of few columns over slabs.
+// Attention of a few query tokens over KV buffers.
 //
-// Every column has a list of the slots that it sees, and all its sums run over that list in order:
-// what is hidden, and where, changes no bit. Keys and values are read once for all the columns and
-// heads of a group.
+// Every query token has a list of the slots that it attends to, and all its sums run over that list
+// in order, so hidden slots change no bit, wherever they are. Keys and values are read once for all
+// query tokens and heads of a group.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace outrider {
 
-constexpr int64_t kColumns = 8;  // columns whose scores are kept at once
+constexpr int64_t kQueries = 8;  // query tokens whose scores are kept at once
 constexpr int64_t kSlots = 64;   // slots whose values stay in the cache
 constexpr float kHidden = std::numeric_limits<float>::lowest() / 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -52,7 +52,7 @@ inline V products(const float* query, const T* keys, int64_t stride, const int32
   return V::loadu(lanes);
 }
 
-// R vectors of `to` plus those of the values at some slots, weighted.
+// Adds the weighted values at some slots to R vectors of `to`.
 template <int R, typename T>
 inline void add(float* to, const float* weights, const T* values, int64_t stride,
                 const int32_t* slots, int64_t count) {
@@ -81,7 +81,7 @@ inline void add_all(float* to, const float* weights, const T* values, int64_t st
       to[d] += weights[i] * static_cast<float>(values[slots[i] * stride + d]);
 }
 
-// Weights, not normalised, in place of scores, `count` of them in whole vectors; returns their sum.
+// Replaces `count` scores, in whole vectors, by weights that are not normalised; returns their sum.
 inline float exponentials(float* scores, int64_t count) {
   V most(-kInfinity), total(0.f);
   for (int64_t i = 0; i < count; i += kLanes)
@@ -97,8 +97,8 @@ inline float exponentials(float* scores, int64_t count) {
   return sum(total);
 }
 
-// The slots that a column sees, with their biases, in whole vectors of which the rest weighs
-// nothing; returns how many there are.
+// Lists the slots that a query token attends to, with their biases, in whole vectors; padding has
+// no weight. Returns the number of slots.
 inline int64_t list_visible(const float* mask, int64_t S, int32_t* slots, float* biases) {
   int64_t count = 0;
   for (int64_t s = 0; s < S; s++) {
@@ -113,7 +113,7 @@ inline int64_t list_visible(const float* mask, int64_t S, int32_t* slots, float*
   return count;
 }
 
-// What a thread keeps between its tasks.
+// A thread's buffers, kept between its tasks.
 struct Scratch {
   std::vector<float> scores, biases;
   std::vector<int32_t> slots;
@@ -127,20 +127,20 @@ struct Attention {
   int64_t H = q.size(1), N = q.size(2), C = q.size(3), S = k.size(2), D = v.size(3);
   int64_t group = H / k.size(1), room = S + kLanes;
 
-  // Up to kColumns columns from n on, with all the heads of a group.
+  // Up to kQueries query tokens from n on, with all the heads of a group.
   void columns(int64_t b, int64_t g, int64_t n, int64_t count, Scratch& scratch) const {
     const float* from = q.const_data_ptr<float>() + b * q.stride(0) + n * q.stride(2);
     const float* row = mask.const_data_ptr<float>() + b * mask.stride(0) + n * mask.stride(2);
     const T* keys = k.const_data_ptr<T>() + b * k.stride(0) + g * k.stride(1);
     const T* values = v.const_data_ptr<T>() + b * v.stride(0) + g * v.stride(1);
     float* to = out.mutable_data_ptr<float>() + (b * N + n) * H * D;
-    scratch.slots.resize(kColumns * room);
-    scratch.biases.resize(kColumns * room);
-    scratch.scores.resize(kColumns * group * room);
+    scratch.slots.resize(kQueries * room);
+    scratch.biases.resize(kQueries * room);
+    scratch.scores.resize(kQueries * group * room);
     const int32_t* slots = scratch.slots.data();
     const float* biases = scratch.biases.data();
     float* scores = scratch.scores.data();
-    int64_t seen[kColumns], most = 0;
+    int64_t seen[kQueries], most = 0;
     for (int64_t i = 0; i < count; i++) {
       seen[i] = list_visible(row + i * mask.stride(2), S, scratch.slots.data() + i * room,
                              scratch.biases.data() + i * room);
@@ -172,12 +172,12 @@ struct Attention {
 
   void run() const {
     const int64_t B = q.size(0), G = k.size(1);
-    const int64_t part = std::clamp<int64_t>(N > 4 ? (N + 1) / 2 : N, 1, kColumns);
+    const int64_t part = std::clamp<int64_t>(N > 4 ? (N + 1) / 2 : N, 1, kQueries);
     const int64_t cost = 2 * group * S * (C + D);  // exponentials and all, about twice the products
     share(B * G * N, part, cost, [&](int64_t task, int64_t end) {
       thread_local Scratch scratch;
       while (task < end) {
-        const int64_t n = task % N, count = std::min({kColumns, N - n, end - task});
+        const int64_t n = task % N, count = std::min({kQueries, N - n, end - task});
         columns(task / N / G, task / N % G, n, count, scratch);
         task += count;
       }

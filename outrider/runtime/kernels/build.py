@@ -1,7 +1,7 @@
 """Compiles the kernels once per machine and version of torch, and loads them.
 
 The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
-``~/.cache``, each with ``outrider`` below it) under a name that says what it was made from.
+``~/.cache``, each with ``outrider`` below it) under a hash of all that it was compiled from.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ _INSTRUCTIONS = {
 
 
 def cache_folder() -> Path:
-    """Where things are kept that can be made again."""
+    """The folder of compiled kernels and programs, all of which can be compiled again."""
     if folder := os.environ.get("OUTRIDER_CACHE"):
         return Path(folder).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 
 def load_kernels() -> bool:
-    """Makes ``torch.ops.outrider`` available; compiles it first where it has to be.
+    """Makes ``torch.ops.outrider`` available, compiling the kernels first if necessary.
 
     Returns:
         Whether it was compiled just now.
@@ -51,14 +51,16 @@ def load_kernels() -> bool:
     if missing:
         compile_kernels(library)
     try:
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # graphs look for the shims in it
+        ctypes.CDLL(
+            str(library), mode=ctypes.RTLD_GLOBAL
+        )  # compiled programs look up the shims in it
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
     return missing
 
 
 def kernels_key() -> str:
-    """Says what the library is made from."""
+    """A hash of all that the library is compiled from."""
     parts = [torch.__version__, sys.version, platform.machine(), *_flags()]
     parts += [path.read_text() for path in _read()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -75,19 +77,19 @@ def _flags() -> list[str]:
     define = [] if capability == "DEFAULT" else [f"-DCPU_CAPABILITY_{capability}"]
     return [
         *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
-        "-ffp-contract=off",  # a product and a sum are fused where the code says so, nowhere else
+        "-ffp-contract=off",  # products and sums are fused only where the code says so
         *(f"-DCPU_CAPABILITY={capability}", "-DAT_PARALLEL_OPENMP=1", *define),
         *_INSTRUCTIONS.get(capability, []),
     ]
 
 
 def find_compiler() -> str | None:
-    """``CXX``, else ``g++``, else ``clang++``."""
+    """The C++ compiler: ``CXX``, else ``g++``, else ``clang++``; None if there is none."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 
 
 def compile_kernels(library: Path) -> None:
-    """Compiles the kernels to a library that appears when it is whole.
+    """Compiles the kernels to a library, which appears under its name once it is complete.
 
     Raises:
         KernelError: no C++ compiler, or one that fails.

@@ -2,9 +2,10 @@
 //
 // torch's own loops treat the last elements of a buffer, past the unrolled vector width, and the
 // boundaries between threads by other instructions, so that a token's bits depend on how many
-// tokens share its pass. Here a partial vector is padded with zeros and goes the way of a full one.
+// tokens share its forward pass. Here a partial vector is padded with zeros and computed as a full
+// one.
 //
-// All compute in float32 and return the dtype that they were given.
+// All of them compute in float32 and return the dtype of their input.
 
 #pragma once
 

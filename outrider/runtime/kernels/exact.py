@@ -1,17 +1,17 @@
 """Exact arithmetic: a token's bits do not depend on how many tokens share its forward pass.
 
 torch computes the last elements of a buffer, those past the unrolled vector width, by other
-instructions than the rest, and which these are depends on the processor. So the forward passes of
-an exact model consist of operators of three kinds, and of no others:
+instructions than the rest; which elements these are depends on the processor. So the forward passes
+of an exact model consist of three kinds of operators, and no others:
 
     kernels     linear layers and attention; exponentials, activations, means and normalisation,
-                which stand in for torch's own in exact mode
+                which replace torch's own in exact mode
     moves       views, copies and gathers
     arithmetic  sums, products, quotients, roots and comparisons of single numbers, which
-                IEEE 754 rounds alike in a vector and alone
+                IEEE 754 rounds the same way in a vector and alone
 
-A compiled program is made of the same operators: :func:`use_exact_operators` puts the kernels into
-its graph before the compiler sees it.
+A compiled program consists of the same operators: :func:`use_exact_operators` puts the kernels into
+its graph before it is compiled.
 """
 
 import operator
@@ -54,7 +54,7 @@ _PRODUCTS = frozenset(("bmm", "matmul", "mm"))
 
 @contextmanager
 def exact_mode() -> Iterator[None]:
-    """In this thread, the kernels stand in for torch's operators. They must be loaded."""
+    """In this thread, the kernels replace torch's operators. They must be loaded."""
     before = torch.ops.outrider.set_exact_mode(True)
     try:
         yield
@@ -63,7 +63,7 @@ def exact_mode() -> Iterator[None]:
 
 
 def inexact_operator(run: Callable[[], object]) -> str | None:
-    """The first operator within exact mode of a call whose bits may depend on how many tokens
+    """The first operator of a call, within exact mode, whose bits may depend on how many tokens
     share a forward pass; None if there is none."""
     with _Watch() as watch:
         run()
@@ -71,13 +71,14 @@ def inexact_operator(run: Callable[[], object]) -> str | None:
 
 
 def use_exact_operators(program: ExportedProgram) -> ExportedProgram:
-    """Puts the kernels in place of torch's operators in an exported program, as exact mode does.
+    """Replaces torch's operators by the kernels in an exported program, as exact mode does.
 
     Args:
         program: changed in place, and returned.
 
     Raises:
-        UnsupportedModelError: an operator whose bits may depend on the width of a forward pass.
+        UnsupportedModelError: an operator whose bits may depend on how many tokens share a forward
+            pass.
     """
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
@@ -90,9 +91,9 @@ def use_exact_operators(program: ExportedProgram) -> ExportedProgram:
 
 
 def _needed_for_logits(graph: fx.Graph) -> set[fx.Node]:
-    """What the first output, the logits, and all that is written to KV caches are computed from.
+    """The nodes that the logits, the first output, and all writes to KV caches are computed from.
 
-    The rest, such as the health of the logits, may depend on how many tokens there are.
+    The bits of other nodes, such as the health of the logits, may depend on the number of tokens.
     """
     (output,) = (node for node in graph.nodes if node.op == "output")
     outputs = pytree.tree_leaves(output.args)
@@ -128,13 +129,13 @@ def _value(node: fx.Node) -> Any:
 
 
 More = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
-"""From the arguments of torch's operator to those of the kernel behind its first one."""
+"""From the arguments of torch's operator to those of the kernel, the first one excepted."""
 
 
 def _kernel_for(
     target: object, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[str, More] | None:
-    """The kernel that computes what an operator of torch does, if there is one."""
+    """The kernel that computes the same as an operator of torch, if there is one."""
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _is_ours(args):
         return None
     name = _name(target)
@@ -173,7 +174,7 @@ def _is_ours(args: Sequence[Any]) -> bool:
 
 
 def _is_safe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator's bits depend on its own numbers only."""
+    """Whether each number of an operator's result depends on its own inputs only, to the bit."""
     if not isinstance(target, OpOverload):  # sizes, items of tuples, regions of a graph
         python = target is operator.getitem or getattr(target, "__module__", "") == "_operator"
         return python or isinstance(target, HigherOrderOperator)
@@ -195,16 +196,16 @@ def _is_safe(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def _name(target: OpOverload) -> str:
-    """Without namespace, and without the mark of what happens in place."""
+    """An operator's name without its namespace and the underscore of in-place operators."""
     name = target._schema.name.split("::")[-1]
     return name if name.startswith("__") else name.removesuffix("_")
 
 
 class _Watch(TorchDispatchMode):
-    """Sees the operators that run within exact mode.
+    """Watches the operators that run within exact mode.
 
     Attributes:
-        found: the first whose bits may depend on the width of a forward pass.
+        found: the first operator whose bits may depend on how many tokens share a forward pass.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 // Exact mode: while it is on in a thread, the functions of elementwise.h stand in for torch's own,
-// whatever code calls them. Everything else runs as it would have.
+// whatever code calls them. All other operators run as usual.
 //
-// The mode is a dispatch key that comes before all others and falls through to them. torch reserves
-// this key for such modes of third parties in tests and uses it nowhere itself.
+// The mode is a dispatch key that precedes all others and falls through to them. torch reserves this
+// key for modes of third parties in tests, and does not use it itself.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cos.h>
@@ -37,7 +37,8 @@ static bool is_ours(const at::Tensor& x) {
   return x.device().is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16);
 }
 
-// An operator of torch, by the kernel or, for tensors that are not ours, as it is.
+// Runs our kernel in place of an operator of torch, or the operator itself for tensors that the
+// kernel does not take.
 template <typename Ours, typename Theirs>
 static at::Tensor stand_in(const at::Tensor& x, const Ours& ours, const Theirs& theirs) {
   if (is_ours(x)) return ours(x);

@@ -1,7 +1,8 @@
-"""Joins the linear layers of a graph that read the same input into one call.
+"""A compiler pass that joins linear layers with the same input into one call.
 
-Queries, keys and values, or gate and up: a call costs some ten microseconds whatever it computes,
-which for small models is as long as the computation. The same numbers, bit for bit.
+Examples are the query, key and value projections, or gate and up. A call costs some ten
+microseconds whatever it computes, which for small models is as long as the computation. The results
+are the same, bit for bit.
 """
 
 from typing import Any, cast
@@ -12,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 
 
 class JoinLinears(CustomGraphPass):
-    """A pass of the compiler over a graph."""
+    """Joins the linear layers of a graph."""
 
     def __call__(self, graph: fx.Graph) -> None:
         linear = torch.ops.outrider.linear.default
@@ -27,15 +28,15 @@ class JoinLinears(CustomGraphPass):
                 _join(graph, x, widest, nodes)
 
     def uuid(self) -> bytes:
-        """What a kept graph depends on besides the model."""
+        """What a compiled program depends on besides the model: this file."""
         return get_hash_for_files((__file__,))
 
 
 def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[Any]) -> None:
-    """Joins layers that are packed all or none and have biases all or none."""
+    """Joins layers, all or none of which are packed, and all or none of which have biases."""
     weights, biases, outputs = ([node.args[i] for node in nodes] for i in (1, 2, 3))
     biases = [bias for bias in biases if bias is not None]
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: i for i, node in enumerate(graph.nodes)}
     if any(order[needed] > order[nodes[0]] for needed in (*weights, *biases)):
         return
     with graph.inserting_before(nodes[0]):
@@ -45,8 +46,8 @@ def _join(graph: fx.Graph, x: fx.Node, widest: int, nodes: list[Any]) -> None:
         joined.meta["val"] = value.new_empty((*value.shape[:-1], sum(outputs)))
         start = 0
         for node, width in zip(nodes, outputs, strict=True):
-            place = (joined, -1, start, start + width)
-            part = graph.call_function(torch.ops.aten.slice.Tensor, place)
+            arguments = (joined, -1, start, start + width)
+            part = graph.call_function(torch.ops.aten.slice.Tensor, arguments)
             part.meta.update(node.meta)
             part.meta["val"] = joined.meta["val"][..., start : start + width]
             node.replace_all_uses_with(part)

@@ -1,8 +1,7 @@
-// Linear layers and attention for passes over few tokens, on a CPU.
+// Linear layers and attention for forward passes over few tokens, on a CPU.
 //
-// Every number is summed in an order that depends on nothing but the model: a token's result has
-// the same bits whether it is computed alone, inside a draft, a tree or a batch, and however long
-// the slabs are.
+// The order of every sum depends on the model alone. So a token's result has the same bits whether
+// it is computed alone, inside a draft, a tree or a batch, and however long the KV buffers are.
 
 #include "kernels.h"
 
@@ -54,8 +53,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
   return linears(x, weight, bias ? at::TensorList(*bias) : at::TensorList(), outputs, widest);
 }
 
-// (N, K) as packed.h reads it, (⌈N / kPanel⌉, K, kPanel), in bfloat16 where that loses nothing,
-// unless its dtype is to be kept.
+// Packs weights (N, K) as packed.h reads them, (⌈N / kPanel⌉, K, kPanel): in bfloat16 where that
+// loses nothing, unless the dtype is to be kept.
 static at::Tensor pack(const at::Tensor& weight, bool keep_dtype) {
   const int64_t N = weight.size(0), K = weight.size(1), panels = (N + kPanel - 1) / kPanel;
   const at::Tensor narrow = weight.to(at::kBFloat16);
@@ -68,7 +67,7 @@ static at::Tensor pack(const at::Tensor& weight, bool keep_dtype) {
   return ordered.reshape({panels, K, kPanel}).contiguous();
 }
 
-// Integers (N, K) of eight bits and their scales (N,): (⌈N / kPanel⌉, K + 4, kPanel).
+// Packs 8-bit integers (N, K) and their scales (N,) to (⌈N / kPanel⌉, K + 4, kPanel).
 static at::Tensor pack_int8(const at::Tensor& weight, const at::Tensor& scale) {
   const int64_t N = weight.size(0), K = weight.size(1), panels = (N + kPanel - 1) / kPanel;
   const int64_t more = panels * kPanel - N;

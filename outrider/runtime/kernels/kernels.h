@@ -1,4 +1,4 @@
-// Linear layers and attention for passes over few tokens, on a CPU.
+// Linear layers and attention for forward passes over few tokens, on a CPU.
 //
 // Legend: M tokens, K inputs, N outputs; B rows, H query heads, G key heads, S slots, C width.
 
@@ -11,11 +11,11 @@
 namespace outrider {
 
 // x wᵀ + bias, (…, K) to (…, outputs), for weights (N, K) or packed (three dimensions, packed.h);
-// those that are not packed by the library's product where there are more than `widest` tokens.
+// for more than `widest` tokens, weights that are not packed are multiplied by torch.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest);
 
-// Layers with the same input, their outputs side by side; biases for all of them or none.
+// Layers with the same input, their outputs side by side; all of them have biases, or none.
 at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
                    at::IntArrayRef outputs, int64_t widest);
 

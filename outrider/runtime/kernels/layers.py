@@ -1,11 +1,10 @@
 """Lets a loaded ``transformers`` model compute with the kernels, all its other code unmodified.
 
-Linear layers change their class, not their parameters; attention is one more implementation in the
-registry that ``transformers`` has for that. Passes over more than ``NARROW`` tokens, such as
-prefills, go to the libraries that are made for them, unless their bits must not depend on their
-width.
+Linear layers change their class, not their parameters; attention is one more implementation in
+``transformers``' registry of them. torch's own kernels run forward passes over more than ``NARROW``
+tokens, such as prefills, unless bits must not depend on the number of tokens.
 
-Legend: B rows, H heads, N columns of a pass, S slots, C width of a head.
+Legend: B rows, H heads, N query tokens, S slots, C width of a head.
 """
 
 from collections.abc import Callable
@@ -23,16 +22,16 @@ from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.exact import FUNCTIONS
 
 NARROW = 32
-"""Most tokens of a pass, over all rows, for which the kernels are the faster ones."""
+"""Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
 
 _ANY = 2**62
-_DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; others stay with the libraries
-_SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not know
+_DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; torch computes the others
+_SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not support
 _NAMES = {NARROW: "outrider", _ANY: "outrider_exact"}
 
 
 class NarrowLinear(nn.Linear):
-    """A linear layer for few tokens. Its weight may be bfloat16 where its inputs are float32.
+    """A linear layer for few tokens. Its weight may be bfloat16 though its inputs are float32.
 
     Attributes:
         weight: (N, K), or packed (see ``packed.h``) and then float32, bfloat16 or int8.
@@ -53,10 +52,10 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
 
     Args:
         module: the model, on a CPU; changed in place. Layers quantised to int8 are packed.
-        exact: use them for passes of any width, so that a token's bits do not depend on it.
-        compact: pack the weights as the kernel reads them, fastest for any number of tokens, in
-            bfloat16 where that holds them without loss: half the bytes to read. Nothing else can
-            read them then.
+        exact: use them for any number of tokens, so that a token's bits do not depend on it.
+        compact: pack the weights as the kernel reads them, which is fastest for any number of
+            tokens, and store them in bfloat16 where that loses nothing, which halves the bytes to
+            read. No other code can read them then.
 
     Raises:
         KernelError: they cannot be compiled here.
@@ -96,7 +95,7 @@ def is_exact(module: nn.Module) -> bool:
 
 
 class _Pages:
-    """Large pages, filled one weight after the other."""
+    """Large memory pages, filled one weight after the other."""
 
     _CHUNK = 2**25
 
@@ -104,7 +103,7 @@ class _Pages:
         self._free = torch.empty(0, dtype=torch.uint8)
 
     def parameter(self, weight: Tensor) -> nn.Parameter:
-        """The same weight, there."""
+        """A copy of the weight in these pages."""
         size = -(-weight.nbytes // 64) * 64
         if size > self._free.numel():
             self._free = torch.ops.outrider.pages(max(size, self._CHUNK))
@@ -113,7 +112,8 @@ class _Pages:
 
 
 def _take_over(layer: Int8Linear, pages: _Pages) -> None:
-    """Makes a quantised layer one of ours: the same weights, and inputs that are not rounded."""
+    """Turns a quantised layer into a ``NarrowLinear`` with the same weights, which does not round
+    its inputs."""
     packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
     del layer.weight, layer.scale_N
     layer.__class__ = NarrowLinear  # type: ignore[assignment]
@@ -134,7 +134,7 @@ def _attention(widest: int) -> Any:
         B, _, N, C = query.shape
         special = any(kwargs.get(name) is not None for name in _SPECIAL)
         masked = attention_mask is not None and attention_mask.shape[1] == 1
-        # inside a graph a bound on sizes would make two graphs of it
+        # a bound on sizes would split a traced program into two
         wide = not torch.compiler.is_compiling() and widest < B * N
         if special or wide or not masked:
             result: tuple[Tensor, None] = sdpa_attention_forward(
@@ -149,7 +149,7 @@ def _attention(widest: int) -> Any:
 
 for _widest, _name in _NAMES.items():
     AttentionInterface.register(_name, _attention(_widest))
-    AttentionMaskInterface.register(_name, eager_mask)  # else ``transformers`` makes none for it
+    AttentionMaskInterface.register(_name, eager_mask)  # else it gets no mask
 
 
 def _fake_linear(
@@ -189,4 +189,4 @@ _FAKES: dict[str, Callable[..., Tensor]] = {
     "layer_norm": _fake_layer_norm,
     **dict.fromkeys(FUNCTIONS, _fake_function),
 }
-"""What each kernel returns, in shape and dtype, for whoever traces it."""
+"""What each kernel returns, in shape and dtype, for tracing."""

@@ -4,7 +4,7 @@
 // that sums stay in registers, need no addition across lanes, and run over the inputs in order
 // whatever the number of tokens.
 //
-//     float32   as they are
+//     float32   the weights themselves
 //     bfloat16  the two vectors of a panel interleaved, so that one vector of pairs becomes both by
 //               a shift and a mask
 //     int8      four more rows, which hold the panel's scales as float32
@@ -18,7 +18,7 @@
 
 namespace outrider {
 
-constexpr int64_t kAhead = 1024;  // bytes that are fetched before they are needed
+constexpr int64_t kAhead = 1024;  // bytes that are prefetched
 
 struct Pair {
   V low, high;
@@ -50,13 +50,14 @@ inline V load_bytes(const int8_t* from) {
 
 inline Pair load_pair(const int8_t* from) { return {load_bytes(from), load_bytes(from + kLanes)}; }
 
-// Rows of a panel: one per input, and those of the scales.
+// Rows of a panel: one per input, and the rows of the scales.
 template <typename W>
 constexpr int64_t rows_of(int64_t K) {
   return std::is_same_v<W, int8_t> ? K + static_cast<int64_t>(sizeof(float)) : K;
 }
 
-// What a panel's sums are stored to, and what is added to them first; fewer outputs in the last.
+// Where a panel's sums are stored, and the bias that is added first; the last panel has fewer
+// outputs.
 struct Target {
   float* y;
   int64_t stride;
@@ -103,7 +104,7 @@ inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
       }
 }
 
-// Panels at once, enough that additions do not wait for each other.
+// Panels computed together, enough of them to hide the latency of additions.
 constexpr int panels_of(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
 
 template <int M, typename W>
@@ -140,7 +141,8 @@ void tokens_of(int64_t M, const float* x, const W* w, int64_t K, const Target& t
   }
 }
 
-// Any number of tokens, in tiles as equal as can be; beyond one tile each panel stays in the cache.
+// Any number of tokens, in tiles of nearly equal size; with several tiles, a panel stays in the
+// processor's cache.
 template <typename W>
 void multiply_panels(int64_t M, const float* x, const W* w, int64_t K, Target to, int64_t panels) {
   if (M <= kTile) return tokens_of(M, x, w, K, to, panels);

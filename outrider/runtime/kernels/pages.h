@@ -1,5 +1,5 @@
-// Memory in pages of two megabytes where the system gives them: a pass reads every weight once, and
-// with small pages it looks up thousands of addresses for that.
+// Memory in pages of two megabytes, where the system has them. A forward pass reads every weight
+// once, and with small pages it would have to translate thousands of addresses.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace outrider {
 
-// That many bytes (uint8).
+// A tensor of so many bytes (uint8).
 inline at::Tensor pages(int64_t bytes) {
   const auto options = at::TensorOptions().dtype(at::kByte);
 #ifdef __linux__
@@ -23,7 +23,7 @@ inline at::Tensor pages(int64_t bytes) {
   if (base != MAP_FAILED) {
     const auto first = (reinterpret_cast<uintptr_t>(base) + kPage - 1) / kPage * kPage;
     auto* start = reinterpret_cast<char*>(first);
-    madvise(start, mapped - kPage, MADV_HUGEPAGE);  // advice: without it pages are small
+    madvise(start, mapped - kPage, MADV_HUGEPAGE);  // only advice: if it is ignored, pages are small
     return at::from_blob(start, {bytes}, [base, mapped](void*) { munmap(base, mapped); }, options);
   }
 #endif

@@ -1,4 +1,4 @@
-// A linear layer over weights as torch has them, a row per output.
+// A linear layer over weights in torch's own layout, a row per output.
 //
 // A sum runs over the lanes of a vector first and then across them, in the same order whatever the
 // number of tokens. Weights are read once for up to kTile tokens.

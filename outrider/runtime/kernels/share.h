@@ -1,4 +1,5 @@
-// Work that threads take as they come: where cores are shared, one may be half as fast as another.
+// Work shared dynamically among threads: where other processes use the cores, one thread may be
+// half as fast as another.
 
 #pragma once
 
@@ -9,7 +10,7 @@
 
 namespace outrider {
 
-constexpr int64_t kGrain = 1 << 16;  // multiplications that are worth another thread
+constexpr int64_t kGrain = 1 << 16;  // multiplications that justify another thread
 
 // Calls act(begin, end) for all `count` units, `part` of them at a time; each costs `cost`
 // multiplications.

@@ -1,5 +1,5 @@
-// The kernels for graphs that are compiled ahead of time: plain C functions over handles, as
-// package.py declares them to the compiler, which calls them without the dispatcher.
+// The kernels for programs that are compiled ahead of time: plain C functions over handles, as
+// compile_cache.py declares them to the compiler, which calls them without the dispatcher.
 
 #include <torch/csrc/inductor/aoti_torch/utils.h>
 

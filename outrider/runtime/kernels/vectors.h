@@ -1,4 +1,4 @@
-// torch's portable vectors of float32, and bfloat16 read into them.
+// torch's portable vectors of float32, and loads of bfloat16 into them.
 
 #pragma once
 
@@ -13,7 +13,7 @@ using at::BFloat16;
 using V = at::vec::Vectorized<float>;
 constexpr int64_t kLanes = V::size();
 constexpr int64_t kPanel = 2 * kLanes;  // outputs of a layer that are computed at once
-constexpr int64_t kTile = 6;  // tokens whose sums for as many fit the registers
+constexpr int64_t kTile = 6;  // tokens whose sums for a panel fit into the registers
 
 inline V load(const float* from) { return V::loadu(from); }
 
@@ -23,7 +23,7 @@ inline V load(const BFloat16* from) {
   return to;
 }
 
-// Lanes by halves, so that the order is the same for any processor with as many.
+// Adds the lanes by halves, so that the order is the same on every processor with as many lanes.
 inline float sum(const V& v) {
   float lanes[kLanes];
   v.store(lanes);
