@@ -120,6 +120,7 @@ def frontier(
     start()
     import outrider.lab.frontier as bench
     from outrider.lab import plots
+    from outrider.lab.metadata import run_metadata
     from outrider.sampling import Sampling
 
     plots.require_matplotlib()
@@ -137,8 +138,10 @@ def frontier(
     encoded = _encoded(engine, prompts, max_new_tokens)
     with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
-        distributions = bench.meet(engine.target, engine.draft, encoded, sampling, positions)
-        plane = bench.survey(*distributions, bench.FAMILIES, progress.show)
+        distributions = bench.paired_distributions(
+            engine.target, engine.draft, encoded, sampling, positions
+        )
+        plane = bench.compare_rules(*distributions, bench.FAMILIES, progress.show)
         generations: list[dict[str, Any]] = []
         if not no_generations:
             generations = bench.generate(
@@ -152,7 +155,7 @@ def frontier(
                 settings=bench.SETTINGS,
                 progress=progress.show,
             )
-        about = bench.about(
+        about = run_metadata(
             **vars(models)
             | {
                 "draft": models.draft or EMBEDDED,

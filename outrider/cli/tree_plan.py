@@ -142,7 +142,7 @@ def tree_plan(
 def _as_dict(plan: "PairPlan") -> dict[str, Any]:
     return {
         "acceptance": plan.acceptance,
-        "num_places": plan.num_places,
+        "num_places": plan.num_positions,
         "target_seconds": {str(n): seconds for n, seconds in plan.target_seconds.items()},
         "draft_seconds": plan.draft_seconds,
         "paths": [list(path) for path in plan.tree.paths],
@@ -175,7 +175,7 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
     console = Console(highlight=False)
     shares = "  ".join(f"{p:.3f}" for p in plan.acceptance[:8])
     more = " …" if len(plan.acceptance) > 8 else ""
-    console.print(f"Accepted by rank, at {plan.num_places} places: {shares}{more}", markup=False)
+    console.print(f"Accepted by rank, at {plan.num_positions} places: {shares}{more}", markup=False)
     times = "  ".join(f"{n}: {1e3 * s:.1f}" for n, s in plan.target_seconds.items())
     console.print(f"Target pass by nodes, ms: {times}", markup=False)
     console.print(f"Draft pass, ms: {1e3 * plan.draft_seconds:.1f}", markup=False)

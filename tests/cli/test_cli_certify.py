@@ -35,7 +35,7 @@ def test_table_and_verdict_fit_a_terminal(certify: Run) -> None:
     result = certify("--temperature", 0.8, "--top-k", 40)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
-    for part in ("states", "positions", "rounds", "drafts", "tokens", "texts", "pass"):
+    for part in ("states", "positions", "rounds", "drafts", "tokens", "outputs", "pass"):
         assert part in result.stdout
     flat = " ".join(result.stdout.split())
     assert "LOSSLESS as far as tested: TV per position ≤ " in flat

@@ -36,7 +36,8 @@ def test_tables_and_files(profile: Run, tmp_path: Path) -> None:
     done = profile("def f1(x):", "--trace", trace, "--plot", plot)
     assert done.exit_code == 0, done.output
     for text in (
-        *("draft", "target", "verify", "cache", "Python", "together", "drawing", "reading"),
+        *("draft", "target", "verify", "cache", "Python", "together", "drawing"),
+        *("device-to-host sync", "text and stops"),
         *("Outside the models' passes:", "Memory:", "reached", "β", "Speed-up over plain"),
         *("E of α, i.i.d.", "E as measured"),
     ):

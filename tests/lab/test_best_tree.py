@@ -160,7 +160,7 @@ def test_the_fastest_tree(knee: int, draft: float) -> None:
     [
         ([], 5, 2, r"acceptance=\[\]: must be probabilities by rank"),
         ([0.5, -0.1], 5, 2, "acceptance="),
-        ([0.9, 0.2], 5, 2, "together at most 1"),
+        ([0.9, 0.2], 5, 2, "in total at most 1"),
         ([float("nan")], 5, 2, "acceptance="),
         ([0.5], 1, 2, "num_nodes=1: must be a whole number from 2 to 256"),
         ([0.5], 5, 0, "depth=0: must be a whole number from 1 to 64"),

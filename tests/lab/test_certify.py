@@ -15,7 +15,7 @@ from outrider.core import Bound, Draft, Verdict
 from outrider.core.errors import IncompatibleError, NonFiniteLogitsError
 from outrider.drafters import ModelDrafter, NoDraft
 from outrider.lab.certify import Certificate, certify
-from outrider.lab.certify.positions import Places, coarsened, divergence
+from outrider.lab.certify.positions import DraftedPositions, coarsened, divergence
 from outrider.lab.certify.report import Check, rounded_up
 from outrider.runtime import HFModel
 from outrider.sampling import Sampling, Warp
@@ -92,7 +92,7 @@ def test_a_right_pair_passes(drafter: ToyDrafter, verifier: Any) -> None:
     assert found["states"]
     assert found["rounds"]
     assert found["tokens"]
-    assert found["texts"]
+    assert found["outputs"]
     assert found["drafts"] is (None if drafter.drawn in ("chosen", "searched") else True)
     assert found["positions"] is (True if hasattr(verifier, "accept") else None)
     assert number(certificate, "rounds") < 1e-12
@@ -144,7 +144,7 @@ def test_a_lossy_rule_keeps_its_bound() -> None:
     assert found["positions"]
     assert found["rounds"]
     assert found["tokens"] is None  # reported, not verified
-    assert found["texts"] is None
+    assert found["outputs"] is None
     assert 0 < number(certificate, "positions") <= -torch.tensor(0.5).log() + 1e-9
 
 
@@ -270,7 +270,7 @@ def test_coarse_distributions_keep_the_mass_and_the_candidate() -> None:
     p_KV = torch.rand(20, 50).softmax(1)
     q_KV = torch.rand(20, 50).softmax(1)
     x_K = torch.arange(20)
-    coarse = coarsened(Places(p_KV, q_KV, x_K, True), 4)
+    coarse = coarsened(DraftedPositions(p_KV, q_KV, x_K, True), 4)
     assert coarse.p_KV.shape == (20, 4)
     assert torch.allclose(coarse.p_KV.sum(1), torch.ones(20).double())
     mine_K = coarse.p_KV.gather(1, coarse.x_K[:, None])[:, 0]
@@ -299,4 +299,4 @@ def test_bounds_are_rounded_up() -> None:
 def test_nothing_is_claimed_where_nothing_was_shown() -> None:
     certificate = Certificate("R", "c", True, False, [Check.skipped("positions", "why")])
     assert certificate.passed
-    assert certificate.verdict == "NOTHING FOUND against R, and nothing shown for it either."
+    assert certificate.verdict == "INCONCLUSIVE: no check failed for R, but none showed anything."

@@ -5,8 +5,14 @@ import scipy.stats
 import torch
 
 from outrider.lab.certify import two_sample
-from outrider.lab.certify.counts import Tally, verification
-from outrider.lab.certify.two_sample import check, chi2_tail, findable, homogeneity, ncx2_tail
+from outrider.lab.certify.counts import Tally, check_tallies
+from outrider.lab.certify.two_sample import (
+    check,
+    chi2_tail,
+    detectable_deviation,
+    homogeneity,
+    ncx2_tail,
+)
 
 
 @pytest.mark.parametrize("degrees", [1, 4, 60])
@@ -35,7 +41,7 @@ def test_the_findable_deviation_is_found_with_the_stated_probability() -> None:
     deviation there should be 2 false alarms; more than 10 have probability 1e-5.
     """
     n, C, false_alarm = 1000, 8, 5e-3
-    δ = findable(n, C - 1, false_alarm)
+    δ = detectable_deviation(n, C - 1, false_alarm)
     generator = torch.Generator().manual_seed(0)
     base_C = torch.full((C,), 1 / C)
     shifted_C = base_C + 2 * δ / C * torch.tensor([0.5, -0.5] * (C // 2))
@@ -71,16 +77,16 @@ def test_statistics_of_prompts_add_up() -> None:
     samples = [torch.randint(4, (2000, 2), generator=generator) for _ in range(4)]
     found = check(samples[:2], samples[2:], True)
     assert found.passed
-    assert "4000 texts of 2 tokens" in found.words
+    assert "4000 outputs of 2 tokens" in found.words
     worse = check(samples[:2], [(part + 1).clamp(max=3) for part in samples[2:]], True)
     assert worse.passed is False
     assert check(samples[:2], samples[2:], False).passed is None
 
 
 def test_too_few_texts_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_sample, "_LEAST", 2)
-    few_BL = torch.arange(8)[:, None] % 2
-    assert "too few" in check([few_BL], [few_BL], True).claim
+    monkeypatch.setattr(two_sample, "_MIN_COUNT", 2)
+    few_BT = torch.arange(8)[:, None] % 2
+    assert "too few" in check([few_BT], [few_BT], True).claim
     same = torch.zeros(30, 6, dtype=torch.int64)
     assert check([same], [same], True).passed is None
 
@@ -99,7 +105,7 @@ def test_draws_from_their_distributions_pass_and_others_fail() -> None:
         for part in range(4):
             rows = slice(1000 * part, 1000 * (part + 1))
             tally.add(x_B[rows], q_BV[rows], before_B[rows])
-        passed.append(verification("drafts", [tally], "tokens").passed)
+        passed.append(check_tallies("drafts", [tally], "tokens").passed)
     assert passed == [True, False, False]
 
 
@@ -109,6 +115,6 @@ def test_one_draw_of_an_impossible_token_is_enough() -> None:
     x_B = torch.arange(100) % 2
     x_B[7] = 2
     tally.add(x_B, q_BV, torch.zeros(100, dtype=torch.int64))
-    found = verification("drafts", [tally], "tokens")
+    found = check_tallies("drafts", [tally], "tokens")
     assert found.passed is False
     assert "probability zero" in found.words

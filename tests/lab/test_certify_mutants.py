@@ -39,17 +39,23 @@ CAUGHT = [
     ({"rounds"}, TARGET, SIBLINGS, m.DuplicatesRemoved(), softmax_distribution),
     ({"rounds"}, TARGET, DISTINCT, m.WithReplacementAssumed(), softmax_distribution),
     ({"rounds"}, TARGET, DISTINCT, m.UnrenormalisedDraftDistribution(), softmax_distribution),
-    ({"drafts", "tokens", "texts"}, TARGET, m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot),
+    ({"drafts", "tokens", "outputs"}, TARGET, m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot),
     (
-        {"drafts", "tokens", "texts"},
+        {"drafts", "tokens", "outputs"},
         TARGET,
         m.UnlikelyDropped(GUESS),
         REFERENCE,
         softmax_distribution,
     ),
-    ({"drafts", "tokens", "texts"}, TARGET, m.TopKAsDraws(GUESS), REFERENCE, softmax_distribution),
     (
-        {"states", "tokens", "texts"},
+        {"drafts", "tokens", "outputs"},
+        TARGET,
+        m.TopKAsDraws(GUESS),
+        REFERENCE,
+        softmax_distribution,
+    ),
+    (
+        {"states", "tokens", "outputs"},
         m.EntryNotRolledBack(TARGET.table_EV),
         CHAIN,
         REFERENCE,
@@ -76,7 +82,7 @@ def test_a_mutant_is_caught(
     distribution: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = "texts" in failing
+    counts = "outputs" in failing
     if counts:  # nothing is wrong with the rule, so that its enumeration need not be waited for
         monkeypatch.setattr(rounds, "check", lambda *_: Check.skipped("rounds", "left out"))
     certificate = certify(

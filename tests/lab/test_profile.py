@@ -18,7 +18,7 @@ from outrider.lab.profile.beta import pass_times
 from outrider.lab.profile.formula import expected_tokens
 from outrider.lab.profile.instrument import recorded, tracks
 from outrider.lab.profile.phases import Phases, phase_of
-from outrider.lab.profile.spans import Recorder
+from outrider.lab.profile.spans import SpanRecorder
 from outrider.sampling import Warp
 
 (PROMPT,) = ragged_prompts([9])
@@ -84,7 +84,7 @@ def test_recording_changes_no_token() -> None:
     engine = pair()
     sampling = Sampling(max_new_tokens=20, seed=1, logprobs=2)
     plainly = engine.generate([PROMPT], sampling)[0]
-    with recorded(engine, Recorder()):
+    with recorded(engine, SpanRecorder()):
         again = engine.generate([PROMPT], sampling)[0]
     assert again.token_ids == plainly.token_ids
     assert again.top_logprobs == plainly.top_logprobs
@@ -92,7 +92,7 @@ def test_recording_changes_no_token() -> None:
 
 def test_an_error_inside_leaves_nothing_behind() -> None:
     engine = pair()
-    with pytest.raises(ZeroDivisionError), recorded(engine, Recorder()):
+    with pytest.raises(ZeroDivisionError), recorded(engine, SpanRecorder()):
         raise ZeroDivisionError
     assert "score" not in vars(engine.target)
     assert engine.generate([PROMPT], greedy(3))[0].token_ids

@@ -16,7 +16,7 @@ from outrider.lab.profile.beta import context_of, interpolated, pass_times
 from outrider.lab.profile.floor import Floor, cache_bytes, stored_bytes, weight_bytes
 from outrider.lab.profile.formula import SpeedUp, expected_tokens
 from outrider.lab.profile.phases import PHASES, Phases
-from outrider.lab.profile.spans import Recorder, span_cost
+from outrider.lab.profile.spans import SpanRecorder, span_cost
 
 
 def ticking() -> Iterator[float]:
@@ -28,12 +28,12 @@ def ticking() -> Iterator[float]:
         yield now
 
 
-def recorder() -> Recorder:
-    return Recorder(clock=ticking().__next__)
+def recorder() -> SpanRecorder:
+    return SpanRecorder(clock=ticking().__next__)
 
 
 def call(
-    spans: Recorder, name: str, track: str = "engine", *inner: tuple, **detail: object
+    spans: SpanRecorder, name: str, track: str = "engine", *inner: tuple, **detail: object
 ) -> None:
     """Records a span with others inside it."""
     spans.begin(name, track)
@@ -42,7 +42,7 @@ def call(
     spans.end()
 
 
-def one_round(spans: Recorder) -> None:
+def one_round(spans: SpanRecorder) -> None:
     """A round as an engine makes it, with a drafter that runs a rule of its own."""
     spans.begin("round", "engine")
     spans.begin("propose", "engine")
@@ -60,7 +60,7 @@ def one_round(spans: Recorder) -> None:
     call(spans, "distribution", "engine", ("distribution",))
     for name in ("rule", "commit", "draft commit", "append", "logprobs", "divergence"):
         call(spans, name, "target" if name == "commit" else "engine")
-    call(spans, "read", "engine", ("text",))
+    call(spans, "device-to-host sync", "engine", ("take tokens",))
     spans.end()
 
 
@@ -105,7 +105,7 @@ def test_phases_add_up_to_the_round() -> None:
 
 def test_a_recorder_waits_at_both_ends() -> None:
     waited: list[int] = []
-    spans = Recorder(clock=ticking().__next__, wait=lambda: waited.append(1))
+    spans = SpanRecorder(clock=ticking().__next__, wait=lambda: waited.append(1))
     call(spans, "a", "engine", ("b",))
     assert len(waited) == 4
     assert span_cost() > 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.core import Divergence, output_distribution
 from outrider.core.divergences import divergences
-from outrider.lab.analysis.frontier import DIVERGENCES, Envelope, Places, verification
+from outrider.lab.analysis.frontier import DIVERGENCES, Envelope, RuleOutcome, rule_outcome
 from outrider.verifiers import Rejection
 from outrider.verifiers.clamp import sorted_path
 
@@ -87,21 +87,21 @@ class Clamped:
 def held(rule: object, lost: float = 0.0, seed: int = 0) -> Envelope:
     p_KV, q_KV = one_pair(seed)
     envelope = Envelope()
-    envelope.hold("it", verification(rule, p_KV, q_KV), Oracle(p_KV, q_KV, lost))  # type: ignore[arg-type]
+    envelope.compare("it", rule_outcome(rule, p_KV, q_KV), Oracle(p_KV, q_KV, lost))  # type: ignore[arg-type]
     return envelope
 
 
 def test_what_a_rule_does_by_hand() -> None:
     p_KV = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]], dtype=torch.float64)
     q_KV = torch.tensor([[0.2, 0.3, 0.5], [0.3, 0.2, 0.5]], dtype=torch.float64)
-    exact = verification(Rejection(), p_KV, q_KV)
+    exact = rule_outcome(Rejection(), p_KV, q_KV)
     assert exact.acceptance_K.tolist() == pytest.approx([0.7, 0.5], abs=1e-15)
     assert exact.divergences.tv.tolist() == pytest.approx([0, 0], abs=1e-15)
-    mixed = verification(Mixture(weight=0.5), p_KV, q_KV)
+    mixed = rule_outcome(Mixture(weight=0.5), p_KV, q_KV)
     assert mixed.acceptance_K.tolist() == pytest.approx([0.85, 0.75], abs=1e-15)
     assert mixed.divergences.tv.tolist() == pytest.approx([0.15, 0.25], abs=1e-15)
     assert mixed.off_support_K.tolist() == [False, True]
-    means = Places.cat([exact, mixed]).means()
+    means = RuleOutcome.cat([exact, mixed]).means()
     assert means["acceptance"] == pytest.approx((0.7 + 0.5 + 0.85 + 0.75) / 4, abs=1e-15)
     assert means["tv"] == pytest.approx(0.1, abs=1e-15)
     assert means["rkl"] == math.inf
@@ -110,7 +110,7 @@ def test_what_a_rule_does_by_hand() -> None:
 def test_the_rule_may_be_asked_for_its_acceptance_once() -> None:
     p_KV, q_KV = one_pair(4)
     expected = divergences(p_KV, output_distribution(Mixture(), p_KV, q_KV))
-    assert torch.equal(verification(Mixture(), p_KV, q_KV).divergences.kl, expected.kl)
+    assert torch.equal(rule_outcome(Mixture(), p_KV, q_KV).divergences.kl, expected.kl)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -132,7 +132,7 @@ def test_a_solver_that_wastes_its_budget_is_found(lost: float) -> None:
     envelope = held(Clamped(1.3), lost)
     assert not envelope.holds
     assert min(envelope.excess.values()) > 1e-9
-    assert set(envelope.by.values()) == {"it"}
+    assert set(envelope.worst_rule.values()) == {"it"}
 
 
 def test_a_rule_that_claims_too_much_is_found() -> None:
@@ -144,25 +144,25 @@ def test_a_best_rule_that_does_not_reach_its_envelope_is_found() -> None:
     p_KV, q_KV = one_pair()
     for rule, reaches in ((Clamped(1.3), True), (Mixture(), False)):
         envelope = Envelope()
-        places = verification(rule, p_KV, q_KV)  # type: ignore[arg-type]
-        envelope.hold("it", places, Oracle(p_KV, q_KV), optimal_for="kl")
+        places = rule_outcome(rule, p_KV, q_KV)  # type: ignore[arg-type]
+        envelope.compare("it", places, Oracle(p_KV, q_KV), optimal_for="kl")
         assert envelope.holds == reaches
         assert max(envelope.excess.values()) <= 1e-9
 
 
 def test_nan_never_holds() -> None:
     p_KV, q_KV = one_pair()
-    places = verification(Mixture(), p_KV, q_KV)
+    places = rule_outcome(Mixture(), p_KV, q_KV)
     nan_K = places.acceptance_K * math.nan
     for broken in (
         replace(places, acceptance_K=nan_K),
         replace(places, divergences=replace(places.divergences, kl=nan_K)),
     ):
         envelope = Envelope()
-        envelope.hold("broken", broken, Oracle(p_KV, q_KV))
-        envelope.hold("fine", places, Oracle(p_KV, q_KV))
+        envelope.compare("broken", broken, Oracle(p_KV, q_KV))
+        envelope.compare("fine", places, Oracle(p_KV, q_KV))
         assert not envelope.holds
-        assert "broken" in envelope.by.values()
+        assert "broken" in envelope.worst_rule.values()
 
 
 def test_distributions_of_every_shape() -> None:
@@ -170,8 +170,8 @@ def test_distributions_of_every_shape() -> None:
     envelope = Envelope()
     for p_V, q_V in random_pairs(64, seed=3):
         for rule in (Mixture(), Mixture(weight=0.01)):
-            envelope.hold(
-                f"{rule}", verification(rule, p_V[None], q_V[None]), Oracle(p_V[None], q_V[None])
+            envelope.compare(
+                f"{rule}", rule_outcome(rule, p_V[None], q_V[None]), Oracle(p_V[None], q_V[None])
             )
     assert envelope.holds, envelope.as_dict()
     assert envelope.comparisons["tv"] == 128

@@ -86,7 +86,7 @@ def test_the_plan_of_a_pair() -> None:
             width=6,
             num_rounds=40,
         )
-    assert plan.num_places == 80
+    assert plan.num_positions == 80
     assert len(plan.acceptance) == 6
     assert list(plan.target_seconds) == [1, 2, 4, 8, 12, 16, 20]
     assert min(plan.target_seconds.values()) > 0

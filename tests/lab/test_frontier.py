@@ -17,10 +17,18 @@ import outrider
 from outrider.core import output_distribution
 from outrider.engine import Engine
 from outrider.lab import plots
-from outrider.lab.frontier import FAMILIES, SETTINGS, Family, Plane, dumps, meet, survey
-from outrider.lab.frontier.document import about
-from outrider.lab.frontier.envelope import Mentor, chunks
+from outrider.lab.frontier import (
+    FAMILIES,
+    SETTINGS,
+    Family,
+    Plane,
+    compare_rules,
+    dumps,
+    paired_distributions,
+)
+from outrider.lab.frontier.envelope import MentoredEnvelope, chunks
 from outrider.lab.frontier.generations import perplexity
+from outrider.lab.metadata import run_metadata
 from outrider.methods import METHODS, find_method
 from outrider.sampling import Sampling
 from outrider.verifiers import Ensemble, Mentored, Rejection
@@ -62,7 +70,7 @@ def test_every_setting_is_one_that_the_engine_takes() -> None:
 
 @pytest.fixture(scope="module")
 def plane() -> Plane:
-    return survey(*toy_distributions(), families=FAMILIES)
+    return compare_rules(*toy_distributions(), families=FAMILIES)
 
 
 def test_plane_of_toy_distributions(plane: Plane) -> None:
@@ -91,7 +99,7 @@ def test_parts_are_put_together_in_order() -> None:
 def test_a_lent_rule_is_the_rule(divergence: Any) -> None:
     ((p_KV, q_KV),) = chunks(*toy_distributions())
     rule = Mentored(0.1, divergence)
-    lent = Mentor(p_KV, q_KV).lend(rule)
+    lent = MentoredEnvelope(p_KV, q_KV).with_cached_paths(rule)
     assert torch.equal(output_distribution(lent, p_KV, q_KV), output_distribution(rule, p_KV, q_KV))
     assert all(getattr(lent, each.name) == getattr(rule, each.name) for each in fields(rule))
 
@@ -99,7 +107,7 @@ def test_a_lent_rule_is_the_rule(divergence: Any) -> None:
 def test_the_best_takes_a_budget_per_place() -> None:
     ((p_KV, q_KV),) = chunks(*toy_distributions())
     budgets_K = torch.linspace(0.001, 0.3, 12, dtype=torch.float64)
-    found_K = Mentor(p_KV, q_KV)("kl", budgets_K, False)
+    found_K = MentoredEnvelope(p_KV, q_KV)("kl", budgets_K, False)
     for k, budget in enumerate(budgets_K.tolist()):
         r_V = Mentored(budget).acceptance(p_KV[k], q_KV[k])
         assert float(found_K[k]) == pytest.approx(float((q_KV[k] * r_V).sum()), abs=1e-9)
@@ -118,9 +126,9 @@ class Overclaiming(Ensemble):
 
 def test_a_rule_that_cheats_is_named() -> None:
     bad = Family("too good", Overclaiming, "weight", (0.9,))
-    envelope = survey(*toy_distributions(), families=(*FEW, bad)).envelope
+    envelope = compare_rules(*toy_distributions(), families=(*FEW, bad)).envelope
     assert not envelope.holds
-    assert "too good weight=0.9" in envelope.by.values()
+    assert "too good weight=0.9" in envelope.worst_rule.values()
 
 
 def test_perplexity() -> None:
@@ -147,7 +155,7 @@ def test_distributions_are_those_of_full_passes(engine: Engine) -> None:
     assert engine.draft is not None
     prompts = [engine.encode("def f(x):\n"), engine.encode("import os, sys")]
     sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=5, seed=4)
-    p_KV, q_KV = meet(engine.target, engine.draft, prompts, sampling, 9)
+    p_KV, q_KV = paired_distributions(engine.target, engine.draft, prompts, sampling, 9)
     assert p_KV.shape == q_KV.shape == (9, engine.target.num_tokens)
     plain = Engine(engine.target, None, METHODS["plain"])
     texts = plain.generate(prompts, sampling)
@@ -184,7 +192,7 @@ def row(name: str, speed: float, perplexity: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def document(plane: Plane) -> dict[str, Any]:
-    settings = about(
+    settings = run_metadata(
         target="big", draft="small", dtype="float32", temperature=0.8, positions=12,
         num_speculative_tokens=5,
     )  # fmt: skip
