@@ -1,4 +1,4 @@
-"""``outrider demo`` and ``outrider methods``, and the comparison of greedy texts."""
+"""``outrider demo`` and ``outrider methods``, and the comparison of greedy outputs."""
 
 import json
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_demo_takes_bad_input_on_one_line(run: Run) -> None:
     assert result.stderr.startswith("error: --num-speculative-tokens 0: ")
 
 
-def test_partings_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
+def test_differences_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
     engine = load(*pair, dtype="float32", device="cpu")
     plain = plain_engine(engine).generate(PROMPTS[0], Sampling(temperature=0, max_new_tokens=6))
     assert first_parting(engine, plain, plain) is None
@@ -67,7 +67,7 @@ def test_partings_are_near_ties_or_mistakes(pair: tuple[Path, Path]) -> None:
     assert against_plain(engine, same, plain, greedy=False).parting is None
 
 
-def test_a_wrong_greedy_text_fails_the_command(
+def test_a_wrong_greedy_output_fails_the_command(
     generate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(engine: object, result: object, plain: object, greedy: bool) -> object:

@@ -1,4 +1,4 @@
-"""``outrider frontier`` from the command line: what it writes and prints, and what it refuses."""
+"""``outrider frontier``: its tables, its files, its verdict, its errors."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def frontier(pair: tuple[Path, Path], run: Run, prompts: Path, tmp_path: Path) -> Run:
-    """The command with the tiny pair, two prompts and little of everything."""
+    """The command with the tiny pair, two prompts, and small numbers of everything."""
 
     def call(*arguments: object, file: Path | None = prompts) -> Result:
         target, draft = pair
@@ -203,7 +203,7 @@ def test_an_interrupted_run_leaves_no_folder(
     assert not (tmp_path / "new").exists()
     (tmp_path / "out").mkdir()
     assert frontier().exit_code == 130
-    assert (tmp_path / "out").exists()  # it was the user's
+    assert (tmp_path / "out").exists()  # it existed before
 
 
 def test_without_matplotlib_nothing_is_done(

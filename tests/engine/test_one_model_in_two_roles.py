@@ -1,4 +1,4 @@
-"""A model that drafts for itself: everything is accepted, and each role has its own clock."""
+"""A model as its own draft: everything is accepted, and each role has its own clock."""
 
 import pytest
 from tiny_models import greedy, tiny
@@ -6,7 +6,7 @@ from tiny_models import greedy, tiny
 from outrider import load
 
 
-def test_clocks_and_health_are_apart() -> None:
+def test_clocks_and_health_are_separate() -> None:
     model = tiny()
     engine = load(model, model, num_speculative_tokens=3)
     assert engine.draft is not None
