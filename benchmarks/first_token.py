@@ -19,7 +19,7 @@ import torch
 
 import outrider
 from outrider import Engine, Sampling
-from outrider.lab.frontier import about
+from outrider.lab.metadata import run_metadata
 from outrider.runtime import runner
 
 WAYS = ("eager", "graph")
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--repeats {options.repeats}: must be 1 or more")
     listed = " ".join(map(str, options.tokens))
     report = {
-        "about": about(repeats=options.repeats),
+        "about": run_metadata(repeats=options.repeats),
         "command": f"python -m benchmarks.first_token --tokens {listed} --repeats "
         f"{options.repeats} --threads {options.threads}",
         "rows": [measure(engine, num, options.repeats) for num in options.tokens],

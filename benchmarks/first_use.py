@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from outrider.lab.frontier import about
+from outrider.lab.metadata import run_metadata
 
 KERNELS = "kernels, and loading the models"
 
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     dtypes = " ".join(options.dtypes)
     report = {
-        "about": about(repeats=1) | {"threads": options.threads, "load": os.getloadavg()[0]},
+        "about": run_metadata(repeats=1) | {"threads": options.threads, "load": os.getloadavg()[0]},
         "command": f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
         f"--threads {options.threads}",
         "method": options.method,

@@ -33,7 +33,7 @@ from benchmarks.gpu_contenders import FAILURES, Settings, contenders, first_line
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
 from outrider.core.errors import OutriderWarning
-from outrider.lab.frontier import about
+from outrider.lab.metadata import run_metadata
 from outrider.lab.profile.bandwidth import LARGE, last_level_cache, read_bandwidth
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import Compile
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     num_bytes = max(LARGE, 8 * (last_level_cache(device) or 0)) if on_gpu else 2**24
     memory = read_bandwidth(device, num_bytes)
     report: dict[str, Any] = {
-        "about": about(device=str(device), cuda=torch.version.cuda, **vars(settings)),
+        "about": run_metadata(device=str(device), cuda=torch.version.cuda, **vars(settings)),
         "command": " ".join(["python -m benchmarks.gpu", *arguments]),
         "memory": memory.as_dict(),
         "rows": [],

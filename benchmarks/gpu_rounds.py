@@ -29,7 +29,7 @@ from outrider.engine.stop import Ending
 from outrider.lab.profile.floor import weight_bytes
 from outrider.lab.profile.instrument import recorded, tracks
 from outrider.lab.profile.phases import Phases
-from outrider.lab.profile.spans import Recorder
+from outrider.lab.profile.spans import SpanRecorder
 from outrider.methods import Method
 from outrider.runtime import HFModel
 from outrider.runtime.kv_cache.footprint import Footprint
@@ -166,7 +166,7 @@ class Work:
         known, and rounds take longer than they do."""
         slots, device = self.started(), self.engine.target.device
         wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
-        recorder = Recorder(wait=wait)
+        recorder = SpanRecorder(wait=wait)
         with recorded(self.engine, recorder):
             for _ in range(rounds):
                 self.step(slots)

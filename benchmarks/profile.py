@@ -25,7 +25,7 @@ from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
 from outrider.cli.profile_table import show
 from outrider.engine.warming import warm_up
-from outrider.lab.frontier import about
+from outrider.lab.metadata import run_metadata
 from outrider.lab.profile import draw, profile
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
@@ -131,7 +131,7 @@ def measure(key: str, rounds: int, repeats: int) -> dict[str, Any]:
         rounds, repeats = max(1, rounds // 3), 1
     sampling = Sampling(temperature=case.temperature)
     found = profile(engine, PROMPTS[1], sampling, rounds=rounds, repeats=repeats, progress=print)
-    where = about(
+    where = run_metadata(
         target="embedded" if case.shape is None else "inflated",
         draft="embedded",
         method="speculative",

@@ -1,12 +1,12 @@
-"""The embedded pair, from source text to shipped weights.
+"""Trains and exports the embedded pair, from source text to shipped weights.
 
     python -m recipes.embedded_pair --out DIR
 
-Every number of the run is here.  Each stage is skipped when its result exists, and the trainings
-resume from their checkpoints, so the command can be repeated after any interruption.
+All hyperparameters are in this file.  Each stage is skipped when its result exists, and training
+resumes from its checkpoints, so the command can be repeated after any interruption.
 
-The corpus is whatever versions of PACKAGES are installed (a missing one is named, with the command
-that installs it); the model card records them.
+The corpus consists of the installed versions of PACKAGES, which the model card records.  A missing
+package raises an error that names it and the command that installs it.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ TARGET_SCHEDULE = Schedule(learning_rate=4e-3, steps=1250, warmup_steps=60, deca
 DRAFT_SCHEDULE = Schedule(learning_rate=4e-3, steps=1600, warmup_steps=20, decay_steps=600)
 POLISH_SCHEDULE = Schedule(learning_rate=1e-3, steps=250, warmup_steps=10, decay_steps=200)
 STEP_TOKENS = {"target": 6144, "draft": 3072, "polish": 3072}
-ROW_TOKENS = 256  # short rows train fastest,
-LONG_ROW_TOKENS, LONG_STEPS = 1024, 50  # and a last few steps at full length reach the context
+ROW_TOKENS = 256  # short rows train fastest
+LONG_ROW_TOKENS, LONG_STEPS = 1024, 50  # the last steps, in which the model learns its full context
 POLISH_ROW_TOKENS = 512
 EVALUATION_ROWS = 64
-Stage = tuple[int, str, int]  # tokens of a row, attention, step to end at
+Stage = tuple[int, str, int]  # tokens of a row, attention implementation, last step
 SUMMARIES = {
     "target": "A small, deep language model of Python source: the target of the pair that ships "
     "with Outrider, so that speculative decoding can be tried without downloading anything.",
-    "draft": "The draft of the pair that ships with Outrider: one layer, trained to imitate the "
+    "draft": "The draft model of the pair that ships with Outrider: one layer, distilled from the "
     "embedded target.",
 }
 ROWS = {
-    "target": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps {LONG_ROW_TOKENS}; "
-    "it is weaker far beyond the first",
-    "draft": f"{ROW_TOKENS} tokens, in the last {LONG_STEPS} steps of forward KL "
-    f"{LONG_ROW_TOKENS}, in the {POLISH_SCHEDULE.steps} of total variation {POLISH_ROW_TOKENS}",
+    "target": f"{ROW_TOKENS} tokens, {LONG_ROW_TOKENS} in the last {LONG_STEPS} steps; "
+    f"predictions are worse well beyond {ROW_TOKENS} tokens",
+    "draft": f"{ROW_TOKENS} tokens, {LONG_ROW_TOKENS} in the last {LONG_STEPS} steps of forward "
+    f"KL, {POLISH_ROW_TOKENS} in the {POLISH_SCHEDULE.steps} steps of total variation",
 }
 OBJECTIVES = {
     "target": "cross-entropy",
@@ -87,7 +87,7 @@ OBJECTIVES = {
 
 
 def build_corpus(folder: Path, console: Console) -> PreTrainedTokenizerFast:
-    """Collect the corpus, train the tokenizer on its training split, write the tokens."""
+    """Collect the corpus, train the tokenizer on its training split, and write the tokens."""
     if (folder / "manifest.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     sources = collect(PACKAGES, MAX_PACKAGE_BYTES)
@@ -107,7 +107,7 @@ def train_in_stages(
     out: Path,
     stages: Iterable[Stage],
 ) -> None:
-    """Run the stages one after the other; the checkpoint carries the run from each to the next."""
+    """Run the stages one after the other, each from the checkpoint of the previous one."""
     tokens, held_out = (open_tokens(out / "corpus" / f"{split}.bin") for split in ("train", "val"))
     for row_tokens, attention, until in stages:
         model.set_attn_implementation(attention)
@@ -133,7 +133,7 @@ def train_in_stages(
 
 
 def short_then_long(schedule: Schedule) -> tuple[Stage, Stage]:
-    """Each length with the attention that is faster for it."""
+    """Short rows, then long ones, each with the faster attention implementation."""
     return (
         (ROW_TOKENS, "eager", schedule.steps - LONG_STEPS),
         (LONG_ROW_TOKENS, "sdpa", schedule.steps),
@@ -141,14 +141,14 @@ def short_then_long(schedule: Schedule) -> tuple[Stage, Stage]:
 
 
 def train_target(out: Path) -> None:
-    """Cross-entropy on the corpus."""
+    """Train the target: cross-entropy on the corpus."""
     model, schedule = build_llama(TARGET, SEED), TARGET_SCHEDULE
     objective = language_modelling(model)
     train_in_stages("target", model, objective, schedule, out, short_then_long(schedule))
 
 
 def train_draft(out: Path) -> None:
-    """Forward KL to the target's distribution, from the target's embeddings."""
+    """Train the draft: forward KL to the target, starting from the target's embeddings."""
     target = build_llama(TARGET, SEED)
     load_weights(target, out / "target")
     draft, schedule = build_llama(DRAFT, SEED + 1), DRAFT_SCHEDULE
@@ -158,7 +158,7 @@ def train_draft(out: Path) -> None:
 
 
 def polish_draft(out: Path) -> None:
-    """Total variation, which is 1 - α itself, from where forward KL has led."""
+    """Continue training the draft on total variation, which is exactly 1 - α."""
     target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
     load_weights(target, out / "target")
     load_weights(draft, out / "draft")
@@ -168,7 +168,7 @@ def polish_draft(out: Path) -> None:
 
 
 def export_pair(out: Path, assets: Path, console: Console) -> None:
-    """Measure the pair in bf16, as it is shipped, and write its two folders with model cards."""
+    """Measure the pair in bf16, the precision it ships in, and write both folders with cards."""
     manifest = json.loads((out / "corpus" / "manifest.json").read_text())
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out / "corpus" / "tokenizer")
     held_out = open_tokens(out / "corpus" / "val.bin")
@@ -228,7 +228,7 @@ def main() -> None:
         train_draft(out)
         polish_draft(out)
     except Interrupted as stop:
-        console.print(f"stopped after step {stop}; run the same command again to go on")
+        console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None
     export_pair(out, arguments.assets or out / "assets", console)
 

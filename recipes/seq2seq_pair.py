@@ -1,16 +1,16 @@
-"""A small T5 and its draft, on a task made from source code: a signature's bare call.
+"""Trains a small T5 and its draft model to turn a function's signature into its bare call.
 
     python -m recipes.seq2seq_pair --out DIR
 
     def pad(self, images: list[Image], size=None) -> tuple      →      pad(self, images, size)
 
-Every number of the run is here. It takes about ten minutes of one core of a server (AMD EPYC, AVX2)
-and 1.3 GB of memory; one thread (OMP_NUM_THREADS=1) is enough for models this small. Stages whose
-result exists are skipped and the trainings resume from their checkpoints, so the command can be
-repeated after any interruption. The pairs are those of whatever versions of PACKAGES are installed,
-and in training others recombined from their parts, which can only be copied; one text in forty,
-chosen by hash, is held out, so no held-out text was seen in training. Leaves DIR/target/model,
-DIR/draft/model and DIR/pairs.
+All hyperparameters are in this file. The run takes about ten minutes on one core of a server (AMD
+EPYC, AVX2) and 1.3 GB of memory; one thread (OMP_NUM_THREADS=1) is enough for models this small.
+Stages whose result exists are skipped, and training resumes from its checkpoints, so the command
+can be repeated after any interruption. The pairs come from the installed versions of PACKAGES. For
+training, more pairs are recombined from their parts; a model cannot memorise those, only copy. One
+text in forty, chosen by hash, is held out, so no held-out text is seen in training. Writes
+DIR/target/model, DIR/draft/model and DIR/pairs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DRAFT_SCHEDULE = Schedule(learning_rate=3e-3, steps=500, warmup_steps=50, decay_
 
 
 def build_pairs(folder: Path, console: Console) -> PreTrainedTokenizerFast:
-    """Collect the pairs, train the tokenizer on the training split, write both splits."""
+    """Collect the pairs, train the tokenizer on the training split, and write both splits."""
     if not (folder / "manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         sources = collect(PACKAGES, MAX_PACKAGE_BYTES)
@@ -87,7 +87,7 @@ def _held_out(signature: Signature) -> bool:
 def train_stage(
     title: str, model: T5ForConditionalGeneration, schedule: Schedule, out: Path
 ) -> None:
-    """Train to the schedule's end, or go on from the checkpoint."""
+    """Train one model to the end of its schedule, from its checkpoint if there is one."""
     rows = {split: np.load(out / "pairs" / f"{split}.npy") for split in ("train", "val")}
     settings = Settings(
         schedule,
@@ -114,8 +114,10 @@ def train_stage(
 
 
 def train_pair(out: Path, tokenizer: PreTrainedTokenizerFast, console: Console) -> None:
-    """Cross-entropy on the pairs for both; neither needs the other, so they may run side by side.
-    (`outrider train --pairs --teacher` would fit the draft to the target instead.)"""
+    """Train both models by cross-entropy on the pairs, and export them.
+
+    The draft is not distilled from the target; `outrider train --pairs --teacher` would do that.
+    """
     target, draft = build_t5(TARGET, SEED), build_t5(DRAFT, SEED + 1)
     train_stage("target", target, TARGET_SCHEDULE, out)
     train_stage("draft", draft, DRAFT_SCHEDULE, out)
@@ -140,7 +142,7 @@ def main() -> None:
     try:
         train_pair(out, build_pairs(out / "pairs", console), console)
     except Interrupted as stop:
-        console.print(f"stopped after step {stop}; run the same command again to go on")
+        console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None
 
 

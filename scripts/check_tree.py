@@ -1,6 +1,6 @@
-"""Fail if a tracked text file names this or that machine's folders, or a package registry's host.
+"""Fails if a tracked text file names a folder of one machine, or the host of a package registry.
 
-Either makes a checkout work in one place only. Prints `file:line: what was found`.
+Either would make a checkout work in one place only. Prints `file:line: what was found`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Writes the benchmark's table into README.md, between its two markers.
+"""Writes the table of a benchmark into README.md, between two markers.
 
     python scripts/fill_results.py [--check]
 
-The numbers of the README come from benchmarks/results/vs_transformers.json and nowhere else;
-``--check`` fails when they differ.
+The numbers come from benchmarks/results/vs_transformers.json. ``--check`` writes nothing and fails
+if the README differs.
 """
 
 import json
@@ -46,14 +46,14 @@ def table(report: dict) -> str:
 
 
 def filled(readme: str, report: dict) -> str:
-    """The README with the table in place."""
+    """The README with the table between its markers."""
     before, rest = readme.split(BEGIN)
     after = rest.split(END, 1)[1] if END in rest else rest
     return f"{before}{BEGIN}\n{table(report)}\n{END}{after}"
 
 
 def main() -> int:
-    """Fills or checks; 1 when a check fails."""
+    """Writes the table, or checks it; returns 1 if the check fails."""
     path = ROOT / "README.md"
     report = json.loads((ROOT / "benchmarks/results/vs_transformers.json").read_text())
     old = path.read_text()

@@ -122,6 +122,7 @@ def frontier(
     start()
     import outrider.lab.frontier as lab
     from outrider.lab import plots
+    from outrider.lab.metadata import run_metadata
     from outrider.sampling import Sampling
 
     plots.require_matplotlib()
@@ -139,8 +140,10 @@ def frontier(
     encoded = _encoded(engine, prompts, max_new_tokens)
     with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
-        distributions = lab.meet(engine.target, engine.draft, encoded, sampling, positions)
-        plane = lab.survey(*distributions, lab.FAMILIES, progress.show)
+        distributions = lab.paired_distributions(
+            engine.target, engine.draft, encoded, sampling, positions
+        )
+        plane = lab.compare_rules(*distributions, lab.FAMILIES, progress.show)
         generations: list[dict[str, Any]] = []
         if not no_generations:
             generations = lab.generate(
@@ -154,7 +157,7 @@ def frontier(
                 settings=lab.SETTINGS,
                 progress=progress.show,
             )
-        about = lab.about(
+        about = run_metadata(
             **vars(models)
             | {
                 "draft": models.draft or EMBEDDED,

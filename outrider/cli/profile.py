@@ -91,7 +91,7 @@ def profile(
     start()
     from outrider.lab import plots
     from outrider.lab import profile as lab
-    from outrider.lab.frontier import about
+    from outrider.lab.metadata import run_metadata
     from outrider.sampling import Sampling
 
     if plot is not None:
@@ -102,7 +102,7 @@ def profile(
         found = lab.profile(
             engine, text, sampling, rounds=rounds, repeats=repeats, progress=progress.show
         )
-    where = about(
+    where = run_metadata(
         **vars(models)
         | {
             "draft": None if engine.draft is None else models.draft or EMBEDDED,

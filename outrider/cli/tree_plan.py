@@ -144,7 +144,7 @@ def tree_plan(
 def _as_dict(plan: "PairPlan") -> dict[str, Any]:
     return {
         "acceptance": plan.acceptance,
-        "num_places": plan.num_places,
+        "num_places": plan.num_positions,
         "target_seconds": {str(n): seconds for n, seconds in plan.target_seconds.items()},
         "draft_seconds": plan.draft_seconds,
         "paths": [list(path) for path in plan.tree.paths],
@@ -178,7 +178,7 @@ def _print(plan: "PairPlan", output: Path | None) -> None:
     shares = "  ".join(f"{p:.3f}" for p in plan.acceptance[:8])
     more = " …" if len(plan.acceptance) > 8 else ""
     console.print(
-        f"Acceptance by rank, at {plan.num_places} positions: {shares}{more}", markup=False
+        f"Acceptance by rank, at {plan.num_positions} positions: {shares}{more}", markup=False
     )
     times = "  ".join(f"{n}: {1e3 * s:.1f}" for n, s in plan.target_seconds.items())
     console.print(f"Target pass by nodes, ms: {times}", markup=False)

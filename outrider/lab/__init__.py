@@ -1,1 +1,1 @@
-"""Measurements that users run on models and settings of their own."""
+"""The laboratory: certificates, frontiers and profiles of the user's own models and settings."""

@@ -1,7 +1,7 @@
-"""Figures, from the JSON documents that measurements write. matplotlib is imported here alone.
+"""Figures from the JSON documents of measurements. Only this module imports matplotlib.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; no line is told from
-another by colour only.
+The colours are those of Okabe and Ito, which colour-blind readers can distinguish. Lines also
+differ in their dashes or markers.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLACK, GREY = "#000000", "#767676"
-ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#B8A800"  # yellow made darker
+ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#B8A800"  # a darker yellow
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
 
 COLOURS = {
@@ -42,9 +42,9 @@ MARKERS = {
     "cascade": "o>sdhp",
 }
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 3)))
-_SIZE = (11.0, 8.2)  # inches; at 900 pixels the smallest type is still legible
+_SIZE = (11.0, 8.2)  # inches; the smallest type is still legible at a width of 900 pixels
 _DPI = 160
-_LEAST = 1e-3  # on the axis of divergences
+_MIN_DIVERGENCE = 1e-3  # smallest divergence on the axis
 _AXES = {
     "kl": "KL(target‖output) per token [nats]",
     "tv": "total variation per token (KL is infinite for most)",
@@ -56,7 +56,7 @@ class MissingPlotsError(OutriderError):
 
 
 def require_matplotlib() -> None:
-    """Raises MissingPlotsError without matplotlib; says nothing otherwise."""
+    """Raises MissingPlotsError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -66,7 +66,12 @@ def require_matplotlib() -> None:
 
 
 def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws ``frontier.svg`` and ``frontier.png`` from the document of ``outrider frontier``."""
+    """Draws ``frontier.svg`` and ``frontier.png`` into a folder; returns their paths.
+
+    Args:
+        document: of ``outrider frontier``.
+        folder: must exist.
+    """
     with canvas(_SIZE) as figure:
         _draw(document, figure)
         paths = [folder / "frontier.svg", folder / "frontier.png"]
@@ -77,7 +82,7 @@ def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 @contextmanager
 def canvas(size: tuple[float, float]) -> Iterator["Figure"]:
-    """An empty figure in our style, to be saved while it lasts."""
+    """An empty figure in the project's style. Save it inside the ``with`` block."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,7 +102,13 @@ def canvas(size: tuple[float, float]) -> Iterator["Figure"]:
 
 
 def save(figure: "Figure", file: Path, creator: str) -> None:
-    """Writes a figure as what its file's name ends in, ``.png`` or else SVG; no date in it."""
+    """Writes a figure as PNG or SVG, without a date so that equal figures give equal files.
+
+    Args:
+        figure: from :func:`canvas`.
+        file: PNG if its name ends in ``.png``, otherwise SVG.
+        creator: goes into the metadata.
+    """
     if file.suffix == ".png":
         figure.savefig(file, dpi=_DPI, metadata={"Software": creator})
     else:
@@ -140,22 +151,25 @@ def _title(about: Mapping[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a path."""
+    """A model's name, or the last part of a long path."""
     return name if len(name) <= 30 else Path(name).name
 
 
 def x_axis(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Which divergence to show: KL, or total variation where KL is mostly infinite.
+    """The divergence to show: KL, or total variation if KL is infinite for most points.
 
-    So it is when the target is truncated (top-k, top-p): most lossy rules never emit some tokens
-    that the target keeps.
+    KL is infinite for most points when the target is truncated (top-k, top-p), since most lossy
+    rules then never emit some tokens that the target keeps.
+
+    Args:
+        lines: the rules of the document, each with its points.
     """
     numbers = [float(point["kl"]) for line in lines for point in line["points"]]
     return "kl" if 2 * sum(map(math.isfinite, numbers)) > len(numbers) else "tv"
 
 
 def _plane(axes: "Axes", lines: Sequence[Mapping[str, Any]]) -> None:
-    """Acceptance against divergence, a line per rule."""
+    """Draws acceptance against divergence, one line per rule."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     seen: dict[str, int] = {}
@@ -170,7 +184,7 @@ def _plane(axes: "Axes", lines: Sequence[Mapping[str, Any]]) -> None:
                 points[0][1], color=BLACK, lw=1.2, ls=(0, (2, 2)), zorder=1, label=line["name"]
             )
             continue
-        shown = [(x, r) for x, r in points if math.isfinite(x) and x >= _LEAST]
+        shown = [(x, r) for x, r in points if math.isfinite(x) and x >= _MIN_DIVERGENCE]
         missing = sum(math.isinf(x) for x, _ in points)
         note = f" ({missing} of {len(points)} infinite)" if missing else ""
         markers = MARKERS.get(method, "o")
@@ -193,12 +207,12 @@ def _plane(axes: "Axes", lines: Sequence[Mapping[str, Any]]) -> None:
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda x, _: ""))
     axes.set_xlabel(_AXES[x_name])
     axes.set_ylabel("probability that a drafted token is accepted")
-    axes.set_title("Single positions: what a divergence buys", fontsize=13)
+    axes.set_title("Single positions: acceptance against divergence", fontsize=13)
     axes.grid(alpha=0.25, lw=0.6)
 
 
 def _speeds(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
-    """Speed-up against perplexity, a point per setting."""
+    """Draws speed-up against perplexity, one point per setting."""
     for row in generations:
         speed, perplexity = row["speedup"], row["perplexity"]
         x, y, error = perplexity["macro"], speed["median"], float(perplexity["error"])
@@ -224,33 +238,33 @@ def _speeds(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
             ms=7.5,
             zorder=3,
         )
-    base = generations[0]  # plain: what all others are held against
+    base = generations[0]  # plain decoding, the reference
     axes.axvline(base["perplexity"]["macro"], color=GREY, lw=1.2, ls=(0, (2, 2)), zorder=1)
     axes.axhline(base["speedup"]["median"], color=GREY, lw=1.2, ls=(0, (2, 2)), zorder=1)
     axes.margins(x=0.12)
-    axes.set_xlabel("perplexity of the text under the target")
+    axes.set_xlabel("perplexity of the output under the target")
     axes.set_ylabel("speed-up over plain decoding [×]")
-    axes.set_title("Whole texts (○ lossless, ■ lossy)", fontsize=13)
+    axes.set_title("Whole outputs (○ lossless, ■ lossy)", fontsize=13)
     axes.grid(alpha=0.25, lw=0.6)
     _label(axes, generations)
 
 
 def _label(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
-    """A name beside each point, moved until it covers neither points nor other names."""
+    """Writes a name beside each point, where it covers neither points nor other names."""
     from matplotlib.transforms import Bbox
 
     figure: Any = axes.figure
     figure.draw_without_rendering()
-    places = [(row["perplexity"]["macro"], row["speedup"]["median"]) for row in generations]
+    points = [(row["perplexity"]["macro"], row["speedup"]["median"]) for row in generations]
     taken: list[Any] = []
-    for x, y in axes.transData.transform(places):
+    for x, y in axes.transData.transform(points):
         taken.append(Bbox.from_bounds(x - 8, y - 8, 16, 16))
-    tries = [(dx, side * dy) for dy in range(9, 90, 11) for side in (1, -1) for dx in (6, -6)]
-    for row, at in zip(generations, places, strict=True):
+    offsets = [(dx, side * dy) for dy in range(9, 90, 11) for side in (1, -1) for dx in (6, -6)]
+    for row, point in zip(generations, points, strict=True):
         text = axes.annotate(
             row["name"],
-            at,
-            tries[0],
+            point,
+            offsets[0],
             textcoords="offset points",
             va="center",
             fontsize=11,
@@ -270,8 +284,10 @@ def _label(axes: "Axes", generations: Sequence[Mapping[str, Any]]) -> None:
             hits = (Bbox.intersection(box, other) for other in taken)
             return sum(hit.width * hit.height for hit in hits if hit is not None) + 1e6 * outside
 
-        chosen = min(tries, key=cost)  # the first of equals, which is the nearest
+        chosen = min(offsets, key=cost)  # the first of equals, which is the nearest
         taken.append(box_at(chosen))
-        if abs(chosen[1]) > tries[0][1]:
+        if abs(chosen[1]) > offsets[0][1]:
             line = {"arrowstyle": "-", "lw": 0.7, "color": GREY, "shrinkB": 5}
-            axes.annotate("", at, chosen, textcoords="offset points", arrowprops=line, zorder=2.5)
+            axes.annotate(
+                "", point, chosen, textcoords="offset points", arrowprops=line, zorder=2.5
+            )

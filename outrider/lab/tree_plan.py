@@ -1,13 +1,13 @@
-"""Measures a pair of models and works out which token tree pays best on it.
+"""Measures a pair of models and plans the token tree with the fewest seconds per token.
 
-Two things are measured: how often the b-th best of a node's children is the one that is accepted,
-in rounds with a wide tree of one level; and how long passes take, of the target over 1 to
-``num_nodes`` nodes, of the draft model over one level. ``analysis.tree_plan`` does the rest.
+Two things are measured: how often the b-th best child of a node is the one that is accepted, in
+rounds with a wide tree of one level; and the time of forward passes, of the target over 1 to
+``num_nodes`` nodes, and of the draft model over one level. ``analysis.tree_plan`` plans the tree.
 
-What verification itself costs is not part of it, nor is what a tree costs beyond a chain of as many
-nodes; measure the tree that comes out against a chain before relying on it.
+The plan leaves out the cost of verification, and what a tree costs beyond a chain with as many
+nodes. Compare the planned tree with a chain before relying on it.
 
-Legend: B rows, N nodes, n columns of a pass.
+Legend: B rows, N nodes.
 """
 
 import statistics
@@ -27,26 +27,26 @@ from outrider.runtime import HFModel, Nodes
 from outrider.sampling import Sampling, Warp
 from outrider.verifiers import Distinct, Greedy, Rejection
 
-_COLUMNS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_LEVEL = 8  # nodes of a level whose draft pass is timed
+_SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_LEVEL = 8  # nodes of the level for which the draft model is timed
 _REPEATS = 7
 
 
 @dataclass(frozen=True)
 class PairPlan:
-    """What was measured, and the trees that follow.
+    """The measurements of a pair and the planned trees.
 
     Attributes:
-        acceptance: share of the places at which the child of each rank was accepted.
-        num_places: places that were counted.
-        target_seconds: of a target pass, by its number of nodes.
-        draft_seconds: of a draft pass over one level.
-        tree: the fewest seconds per token.
-        chain: the same among trees with one child per node.
+        acceptance: share of the positions at which the child of each rank was accepted.
+        num_positions: number of positions that were counted.
+        target_seconds: seconds of a target forward pass, by its number of nodes.
+        draft_seconds: seconds of a draft forward pass over one level.
+        tree: the tree with the fewest seconds per token.
+        chain: the chain with the fewest seconds per token.
     """
 
     acceptance: list[float]
-    num_places: int
+    num_positions: int
     target_seconds: dict[int, float]
     draft_seconds: float
     tree: TreePlan
@@ -66,28 +66,28 @@ def plan_for_pair(
     eos_ids: frozenset[int] = frozenset(),
     progress: Callable[[str], None] = lambda stage: None,
 ) -> PairPlan:
-    """Measures, then plans. Run it in inference mode.
+    """Measures the pair, then plans. Must run in inference mode.
 
     Args:
-        target: the target.
+        target: the target model.
         draft: the draft model.
-        prompts: token ids, at least one prompt; passes are timed behind the longest.
-        sampling: of the texts that the trees are for.
+        prompts: token ids, at least one prompt; passes are timed after the longest one.
+        sampling: with which the trees will be used.
         num_nodes: most nodes, the root included.
         depth: most levels.
         width: ranks to measure.
         num_rounds: rounds per prompt.
-        eos_ids: tokens that end a text.
-        progress: is told what is going on.
+        eos_ids: tokens that end a sequence.
+        progress: called with a description of each stage before it starts.
     """
     progress("acceptance by rank")
     counts = count_ranks(target, draft, prompts, sampling, width, num_rounds, eos_ids)
-    num_places = sum(counts)
-    acceptance = [count / max(num_places, 1) for count in counts[:-1]]
-    progress("pass times")
+    num_positions = sum(counts)
+    acceptance = [count / max(num_positions, 1) for count in counts[:-1]]
+    progress("times of forward passes")
     longest = max(prompts, key=len)
-    columns = [n for n in _COLUMNS if n < num_nodes] + [num_nodes]
-    times = {n: target_pass_seconds(target, longest, n) for n in columns}
+    sizes = [n for n in _SIZES if n < num_nodes] + [num_nodes]
+    times = {n: target_pass_seconds(target, longest, n) for n in sizes}
     draft_seconds = draft_pass_seconds(draft, longest, min(_LEVEL, num_nodes))
     progress("planning")
 
@@ -96,7 +96,7 @@ def plan_for_pair(
 
     tree = fastest_tree(acceptance, num_nodes, depth, seconds, draft_seconds)
     chain = fastest_tree(acceptance[:1], num_nodes, depth, seconds, draft_seconds)
-    return PairPlan(acceptance, num_places, times, draft_seconds, tree, chain)
+    return PairPlan(acceptance, num_positions, times, draft_seconds, tree, chain)
 
 
 def count_ranks(
@@ -109,7 +109,18 @@ def count_ranks(
     eos_ids: frozenset[int] = frozenset(),
     children: Literal["iid", "distinct"] = "distinct",
 ) -> list[int]:
-    """At how many places the child of each rank was accepted; the last number: none was."""
+    """How often the child of each rank was accepted, and as the last number, how often none was.
+
+    Args:
+        target: the target model.
+        draft: the draft model.
+        prompts: token ids, at least one prompt.
+        sampling: of all rows.
+        width: number of ranks, the children that are drafted at the root.
+        num_rounds: rounds per prompt, unless its sequence ends before.
+        eos_ids: tokens that end a sequence.
+        children: whether the children are drawn with or without replacement.
+    """
     drafter = TreeDrafter(draft, target.num_tokens, Topology.expansion([width]), children)
     rules: dict[str, Verifier] = {"iid": Rejection(), "distinct": Distinct()}
     verifier = Greedy() if sampling.greedy else rules[children]
@@ -123,23 +134,24 @@ def count_ranks(
         num_accepted = round_.verdict.num_accepted_B.tolist()
         commit_round(*parts, round_, num_accepted)
         lines = zip(round_.verdict.path_BD[:, 0].tolist(), round_.emitted_BK.tolist(), strict=True)
-        stays = []
+        unfinished = []
         for row, (node, tokens) in enumerate(lines):
             counts[node - 1 if num_accepted[row] else width] += 1
             ended = eos_ids.intersection(tokens[: num_accepted[row] + 1])
             if not ended and context.lengths[row] + 2 < limit:
-                stays.append(row)
-        if not stays:
+                unfinished.append(row)
+        if not unfinished:
             break
-        if len(stays) < context.num_rows:
+        if len(unfinished) < context.num_rows:
             for part in (cache, state, context):
-                part.keep(stays)
-            context.distribution = Warp([sampling] * len(stays), target.num_tokens, target.device)
+                part.keep(unfinished)
+            samplings = [sampling] * len(unfinished)
+            context.distribution = Warp(samplings, target.num_tokens, target.device)
     return counts
 
 
 def target_pass_seconds(target: HFModel, prompt: Sequence[int], num_nodes: int) -> float:
-    """Median time of scoring a tree of so many nodes behind a prompt."""
+    """Median seconds that the target takes to score a tree of this many nodes after a prompt."""
     context = _context([prompt], Sampling(), target)
     cache = target.start(context)
     root_B1 = context.root_B[:, None]
@@ -155,22 +167,22 @@ def target_pass_seconds(target: HFModel, prompt: Sequence[int], num_nodes: int) 
 
 
 def draft_pass_seconds(draft: HFModel, prompt: Sequence[int], num_nodes: int) -> float:
-    """Median time of a pass over the nodes of one level."""
+    """Median seconds of a draft forward pass over this many nodes of one level."""
     context = _context([prompt], Sampling(), draft)
     cache = draft.start(context)
-    tokens_Bn = context.root_B[:, None].expand(1, num_nodes).clamp(max=draft.num_tokens - 1)
-    self_Bnn = torch.eye(num_nodes, dtype=torch.bool, device=draft.device)[None]
-    nodes = Nodes(self_Bnn, torch.zeros_like(tokens_Bn))
-    return _median_seconds(lambda: draft.extend(cache, tokens_Bn, nodes), draft)
+    tokens_BN = context.root_B[:, None].expand(1, num_nodes).clamp(max=draft.num_tokens - 1)
+    self_BNN = torch.eye(num_nodes, dtype=torch.bool, device=draft.device)[None]
+    nodes = Nodes(self_BNN, torch.zeros_like(tokens_BN))
+    return _median_seconds(lambda: draft.extend(cache, tokens_BN, nodes), draft)
 
 
 def interpolated(times: dict[int, float], num: int) -> float:
-    """The time of so many nodes, on the line between the measured neighbours."""
-    columns = sorted(times)
-    i = bisect_left(columns, num)
-    if columns[i] == num:
+    """The time for ``num`` nodes, interpolated linearly between the measured sizes."""
+    sizes = sorted(times)
+    i = bisect_left(sizes, num)
+    if sizes[i] == num:
         return times[num]
-    low, high = columns[i - 1], columns[i]
+    low, high = sizes[i - 1], sizes[i]
     share = (num - low) / (high - low)
     return (1 - share) * times[low] + share * times[high]
 
@@ -183,7 +195,7 @@ def _context(prompts: Sequence[Sequence[int]], sampling: Sampling, model: HFMode
 
 def _median_seconds(work: Callable[[], Any], model: HFModel) -> float:
     seconds = []
-    for _ in range(_REPEATS + 2):  # the first two warm up
+    for _ in range(_REPEATS + 2):  # the first two are warm-up
         began = time.perf_counter()
         work()
         if model.device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The versions that a result depends on."""
+"""The versions of the software that a result depends on."""
 
 import platform
 
@@ -9,7 +9,7 @@ import outrider
 
 
 def versions() -> dict[str, str]:
-    """Of this package, torch, transformers and Python."""
+    """Versions of this package, torch, transformers and Python."""
     return {
         "outrider": outrider.__version__,
         "torch": torch.__version__,

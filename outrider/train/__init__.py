@@ -1,1 +1,1 @@
-"""Training of targets and drafts: corpus, tokenizer, losses, the resumable loop, evaluation."""
+"""Training of target and draft models: corpus, tokenizer, losses, resumable loop, evaluation."""

@@ -1,4 +1,4 @@
-"""The model card: what a model was trained on, how long, on what, and how good it came out."""
+"""The model card: training data, training run, hardware, and measured quality of a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hardware() -> str:
 
 
 def corpus_table(manifest: Mapping[str, Any]) -> str:
-    """The corpus as a Markdown table: where every token comes from, and under which licence."""
+    """The sources of the corpus as a Markdown table, with their licences and sizes."""
     lines = [
         "| source | version | licence | files | bytes | tokens |",
         "| --- | --- | --- | ---: | ---: | ---: |",
@@ -75,7 +75,16 @@ def model_card(
     manifest: Mapping[str, Any],
     command: str,
 ) -> str:
-    """The README.md of a model folder."""
+    """The README.md of a model folder.
+
+    Args:
+        title: heading.
+        summary: what the model is for.
+        facts: name and value of each row of the table of numbers.
+        report: the measured pair.
+        manifest: of the corpus, from ``write_tokens``.
+        command: that reproduces the model.
+    """
     splits = manifest["splits"]
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return f"""{_HEADER}
@@ -93,7 +102,7 @@ def model_card(
 
 α is the mean over positions of Σ min(p, q), p the target and q the draft, both at that temperature;
 at temperature 0 it is the share of positions where their most likely tokens agree. The samples
-continue 64 tokens of held-out files by 128.
+continue 64 tokens of held-out files by 128 tokens.
 
 {pair_table(report)}
 
@@ -115,7 +124,7 @@ generated files, tables and duplicates are left out, and a large package is cut 
 
 ## Limits
 
-A small model for demonstrations and tests of speculative decoding: it writes text that looks like
-Python, and knows nothing. It may repeat passages of its training data, which stay under the
-licences listed above.
+A small model for demonstrations and tests of speculative decoding. Its output looks like Python but
+has no use as code. It may repeat passages of its training data, which stay under the licences
+listed above.
 """

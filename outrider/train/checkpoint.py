@@ -1,4 +1,4 @@
-"""One file holds everything a run needs to go on: written atomically, read back bit for bit."""
+"""Checkpoints: one file with everything that a run needs to resume bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ CHECKPOINT = "checkpoint.pt"
 def save_checkpoint(
     folder: Path, step: int, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
 ) -> None:
-    """Write `checkpoint.pt`: a kill at any moment leaves the old file or the new one, whole."""
+    """Write `checkpoint.pt` atomically: a kill at any moment leaves the old file or the new one.
+
+    Args:
+        folder: made if it does not exist.
+        step: the next step.
+        model: its weights are saved.
+        optimizers: their states are saved.
+        identity: settings that a resumed run must share.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     state = {
         "step": step,
@@ -36,12 +44,12 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
 ) -> int:
-    """Restore the run and return the next step; 0 when there is no checkpoint.
+    """Restore a run and return its next step; 0 without a checkpoint.
 
     Mutates the model, the optimisers and torch's random state.
 
     Raises:
-        ValueError: the checkpoint belongs to a run with other settings (names the setting).
+        ValueError: the checkpoint belongs to a run with other settings; names the setting.
     """
     path = folder / CHECKPOINT
     if not path.exists():

@@ -1,7 +1,7 @@
 """Tokens on disk, and batches that are pure functions of (seed, step).
 
-Knows nothing of text or models.  Because a batch depends on nothing but its number, a resumed run
-sees exactly what an uninterrupted one would have seen, with no reader state to save.
+Since a batch depends only on its number, a resumed run sees exactly the batches that an
+uninterrupted one would have seen, and no reader state is saved.
 
 Shapes: B rows of a batch, T tokens of a row.
 """
@@ -67,8 +67,8 @@ def write_tokens(
 
 
 def open_tokens(path: Path) -> np.ndarray:
-    """Map a file of uint16 tokens; nothing is read until it is used."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    """Map a file of uint16 tokens into memory; pages are read when they are used."""
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=np.uint16)
     return np.memmap(path, dtype=np.uint16, mode="r")
 
@@ -82,8 +82,8 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 class Batches:
     """`batches(step)` is the [B, T+1] int64 batch of that step; the extra column is the last label.
 
-    Each pass over the data visits every window of T tokens once, in an order shuffled by
-    (seed, pass); the windows are cut at another offset in each pass.
+    Each epoch visits every window of T tokens once, in an order shuffled by (seed, epoch).  The
+    windows begin at a different offset in each epoch.
     """
 
     tokens: np.ndarray
@@ -101,9 +101,10 @@ class Batches:
         num_windows = (len(self.tokens) - 1) // self.length - 1
         rows = []
         for index in range(step * self.batch_size, (step + 1) * self.batch_size):
-            epoch, place = divmod(index, num_windows)
+            epoch, position = divmod(index, num_windows)
             offset = (epoch * 7919) % self.length
-            start = offset + int(_permutation(self.seed, epoch, num_windows)[place]) * self.length
+            window = int(_permutation(self.seed, epoch, num_windows)[position])
+            start = offset + window * self.length
             rows.append(self.tokens[start : start + self.length + 1].astype(np.int64))
         return torch.from_numpy(np.stack(rows))
 

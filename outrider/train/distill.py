@@ -1,8 +1,8 @@
-"""Distillation of a draft from a frozen target, DistillSpec's supervised case with forward KL.
+"""Distillation of a draft model from a frozen target: supervised DistillSpec with forward KL.
 
-The draft sees the target's whole distribution at every position of the corpus, so it learns the
-target's doubts along with its choices; α, which speculative decoding lives on, rises with both.
-Zhou et al. 2024, https://arxiv.org/abs/2310.08461.
+Zhou et al. 2024, https://arxiv.org/abs/2310.08461.  The draft is trained on the target's whole
+distribution at every position of the corpus, not only on its most likely token.  The acceptance α
+depends on the whole distribution.
 
 Shapes: B rows, T tokens of a row (a batch carries T+1), V vocabulary.  `p` target, `q` draft.
 """
@@ -32,7 +32,10 @@ def copy_embeddings(target: LlamaForCausalLM, draft: LlamaForCausalLM) -> bool:
 def distillation(
     draft: PreTrainedModel, target: PreTrainedModel, divergence: Divergence = forward_kl
 ) -> Objective:
-    """Divergence of the draft from the frozen target at every position of the corpus."""
+    """The mean divergence of the draft from the frozen target over all positions of a batch.
+
+    Freezes the target.
+    """
     target.requires_grad_(False).eval()
 
     def objective(tokens_BT: Tensor) -> Tensor:

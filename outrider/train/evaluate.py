@@ -1,9 +1,9 @@
-"""What a trained pair is worth: bits per byte, acceptance α, and the cost of a draft step.
+"""Evaluation of a trained pair: bits per byte, acceptance α, and the cost of a draft step.
 
-Leviathan's α = E[Σ_x min(p(x), q(x))] is estimated per position from the two full distributions,
-the lowest-variance estimator there is; at temperature 0 both are one-hot and α is how often the
-argmaxes agree.  It is taken on held-out text, and along the target's own samples at that
-temperature, which is where speculative decoding really asks the draft.
+Leviathan's α = E[Σ_x min(p(x), q(x))] is computed at each position from both full distributions,
+which has less variance than counting accepted draws.  At temperature 0 both are one-hot, and α is
+how often the argmaxes agree.  α is measured on held-out text, and along the target's own samples at
+that temperature, where speculative decoding uses the draft.
 
 Shapes: B rows, T tokens, N positions, V vocabulary.  `p` target, `q` draft.
 """
@@ -24,7 +24,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 def bits_per_byte(nats_per_token: float, num_tokens: int, num_bytes: int) -> float:
-    """Turn a loss per token into bits per byte of text, which does not depend on the tokenizer."""
+    """Convert a loss per token into bits per byte, a unit independent of the tokenizer."""
     return nats_per_token * num_tokens / num_bytes / math.log(2)
 
 
@@ -45,7 +45,7 @@ def acceptance_along(
     temperature: float,
     first: int = 0,
 ) -> float:
-    """Mean α over the places that predict tokens `first`+1, … of each row."""
+    """Mean α over the positions that predict tokens `first`+1, … of each row."""
     p_logits_BTV = target(input_ids=tokens_BT, use_cache=False).logits[:, first:-1]
     q_logits_BTV = draft(input_ids=tokens_BT, use_cache=False).logits[:, first:-1]
     return acceptance(p_logits_BTV, q_logits_BTV, temperature).mean().item()
@@ -55,7 +55,7 @@ def acceptance_along(
 def sample_rows(
     target: PreTrainedModel, prompts_BT: Tensor, num_tokens: int, temperature: float, seed: int
 ) -> Tensor:
-    """Continue equally long prompts by `num_tokens` tokens of the target; nothing ends a row."""
+    """Continue prompts of equal length by `num_tokens` tokens of the target, past any end token."""
     generator = torch.Generator().manual_seed(seed)
     tokens_BT, past = prompts_BT, None
     fed_BT = prompts_BT
@@ -76,9 +76,14 @@ def sample_rows(
 def step_seconds(
     models: Sequence[PreTrainedModel], context: int = 128, repeats: int = 60
 ) -> list[float]:
-    """Median seconds of a single-token pass of each model over a cache begun at `context` tokens.
+    """Median seconds of a forward pass over one token, for each model.
 
-    The models take turns, so that whatever else the machine is doing falls on all of them alike.
+    The models alternate, so that other load on the machine affects all of them alike.
+
+    Args:
+        models: target and draft, for example.
+        context: cached tokens before the first pass; every pass adds one.
+        repeats: passes per model.
     """
     token_BT = torch.zeros(1, 1, dtype=torch.long)
     prompt_BT = token_BT.expand(1, context)
@@ -94,7 +99,14 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class PairReport:
-    """What the model card says of a pair; α by temperature."""
+    """The measurements of a pair for its model card.
+
+    Attributes:
+        alpha_text: α on held-out text, by temperature.
+        alpha_samples: α along the target's samples, by temperature.
+        target_seconds: of a target step.
+        draft_seconds: of a draft step.
+    """
 
     alpha_text: dict[float, float]
     alpha_samples: dict[float, float]
@@ -103,7 +115,7 @@ class PairReport:
 
     @property
     def cost_ratio(self) -> float:
-        """c: seconds of a draft step over seconds of a target step."""
+        """c: the time of a draft step relative to a target step."""
         return self.draft_seconds / self.target_seconds
 
 
@@ -115,7 +127,7 @@ def evaluate_pair(
     num_tokens: int = 128,
     seed: int = 0,
 ) -> PairReport:
-    """Measure a pair on held-out rows, and on the target's continuations of their starts."""
+    """Measure a pair on held-out rows, and on the target's continuations of their beginnings."""
     target.eval()
     draft.eval()
     chunks = held_out_BT.split(8)

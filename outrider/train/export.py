@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face folder: bf16 safetensors, tokenizer, model card."""
+"""Exports a checkpoint to a Hugging Face folder: bf16 safetensors, tokenizer, model card."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from outrider.train.checkpoint import CHECKPOINT
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> int:
-    """Load the weights of `folder`'s checkpoint into `model`; returns the step they are from."""
+    """Load the weights of `folder`'s checkpoint into `model` and return the checkpoint's step.
+
+    Raises:
+        ValueError: the folder has no checkpoint.
+    """
     path = folder / CHECKPOINT
     if not path.exists():
         raise ValueError(f"no checkpoint in {folder}; train there first")
@@ -24,9 +28,9 @@ def load_weights(model: PreTrainedModel, folder: Path) -> int:
 def export(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
 ) -> None:
-    """Write `folder` so that its AutoModel class and AutoTokenizer load it.
+    """Write a folder that the AutoModel classes and AutoTokenizer can load.
 
-    The model is left in bfloat16.
+    Converts the model to bfloat16 in place.
     """
     model.bfloat16()
     model.generation_config.do_sample = False
@@ -34,10 +38,10 @@ def export(
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text())
-    for name in ("backend", "is_local", "local_files_only"):  # how it was loaded, not what it is
+    for name in ("backend", "is_local", "local_files_only"):  # these describe how it was loaded
         settings.pop(name, None)
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # known to every transformers version
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # every transformers version has it
     path.write_text(json.dumps(settings, indent=1) + "\n")
     (folder / "README.md").write_text(card)
     for file in folder.iterdir():
-        file.chmod(0o644)  # safetensors writes for the owner alone
+        file.chmod(0o644)  # safetensors makes files that only their owner can read

@@ -1,8 +1,8 @@
-"""Which installed distributions may enter a training corpus: the permissively licensed ones.
+"""Selects the installed distributions that may enter a corpus: the permissively licensed ones.
 
-Knows only `importlib.metadata`.  A licence is read from, in order, the SPDX `License-Expression`
-field (PEP 639), the trove classifiers, and the free-text `License` field.  Whatever cannot be read,
-or is not known to be permissive, is refused: silence is no permission.
+A licence is read from the SPDX `License-Expression` field (PEP 639), from the trove classifiers, or
+from the free-text `License` field, in this order.  A package without a licence, or whose licence is
+not known to be permissive, raises an error.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class LicenceError(ValueError):
 
 
 def is_permissive_expression(expression: str) -> bool:
-    """Whether an SPDX expression grants permissive use: one side of OR, every side of AND.
+    """Whether an SPDX expression grants permissive use: one operand of OR, every operand of AND.
 
-    Parenthesised expressions are verified strictly, as though each OR were an AND.
+    In an expression with parentheses, each OR is treated as an AND, which is stricter.
     """
     if "(" in expression:
         names = re.split(r"\s+(?:AND|OR|WITH)\s+|[()]", expression)
@@ -49,18 +49,18 @@ def is_permissive_expression(expression: str) -> bool:
 
 
 def permissive_licence(distribution: metadata.Distribution) -> str:
-    """Return the licence of a distribution in a few words.
+    """Return the licence of a distribution.
 
     Raises:
-        LicenceError: when no licence is declared or it is not known to be permissive.
+        LicenceError: it declares no licence, or one that is not known to be permissive.
     """
     fields: Any = distribution.metadata  # an email.message.Message
     name = fields["Name"]
-    refusal = f"package {name!r} is left out: {{}}; remove it from the list of packages"
+    message = f"package {name!r} cannot be used: {{}}; remove it from the list of packages"
     if expression := fields.get("License-Expression"):
         if is_permissive_expression(expression):
             return expression
-        raise LicenceError(refusal.format(f"its licence {expression!r} is not permissive"))
+        raise LicenceError(message.format(f"its licence {expression!r} is not permissive"))
     classifiers = [
         line.rsplit(" :: ", 1)[1]
         for line in fields.get_all("Classifier") or []
@@ -69,10 +69,10 @@ def permissive_licence(distribution: metadata.Distribution) -> str:
     if classifiers:
         if all(classifier in PERMISSIVE_CLASSIFIERS for classifier in classifiers):
             return " and ".join(classifiers)
-        raise LicenceError(refusal.format(f"its licence {classifiers[0]!r} is not permissive"))
+        raise LicenceError(message.format(f"its licence {classifiers[0]!r} is not permissive"))
     text = " ".join((fields.get("License") or "").split())
     if not text:
-        raise LicenceError(refusal.format("it declares no licence"))
+        raise LicenceError(message.format("it declares no licence"))
     if _PERMISSIVE_TEXT.search(text) and not _RESTRICTIVE_TEXT.search(text):
         return text[:60]
-    raise LicenceError(refusal.format(f"its licence {text[:60]!r} is not known to be permissive"))
+    raise LicenceError(message.format(f"its licence {text[:60]!r} is not known to be permissive"))

@@ -1,8 +1,7 @@
-"""The training loop: resumable, bit for bit, after a kill at any moment (eager, float32).
+"""The training loop, which resumes bit for bit after a kill at any moment (eager, float32).
 
-Knows models and batches only as functions: an objective from tokens to a loss, and batches from a
-step number to tokens.  Everything that changes from step to step is in the checkpoint or is a pure
-function of the step.
+An objective maps tokens to a loss, and batches map a step number to tokens.  Everything that
+changes from step to step is either in the checkpoint or a pure function of the step.
 
 Shapes: B rows, T tokens of a row (a batch carries T+1).
 """
@@ -30,23 +29,23 @@ from outrider.train.progress import Reporter
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run: none of these but `schedule`'s shape may change a resumed run's identity."""
+    """How to run. A run may be resumed with other settings, except those in `identity`."""
 
     schedule: Schedule
-    until: int | None = None  # end after this step, short of the schedule's last
+    until: int | None = None  # stop after this step, before the schedule's last
     dtype: torch.dtype = torch.float32  # bfloat16 runs under autocast; weights stay float32
     compile: bool = False
-    clip: float = 1.0  # largest norm of the gradient
+    clip: float = 1.0  # maximum norm of the gradient
     checkpoint_every: int = 200  # steps
     validate_every: int = 500  # steps
     log_every: int = 20  # steps
     tensorboard: bool = False
     optimizers: Callable[[nn.Module, float], list[Optimizer]] = build_optimizers
-    identity: dict[str, Any] = field(default_factory=dict)  # what a checkpoint must agree on
+    identity: dict[str, Any] = field(default_factory=dict)  # a checkpoint must agree on these
 
 
 class Interrupted(Exception):
-    """The run was stopped by Ctrl-C or SIGTERM, after saving; carries the number of steps done."""
+    """Ctrl-C or SIGTERM stopped the run after a checkpoint; carries the number of steps done."""
 
 
 def train(
@@ -59,16 +58,21 @@ def train(
     validation_BT: Tensor | None = None,
     console: Console | None = None,
 ) -> None:
-    """Train `model` in place to its last step, resuming `folder`'s checkpoint if any.
+    """Train `model` in place to its last step, resuming from `folder`'s checkpoint if there is one.
 
     Args:
-        objective: loss of a [B, T+1] batch; its parameters are `model`'s.
-        batches: the batch of a step, a pure function.
-        validation_BT: [B, T+1] held-out windows for the validation loss.
+        title: of the run, for the user.
+        model: the model.
+        objective: the loss of a [B, T+1] batch; its parameters are `model`'s.
+        batches: maps a step to its batch; must be a pure function.
+        settings: how to run.
+        folder: of the checkpoint and the logs.
+        validation_BT: [B, T+1] held-out windows for the validation loss; None for no validation.
+        console: for progress; standard error by default.
 
     Raises:
         Interrupted: after Ctrl-C; the checkpoint is saved.
-        ValueError: the checkpoint belongs to another run, or the loss is not finite.
+        ValueError: the checkpoint belongs to another run, or the gradient is not finite.
     """
     console = console or Console(stderr=True)
     schedule = settings.schedule
@@ -125,7 +129,7 @@ def validation_loss(objective: Objective, tokens_BT: Tensor, rows: int = 8) -> f
 
 @contextmanager
 def _stop_requests() -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into an event that the loop reads between steps."""
+    """Turn SIGINT and SIGTERM into an event that the loop checks between steps."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

@@ -40,7 +40,7 @@ def forward_kl(p_logits_NV: Tensor, q_logits_NV: Tensor) -> Tensor:
 def total_variation(p_logits_NV: Tensor, q_logits_NV: Tensor) -> Tensor:
     """Mean 1 - Σ min(p, q), which is 1 - α itself; no gradient reaches the target.
 
-    A finishing loss: where q misses p altogether its gradient vanishes, so train with KL first.
+    Its gradient vanishes where q and p hardly overlap, so train with KL first.
     """
     p_NV = p_logits_NV.detach().float().softmax(-1)
     q_NV = q_logits_NV.float().softmax(-1)

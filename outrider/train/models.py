@@ -1,4 +1,4 @@
-"""The Llama that the trainer builds, target and draft alike: a few numbers and a seed."""
+"""Builds the Llama models that the trainer trains, target and draft, from a few numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 @dataclass(frozen=True)
 class Architecture:
-    """The numbers that fix a Llama; embeddings and output head are tied."""
+    """The sizes of a Llama; embeddings and output head are tied."""
 
     vocab_size: int
     hidden_size: int = 256
@@ -53,5 +53,5 @@ def build_llama(architecture: Architecture, seed: int, end_token: int = 0) -> Ll
 
 
 def num_parameters(model: PreTrainedModel) -> int:
-    """Distinct parameters: a tied head counts once."""
+    """Number of distinct parameters; a tied head counts once."""
     return sum(parameter.numel() for parameter in model.parameters())

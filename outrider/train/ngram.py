@@ -1,24 +1,25 @@
-"""Builds an n-gram table: counts, discounts, the best continuation of every context.
+"""Builds an n-gram table: counts, discounts, and the most probable continuation of every context.
 
 Interpolated absolute discounting (Ney, Essen and Kneser, "On Structuring Probabilistic Dependences
 in Stochastic Language Modelling", Computer Speech and Language 8, 1994):
 
     q(x | h) = max(c(hx) - D_k, 0) / c(h)  +  ρ(h) q(x | h'),      D_k = n_1 / (n_1 + 2 n_2)
 
-c counts occurrences (of h, also those at a document's end), n_r the k-grams seen r times behind the
-contexts that are kept, and ρ(h) is what remains of 1, so that the distribution is normalised
-whatever is left out: grams seen less than ``min_count`` times give their share to the shorter
-context. The unigram distribution backs off to the uniform one, so every token of the vocabulary can
-be drafted. Shares are rounded down to float16, so ρ is never negative. (Kneser-Ney would replace
-the counts of the shorter contexts; then a 4-gram file were no bigram model when it is asked for
-one.)
+c counts occurrences (those of h include the ends of documents), n_r is the number of k-grams seen r
+times after kept contexts, and ρ(h) is the rest of the probability mass, so the distribution is
+normalised whatever is left out. Grams seen fewer than ``min_count`` times give their share to the
+shorter context. The unigram distribution backs off to the uniform one, so every token of the
+vocabulary can be drafted. Shares are rounded down to float16, so ρ is never negative. (Kneser-Ney
+would replace the counts of the shorter contexts. The lower orders of a 4-gram file could then not
+be used as a bigram model.)
 
-Memory grows with what is kept, not with the corpus. Tokens lie in a temporary file. Grams of order
-k are counted for some contexts at a time, ranges of (k-1)-grams with about ``_PLACES`` occurrences:
-their places are sorted by (context, token), and since contexts are numbered in that order too, the
-ranges' kept grams follow each other sorted.
+Memory grows with the number of kept grams, not with the corpus, whose tokens are in a temporary
+file. Grams of order k are counted for one range of contexts at a time, (k-1)-grams that occur at
+about ``_POSITIONS`` positions. These positions are sorted by (context, token). Contexts are
+numbered in the same order, so the kept grams of successive ranges are sorted too.
 
-Legend: V vocabulary, T tokens of the corpus, S places of some contexts, G grams of an order.
+Legend: V vocabulary, T tokens of the corpus, S positions of a range of contexts, G grams of an
+order.
 """
 
 import tempfile
@@ -34,9 +35,9 @@ from numpy.typing import NDArray
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.ngram.table import MAX_ORDER, About, write_table
 
-_PLACES = 1 << 22
-_READ = 1 << 24
-_NONE = 2**32 - 1  # a separator among tokens, no gram among grams
+_POSITIONS = 1 << 22  # sorted at a time
+_CHUNK = 1 << 24  # tokens or grams read at a time
+_NONE = 2**32 - 1  # among tokens, a separator of documents; among gram numbers, no gram
 
 Array = NDArray[Any]
 
@@ -46,9 +47,10 @@ class Grams:
     """The kept grams of one order, sorted by context, then by token.
 
     Attributes:
-        context_G: the gram without its last token, as its number in the order below.
+        context_G: the number of the gram's context, its first k-1 tokens, among the kept grams of
+            order k-1.
         token_G: its last token.
-        count_G: occurrences.
+        count_G: its occurrences.
         discount: D of this order.
     """
 
@@ -72,19 +74,22 @@ def build_ngram(
     *,
     vocabulary: str = "",
 ) -> dict[str, Any]:
-    """Counts documents and writes the table; its figures.
+    """Counts documents and writes the table.
 
     Args:
         out: the file to write.
-        documents: token ids; no gram reaches from one document into the next.
-        num_tokens: V; ids lie below it.
+        documents: token ids; no gram extends across two documents.
+        num_tokens: V; all ids are smaller.
         order: n, 1 to 5.
-        min_count: leave out grams of two or more tokens seen less often.
-        vocabulary: digest of the tokenizer that made the ids.
+        min_count: grams of two or more tokens seen less often are left out.
+        vocabulary: digest of the tokenizer that produced the ids.
+
+    Returns:
+        The number of tokens, of grams by order, and of bytes of the file.
 
     Raises:
-        InvalidParameterError: an order or count out of range, an id outside the vocabulary,
-            nothing to count.
+        InvalidParameterError: an order or count out of range, an id outside the vocabulary, or an
+            empty corpus.
     """
     if not 1 <= order <= MAX_ORDER:
         raise InvalidParameterError(f"order={order}: must be 1 to {MAX_ORDER}")
@@ -104,7 +109,7 @@ def build_ngram(
 
 
 def _stored(documents: Iterable[Sequence[int]], num_tokens: int, file: Path) -> Array:
-    """The documents in a file, a separator behind each."""
+    """Writes the documents to a file, a separator after each, and maps it."""
     total = 0
     with open(file, "wb") as stream:
         for document in documents:
@@ -132,7 +137,7 @@ def _unigrams(tokens_T: Array, num_tokens: int) -> Array:
 def _levels(
     tokens_T: Array, count_G: Array, order: int, min_count: int, folder: Path
 ) -> Iterator[Grams]:
-    """The grams of orders 2, 3, …; beside them, which gram ends at each place."""
+    """Yields the kept grams of orders 2, 3, …, and tracks which gram ends at each position."""
     ending_T = tokens_T
     for k in range(2, order + 1):
         longer_T = np.memmap(
@@ -147,14 +152,21 @@ def _levels(
 def _counted(
     tokens_T: Array, ending_T: Array, longer_T: Array, context_count_G: Array, min_count: int
 ) -> Grams:
-    """One order's grams, from the contexts that end at each place. Fills ``longer``, the place
-    where each kept gram ends."""
+    """Counts the grams of one order.
+
+    Args:
+        tokens_T: the corpus.
+        ending_T: number of the context that ends at each position, or ``_NONE``.
+        longer_T: filled with the number of the kept gram that ends at each position.
+        context_count_G: occurrences of each context.
+        min_count: of kept grams.
+    """
     found: list[tuple[Array, Array, Array]] = []
-    seen = np.zeros(3, dtype=np.int64)  # grams seen more often, once, twice
+    seen = np.zeros(3, dtype=np.int64)  # grams seen three times or more, once, twice
     kept_before = 0
     for low, high in _ranges(context_count_G):
-        places_S = _places(tokens_T, ending_T, low, high)
-        key_S = _keys(ending_T[places_S - 1], tokens_T[places_S])
+        positions_S = _positions(tokens_T, ending_T, low, high)
+        key_S = _keys(ending_T[positions_S - 1], tokens_T[positions_S])
         by_key_S = np.argsort(key_S)
         key_S = key_S[by_key_S]
         is_new_S = np.append(True, key_S[1:] != key_S[:-1])[: len(key_S)]
@@ -163,7 +175,7 @@ def _counted(
         seen += [np.sum(count_G > 2), np.sum(count_G == 1), np.sum(count_G == 2)]
         keep_G = count_G >= min_count
         number_G = np.where(keep_G, kept_before + np.cumsum(keep_G) - 1, _NONE).astype(np.uint32)
-        longer_T[places_S[by_key_S]] = number_G[np.cumsum(is_new_S) - 1]
+        longer_T[positions_S[by_key_S]] = number_G[np.cumsum(is_new_S) - 1]
         kept_G = key_S[start_G[keep_G]]
         found.append(
             (
@@ -174,21 +186,21 @@ def _counted(
         )
         kept_before += int(keep_G.sum())
     _, once, twice = seen.tolist()
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return Grams(columns[0], columns[1], columns[2], _discount(once, twice))
+    context_G, token_G, count_G = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return Grams(context_G, token_G, count_G, _discount(once, twice))
 
 
 def _ranges(count_G: Array) -> list[tuple[int, int]]:
-    """Ranges of contexts with about as many occurrences each."""
+    """Ranges of contexts with about ``_POSITIONS`` occurrences each."""
     upto_G = np.cumsum(count_G, dtype=np.int64)
     total = int(upto_G[-1]) if len(upto_G) else 0
-    cuts = np.searchsorted(upto_G, np.arange(_PLACES, total, _PLACES)) + 1
+    cuts = np.searchsorted(upto_G, np.arange(_POSITIONS, total, _POSITIONS)) + 1
     edges = [0, *np.unique(cuts).tolist(), len(count_G)]
     return [(a, b) for a, b in pairwise(edges) if a < b] or [(0, 0)]
 
 
-def _places(tokens_T: Array, ending_T: Array, low: int, high: int) -> Array:
-    """The places of the tokens that follow these contexts, in a document."""
+def _positions(tokens_T: Array, ending_T: Array, low: int, high: int) -> Array:
+    """Positions of the tokens that follow contexts ``low`` to ``high - 1`` within a document."""
     found = []
     for chunk in _chunks(len(tokens_T) - 1):
         context_T = ending_T[chunk]
@@ -199,20 +211,21 @@ def _places(tokens_T: Array, ending_T: Array, low: int, high: int) -> Array:
 
 
 def _discount(once: int, twice: int) -> float:
-    """D, kept off its ends, which a small corpus may reach and where a gram or its context gets
-    nothing."""
+    """D, limited to 0.1 to 0.9.
+
+    A small corpus may give 0 or 1, which would leave nothing to the shorter context or to the gram.
+    """
     return min(max(once / max(once + 2 * twice, 1), 0.1), 0.9)
 
 
 def _arrays(count_V: Array, levels: Sequence[Grams]) -> dict[str, Array]:
-    """The table's tensors, order by order: a gram's distribution needs that of its shorter
-    endings."""
+    """The tensors of the table, by increasing order, since each order needs the one before."""
     wide = np.uint16 if len(count_V) < 2**16 else np.uint32
     q_G = _unigram_distribution(count_V)
     arrays: dict[str, Array] = {"unigram": q_G}
     count_G, keys_G = count_V, np.empty(0, dtype=np.uint64)
-    ending_G = np.zeros(len(count_V), dtype=np.int64)  # each gram without its first token
-    best_G, best_q_G = np.array([q_G.argmax()]), np.array([q_G.max()])  # of the contexts below
+    ending_G = np.zeros(len(count_V), dtype=np.int64)  # number of each gram without its first token
+    best_G, best_q_G = np.array([q_G.argmax()]), np.array([q_G.max()])  # of the shorter contexts
     for k, grams in enumerate(levels, 2):
         context_G, token_G = grams.context_G, grams.token_G
         shares_G = _shares(grams, count_G)
@@ -245,8 +258,10 @@ def _shares(grams: Grams, context_count_G: Array) -> Array:
 
 
 def _endings(k: int, grams: Grams, ending_G: Array, keys_G: Array) -> Array:
-    """The number of each k-gram without its first token, which is a kept gram too: it occurs
-    wherever the whole one does."""
+    """The number of each k-gram without its first token.
+
+    That is a kept gram too, since it occurs wherever the longer gram does.
+    """
     if k == 2:
         return grams.token_G.astype(np.int64)
     shorter_G = np.empty(len(grams.token_G), dtype=np.int64)
@@ -257,15 +272,19 @@ def _endings(k: int, grams: Grams, ending_G: Array, keys_G: Array) -> Array:
 
 
 def _best(grams: Grams, q_G: Array, best_G: Array, best_q_G: Array) -> tuple[Array, Array]:
-    """The best token of each context and its probability.
+    """The most probable token of each context, and its probability.
 
-    It is one that the context goes on with, or else the best one of the shorter context, whose
-    probability is given as if the context did not go on with it.
+    Args:
+        grams: the contexts with the tokens seen after them.
+        q_G: the probability of each gram's last token.
+        best_G: the best token of each context's shorter context.
+        best_q_G: its probability if it was not seen after the longer context.
     """
     best_G, best_q_G = best_G.copy(), best_q_G.copy()
     np.maximum.at(best_q_G, grams.context_G, q_G)
     is_best_G = q_G >= best_q_G[grams.context_G]
-    best_G[grams.context_G[is_best_G][::-1]] = grams.token_G[is_best_G][::-1]  # the first wins
+    # Assigned in reverse, so that the first of equally probable tokens remains.
+    best_G[grams.context_G[is_best_G][::-1]] = grams.token_G[is_best_G][::-1]
     return best_G, best_q_G
 
 
@@ -274,6 +293,6 @@ def _keys(context: Array, token: Array) -> Array:
 
 
 def _chunks(num: int) -> Iterator[slice]:
-    """Ranges of at most ``_READ``, at least one."""
-    for first in range(0, max(num, 1), _READ):
-        yield slice(first, min(first + _READ, num))
+    """Slices of at most ``_CHUNK`` elements; at least one slice."""
+    for first in range(0, max(num, 1), _CHUNK):
+        yield slice(first, min(first + _CHUNK, num))

@@ -1,6 +1,6 @@
-"""What an n-gram table may be built from: texts, data sets, a model's own samples.
+"""Documents for n-gram tables: from text files, JSON lines, or a model's own samples.
 
-All of it comes as documents, lists of token ids, and is read as it is needed.
+A document is a list of token ids. All sources are iterators, so documents are read as needed.
 """
 
 import json
@@ -22,7 +22,7 @@ _LONG_FILE = 1 << 20
 
 
 def encoded(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Each text as a prompt would be encoded, with the end-of-text token behind it."""
+    """Each text, encoded like a prompt and followed by the end-of-text token."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = iter(texts)
     while batch := list(islice(texts, _BATCH)):
@@ -31,13 +31,14 @@ def encoded(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
 
 
 def read_texts(paths: Iterable[str | Path]) -> Iterator[str]:
-    """The texts of files, JSON lines and folders of them.
+    """The texts in files and folders.
 
-    A line of a ``.jsonl`` file is one text, its ``"text"``; any other file is one, or several of
-    whole lines if it is long. Folders are searched for ``SUFFIXES``, in the order of their paths.
+    Every line of a ``.jsonl`` file is an object whose ``"text"`` is one text. Any other file is one
+    text, or is split into several at line ends if it is long. Folders are searched for files with
+    ``SUFFIXES``, in the order of their paths.
 
     Raises:
-        InvalidParameterError: a path that is not there or cannot be read, a line without a text.
+        InvalidParameterError: a path does not exist or cannot be read, or a line has no text.
     """
     for path in map(Path, paths):
         if path.is_dir():
@@ -56,25 +57,26 @@ def read_texts(paths: Iterable[str | Path]) -> Iterator[str]:
 def samples(
     engine: Engine, num_tokens: int, sampling: Sampling, prompts: Sequence[str | Sequence[int]]
 ) -> Iterator[list[int]]:
-    """Texts that the engine writes behind the prompts, in turn: that many tokens in all.
+    """Continuations that the engine samples after the prompts, which are used in turn.
 
-    The last text is cut where the number is reached. A document begins with the last tokens of its
-    prompt, which are context and come on top.
+    A document begins with the last tokens of its prompt, as context.
+
+    Args:
+        engine: samples the continuations.
+        num_tokens: sampled tokens in total; the last continuation is cut off there.
+        sampling: of the continuations; the seed increases with every batch.
+        prompts: text or token ids.
     """
-    left, typical, seed, waiting = (
-        num_tokens,
-        sampling.max_new_tokens,
-        sampling.seed,
-        cycle(prompts),
-    )
+    left, typical, seed = num_tokens, sampling.max_new_tokens, sampling.seed
+    waiting = cycle(prompts)
     while left > 0:
         rows = min(engine.max_batch_size, ceil(left / typical))
         results = engine.generate(list(islice(waiting, rows)), replace(sampling, seed=seed))
         for result in results:
-            written = result.token_ids[:left]
-            left -= len(written)
-            if written:
-                yield [*result.prompt_ids[-MAX_ORDER + 1 :], *written]
+            sampled = result.token_ids[:left]
+            left -= len(sampled)
+            if sampled:
+                yield [*result.prompt_ids[-MAX_ORDER + 1 :], *sampled]
         typical = max(1, sum(len(result.token_ids) for result in results) // rows)
         seed += 1
 

@@ -4,8 +4,8 @@ Matrices inside the layers are updated by Muon (Jordan et al. 2024,
 https://kellerjordan.github.io/posts/muon/) with the update scaled to AdamW's root mean square
 (Liu et al. 2025, https://arxiv.org/abs/2502.16982), so that one learning rate serves both;
 embeddings and norms by AdamW.  The schedule is warm-up, constant, linear decay to zero ("WSD",
-Hu et al. 2024, https://arxiv.org/abs/2404.06395): the constant part does not depend on the length
-of the run, so a run can be lengthened or ended early from any checkpoint.
+Hu et al. 2024, https://arxiv.org/abs/2404.06395).  Its constant part does not depend on the length
+of the run, so a run can be extended or ended early from any checkpoint.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch.optim import AdamW, Muon, Optimizer
 
 TABLES = ("embed", "lm_head", "shared", "relative_attention_bias")
-"""Parameters of two dimensions that are looked up, or predict tokens, and are no matrices."""
+"""Names of two-dimensional parameters that Muon must not update: lookup tables and the head."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate as a function of the step, and of nothing else.  All counts are steps."""
+    """The learning rate as a pure function of the step.  All counts are steps."""
 
     learning_rate: float
     steps: int
@@ -65,13 +65,16 @@ def build_optimizers(
 
 
 def build_adamw(model: torch.nn.Module, learning_rate: float) -> list[Optimizer]:
-    """AdamW for everything: more steps, but each far cheaper where bfloat16, in which Muon
-    orthogonalises, is slow and matrices are small."""
+    """AdamW for all parameters.
+
+    It takes more steps than Muon, but each is far cheaper if matrices are small and the processor
+    is slow in bfloat16, in which Muon orthogonalises.
+    """
     return [AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def set_learning_rate(optimizers: list[Optimizer], learning_rate: float) -> None:
-    """Mutates the parameter groups."""
+    """Sets the learning rate of all parameter groups in place."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate

@@ -1,8 +1,8 @@
-"""Pairs of texts, a source and what to write for it, as rows of tokens of one width.
+"""Training pairs for encoder-decoders, a source and its target text, as rows of equal width.
 
-A row is a source, padded to its width, and behind it a text that ends in the end token, padded
-likewise; so a batch is one tensor, as the training loop wants it, and a pure function of the step.
-The pairs made here come from source code: a function's signature with its annotations and defaults,
+A row is a source padded to its width, followed by a text that ends in the end token, also padded.
+So a batch is a single tensor, as the training loop expects, and a pure function of the step. The
+pairs of this module come from source code: a function's signature with annotations and defaults,
 and the bare call.
 
 Shapes: B rows, S tokens of a source, T tokens of a text, P pairs.
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PAD = 0
-"""Begins every text and fills every row; the end token is the next one."""
+"""The token that begins every text and pads every row."""
 END = 1
+"""The token that ends every text."""
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """A function's name, its arguments as declared and as passed, and what it returns."""
+    """A function's name, its arguments as declared and as passed, and its return annotation."""
 
     name: str
     arguments: tuple[Pair, ...]
@@ -39,7 +40,7 @@ class Signature:
 
     @property
     def pair(self) -> Pair:
-        """``def f(a: int, *b, c=3) -> str`` and ``f(a, *b, c)``."""
+        """Source and text, such as ``def f(a: int, *b, c=3) -> str`` and ``f(a, *b, c)``."""
         declared = ", ".join(declared for declared, _ in self.arguments)
         passed = ", ".join(passed for _, passed in self.arguments)
         arrow = f" -> {self.returns}" if self.returns else ""
@@ -47,8 +48,10 @@ class Signature:
 
 
 def signatures(text: str) -> Iterator[Signature]:
-    """Of each function of a Python file; those that only a ``/`` or a bare ``*`` tells apart are
-    taken for one. Files that do not parse have none."""
+    """The signature of each function in a Python file; none if the file does not parse.
+
+    A ``/`` or a bare ``*`` in the parameter list is dropped.
+    """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -78,12 +81,12 @@ def _argument(argument: ast.arg, default: ast.expr | None, stars: str = "") -> P
 
 
 def recombined(found: Sequence[Signature], num: int, seed: int) -> Iterator[Signature]:
-    """Signatures of parts drawn from others, which cannot be written from memory.
+    """Random signatures made of the parts of others, which a model can copy but not memorise.
 
     Args:
-        found: what parts are taken from.
-        num: how many.
-        seed: of the draws.
+        found: signatures whose parts are used.
+        num: number of new signatures.
+        seed: of the random choices.
     """
     generator = np.random.default_rng(seed)
     arguments = [argument for signature in found for argument in signature.arguments]
@@ -96,7 +99,7 @@ def recombined(found: Sequence[Signature], num: int, seed: int) -> Iterator[Sign
 def encode_pairs(
     pairs: Iterable[Pair], tokenizer: PreTrainedTokenizerFast, source_width: int, text_width: int
 ) -> np.ndarray:
-    """Rows (P, S + T) of uint16; a pair that is too long for its widths is left out."""
+    """Encodes pairs as rows, (P, S + T) in uint16; pairs that exceed the widths are left out."""
     listed = list(pairs)
     if not listed:
         return np.zeros((0, source_width + text_width), dtype=np.uint16)
@@ -116,8 +119,10 @@ def encode_pairs(
 
 @dataclass(frozen=True)
 class PairBatches:
-    """`batches(step)` is the [B, S+T] int64 batch of that step; each pass over the rows is in an
-    order shuffled by (seed, pass)."""
+    """`batches(step)` is the [B, S+T] int64 batch of that step.
+
+    Each epoch visits the rows in an order shuffled by (seed, epoch).
+    """
 
     rows: np.ndarray
     batch_size: int
@@ -131,8 +136,9 @@ class PairBatches:
             )
 
     def __call__(self, step: int) -> Tensor:
-        per_pass = len(self.rows) // self.batch_size
-        epoch, place = divmod(step, per_pass)
-        order = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
-        chosen = order.permutation(len(self.rows))[place * self.batch_size :][: self.batch_size]
+        per_epoch = len(self.rows) // self.batch_size
+        epoch, index = divmod(step, per_epoch)
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+        order = generator.permutation(len(self.rows))
+        chosen = order[index * self.batch_size :][: self.batch_size]
         return torch.from_numpy(self.rows[chosen].astype(np.int64))

@@ -1,6 +1,6 @@
-"""What the user sees of a run: a live bar on a terminal, plain lines into a pipe, TensorBoard.
+"""Progress of a training run: a live bar on a terminal, plain lines in a pipe, TensorBoard.
 
-Losses are in nats per token; the tokens per second are those of the steps since the last report.
+Losses are in nats per token.  Tokens per second are measured since the last report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def open_tensorboard(folder: Path, step: int) -> Any:
-    """A TensorBoard writer that drops whatever an interrupted run logged at or after `step`."""
+    """A TensorBoard writer that discards what an interrupted run logged from `step` on."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
@@ -27,7 +27,7 @@ def open_tensorboard(folder: Path, step: int) -> Any:
 
 
 class Reporter:
-    """Reports a run's steps; use as a context manager."""
+    """Reports the steps of a run.  Use it as a context manager."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Reporter:
             self.writer.close()
 
     def step(self, step: int, loss: float, num_tokens: int, learning_rate: float) -> None:
-        """Take in one finished step; report every `log_every` steps and after the last."""
+        """Record a finished step; report every `log_every` steps and after the last."""
         self.losses.append(loss)
         self.tokens += num_tokens
         done = step + 1
@@ -98,7 +98,7 @@ class Reporter:
                 self.writer.add_scalar(name, value, step)
 
     def validation(self, step: int, loss: float) -> None:
-        """Report a loss on held-out text; time spent on it is not counted against the speed."""
+        """Report the loss on held-out text.  The time it took does not count for the speed."""
         self.scalars(step, validation_loss=loss)
         self.console.print(f"{self.title} step {step}  validation loss {loss:.4f}", highlight=False)
         self.since, self.tokens = time.perf_counter(), 0

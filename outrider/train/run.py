@@ -1,4 +1,4 @@
-"""One whole run, as the command line asks for it: corpus, tokenizer, model, training, export."""
+"""A whole run of `outrider train`: corpus, tokenizer, model, training, export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from outrider.train.tokenizer import train_tokenizer
 
 @dataclass(frozen=True)
 class Corpus:
-    """What to train on."""
+    """What to train on.
+
+    Attributes:
+        packages: installed distributions.
+        paths: text files and folders.
+        max_package_bytes: cap on the text of each package.
+    """
 
     packages: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
@@ -40,7 +46,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Start:
-    """What to start from: a shape or existing weights, a tokenizer, perhaps a teacher."""
+    """What to start from.
+
+    Attributes:
+        architecture: of a new model.
+        tokenizer: folder of an existing one; None trains one.
+        teacher: folder of the target to distil from.
+        weights: folder of a model whose training to continue.
+    """
 
     architecture: Architecture
     tokenizer: Path | None = None
@@ -63,7 +76,7 @@ def run(
     checkpoint_every: int,
     tensorboard: bool,
 ) -> None:
-    """Train in `out`, resuming what is there unless `fresh`; leave a model in `out/model`."""
+    """Train in `out` and leave the model in `out/model`; resume an earlier run unless `fresh`."""
     console = Console(stderr=True)
     if fresh:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -110,15 +123,15 @@ def run(
 
 
 def _held_out(path: Path, length: int, console: Console) -> Tensor | None:
-    """[B, T+1] validation windows, or None, said aloud, when the held-out text is too short."""
+    """[B, T+1] validation windows; None, with a message, if there is too little held-out text."""
     if path.stat().st_size <= 2 * length:
-        console.print("too little held-out text for a validation loss; going on without")
+        console.print("too little held-out text for a validation loss; continuing without it")
         return None
     return validation_rows(open_tokens(path), length, max_rows=64)
 
 
 def _prepare(folder: Path, corpus: Corpus, start: Start) -> PreTrainedTokenizerFast:
-    """Write tokenizer and tokens into `folder`, unless they are there already."""
+    """Write tokenizer and tokens into `folder` unless it has them, and return the tokenizer."""
     if (folder / "manifest.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder / "tokenizer")
     sources = corpus.read()

@@ -1,7 +1,7 @@
-"""One whole run on pairs of texts, as the command line asks for it: a T5, or a draft for one.
+"""A whole run of `outrider train --pairs`: trains a T5, or a draft model for one.
 
-Pairs come as JSON lines, ``{"source": ..., "text": ...}``. One text in forty, chosen by hash, is
-held out, so that no held-out text is seen in training.
+Pairs are JSON lines, ``{"source": ..., "text": ...}``. All pairs of one text in forty, chosen by
+hash, are held out, so no held-out text is seen in training.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PairRun:
 
     Attributes:
         pairs: the file of pairs.
-        shape: of the T5; its vocabulary is the tokenizer's.
-        teacher: folder of a trained target, whose draft the new model becomes.
+        shape: of the T5; the size of its vocabulary is the tokenizer's.
+        teacher: folder of a trained target; the new model becomes its draft model.
         length: most tokens of a source, and of a text; longer pairs are left out.
     """
 
@@ -46,7 +46,7 @@ class PairRun:
 
 def run_pairs(
     out: Path,
-    asked: PairRun,
+    what: PairRun,
     schedule: Schedule,
     *,
     batch_size: int,
@@ -56,23 +56,23 @@ def run_pairs(
     checkpoint_every: int,
     tensorboard: bool,
 ) -> None:
-    """Train in `out`, resuming what is there unless `fresh`; leave a model in `out/model`."""
+    """Train in `out` and leave the model in `out/model`; resume an earlier run unless `fresh`."""
     console = Console(stderr=True)
     if fresh:
         (out / CHECKPOINT).unlink(missing_ok=True)
-    splits = split_pairs(read_pairs(asked.pairs))
-    teacher = _teacher(asked.teacher)
-    if asked.teacher is not None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.teacher)
+    splits = split_pairs(read_pairs(what.pairs))
+    teacher = _teacher(what.teacher)
+    if what.teacher is not None:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(what.teacher)
     else:
         texts = [text for pair in splits["train"] for text in pair]
-        tokenizer = train_pair_tokenizer(texts, asked.shape.vocab_size)
-    model = build_t5(replace(asked.shape, vocab_size=len(tokenizer)), seed)
-    width = asked.length
+        tokenizer = train_pair_tokenizer(texts, what.shape.vocab_size)
+    model = build_t5(replace(what.shape, vocab_size=len(tokenizer)), seed)
+    width = what.length
     rows = {s: encode_pairs(pairs, tokenizer, width, width) for s, pairs in splits.items()}
     held_out: Tensor | None = torch.from_numpy(rows["val"].astype(np.int64))
     if held_out is not None and not len(held_out):
-        console.print("no held-out pairs for a validation loss; going on without")
+        console.print("no held-out pairs for a validation loss; continuing without it")
         held_out = None
     plain = translation(model, width)
     train(
@@ -110,7 +110,7 @@ def read_pairs(path: Path) -> list[Pair]:
     """The pairs of a file, in its order.
 
     Raises:
-        ValueError: a line that is no pair, or a file without any.
+        ValueError: a line is not a pair, or the file is empty.
     """
     pairs = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -119,7 +119,8 @@ def read_pairs(path: Path) -> list[Pair]:
             pairs.append((str(entry["source"]), str(entry["text"])))
         except (ValueError, KeyError, TypeError):
             raise ValueError(
-                f'{path}, line {number}: no pair; write {{"source": "...", "text": "..."}} per line'
+                f"{path}, line {number}: not a pair; each line must be "
+                f'{{"source": "...", "text": "..."}}'
             ) from None
     if not pairs:
         raise ValueError(f"{path} holds no pairs; write one JSON object per line")
@@ -127,7 +128,7 @@ def read_pairs(path: Path) -> list[Pair]:
 
 
 def split_pairs(pairs: list[Pair]) -> dict[str, list[Pair]]:
-    """Training and validation pairs, told apart by the hash of their text."""
+    """Splits pairs into ``train`` and ``val`` by the hash of their text."""
     splits: dict[str, list[Pair]] = {"train": [], "val": []}
     for pair in pairs:
         digest = hashlib.sha256(pair[1].encode()).hexdigest()

@@ -1,13 +1,13 @@
-"""A small T5 and its objectives: cross-entropy on pairs, and a draft's divergence from a target.
+"""A small T5 and its objectives: cross-entropy on pairs, and distillation from a target.
 
-The architecture of T5 v1.1 (Raffel et al., 2020, https://arxiv.org/abs/1910.10683; gated GELU, no
-dropout) with shared embeddings. Places beyond a text's end count in no loss.
+The architecture is T5 v1.1 (Raffel et al., 2020, https://arxiv.org/abs/1910.10683; gated GELU, no
+dropout) with shared embeddings. Positions after a text's end token count in no loss.
 
-The initialisation is T5's but for the biases of distances, which begin wide, with a standard
-deviation of 2: heads then look at definite distances from the first step on, and copying is learned
-sooner. T5's own begin near 0, and a step moves them by about the learning rate.
+The initialisation is T5's except for the relative position biases, which have a standard deviation
+of 2. With it, heads attend to definite distances from the first step, and copying is learned
+sooner. T5's own biases begin near 0, and a step changes them only by about the learning rate.
 
-Shapes: B rows, S tokens of a source, T of a text (a batch is [B, S+T]), V vocabulary, N places.
+Shapes: B rows, S tokens of a source, T of a text (a batch is [B, S+T]), V vocabulary, N positions.
 `p` target, `q` draft.
 """
 
@@ -28,7 +28,7 @@ _BIAS_STD = 2.0
 
 @dataclass(frozen=True)
 class T5Shape:
-    """The numbers that fix a T5; encoder and decoder may differ in depth."""
+    """The sizes of a T5; encoder and decoder may differ in depth."""
 
     vocab_size: int
     hidden_size: int = 192
@@ -46,9 +46,9 @@ class T5Shape:
 
 
 def build_t5(shape: T5Shape, seed: int) -> T5ForConditionalGeneration:
-    """A freshly initialised float32 T5; see above for how."""
+    """A freshly initialised float32 T5; the module describes the initialisation."""
     torch.manual_seed(seed)
-    config_of: Any = T5Config  # which takes more than it declares
+    config_of: Any = T5Config  # its signature declares too few parameters
     config = config_of(
         vocab_size=shape.vocab_size,
         d_model=shape.hidden_size,
@@ -87,7 +87,10 @@ def translation_distillation(
     source_width: int,
     divergence: Divergence = forward_kl,
 ) -> Objective:
-    """Divergence of the draft from the frozen target at every place of the texts."""
+    """The mean divergence of the draft from the frozen target over all positions of the texts.
+
+    Freezes the target.
+    """
     target.requires_grad_(False).eval()
 
     def objective(tokens_BT: Tensor) -> Tensor:
@@ -99,7 +102,7 @@ def translation_distillation(
 
 
 def _logits(model: Any, tokens_BT: Tensor, source_width: int) -> Tensor:
-    """Logits at the places where a text goes on or ends, (N, V)."""
+    """Logits at the positions that predict a token of a text or its end token, (N, V)."""
     source_BS, text_BT = tokens_BT[:, :source_width], tokens_BT[:, source_width:]
     inputs_BT = torch.nn.functional.pad(text_BT[:, :-1], (1, 0), value=PAD)
     logits_BTV: Tensor = model(

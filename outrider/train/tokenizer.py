@@ -1,9 +1,9 @@
 """A byte-level BPE tokenizer for source code, saved as an ordinary Hugging Face folder.
 
-Byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) loses nothing: any UTF-8 text comes back
-exactly.  The pre-tokenizer is made for code: a run of newlines, an indentation and a word are each
-one piece, so no token spans a line break and its indentation, and a prompt that ends in either
-continues as the training text would.
+Byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) decodes any UTF-8 text exactly.  The
+pre-tokenizer is made for code: a run of newlines, an indentation and a word are separate pieces, so
+no token contains both a line break and the indentation after it.  A prompt may end in either and is
+tokenised as in the training text.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-END_OF_TEXT = "<|endoftext|>"  # separates documents; begins and ends every text; id 0
+END_OF_TEXT = "<|endoftext|>"  # separates documents, begins and ends every text; id 0
 PADDING = "<|pad|>"
 PIECES = r"\n+| {2,}|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 6144) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on `texts`; the result has exactly `vocab_size` entries at most."""
+    """Train a tokenizer with at most `vocab_size` entries on `texts`."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -34,7 +34,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 6144) -> PreTrainedT
 
 
 def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """The same for an encoder-decoder: id 0 pads and begins a text, id 1 ends it."""
+    """Train a tokenizer for an encoder-decoder: id 0 pads and begins a text, id 1 ends it."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""A pair of tiny models with random weights, in folders, as a user would have them."""
+"""A pair of tiny models with random weights, saved in folders like a user's models."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ LINES = [f"def f{i}(x):\n    return x + {i}  # ¿naïve?\n" for i in range(40)]
 
 
 def save_model(folder: Path, seed: int, vocab_size: int, layers: int = 2) -> None:
-    """A Llama with random weights, wide enough apart to have clear favourites."""
+    """A Llama with random weights, large enough that its distributions have clear maxima."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -54,7 +54,7 @@ def save_tokenizer(folder: Path, vocab_size: int = 300) -> int:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of a target and of a draft with other weights and the same tokenizer."""
+    """Folders of a target and of a draft with different weights and the same tokenizer."""
     folder = tmp_path_factory.mktemp("pair")
     target, draft = folder / "target", folder / "draft"
     size = save_tokenizer(target)
@@ -66,7 +66,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with another tokenizer."""
+    """The folder of a model with a different tokenizer."""
     folder = tmp_path_factory.mktemp("stranger")
     save_model(folder, 3, save_tokenizer(folder, vocab_size=280))
     return folder
@@ -74,13 +74,13 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def broken(pair: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the target to damage."""
+    """A copy of the target for a test to damage."""
     return Path(shutil.copytree(pair[0], tmp_path / "broken"))
 
 
 @pytest.fixture
 def run() -> Callable[..., Result]:
-    """Calls the command line in this process."""
+    """Runs the command line in this process."""
 
     def call(*arguments: object, **keywords: Any) -> Result:
         texts = [str(argument) for argument in arguments]
@@ -91,7 +91,7 @@ def run() -> Callable[..., Result]:
 
 @pytest.fixture
 def generate(pair: tuple[Path, Path], run: Callable[..., Result]) -> Callable[..., Result]:
-    """``outrider generate`` with the tiny pair in float32, eight tokens."""
+    """Runs ``outrider generate`` with the tiny pair in float32, for eight tokens."""
 
     def call(*arguments: object, **keywords: Any) -> Result:
         target, draft = pair

@@ -24,7 +24,7 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_called_alone_it_shows_help_with_an_example(run: Run, arguments: list[str]) -> None:
+def test_without_a_command_it_shows_help_with_an_example(run: Run, arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 0
     for word in ("generate", "methods", "demo", "train", "outrider demo\n"):
@@ -50,7 +50,7 @@ def test_help_imports_no_torch(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (0, "set()\n")
 
 
-def test_public_names_are_exact_and_resolve() -> None:
+def test_public_names_are_complete_and_resolve() -> None:
     assert len(outrider.__all__) == len(set(outrider.__all__))
     assert {"__version__", *outrider._HOME} == set(outrider.__all__)
     for name in outrider.__all__:
@@ -60,7 +60,7 @@ def test_public_names_are_exact_and_resolve() -> None:
         outrider.nothing  # noqa: B018
 
 
-def test_defaults_are_those_of_python() -> None:
+def test_defaults_equal_those_of_the_python_interface() -> None:
     flags = inspect.signature(expanded(generate)).parameters
     engine = inspect.signature(load).parameters
     parts = {"stop", "logit_bias", "processors", "stateless", "forced", "top_p_convention"}
@@ -69,7 +69,9 @@ def test_defaults_are_those_of_python() -> None:
             assert flags[field.name].default == field.default, field.name
     assert {"stop", "logit_bias"} <= set(flags)
     spelled = {"dtype": "auto"}  # None in Python
-    negated = {"generation_config"}  # a switch that is on in Python
+    negated = {
+        "generation_config"
+    }  # on by default in Python, where the command line has a flag to turn it off
     for name in negated:
         assert flags[f"no_{name}"].default is not engine[name].default
     own = negated | {"options", "verifier", "measure", "max_batch_size", "report"}
@@ -87,5 +89,5 @@ def test_defaults_are_those_of_python() -> None:
         ("a top_p of 0", "a top_p of 0"),
     ],
 )
-def test_errors_speak_of_flags(python: str, terminal: str) -> None:
+def test_errors_name_flags_instead_of_python_parameters(python: str, terminal: str) -> None:
     assert as_flags(python) == terminal

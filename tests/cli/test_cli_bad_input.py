@@ -64,7 +64,7 @@ def test_unknown_command_names_the_nearest(run: Run) -> None:
 
 @pytest.mark.parametrize("target", ["nobody/nothing", "~/nothing"])
 def test_draft_missing(run: Run, target: str) -> None:
-    """Said before anything is loaded, with methods that need none."""
+    """The error appears before anything is loaded, and names methods that need no draft."""
     remedies = ("--draft", "--method plain", "--method prompt-lookup", "--method suffix")
     assert_refused(run("generate", "x", "--target", target), *remedies)
 
@@ -133,7 +133,7 @@ def test_nan_logits_name_model_and_position(generate: Run, broken: Path, role: s
     assert_refused(result, f"{role} {broken}", "NaN", "position", "check its files")
 
 
-def test_prompt_that_is_no_text(generate: Run, tmp_path: Path) -> None:
+def test_a_prompt_file_that_is_not_text(generate: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompt.bin"
     file.write_bytes(b"abc\xff\xfe")
     assert_refused(generate("-f", file), "not UTF-8", "byte 3")

@@ -1,6 +1,6 @@
 """``outrider certify``: the table, the verdict, the exit code.
 
-A right pair fails a run with probability below 1e-3; seeds are fixed.
+A correct pair fails a run with probability below 1e-3; seeds are fixed.
 """
 
 import json
@@ -19,7 +19,7 @@ MUTANTS = "outrider.testing.mutants"
 
 @pytest.fixture
 def certify(pair: tuple[Path, Path], run: Run, tmp_path: Path) -> Run:
-    """With the tiny pair, one short prompt, and few samples."""
+    """The command with the tiny pair, one short prompt, and few samples."""
     target, draft = pair
     file = tmp_path / "prompts.txt"
     file.write_text("def f3(x):\n\n")
@@ -35,7 +35,7 @@ def test_table_and_verdict_fit_a_terminal(certify: Run) -> None:
     result = certify("--temperature", 0.8, "--top-k", 40)
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
-    for part in ("states", "positions", "rounds", "drafts", "tokens", "texts", "pass"):
+    for part in ("states", "positions", "rounds", "drafts", "tokens", "outputs", "pass"):
         assert part in result.stdout
     flat = " ".join(result.stdout.split())
     assert "LOSSLESS as far as tested: TV per position ≤ " in flat
@@ -58,7 +58,7 @@ def test_a_mutant_ends_with_code_1(certify: Run, mutant: str) -> None:
     assert f"NOT LOSSLESS: {mutant} fails" in " ".join(result.stdout.split())
 
 
-def test_rules_and_drafters_of_ones_own(
+def test_the_users_own_rules_and_drafters(
     certify: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_rules_7.py").write_text(
@@ -116,7 +116,7 @@ def test_prompts_from_lines_and_from_json_lines(tmp_path: Path) -> None:
 
 
 def test_the_embedded_pair(run: Run) -> None:
-    """The rule that comes with Outrider, and a wrong one in its place."""
+    """With the method's own rule, and with a wrong one in its place."""
     small = ("--positions", 40, "--num-speculative-tokens", 3, "--samples", 0, "--dtype", "float32")
     right = run("certify", *small)
     assert right.exit_code == 0, right.output

@@ -1,4 +1,4 @@
-"""``outrider demo`` and ``outrider methods``, and the comparison of greedy texts."""
+"""``outrider demo`` and ``outrider methods``, and the comparison of greedy outputs."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def test_first_differences_are_near_ties_or_mistakes(pair: tuple[Path, Path]) ->
     assert against_plain(engine, same, plain, greedy=False).first_difference is None
 
 
-def test_a_wrong_greedy_text_fails_the_command(
+def test_a_wrong_greedy_output_fails_the_command(
     generate: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(engine: object, result: object, plain: object, greedy: bool) -> object:

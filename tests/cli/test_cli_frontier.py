@@ -1,4 +1,4 @@
-"""``outrider frontier`` from the command line: what it writes and prints, and what it refuses."""
+"""``outrider frontier``: its tables, its files, its verdict, its errors."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from typer.testing import Result
 import outrider.lab.frontier as bench
 from outrider.core import Divergence
 from outrider.lab.frontier import SETTINGS, Family
-from outrider.lab.frontier.envelope import Mentor
+from outrider.lab.frontier.envelope import MentoredEnvelope
 from outrider.verifiers import Lenience, Mentored, Rejection
 
 Run = Callable[..., Result]
@@ -40,7 +40,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def frontier(pair: tuple[Path, Path], run: Run, prompts: Path, tmp_path: Path) -> Run:
-    """The command with the tiny pair, two prompts and little of everything."""
+    """The command with the tiny pair, two prompts, and small numbers of everything."""
 
     def call(*arguments: object, file: Path | None = prompts) -> Result:
         target, draft = pair
@@ -111,12 +111,14 @@ def test_the_plane_alone_as_json(frontier: Run, tmp_path: Path) -> None:
 def test_a_best_rule_that_wastes_budget_ends_with_code_1(
     frontier: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = Mentor.__call__
+    best = MentoredEnvelope.__call__
 
-    def wasteful(self: Mentor, divergence: Divergence, budget_K: Tensor, off: bool) -> Tensor:
+    def wasteful(
+        self: MentoredEnvelope, divergence: Divergence, budget_K: Tensor, off: bool
+    ) -> Tensor:
         return best(self, divergence, 0.9 * budget_K, off)
 
-    monkeypatch.setattr(Mentor, "__call__", wasteful)
+    monkeypatch.setattr(MentoredEnvelope, "__call__", wasteful)
     result = frontier("--no-generations")
     assert result.exit_code == 1
     assert "NOT the upper envelope" in result.stdout
@@ -195,13 +197,13 @@ def test_an_interrupted_run_leaves_no_folder(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "meet", interrupt)
+    monkeypatch.setattr(bench, "paired_distributions", interrupt)
     result = frontier("--out", tmp_path / "new" / "out")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
     assert not (tmp_path / "new").exists()
     (tmp_path / "out").mkdir()
     assert frontier().exit_code == 130
-    assert (tmp_path / "out").exists()  # it was the user's
+    assert (tmp_path / "out").exists()  # it existed before
 
 
 def test_without_matplotlib_nothing_is_done(

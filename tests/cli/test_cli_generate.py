@@ -1,4 +1,4 @@
-"""``outrider generate``: the text alone on stdout, everything else on stderr."""
+"""``outrider generate``: only the output on stdout, everything else on stderr."""
 
 import json
 import re
@@ -60,8 +60,8 @@ def test_json_is_one_document(generate: Run, expected: str) -> None:
     assert json.loads(generate(PROMPT, "--json").stdout)["text"] == expected
 
 
-def test_json_says_how_the_text_was_made(generate: Run, pair: tuple[Path, Path]) -> None:
-    """Every key is documented, and with what is in the document the text can be made again."""
+def test_json_says_how_the_output_was_generated(generate: Run, pair: tuple[Path, Path]) -> None:
+    """Every key is documented, and the document suffices to reproduce the output."""
     target, draft = map(str, pair)
     given = ("--seed", 7, "--temperature", 0.7, "--top-k", 40, "--num-speculative-tokens", 3)
     mentored = ("--method", "mentored", "-o", "budget=0.2")
@@ -143,10 +143,10 @@ def test_options_reach_the_engine(generate: Run, pair: tuple[Path, Path]) -> Non
     assert plain.stderr.startswith("note: method 'plain' uses no draft model; --draft ")
 
 
-def test_the_generation_config_is_obeyed_and_named(
+def test_the_generation_config_applies_and_is_named(
     generate: Run, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Its settings and rules, or with a flag the bare model; options win over it."""
+    """Its settings and rules apply unless a flag turns them off; options override them."""
     target = tmp_path / "target"
     shutil.copytree(pair[0], target)
     bare = generate(PROMPT, "--temperature", 0)

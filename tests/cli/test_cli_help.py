@@ -1,4 +1,4 @@
-"""Every command's help page at 80 columns: nothing is cut, nothing overflows."""
+"""The help page of every command at 80 columns: nothing is truncated, nothing overflows."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,8 +38,8 @@ def test_each_option_is_named_in_full_at_80_columns(run: Run, path: tuple[str, .
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "outrider")
-def test_values_have_names_for_people(path: tuple[str, ...]) -> None:
-    """Not those of Python's types."""
+def test_values_have_readable_names(path: tuple[str, ...]) -> None:
+    """They are not named for Python's types."""
     for param in COMMANDS[path].params:
         assert param.metavar or getattr(param, "is_flag", False), param.name
 
@@ -55,7 +55,7 @@ def test_sections_and_defaults(run: Run) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--target", "--model", "-m"])
-def test_the_target_has_shorter_names(run: Run, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_target_has_short_flags(run: Run, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
 
     def ask(models: Any, *_: object, **__: object) -> None:
@@ -68,5 +68,5 @@ def test_the_target_has_shorter_names(run: Run, flag: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("flag", ["--max-new-tokens", "-n"])
-def test_the_number_of_tokens_has_a_short_name(generate: Run, flag: str) -> None:
+def test_the_number_of_tokens_has_a_short_flag(generate: Run, flag: str) -> None:
     assert generate("def f3(x):", flag, 5).stderr.startswith("5 tokens, ")

@@ -1,4 +1,4 @@
-"""How models run is asked for alike in every command that loads some."""
+"""Options of models are the same in every command that loads models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ MEMORY = ("--max-memory", "1GB")
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What ``load`` was asked for; it then fails."""
+    """The arguments that ``load`` gets; it then raises an error."""
     found: dict[str, Any] = {}
 
     def ask(target: str, draft: str | None, method: str, *_: object, **settings: Any) -> None:
@@ -77,7 +77,7 @@ def test_options_reach_the_models(
         (("--quantize-target", "int5"), "--quantize-target int5: must be one of int8, int4"),
     ],
 )
-def test_other_values_are_refused_in_the_words_of_the_command_line(
+def test_errors_of_other_values_name_the_flag(
     run: Run, options: tuple[str, str], words: str
 ) -> None:
     done = run("tree-plan", *options)
@@ -86,7 +86,7 @@ def test_other_values_are_refused_in_the_words_of_the_command_line(
 
 
 def test_a_class_of_options_becomes_options() -> None:
-    """Where it stands among the others, with types and defaults of its own."""
+    """In the order of the parameters, with the types and defaults of the class."""
 
     @dataclass
     class Pair:

@@ -1,4 +1,4 @@
-"""``outrider ngram build``, and a text with what it built."""
+"""``outrider ngram build``, and generation with the table that it builds."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ CODE = "".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(30))
 
 @pytest.fixture
 def build(pair: tuple[Path, Path], run: Run, tmp_path: Path) -> Run:
-    """The command in the tiny pair's tokens."""
+    """The command with the tiny pair's tokenizer."""
 
     def call(*arguments: object) -> Result:
         models = ("--target", pair[0], "--dtype", "float32", "--device", "cpu")
@@ -46,7 +46,7 @@ def test_from_the_targets_own_samples(build: Run, tmp_path: Path) -> None:
     assert len(told["grams"]) == 4
     assert 100 <= told["tokens"] < 100 + 32 * 20
     assert told["sampled"] == 100
-    context = told["tokens"] - 100  # of the prompts, at most four tokens for each text
+    context = told["tokens"] - 100  # at most four prompt tokens for each sample
     assert 7 <= context <= 4 * 100
     said = build("--from-samples", 100, *prompts).stderr
     assert f"{told['tokens']} tokens, 100 of them written by the target and {context} of" in said

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: Ctrl-C, pipes, what libraries print."""
+"""The command line in its own process: Ctrl-C, pipes, output of libraries."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def command(pair: tuple[Path, Path], *arguments: object) -> list[str]:
     return [sys.executable, "-c", program, "generate", PROMPT, *map(str, (*models, *arguments))]
 
 
-# A job in the background starts with the interrupt ignored.
+# A background job starts with SIGINT ignored.
 HEED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 
 
@@ -26,7 +26,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **changes}
 
 
-def test_nothing_but_text_and_summary_even_on_an_ascii_terminal(pair: tuple[Path, Path]) -> None:
+def test_only_output_and_summary_appear_even_on_an_ascii_terminal(pair: tuple[Path, Path]) -> None:
     """Characters that the terminal cannot show are escaped; libraries print nothing."""
     done = subprocess.run(
         command(pair, "--max-new-tokens", 40),
@@ -42,8 +42,8 @@ def test_nothing_but_text_and_summary_even_on_an_ascii_terminal(pair: tuple[Path
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a POSIX signal")
 @pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_keeps_the_text_so_far(pair: tuple[Path, Path], as_json: bool) -> None:
-    """The signal comes once some rounds of text have been written."""
+def test_ctrl_c_keeps_the_output_so_far(pair: tuple[Path, Path], as_json: bool) -> None:
+    """The signal arrives after the output of some rounds."""
     slow = (
         "import os\n"
         "from outrider.cli.quiet import silence; silence()\n"
@@ -98,7 +98,7 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (130, b"interrupted\n")
 
 
-def test_it_is_a_module_to_run_too() -> None:
+def test_the_package_can_be_run_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "outrider", "--version"], capture_output=True)
     assert (done.returncode, done.stdout[:9]) == (0, b"outrider ")
 

@@ -16,7 +16,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def profile(pair: tuple[Path, Path], run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command on the tiny pair: little memory, few passes and rounds."""
+    """The command with the tiny pair, little memory, and few passes and rounds."""
     monkeypatch.setattr("outrider.lab.profile.run.LARGE", 2**16)
     monkeypatch.setattr("outrider.lab.profile.run.last_level_cache", lambda device: 2**17)
     monkeypatch.setattr("outrider.lab.profile.model.pass_times", partial(pass_times, repeats=1))
@@ -30,13 +30,14 @@ def profile(pair: tuple[Path, Path], run: Run, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tables_and_files(profile: Run, tmp_path: Path) -> None:
-    """Everything is there, in 80 columns; both files are what they are said to be."""
+    """All parts appear in 80 columns, and both files have the right format."""
     pytest.importorskip("matplotlib")
     trace, plot = tmp_path / "trace.json", tmp_path / "beta.svg"
     done = profile("def f1(x):", "--trace", trace, "--plot", plot)
     assert done.exit_code == 0, done.output
     for text in (
-        *("draft", "target", "verify", "cache", "Python", "total", "drawing", "reading"),
+        *("draft", "target", "verify", "cache", "Python", "total", "drawing"),
+        *("device-to-host sync", "text and stops"),
         *("Outside the models' passes:", "Memory:", "reached", "β", "Speed-up over plain"),
         *("E from α, i.i.d.", "E as measured"),
     ):
@@ -87,7 +88,7 @@ def test_plain_has_nothing_to_compare(profile: Run) -> None:
         (["def f(x): return x + 1\n" * 200], ["the context 256", "shorten"]),
     ],
 )
-def test_what_is_refused(
+def test_bad_input(
     profile: Run,
     arguments: list[str],
     parts: list[str],
@@ -107,7 +108,7 @@ def test_what_is_refused(
 def test_a_file_that_cannot_be_written(
     profile: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said before any work, and left as it was."""
+    """The error appears before any work, and the file is not changed."""
     file = tmp_path / "trace.json"
     file.write_text("precious", encoding="utf-8")
     monkeypatch.setattr("outrider.cli.profile.os.access", lambda path, mode: mode != os.W_OK)

@@ -1,4 +1,4 @@
-"""The README's Python compiles, and its methods and files exist."""
+"""The README: its Python compiles, its methods and files exist, its numbers are measured."""
 
 import re
 from pathlib import Path
@@ -25,14 +25,14 @@ def test_files_of_the_readme_exist() -> None:
         assert (ROOT / link).exists(), link
 
 
-def test_python_of_the_readme_is_python() -> None:
+def test_python_of_the_readme_compiles() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     compile(snippet, "README.md", "exec")
     assert "<!-- results -->" in README
 
 
 def test_numbers_of_the_first_table_come_from_the_results() -> None:
-    """Every number beside a link stands in the file that is linked in the same row."""
+    """Every number beside a link occurs in the linked file."""
     table = README.split("| You have |")[1].split("\n\n")[0]
     rows = [line.split("|")[1:4] for line in table.splitlines() if line.startswith("| ")]
     assert len(rows) == 6

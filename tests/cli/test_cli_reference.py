@@ -1,4 +1,4 @@
-"""``docs/cli.md`` says what the commands say."""
+"""``docs/cli.md`` matches the commands' help."""
 
 from outrider.cli.reference import PAGE, reference
 

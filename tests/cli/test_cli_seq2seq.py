@@ -1,4 +1,4 @@
-"""The command line with an encoder-decoder: the prompt is a source, the text stands alone."""
+"""The command line with an encoder-decoder: the prompt is the source."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_generate_compares_with_plain(folder: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["certify", "frontier", "tree-plan"])
-def test_commands_that_know_no_sources_say_so(command: str, folder: str, tmp_path: Path) -> None:
+def test_commands_for_decoder_only_models_say_so(command: str, folder: str, tmp_path: Path) -> None:
     arguments = [command, "--target", folder, "--draft", folder, "--dtype", "float32"]
     if command != "certify":
         arguments += ["--output" if command == "tree-plan" else "--out", str(tmp_path / "out")]

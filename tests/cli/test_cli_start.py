@@ -1,4 +1,4 @@
-"""What a command says while it starts: on a terminal what it is doing, else nothing."""
+"""Messages while a command starts: its stages on a terminal, otherwise nothing."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The stages that were shown."""
+    """The stages that the command shows."""
     stages: list[str] = []
 
     class Listening(Progress):
@@ -78,11 +78,11 @@ def test_a_terminal_shows_the_stage_and_is_left_clean() -> None:
     os.close(ours)
     assert done.returncode == 0
     assert "loading target big" in text
-    assert text.endswith("\x1b[2Kend\r\n")  # the line is erased behind it
+    assert text.endswith("\x1b[2Kend\r\n")  # the line is erased
 
 
 def test_training_prints_nothing_of_libraries(tmp_path: Path) -> None:
-    """The first line of a whole tiny run is ours, and so is every other."""
+    """Every line of a whole tiny run is Outrider's own."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"value_{i} = compute({i}, other={i * i})\n" for i in range(400)))
     shape = "--vocab-size 300 --layers 1 --hidden 16 --ffn 16 --heads 2 --kv-heads 1 --context 32"

@@ -1,4 +1,4 @@
-"""What needs no model starts no heavy library: help, the list of methods, shell completion."""
+"""Help, the list of methods and shell completion import no heavy library."""
 
 import json
 import os
@@ -23,7 +23,7 @@ main()
 
 
 def probe(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    """A process of the command line whose stderr ends with the heavy modules it imported."""
+    """Runs a command in a process whose stderr ends with the heavy modules that it imported."""
     return subprocess.run(
         [sys.executable, "-c", PROBE, *arguments],
         capture_output=True,
@@ -59,7 +59,7 @@ def test_a_missing_draft_is_noticed_before_anything_heavy_is_imported() -> None:
         ("outrider generate --compile ", ["off", "auto", "max"]),
     ],
 )
-def test_completion_imports_nothing_heavy_and_prints_names_alone(
+def test_completion_imports_nothing_heavy_and_prints_only_names(
     words: str, expected: list[str]
 ) -> None:
     last = str(len(words.split(" ")) - 1)
@@ -86,14 +86,14 @@ def test_importing_the_package_imports_nothing_heavy_until_a_name_is_used() -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_the_catalogue_says_what_the_methods_say() -> None:
+def test_the_catalogue_is_current() -> None:
     assert catalogue.FILE.read_text(encoding="utf-8") == catalogue.written(METHODS.values()), (
         "the catalogue is out of date: run `python -m outrider.methods.catalogue`"
     )
 
 
-def test_entries_are_those_of_the_methods() -> None:
-    """Read back from the file, each is what its method says about itself."""
+def test_entries_match_the_methods() -> None:
+    """Each entry, read back from the file, has the fields of its method."""
     assert list(catalogue.entries()) == list(METHODS)
     for name, entry in catalogue.entries().items():
         method: Method = METHODS[name]

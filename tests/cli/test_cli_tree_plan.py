@@ -14,7 +14,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def plan(pair: tuple[Path, Path], run: Run) -> Run:
-    """The command on the tiny pair: few nodes, few rounds."""
+    """The command with the tiny pair, few nodes, and few rounds."""
 
     def call(*arguments: object) -> Result:
         target, draft = pair
@@ -26,7 +26,7 @@ def plan(pair: tuple[Path, Path], run: Run) -> Run:
 
 
 def test_the_table_and_the_file(plan: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """The target as its own draft: each draw is accepted, so a chain is a plan like any other."""
+    """With the target as its own draft, the first child is always accepted."""
     file = tmp_path / "tree.json"
     done = plan("--draft", pair[0], "--output", file, "--temperature", 0)
     assert done.exit_code == 0, done.output

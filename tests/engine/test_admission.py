@@ -1,4 +1,4 @@
-"""``max_memory``: KV buffers stay below it in every round, requests wait, and no text changes.
+"""``max_memory``: KV buffers stay below it in every round, requests wait, and no output changes.
 
 Legend: B rows.
 """
@@ -38,7 +38,7 @@ def draft() -> HFModel:
 
 
 def held(engine: Engine) -> int:
-    """Bytes of all KV buffers of an engine that are alive."""
+    """Bytes of all live KV buffers of an engine."""
     memory_budget = engine.target.plan.memory_budget
     assert memory_budget is not None
     return memory_budget.held()
@@ -69,7 +69,7 @@ def watching(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
 
 
 def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
-    """What the largest request needs alone."""
+    """Bytes that the largest request needs when it runs alone."""
     memory = engine._memory
     assert memory is not None
     requests = engine._requests(read_prompts(prompts)[0], SAMPLING, True)
@@ -78,7 +78,7 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
 
 @pytest.mark.parametrize("share", [1.0, 1.7, 4.0])
 @pytest.mark.parametrize("method", ["plain", "speculative", "top-k-tree", "early-exit", "staged"])
-def test_buffers_stay_below_the_bound_and_texts_the_same(
+def test_buffers_stay_below_the_bound_and_outputs_are_the_same(
     target: HFModel, draft: HFModel, method: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = ragged_prompts(LENGTHS)
@@ -97,7 +97,7 @@ def test_buffers_stay_below_the_bound_and_texts_the_same(
 
 
 def test_rows_join_while_others_run(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finished row's place is taken; the bound is not a reason to wait for the whole batch."""
+    """A new row joins when another finishes; it does not wait for the whole batch."""
     prompts = ragged_prompts([20] + [5] * 12)
     sampling = [greedy(60)] + [greedy(4)] * 12
     free = engine_of(target).generate(prompts, sampling)
@@ -107,7 +107,7 @@ def test_rows_join_while_others_run(target: HFModel, monkeypatch: pytest.MonkeyP
     assert token_ids(results) == token_ids(free)
     rows = [rows for rows, _ in seen if rows]
     assert 1 < max(rows) < 13
-    assert len(rows) == 60  # the short ones pass through beside the long one
+    assert len(rows) == 60  # the short requests run one after the other beside the long one
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -122,7 +122,7 @@ def test_sources_are_counted(family: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert held(engine) == 0
 
 
-def test_a_request_that_cannot_fit_alone_is_refused_before_any_runs(
+def test_a_request_that_exceeds_the_bound_alone_is_refused_before_any_runs(
     target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(target, draft, max_memory=100_000)
@@ -167,7 +167,7 @@ def test_streams_share_the_bound_and_give_back(
 def test_a_reservation_that_is_too_low_does_not_break_the_bound(
     target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drafter that says less than it takes is stopped by the KV buffers themselves."""
+    """If a drafter declares less than it needs, the KV buffers themselves keep the bound."""
     bound = 128 * 1024
     engine = engine_of(target, draft, max_memory=bound)
     assert engine._memory is not None
@@ -192,7 +192,7 @@ def test_a_reservation_that_is_too_low_does_not_break_the_bound(
         ("1tib", 2**40),
     ],
 )
-def test_sizes_are_read(value: int | str, num_bytes: int) -> None:
+def test_sizes_with_units_are_parsed(value: int | str, num_bytes: int) -> None:
     assert parse_bytes(value) == num_bytes
 
 
@@ -203,12 +203,12 @@ def test_other_sizes_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("method", ["speculative", "top-k-tree", "suffix"])
-def test_nothing_stays_behind_as_requests_come_and_go(
+def test_no_tensor_is_leaked_as_requests_come_and_go(
     target: HFModel, draft: HFModel, method: str
 ) -> None:
-    """As many tensors after 12 calls as after 4, in all of which rows join and leave."""
+    """There are as many tensors after 12 calls as after 4. Rows join and leave in every call."""
     engine = engine_of(target, draft, method, max_batch_size=3)
-    if method == "suffix":  # its memory of texts is bounded, but not full yet
+    if method == "suffix":  # its corpus of outputs is bounded, but not full yet
         engine = engine_of(target, None, method, options={"corpus_tokens": 0}, max_batch_size=3)
     prompts = ragged_prompts([9, 1, 17, 4, 12])
     counts = []

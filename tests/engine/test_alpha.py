@@ -29,7 +29,7 @@ TARGET, GUESS = ToyModel.random(V, seed=41), ToyModel.random(V, seed=42)
 
 @cache
 def distribution(model: ToyModel | str, tokens: tuple[int, ...]) -> list[float]:
-    """A toy's distribution behind the prompt and these tokens."""
+    """A toy's distribution after the prompt and these tokens."""
     toy = {"p": TARGET, "q": GUESS}[str(model)]
     past = torch.tensor(0)
     for token in (*PROMPT, *tokens):
@@ -38,8 +38,7 @@ def distribution(model: ToyModel | str, tokens: tuple[int, ...]) -> list[float]:
 
 
 def exact(num_tokens: int, end: int | None) -> tuple[float, float]:
-    """E Σ w r and E Σ w, over all prefixes, each with the mass that both distributions share along
-    it."""
+    """E Σ w r and E Σ w over all prefixes; w is the mass that both distributions share."""
     weighted = reached = 0.0
     for depth in range(num_tokens):
         for path in product(range(V), repeat=depth):
@@ -54,8 +53,7 @@ def exact(num_tokens: int, end: int | None) -> tuple[float, float]:
 
 
 def every_draft(drawn: Drawn, width: int, num_nodes: int) -> tuple[Draft, Tensor, Tensor]:
-    """Each draft that there can be, one per row, with the target's distributions and its
-    probability."""
+    """Every possible draft, one per row, with the target's distributions and its probability."""
     drafts = list(product(range(V), repeat=num_nodes - 1))
     B = len(drafts)
     context = Context.start([PROMPT] * B, SoftmaxDistribution(), [0] * B, range(B))
@@ -90,10 +88,9 @@ def every_draft(drawn: Drawn, width: int, num_nodes: int) -> tuple[Draft, Tensor
 def test_the_estimate_is_unbiased(
     drawn: Drawn, width: int, num_nodes: int, depth: int, end: int | None
 ) -> None:
-    """Whatever rule verifies, for the estimate asks the draft alone. Sequences may end inside
-    it."""
+    """The estimate depends on the draft only, not on the rule. Sequences may end inside a draft."""
     draft, p_BNV, chance_B = every_draft(drawn, width, num_nodes)
-    if drawn == "chosen":  # by noise that the rule shares
+    if drawn == "chosen":  # by noise that it shares with the rule
         q_BD = draft.probs_BNV[:, :-1].gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
         one_B1 = torch.ones_like(q_BD[:, :1])
         draft = replace(draft, probs_BNV=None, drawn_probs_BN=torch.cat([one_B1, q_BD], 1))
@@ -104,7 +101,7 @@ def test_the_estimate_is_unbiased(
 
 
 def test_a_copied_token_is_a_point_mass() -> None:
-    """So the overlap is p(x), and the position behind it is reached with that probability."""
+    """Its overlap is p(x), and the next position is reached with that probability."""
     p_BNV = torch.tensor([[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]])
     draft = Draft.chain(torch.tensor([[0, 1, 0]]), None, None, "chosen")
     found = estimated_overlap(draft, p_BNV)
@@ -118,7 +115,7 @@ EOS, WORDS = 2, 12
 
 
 def constant(seed: int) -> HFModel:
-    """A model whose distribution is the same behind every text: all tokens look alike to it."""
+    """A model with the same distribution after every prefix: all its token embeddings are equal."""
     module = tiny_module(seed=seed, dtype=torch.float64, vocab_size=WORDS, eos_token_id=EOS)
     with torch.no_grad():
         table = module.get_input_embeddings().weight
@@ -148,7 +145,7 @@ def shared(q_V: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and the α that it should report."""
+    """A method and the α that it must report."""
 
     method: str
     alpha: Callable[[], float] = lambda: shared(Q)
@@ -172,8 +169,8 @@ CASES = [
 def test_every_method_reports_the_overlap(case: Case) -> None:
     """False-alarm probability 6e-7 per method; a bias of 0.04 is four standard deviations or more.
 
-    The end-of-sequence token is frequent, and stop tokens end half of the rows earlier still, so
-    that many sequences end inside accepted tokens and many more inside drafts.
+    The end-of-sequence token is frequent, and stop tokens end half of the rows even earlier. So
+    many sequences end inside accepted tokens, and many more inside drafts.
     """
     num_rows = 150
     engine = engine_of(

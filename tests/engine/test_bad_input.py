@@ -1,4 +1,4 @@
-"""Everything a user can get wrong: a typed exception and one line that names the remedy."""
+"""Bad input raises a typed exception with a one-line message that names the remedy."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def engine() -> Engine:
 
 
 def refusal(engine: Engine, prompts: Any, sampling: Any, error: type[OutriderError]) -> str:
-    """The message; ``stream`` must refuse alike, before its first event."""
+    """The message of the error, which ``stream`` must raise too, before its first event."""
     with pytest.raises(error) as caught:
         engine.generate(prompts, sampling)
     if not isinstance(prompts, str) and len(prompts) == 1:
@@ -66,7 +66,7 @@ def test_prompts(engine: Engine, prompts: Any, message: str) -> None:
     refusal(engine, prompts, greedy(3), PromptError)
 
 
-def test_an_empty_text() -> None:
+def test_an_empty_prompt() -> None:
     tokenizer = byte_tokenizer()
     engine = engine_of(HFModel(tiny_module(vocab_size=len(tokenizer)), tokenizer))
     assert "empty" in refusal(engine, "", greedy(3), PromptError)
@@ -127,7 +127,7 @@ def test_parameters_that_do_not_fit_the_model(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 65, -3, 1.0, True])
-def test_numbers_of_the_engine(number: Any) -> None:
+def test_invalid_numbers_for_the_engine(number: Any) -> None:
     target = tiny()
     with pytest.raises(InvalidParameterError, match=r"num_speculative_tokens=.* from 1 to 64"):
         Engine(target, None, METHODS["plain"], num_speculative_tokens=number)
@@ -136,12 +136,12 @@ def test_numbers_of_the_engine(number: Any) -> None:
             Engine(target, None, METHODS["plain"], max_batch_size=number)
 
 
-def test_methods() -> None:
+def test_unknown_methods_suggest_similar_names() -> None:
     for wrong, near in (("specualtive", "speculative"), ("gredy", "greedy"), ("Plain", "plain")):
         with pytest.raises(UnknownMethodError, match=f"did you mean '{near}'") as caught:
             find_method(wrong)
         assert "\n" not in str(caught.value)
-    for wrong in ("zzz", "foo", "beam"):  # near none of the names: only the list
+    for wrong in ("zzz", "foo", "beam"):  # similar to none of the names: only the list
         with pytest.raises(
             UnknownMethodError, match=f"'{wrong}': known: plain, speculative, block, greedy"
         ):
@@ -159,7 +159,7 @@ def test_methods_for_temperature_zero_say_so() -> None:
 
 
 def damaged(seed: int, token: int, value: float, **settings: Any) -> HFModel:
-    """A model that breaks behind one token, which no other token leads to in a hurry."""
+    """A model that is broken after one token, which other tokens are unlikely to lead to."""
     module = tiny_module("llama", seed, **settings)
     with torch.no_grad():
         module.get_input_embeddings().weight[token] = value
@@ -209,8 +209,8 @@ def test_non_finite_logits_advise_a_wider_precision(dtype: torch.dtype, advice: 
         engine.generate([[1, 2, 7]], greedy(2))
 
 
-def test_non_finite_logits_in_the_middle_of_a_text() -> None:
-    """The position named is where the round began that met them."""
+def test_non_finite_logits_in_the_middle_of_a_sequence() -> None:
+    """The message names the position at which the round began."""
     target = tiny(seed=0, name="target")
     prompt = ragged_prompts([5])[0]
     text = engine_of(target).generate([prompt], greedy(12))[0].token_ids
@@ -222,7 +222,7 @@ def test_non_finite_logits_in_the_middle_of_a_text() -> None:
 
 
 def test_a_token_with_bias_minus_infinity_is_no_error() -> None:
-    """Infinite biases are the user's wish, not a damaged model."""
+    """An infinite bias is requested by the user and is no sign of a damaged model."""
     target = tiny()
     best = int(full_logits(target.module, [1, 2]).argmax(-1)[-1])
     banned = greedy(4, logit_bias={best: float("-inf")})

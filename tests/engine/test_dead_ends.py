@@ -1,4 +1,4 @@
-"""Parameters that leave no token to sample are an error of their request, and of no other."""
+"""Parameters that leave no token to sample fail their own request and no other."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ INF = float("inf")
 
 
 class From:
-    """Every logit takes a value once the sequence has a length."""
+    """A processor that sets all logits to one value from a sequence length on."""
 
     def __init__(self, length: int, value: float) -> None:
         self.length = length
@@ -30,7 +30,7 @@ class From:
 
 
 class EndsAt:
-    """Only token 7 at a length, and nothing behind it."""
+    """A processor that allows only token 7 at one sequence length, and no token after it."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -51,7 +51,7 @@ def engine(method: str) -> Engine:
 @pytest.mark.parametrize("value", [-INF, INF, float("nan"), 1e39])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["plain", "speculative"])
-def test_a_processor_that_leaves_nothing(method: str, temperature: float, value: float) -> None:
+def test_a_processor_that_forbids_all_tokens(method: str, temperature: float, value: float) -> None:
     other = From(10**9, 0.0)
     sampling = Sampling(temperature=temperature, processors=[other, From(8, value)])
     message = r"request 0: .*position 8 \(token 3 of the output\): logits processor 1 \(From\)"
@@ -69,7 +69,7 @@ def test_a_processor_that_leaves_nothing(method: str, temperature: float, value:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_forbids_everything_is_named(
+def test_the_parameter_that_forbids_all_tokens_is_named(
     named: str, settings: dict[str, Any], temperature: float
 ) -> None:
     sampling = Sampling(temperature=temperature, **settings)
@@ -80,12 +80,12 @@ def test_what_forbids_everything_is_named(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_only_tokens_that_are_emitted_count(method: str, temperature: float) -> None:
-    """Drafts run past the end; whatever is forbidden there is no error."""
+    """Drafts extend past the end; tokens that are forbidden there cause no error."""
     sampling = Sampling(temperature=temperature, processors=[EndsAt(8)], stop=[7])
     result = engine(method).generate([PROMPT], sampling)[0]
     assert result.finish_reason == "stop"
     longer = Sampling(temperature=temperature, processors=[EndsAt(8)])
-    if len(result.token_ids) == 4:  # else 7 came sooner by chance
+    if len(result.token_ids) == 4:  # otherwise, 7 was sampled earlier
         with pytest.raises(DeadEndError, match="position 9"):
             engine(method).generate([PROMPT], longer)
 
@@ -108,13 +108,13 @@ def test_a_dead_end_names_its_request_and_leaves_others_alone() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 0.7])
-def test_a_great_bias_forces_its_token_at_any_temperature(temperature: float) -> None:
+def test_a_huge_bias_forces_its_token_at_any_temperature(temperature: float) -> None:
     sampling = Sampling(temperature=temperature, logit_bias={5: 3e38}, max_new_tokens=4)
     assert engine("speculative").generate([PROMPT], sampling)[0].token_ids == (5,) * 4
 
 
 def test_more_logprobs_than_tokens() -> None:
-    """Each token once at each position, and none of the next position's."""
+    """Every token appears exactly once at each position."""
     for number in (VOCAB, VOCAB + 1, 10**5000):
         sampling = Sampling(logprobs=number, max_new_tokens=5)
         result = engine("speculative").generate([PROMPT], sampling)[0]

@@ -1,4 +1,4 @@
-"""Pieces of text where tokens and characters do not line up."""
+"""Pieces of text at characters that are split across tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from outrider.sampling import Sampling
 
 
 class Bytes:
-    """A tokenizer whose tokens are the bytes of UTF-8."""
+    """A tokenizer whose tokens are UTF-8 bytes."""
 
     def decode(self, tokens: list[int], **options: bool) -> str:
         return bytes(tokens).decode(errors="replace")
@@ -20,7 +20,7 @@ def pieces(prompt: bytes, output: bytes) -> list[str]:
     return [*(detokenizer.push([byte]) for byte in output), detokenizer.flush()]
 
 
-def test_a_prompt_that_ends_inside_a_character_gets_it_completed() -> None:
+def test_a_character_that_begins_in_the_prompt_is_completed() -> None:
     emoji = "😀".encode()
     assert pieces(b"a " + emoji[:2], emoji[2:] + b"x") == ["", "😀", "x", ""]
 
@@ -29,7 +29,7 @@ def test_a_character_appears_whole_and_once() -> None:
     assert pieces(b"a ", "é😀b".encode()) == ["", "é", "", "", "", "😀", "b", ""]
 
 
-def test_bytes_that_never_become_a_character_come_out_replaced_at_the_end() -> None:
+def test_an_incomplete_character_is_replaced_at_the_end() -> None:
     assert pieces(b"a", b"\xf0\x9f") == ["", "", "\ufffd"]
 
 
@@ -40,8 +40,8 @@ def test_a_replacement_character_in_the_text_is_kept() -> None:
 @given(
     st.lists(st.sampled_from([*"aé😀".encode(), *"\ufffd".encode(), 0xFF]), max_size=12), st.data()
 )
-def test_it_is_the_same_text_whenever_somebody_asks(output: list[int], data: st.DataObject) -> None:
-    """Rounds of any length, looked at now and then or at the end only."""
+def test_the_text_is_the_same_whenever_it_is_read(output: list[int], data: st.DataObject) -> None:
+    """Rounds of any length, with the text read in between or only at the end."""
     sampling = Sampling(max_new_tokens=len(output) + 1)
     asked, unasked = (
         Ending(sampling, (), 99, Detokenizer(Bytes(), b"a\xc3"))  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def test_it_is_the_same_text_whenever_somebody_asks(output: list[int], data: st.
     assert shown + asked.shown() == asked.text == unasked.text
 
 
-def test_nothing_is_decoded_before_somebody_asks() -> None:
+def test_nothing_is_decoded_before_the_text_is_read() -> None:
     calls: list[int] = []
 
     class Counted(Bytes):

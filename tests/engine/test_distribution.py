@@ -1,4 +1,4 @@
-"""CHI2, end to end: what comes out has the distribution that full forward passes say.
+"""CHI2 end to end: the output has the distribution computed by full forward passes.
 
 Legend: S two-token continuations, B rows, V vocabulary.
 """
@@ -25,7 +25,7 @@ SAMPLINGS = [
 
 
 def model(seed: int) -> HFModel:
-    """Seeds 0 and 1 are near enough to accept some drafts and refuse some."""
+    """A tiny model; with seeds 0 and 1, some drafts are accepted and some rejected."""
     return tiny(
         "llama",
         seed,
@@ -66,9 +66,11 @@ def check(counts_S: Tensor, sampling: Sampling) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["plain", "warped"])
 def test_rounds_of_a_real_pair(sampling: Sampling) -> None:
-    """200,000 rows in batches of 25,000, γ = 1, so that the two tokens come from one round or from
-    two; a correct method fails with probability 1e-4 per case (the seed being fixed, always or
-    never)."""
+    """200,000 rows in batches of 25,000. With γ = 1, the two tokens come from one round or two.
+
+    A correct method fails with probability 1e-4 per case over the choice of the seed, which is
+    fixed.
+    """
     target, drafter = model(0), ModelDrafter(model(1), V)
 
     def distribution(num_rows: int) -> Distribution:
@@ -95,8 +97,10 @@ def test_rounds_of_a_real_pair(sampling: Sampling) -> None:
 
 @pytest.mark.slow
 def test_the_engine_end_to_end() -> None:
-    """10,000 equal prompts that wait for 2,500 slots; a correct engine fails with probability
-    1e-4 (the seed being fixed, always or never)."""
+    """10,000 equal prompts that share a batch of 2,500 rows.
+
+    A correct engine fails with probability 1e-4 over the choice of the seed, which is fixed.
+    """
     engine = engine_of(model(0), model(1), γ=2, max_batch_size=2_500)
     sampling = SAMPLINGS[1]
     results = engine.generate([PROMPT] * 10_000, sampling)

@@ -1,4 +1,4 @@
-"""Draft-length policies in the engine: by name, with any method, row by row."""
+"""Draft-length policies in the engine: by name, with any method, independently for each row."""
 
 import pytest
 import torch
@@ -16,16 +16,18 @@ POLICIES = ["heuristic:3", "confidence:0.4", "survival:0.6"]
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("draft", [DRAFT, tiny("llama", 0, dtype=torch.float64)])
-def test_greedy_text_is_that_of_plain(policy: str, draft: object) -> None:
+def test_greedy_output_equals_plain_decoding(policy: str, draft: object) -> None:
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(18)))
     drafted = engine_of(TARGET, draft, γ=8, draft_length=policy)  # type: ignore[arg-type]
     assert token_ids(drafted.generate(PROMPTS, greedy(18))) == plain
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_rows_of_a_batch_are_rows_alone(policy: str) -> None:
-    """Lengths decide where rounds begin, and so which numbers a row draws with: they must be the
-    row's own, though rows finish and join at different times."""
+def test_rows_of_a_batch_equal_rows_alone(policy: str) -> None:
+    """The lengths decide where rounds begin, and so which random numbers a row uses.
+
+    They must therefore depend on the row alone, although rows finish and join at different times.
+    """
     sampling = [
         Sampling(temperature=0.7, max_new_tokens=n, ignore_eos=True) for n in (30, 7, 19, 12, 25)
     ]
@@ -40,8 +42,8 @@ def test_rows_of_a_batch_are_rows_alone(policy: str) -> None:
     assert texts[0] == texts[1]
 
 
-def test_the_heuristic_finds_the_draft_that_is_worth_its_length() -> None:
-    """A perfect draft is asked for more and more, a poor one for less."""
+def test_the_heuristic_lengthens_good_drafts_and_shortens_poor_ones() -> None:
+    """A perfect draft gets longer from round to round, a poor one shorter."""
     perfect = engine_of(
         TARGET, tiny("llama", 0, dtype=torch.float64), γ=12, draft_length="heuristic:2"
     )
@@ -51,7 +53,7 @@ def test_the_heuristic_finds_the_draft_that_is_worth_its_length() -> None:
     assert short.drafted / short.rounds < 4
 
 
-def test_a_threshold_of_confidence_is_draft_confidence() -> None:
+def test_the_confidence_policy_equals_draft_confidence() -> None:
     named = engine_of(TARGET, DRAFT, γ=6, draft_length="confidence:0.5")
     given = engine_of(TARGET, DRAFT, γ=6, draft_confidence=0.5)
     assert token_ids(named.generate(PROMPTS, SAMPLING)) == token_ids(
@@ -59,7 +61,7 @@ def test_a_threshold_of_confidence_is_draft_confidence() -> None:
     )
 
 
-def test_the_heuristic_may_go_beyond_the_usual_length() -> None:
+def test_the_heuristic_may_exceed_the_default_length() -> None:
     assert engine_of(TARGET, DRAFT, γ=None, draft_length="heuristic").num_speculative_tokens == 20
     assert engine_of(TARGET, DRAFT, γ=None).num_speculative_tokens == 5
 

@@ -1,4 +1,4 @@
-"""Where texts end, what is streamed on the way, and that statistics are cut with the text."""
+"""Where outputs end, what is streamed before, and that statistics count the kept tokens only."""
 
 import gc
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def engine_with(target: HFModel, γ: int, **settings: Any) -> Engine:
 
 
 def forced(target: HFModel, text: str = TEXT, **settings: Any) -> tuple[Sampling, list[int]]:
-    """Parameters under which that text is written, and its tokens."""
+    """Parameters that force the model to generate this text, and its tokens."""
     assert target.tokenizer is not None
     ids = target.tokenizer(text)["input_ids"]
     prompt = target.tokenizer(PROMPT)["input_ids"]
@@ -54,7 +54,7 @@ def forced(target: HFModel, text: str = TEXT, **settings: Any) -> tuple[Sampling
 
 
 def check_stats(result: Result, num_events: int | None = None) -> None:
-    """Numbers that must agree with each other and with the text."""
+    """Checks that the statistics agree with each other and with the output."""
     stats = result.stats
     assert stats.emitted == len(result.token_ids) == len(result.origins)
     assert stats.accepted == result.origins.count("accepted") <= stats.emitted
@@ -73,7 +73,7 @@ def check_stats(result: Result, num_events: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("γ", ROUNDS)
-def test_the_whole_text_is_written(target: HFModel, γ: int) -> None:
+def test_the_whole_text_is_generated(target: HFModel, γ: int) -> None:
     sampling, ids = forced(target)
     result = engine_with(target, γ).generate(PROMPT, sampling)
     assert result.text == TEXT
@@ -100,8 +100,10 @@ def test_the_whole_text_is_written(target: HFModel, γ: int) -> None:
     ],
 )
 def test_stop_strings_cut_exactly(target: HFModel, γ: int, stop: str) -> None:
-    """Inside tokens, across tokens, across rounds; the last token kept is the one that completed
-    the stop string."""
+    """Inside tokens, across tokens, and across rounds.
+
+    The last kept token is the one that completed the stop string.
+    """
     sampling, ids = forced(target, stop=stop)
     result = engine_with(target, γ).generate(PROMPT, sampling)
     assert result.text == TEXT[: TEXT.index(stop)]
@@ -114,7 +116,7 @@ def test_stop_strings_cut_exactly(target: HFModel, γ: int, stop: str) -> None:
 
 
 def test_stop_strings_token_by_token(target: HFModel) -> None:
-    """The same where every round emits one token, all drafts being refused."""
+    """The same if every round emits one token, because all drafts are rejected."""
     engine = engine_of(target, None, uniform_method(), γ=3)
     for stop in ("hello w", "😀 é", "\n    return"):
         result = engine.generate(PROMPT, forced(target, stop=stop)[0])
@@ -123,7 +125,7 @@ def test_stop_strings_token_by_token(target: HFModel) -> None:
 
 @pytest.mark.parametrize("γ", [0, 3, 8])
 def test_the_first_of_several_stops_ends_the_text(target: HFModel, γ: int) -> None:
-    """The one complete first; of those that one token completes, the one that began first."""
+    """The one completed first; if one token completes several, the one that began first."""
     engine = engine_with(target, γ)
     for stops, first in (
         (["never", "again", "hello"], "hello"),
@@ -135,8 +137,8 @@ def test_the_first_of_several_stops_ends_the_text(target: HFModel, γ: int) -> N
 
 
 @pytest.mark.parametrize("γ", [0, 3, 8])
-def test_a_stop_string_needs_all_of_itself(target: HFModel, γ: int) -> None:
-    """A text that ends within what might have become a stop string keeps it."""
+def test_a_partial_stop_string_does_not_end_the_text(target: HFModel, γ: int) -> None:
+    """A text that ends inside a possible stop string is kept in full."""
     for text, stop in (("a b", "b c"), ("hello", "hello!"), ("xxxy", "xxxx")):
         sampling, _ = forced(target, text, stop=stop)
         result = engine_with(target, γ).generate(PROMPT, sampling)
@@ -156,7 +158,7 @@ def test_stop_token_ids_are_kept(target: HFModel, γ: int) -> None:
 
 @pytest.mark.parametrize("γ", ROUNDS)
 def test_end_of_sequence(target: HFModel, γ: int) -> None:
-    """Cut after acceptance; kept as a token, not as text; statistics end there too."""
+    """It is kept as a token but not as text. Tokens after it are dropped, also from statistics."""
     engine = engine_with(target, γ)
     eos = 0
     engine.eos_ids = frozenset({eos})
@@ -192,7 +194,7 @@ def test_end_of_sequence_comes_from_the_model_or_its_tokenizer() -> None:
 @pytest.mark.parametrize("γ", ROUNDS)
 @pytest.mark.parametrize("num", [1, 2, 7])
 def test_length(target: HFModel, γ: int, num: int) -> None:
-    """Nothing is drafted that could not be emitted."""
+    """Drafts are no longer than what can still be emitted."""
     sampling, ids = forced(target, max_new_tokens=num)
     result = engine_with(target, γ).generate(PROMPT, sampling)
     assert (result.token_ids, result.finish_reason) == (tuple(ids[:num]), "length")
@@ -202,7 +204,7 @@ def test_length(target: HFModel, γ: int, num: int) -> None:
 
 @pytest.mark.parametrize("γ", ROUNDS)
 @pytest.mark.parametrize("stop", [(), "hello again", "字 👩", "llo"])
-def test_streamed_pieces_add_up_and_split_no_character(
+def test_streamed_pieces_add_up_to_the_text_and_split_no_character(
     target: HFModel, γ: int, stop: str | tuple[()]
 ) -> None:
     sampling, _ = forced(target, stop=stop)
@@ -219,8 +221,8 @@ def test_streamed_pieces_add_up_and_split_no_character(
 
 
 @pytest.mark.parametrize("γ", [0, 1, 4])
-def test_what_may_become_a_stop_string_is_held_back(target: HFModel, γ: int) -> None:
-    """At no time has a reader seen a character that the final text does not have."""
+def test_a_possible_stop_string_is_held_back(target: HFModel, γ: int) -> None:
+    """No character is ever streamed that the final text does not have."""
     for text, stop in (("say hellhello", "hello"), ("a\n\n\nb", "\n\nb"), ("ababac", "abac")):
         sampling, _ = forced(target, text, stop=stop)
         shown = ""
@@ -230,7 +232,7 @@ def test_what_may_become_a_stop_string_is_held_back(target: HFModel, γ: int) ->
         assert shown == text[: text.index(stop)]
 
 
-def test_pieces_arrive_as_soon_as_they_are_certain(target: HFModel) -> None:
+def test_pieces_are_streamed_as_soon_as_they_are_final(target: HFModel) -> None:
     sampling, ids = forced(target, "hello world")
     events = list(engine_with(target, 0).stream(PROMPT, sampling))
     assert len(events) == len(ids)
@@ -238,7 +240,7 @@ def test_pieces_arrive_as_soon_as_they_are_certain(target: HFModel) -> None:
 
 
 def test_a_text_cut_within_a_character(target: HFModel) -> None:
-    """The length ends inside an emoji: what there is of it becomes one replacement character."""
+    """The length limit ends inside an emoji, which becomes one replacement character."""
     assert target.tokenizer is not None
     whole = target.tokenizer("é 😀")["input_ids"]
     sampling, _ = forced(target, "é 😀", max_new_tokens=len(whole) - 1)
@@ -252,7 +254,7 @@ def test_a_text_cut_within_a_character(target: HFModel) -> None:
 
 
 def test_text_is_the_decoding_of_random_tokens(target: HFModel) -> None:
-    """Random bytes, most of them no characters at all; only whole texts can be compared."""
+    """Random bytes are mostly no valid characters, so only whole texts are compared."""
     assert target.tokenizer is not None
     sampling = Sampling(max_new_tokens=40, ignore_eos=True)
     for prompt in ("a", "é", "hello 漢"):
@@ -263,7 +265,7 @@ def test_text_is_the_decoding_of_random_tokens(target: HFModel) -> None:
 @pytest.mark.parametrize("γ", [1, 2, 5])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_origins_add_up(target: HFModel, γ: int, temperature: float) -> None:
-    """Every round: accepted tokens, then one of the target's own."""
+    """Every round emits its accepted tokens and then one token of the target."""
     draft = tiny("llama", 0, vocab_size=target.num_tokens, num_hidden_layers=1, std=0.15)
     engine = engine_of(target, draft, γ=γ)
     sampling = Sampling(temperature=temperature, max_new_tokens=33, ignore_eos=True)
@@ -301,7 +303,7 @@ def test_seconds_are_all_accounted_for(target: HFModel) -> None:
 
 
 class Interrupting:
-    """A processor that raises at its n-th call."""
+    """A processor that raises an error in its n-th call."""
 
     def __init__(self, calls: int, error: type[BaseException]) -> None:
         self.calls, self.error = calls, error
@@ -339,7 +341,7 @@ def test_closing_a_stream_frees_its_row(target: HFModel, γ: int) -> None:
 def test_an_exception_in_the_middle_leaves_the_engine_usable(
     target: HFModel, γ: int, error: type[BaseException], calls: int
 ) -> None:
-    """In a draft pass or in verification, with another batch size before and after."""
+    """In a draft pass or during verification, with other batch sizes before and after."""
     engine = engine_with(target, γ)
     prompts = ragged_prompts([4, 9, 2])
     wanted = engine.generate(prompts, greedy(15))
@@ -353,7 +355,7 @@ def test_an_exception_in_the_middle_leaves_the_engine_usable(
 
 
 def test_two_streams_at_the_same_time(target: HFModel) -> None:
-    """Rows of different streams of one engine know nothing of each other."""
+    """Rows of different streams of one engine do not affect each other."""
     engine = engine_with(target, 3)
     sampling = Sampling(max_new_tokens=20, ignore_eos=True)
     prompts = ragged_prompts([4, 9])

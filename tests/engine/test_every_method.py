@@ -1,4 +1,4 @@
-"""What every named method does alike: batches, streams, confidence stops, temperature 0."""
+"""What all named methods have in common: batches, streams, confidence stops, temperature 0."""
 
 import pytest
 from real_tokenizers import worded
@@ -24,7 +24,7 @@ def engine(method: str, **settings: object) -> Engine:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_of_a_batch_are_rows_alone(method: str) -> None:
+def test_rows_of_a_batch_equal_rows_alone(method: str) -> None:
     sampling = greedy(18) if method in GREEDY_ONLY else SAMPLING
     together = token_ids(engine(method).generate(PROMPTS, sampling))
     one_by_one = token_ids(engine(method, max_batch_size=1).generate(PROMPTS, sampling))
@@ -38,7 +38,7 @@ STOPPED = [m.name for m in METHODS.values() if m.stops_when_unsure]
 
 @pytest.mark.parametrize("method", [m for m in STOPPED if m not in ("plain", "bild")])
 def test_drafts_that_stop_when_unsure(method: str) -> None:
-    """Fewer tokens are drafted; lossless texts at temperature 0 stay what they were."""
+    """Fewer tokens are drafted; outputs of lossless methods at temperature 0 do not change."""
     sampling = greedy(18) if method in GREEDY_ONLY else SAMPLING
     long = engine(method).generate(PROMPTS, sampling).stats
     short = engine(method, draft_confidence=0.5).generate(PROMPTS, sampling).stats
@@ -49,14 +49,14 @@ def test_drafts_that_stop_when_unsure(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if m not in STOPPED])
-def test_drafts_that_have_no_such_stop(method: str) -> None:
+def test_methods_without_draft_confidence_raise_an_error(method: str) -> None:
     with pytest.raises(IncompatibleError, match=f"draft_confidence=0.5.*{method}"):
         engine(method, draft_confidence=0.5)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_temperature_zero_is_the_argmax_wherever_the_rule_says_so(method: str) -> None:
-    """Also in a batch with sampled rows, where distributions are point masses."""
+def test_temperature_zero_gives_the_argmax_for_lossless_rules(method: str) -> None:
+    """Also in a batch with sampled rows, where greedy rows have point masses."""
     verified = engine(method)
     if not verified.verifier_at(0).lossless:
         pytest.skip("verifies by more than the argmax: test_greedy_by_logits.py")
@@ -67,8 +67,8 @@ def test_temperature_zero_is_the_argmax_wherever_the_rule_says_so(method: str) -
         assert token_ids(mixed)[::2] == plain[::2]
 
 
-def test_a_rule_of_ones_own() -> None:
-    """In place of the method's, at temperature 0 too."""
+def test_a_verifier_of_the_users_own() -> None:
+    """It replaces the method's verifier, at temperature 0 too."""
     from outrider.verifiers import Lenience
 
     own = engine_of(TARGET, DRAFT, "speculative", 4, verifier=Lenience(0.5))

@@ -1,4 +1,4 @@
-"""A rule compiled with what is around it decides as the rule itself does, in the same texts."""
+"""Fused verification, a compiled rule with its distributions, equals the rule run eagerly."""
 
 import warnings
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def made(module: nn.Module, trace: Callable[[], ExportedProgram], own: bool) -> 
 
 
 class Counted:
-    """A maker that counts graphs, and their calls."""
+    """Compiles graphs, and counts them and their calls."""
 
     def __init__(self) -> None:
         self.graphs = self.calls = 0
@@ -59,7 +59,7 @@ class Counted:
 
 
 def case(rows: int, drawn: Any, temperature: float = 0.8, seed: int = 0) -> tuple[Any, ...]:
-    """A draft of chains, the target's logits, and a context with their distribution."""
+    """Drafted chains, the target's logits, and a context with its distribution."""
     generator = torch.Generator().manual_seed(seed)
     logits_BNV = 2 * torch.randn(rows, γ + 1, V, generator=generator)
     near_BNV = logits_BNV + torch.randn(rows, γ + 1, V, generator=generator)
@@ -76,8 +76,8 @@ def case(rows: int, drawn: Any, temperature: float = 0.8, seed: int = 0) -> tupl
 
 
 @pytest.mark.parametrize("rule", DISTRIBUTIONS + LOGITS, ids=repr)
-def test_decides_as_the_rule_does(rule: Any) -> None:
-    """In 60 rounds of one row or several, all of whose verdicts must be equal."""
+def test_verdicts_equal_those_of_the_rule(rule: Any) -> None:
+    """In 60 rounds of one or several rows."""
     verification = CompiledVerifier(made, γ)
     for seed in range(60):
         rows = (1, 2, 5)[seed % 3]
@@ -96,7 +96,7 @@ def test_decides_as_the_rule_does(rule: Any) -> None:
     assert verification._last[2] is not None
 
 
-def test_every_rule_that_takes_part_is_tried() -> None:
+def test_every_traceable_rule_is_covered() -> None:
     public = (getattr(verifiers, name) for name in verifiers.__all__)
     traceable = {rule for rule in public if vars(rule).get("traceable") is True}
     assert traceable == {type(rule) for rule in DISTRIBUTIONS + LOGITS}
@@ -104,8 +104,8 @@ def test_every_rule_that_takes_part_is_tried() -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("sampling", [greedy(20), SAMPLED], ids=["greedy", "sampled"])
-def test_writes_the_same_texts(sampling: Sampling, batch: int) -> None:
-    """Also in ragged batches whose rows leave."""
+def test_outputs_equal_those_of_eager_verification(sampling: Sampling, batch: int) -> None:
+    """Also in ragged batches that rows leave."""
     prompts = ragged_prompts([9, 3, 14])
     wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=batch).generate(prompts, sampling)
     engine, maker = verifying(max_batch_size=batch)
@@ -119,8 +119,8 @@ def test_writes_the_same_texts(sampling: Sampling, batch: int) -> None:
         assert one.stats.accepted == other.stats.accepted
 
 
-def test_counts_the_same_where_texts_end() -> None:
-    """Drafts run past the end; nothing behind it is read or counted."""
+def test_statistics_are_equal_where_sequences_end() -> None:
+    """Drafts extend past the end; nothing after it is read or counted."""
     prompts = ragged_prompts([5] * 24)
     sampling = replace(SAMPLED, temperature=1.0, ignore_eos=False)
     engine, maker = verifying(max_batch_size=24)
@@ -139,7 +139,7 @@ def test_counts_the_same_where_texts_end() -> None:
 
 
 def verifying(**settings: Any) -> tuple[Engine, Counted]:
-    """An engine that verifies by programs, and their maker."""
+    """An engine with fused verification, and the compiler of its programs."""
     engine = engine_of(tiny(), tiny(seed=1), γ=γ, **settings)
     maker = Counted()
     engine.verification = CompiledVerifier(maker, γ)
@@ -151,7 +151,7 @@ def verifying(**settings: Any) -> tuple[Engine, Counted]:
     [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}],
     ids=str,
 )
-def test_distributions_that_are_more_than_a_temperature_go_by_the_rule(settings: Any) -> None:
+def test_distributions_with_more_than_a_temperature_are_verified_eagerly(settings: Any) -> None:
     engine, maker = verifying()
     sampling = replace(SAMPLED, max_new_tokens=8, **settings)
     wanted = engine_of(tiny(), tiny(seed=1)).generate(ragged_prompts([9]), sampling)
@@ -160,7 +160,7 @@ def test_distributions_that_are_more_than_a_temperature_go_by_the_rule(settings:
 
 
 @pytest.mark.parametrize("rule", [Block(), Lenience(0.4), Typical()], ids=repr)
-def test_lossy_rules_are_measured_all_the_same(rule: Any) -> None:
+def test_the_divergence_of_lossy_rules_is_still_measured(rule: Any) -> None:
     wanted = engine_of(tiny(), tiny(seed=1), verifier=rule).generate(ragged_prompts([9]), SAMPLED)
     engine, maker = verifying(verifier=rule)
     found = engine.generate(ragged_prompts([9]), SAMPLED)
@@ -169,8 +169,8 @@ def test_lossy_rules_are_measured_all_the_same(rule: Any) -> None:
     assert maker.graphs == (0 if isinstance(rule, Block) else 1)
 
 
-def test_exact_models_sample_by_the_rule() -> None:
-    """A program's softmax may round otherwise than torch's; an argmax cannot."""
+def test_exact_models_are_verified_eagerly_when_sampling() -> None:
+    """A compiled softmax may round differently from torch's; an argmax cannot."""
     maker = Counted()
     verification = CompiledVerifier(maker, γ, exact=True)
     verification(Rejection(), *case(1, "iid"))
@@ -179,7 +179,7 @@ def test_exact_models_sample_by_the_rule() -> None:
     assert maker.graphs == 1
 
 
-def test_other_lengths_and_masks_go_by_the_rule() -> None:
+def test_other_lengths_and_masks_are_verified_eagerly() -> None:
     maker = Counted()
     draft, *rest = case(2, "chosen")
     CompiledVerifier(maker, γ - 1)(Greedy(), draft, *rest)
@@ -191,7 +191,7 @@ def test_other_lengths_and_masks_go_by_the_rule() -> None:
 
 @dataclass(frozen=True)
 class Peeking(Rejection):
-    """Says that it can be traced, and looks at a number."""
+    """Wrong: declares that it can be traced, but reads a number on the host."""
 
     traceable: ClassVar[bool] = True
 
@@ -242,7 +242,7 @@ def lying(module: nn.Module, trace: Any, own: bool) -> Program:
     ],
     ids=["opaque", "no compiler", "wrong", "crashing", "inexact"],
 )
-def test_what_does_not_compile_verifies_as_it_is_after_one_warning(
+def test_a_rule_that_does_not_compile_is_run_eagerly_after_one_warning(
     maker: Any, rule: Any, text: str
 ) -> None:
     verification = CompiledVerifier(maker, γ)
@@ -256,8 +256,8 @@ def test_what_does_not_compile_verifies_as_it_is_after_one_warning(
         verification(rule, *round_)
 
 
-def test_each_rule_length_and_vocabulary_has_a_name_of_its_own() -> None:
-    """A program is looked up by it, and is made for these sizes."""
+def test_each_rule_length_and_vocabulary_has_its_own_cache_key() -> None:
+    """A program is compiled for these sizes and looked up by this key."""
     names = []
 
     def named(module: nn.Module, trace: Any, own: bool) -> Program:
@@ -279,7 +279,7 @@ def test_each_rule_length_and_vocabulary_has_a_name_of_its_own() -> None:
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [Rejection(), Greedy()], ids=repr)
-def test_compiled_programs_decide_as_the_rule_does(
+def test_compiled_verdicts_equal_those_of_the_rule(
     rule: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The target's generation config: obeyed as ``generate`` obeys it, unless told otherwise."""
+"""The target's generation config applies as in ``generate``, unless it is turned off."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def expected(module: PreTrainedModel) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_are_those_of_generate(rule: str) -> None:
+def test_its_rules_apply_as_in_generate(rule: str) -> None:
     module = module_with(**RULES[rule])
     wanted = expected(module)
     for draft in (False, True):
@@ -58,7 +58,7 @@ def test_rules_are_those_of_generate(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["repetition", "suppressed", "n-grams"])
-def test_the_bare_model(rule: str) -> None:
+def test_it_can_be_ignored(rule: str) -> None:
     bare = expected(module_with())
     assert expected(module_with(**RULES[rule])) != bare
     engine = engine_with(True, obey=False, **RULES[rule])
@@ -70,7 +70,7 @@ def sampled(engine: Engine, **settings: Any) -> list[Result]:
     return engine.generate(PROMPTS, Sampling(max_new_tokens=NUM, **settings))
 
 
-def test_unset_parameters_come_from_it_and_given_ones_win() -> None:
+def test_unset_parameters_come_from_it_and_given_ones_override_it() -> None:
     theirs = {"temperature": 0.6, "top_k": 7, "top_p": 0.8, "min_p": 0.05}
     config = theirs | {"do_sample": True, "repetition_penalty": 1.3}
     obedient, bare = engine_with(True, **config), engine_with(True)
@@ -91,7 +91,7 @@ def test_our_own_defaults_come_last() -> None:
     assert token_ids(sampled(engine_with())) == token_ids(sampled(engine_with(), temperature=1))
 
 
-def test_a_config_that_does_not_sample_is_greedy_unless_nobody_wrote_it() -> None:
+def test_a_config_without_sampling_is_greedy_unless_it_is_the_default() -> None:
     written = {"do_sample": False, "temperature": 0.6, "_from_model_config": False}
     assert engine_with(**written).settled(Sampling()).greedy
     assert not engine_with(**written).settled(Sampling(temperature=0.5)).greedy
@@ -100,7 +100,7 @@ def test_a_config_that_does_not_sample_is_greedy_unless_nobody_wrote_it() -> Non
     assert derived.obeyed == {}
 
 
-def test_what_cannot_be_obeyed() -> None:
+def test_unsupported_settings_raise_an_error() -> None:
     for settings in ({"guidance_scale": 3.0}, {"do_sample": True, "typical_p": 0.5}):
         name = next(field for field in settings if field != "do_sample")
         with pytest.raises(UnsupportedModelError, match=f"target sets {name}="):
@@ -110,14 +110,14 @@ def test_what_cannot_be_obeyed() -> None:
         engine_with(top_p=1.5).generate([PROMPTS[0]])
 
 
-def test_a_model_without_one() -> None:
+def test_a_model_without_a_generation_config() -> None:
     module = module_with()
     module.generation_config = None
     target = HFModel(module)
     assert token_ids(engine_of(target).generate(PROMPTS, GREEDY)) == expected(module_with())
 
 
-def test_sampling_parameters_compare_by_what_was_given() -> None:
+def test_sampling_parameters_compare_by_their_given_values() -> None:
     assert Sampling() == Sampling()
     assert Sampling() != Sampling(temperature=1.0), "the generation config may say otherwise"
     assert Sampling().settled() == Sampling(temperature=1.0).settled()

@@ -1,4 +1,4 @@
-"""Rules that verify by more than the argmax at temperature 0, end to end."""
+"""Rules that read more than the argmax at temperature 0, end to end."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_greedy_and_sampled_requests_do_not_disturb_each_other(method: str) -> N
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_they_stray_from_the_argmax_and_keep_more_for_it(method: str) -> None:
+def test_they_deviate_from_the_argmax_and_accept_more(method: str) -> None:
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(12)))
     strict = engine_of(TARGET, DRAFT, "greedy").generate(PROMPTS, greedy(12))
     loose = engine_of(TARGET, DRAFT, method, options=OPTIONS[method])
@@ -38,9 +38,12 @@ def test_they_stray_from_the_argmax_and_keep_more_for_it(method: str) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.8])
-def test_ensemble_is_that_of_transformers(weight: float) -> None:
-    """The first round of ``assistant_ensemble_weight``, greedy, token for token. (In later rounds
-    the draft's cache in transformers 5.23 is not always that of the text, so drafts differ.)"""
+def test_ensemble_equals_transformers(weight: float) -> None:
+    """The first round of ``assistant_ensemble_weight``, greedy, token for token.
+
+    In later rounds, the draft's KV cache in transformers 5.23 does not always match the sequence,
+    so drafts differ.
+    """
     target, draft = (tiny_module("llama", seed, dtype=torch.float64) for seed in (0, 3))
     for module in (target, draft):
         module.generation_config.eos_token_id = None

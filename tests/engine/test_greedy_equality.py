@@ -1,4 +1,4 @@
-"""At temperature 0 penalties, bias and processors give what ``transformers`` gives with them."""
+"""At temperature 0, outputs with penalties, bias and processors equal those of transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ NUM = 16
 
 
 class OutputPenalty(LogitsProcessor):
-    """Presence and frequency penalties as a ``transformers`` processor: the output only counts."""
+    """Presence and frequency penalties as a ``transformers`` processor; only the output counts."""
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
         self.prompt_length, self.presence, self.frequency = prompt_length, presence, frequency
@@ -124,7 +124,7 @@ def test_plain_speculative_and_transformers_agree(target: HFModel, case: str) ->
 
 @pytest.mark.parametrize("case", ["everything", "frequency"])
 def test_penalties_follow_the_path_of_a_tree(case: str) -> None:
-    """Each node's penalties count its own ancestors, not the nodes beside them."""
+    """The penalties of a node count its own ancestors and no other nodes."""
     target = tiny("llama", vocab_size=40, std=0.2)
     prompts = ragged_prompts(LENGTHS, 40)
     sampling = greedy(NUM, **CASES[case][0])
@@ -135,7 +135,7 @@ def test_penalties_follow_the_path_of_a_tree(case: str) -> None:
 
 
 def test_temperature_zero_in_a_mixed_batch_is_still_the_argmax(target: HFModel) -> None:
-    """One sampled row switches the batch to rejection sampling; greedy rows must not notice."""
+    """A sampled row switches the batch to rejection sampling, which must not change greedy rows."""
     prompts = ragged_prompts(LENGTHS)
     draft = tiny("llama", 0, std=0.19)
     sampled = Sampling(temperature=1, max_new_tokens=NUM, ignore_eos=True)
@@ -144,7 +144,7 @@ def test_temperature_zero_in_a_mixed_batch_is_still_the_argmax(target: HFModel) 
         assert results[row].token_ids == hf_generate(target.module, prompts[row], NUM)
 
 
-def test_truncation_does_not_matter_at_temperature_zero(target: HFModel) -> None:
+def test_truncation_has_no_effect_at_temperature_zero(target: HFModel) -> None:
     prompts = ragged_prompts(LENGTHS)
     plain = engine_of(target).generate(prompts, greedy(NUM))
     for settings in ({"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.9}):

@@ -1,4 +1,4 @@
-"""A chat model that was asked without its template, and ended at once, is worth a word."""
+"""A hint appears if a chat model, prompted without its template, ends at once."""
 
 import warnings
 from typing import Any
@@ -25,7 +25,7 @@ def chat_tokenizer(template: Any = TEMPLATE) -> PreTrainedTokenizerBase:
 
 
 def ending(tokenizer: PreTrainedTokenizerBase | None, *, at_once: bool = True) -> Engine:
-    """An engine whose model ends every text at once, or never."""
+    """An engine whose model ends every output at once, or never."""
     module = tiny_module(vocab_size=len(VOCABULARY), eos_token_id=0)
     with torch.no_grad():
         module.get_output_embeddings().weight.zero_()  # ties: the argmax is token 0

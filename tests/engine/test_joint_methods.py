@@ -1,4 +1,4 @@
-"""Joint decoding by name: what searches accept, where texts end, what their numbers say."""
+"""Joint decoding by name: what searches accept, where outputs end, and their statistics."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,16 +26,19 @@ def by_beams(γ: int = 4, model: Any = TARGET, **options: Any) -> Engine:
 
 
 @pytest.mark.parametrize("method", WITH_DRAFT)
-def test_a_draft_by_the_target_itself_is_accepted_whole(method: str) -> None:
-    """Of every round but a text's last, γ tokens and one more. MTAD holds all beams against the
-    likeliest of their depth, which any threshold below 1 lets pass."""
+def test_a_draft_by_the_target_itself_is_fully_accepted(method: str) -> None:
+    """Every round but the last emits γ tokens and one more.
+
+    MTAD compares all beams with the likeliest beam of their depth, so with a threshold below 1 that
+    beam is accepted.
+    """
     engine = engine_of(TARGET, TARGET, method, 3, options={"tau": 0.99})
     results = engine.generate(PROMPTS, SAMPLING)
     assert all(result.stats.acceptance_length == 4 for result in results)
 
 
 @pytest.mark.parametrize("method", WITH_DRAFT)
-def test_from_a_threshold_of_one_on_nothing_is_accepted(method: str) -> None:
+def test_with_a_threshold_of_one_nothing_is_accepted(method: str) -> None:
     results = engine_of(TARGET, DRAFT, method, 3, options={"tau": 1}).generate(PROMPTS, SAMPLING)
     assert results.stats.accepted == 0
     assert results.stats.rounds == results.stats.emitted == 4 * 16
@@ -46,7 +49,7 @@ def test_from_a_threshold_of_one_on_nothing_is_accepted(method: str) -> None:
 )
 @pytest.mark.parametrize("temperature", [0, 0.9])
 def test_options_of_the_joint_rule(options: dict[str, object], temperature: float) -> None:
-    """A row alone as in its batch; some drafts pass, some do not."""
+    """A row has the same output alone and in its batch; some drafts are accepted, some rejected."""
     sampling = Sampling(temperature=temperature, top_k=30, max_new_tokens=16, ignore_eos=True)
     engines = [
         engine_of(TARGET, DRAFT, "mjsd", 3, options=options | {"tau": 0.3}, max_batch_size=size)
@@ -58,7 +61,7 @@ def test_options_of_the_joint_rule(options: dict[str, object], temperature: floa
 
 
 def test_raw_distributions_at_temperature_zero_keep_more_than_the_argmax() -> None:
-    """Their judgement is no match with the argmax, also among rows that sample."""
+    """They accept tokens other than the argmax, also beside sampled rows."""
     raw = engine_of(TARGET, DRAFT, "mjsd", 3, options={"distributions": "raw"})
     warped = engine_of(TARGET, DRAFT, "mjsd", 3)
     found = raw.generate(PROMPTS, greedy(16))
@@ -68,8 +71,8 @@ def test_raw_distributions_at_temperature_zero_keep_more_than_the_argmax() -> No
 
 
 @pytest.mark.parametrize("method", [*WITH_DRAFT, *ALONE])
-def test_numbers_are_those_of_the_finished_text(method: str) -> None:
-    """Log-probabilities by a plain pass over the text; what was accepted, by its origins."""
+def test_statistics_match_the_finished_output(method: str) -> None:
+    """Log-probabilities equal those of a full forward pass, and acceptance matches the origins."""
     sampling = greedy(16, logprobs=2) if method in ALONE else SAMPLING
     sampling = replace(sampling, logprobs=2)
     for result in engine_of(TARGET, DRAFT, method, 3).generate(PROMPTS, sampling):
@@ -84,25 +87,25 @@ def test_numbers_are_those_of_the_finished_text(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*WITH_DRAFT, *ALONE])
-def test_a_text_ends_at_a_stop_token_in_mid_round(method: str) -> None:
+def test_an_output_ends_at_a_stop_token_inside_a_round(method: str) -> None:
     settings = greedy(16) if method in ALONE else SAMPLING
     engine = engine_of(TARGET, DRAFT, method, 4)
     (whole,) = token_ids(engine.generate(PROMPTS[:1], settings))
     (cut,) = engine.generate(PROMPTS[:1], replace(settings, stop=(whole[6],)))
     assert cut.finish_reason == "stop"
     assert cut.token_ids[-1] == whole[6]
-    if method != "beam-search":  # there an end changes what is found
+    if method != "beam-search":  # in a beam search, an end token changes the result
         assert cut.token_ids == whole[: whole.index(whole[6]) + 1]
 
 
 def best_text(prompt: list[int], num: int, ends: tuple[int, ...] = (), **settings: Any) -> tuple:
-    """One text by ``beam_search``, which equals transformers' (test_beam_search.py)."""
+    """The output of ``beam_search``, which equals that of transformers (test_beam_search.py)."""
     return beam_search(TARGET, prompt, 3, num, eos_ids=ends, **settings)[0].token_ids
 
 
 @pytest.mark.parametrize("γ", [1, 4, 31])
-def test_beam_search_is_the_search_over_the_whole_text(γ: int) -> None:
-    """Whatever the pieces it is handed over in; rows come and go in a batch of two."""
+def test_beam_search_through_the_engine_equals_one_search(γ: int) -> None:
+    """Whatever the number of tokens per round; rows come and go in a batch of two."""
     engine = engine_of(TARGET, None, "beam-search", γ, options={"num_beams": 3}, max_batch_size=2)
     results = engine.generate(PROMPTS, [greedy(14 - 3 * b) for b in range(4)])
     expected = [best_text(prompt, 14 - 3 * b) for b, prompt in enumerate(PROMPTS)]
@@ -111,7 +114,7 @@ def test_beam_search_is_the_search_over_the_whole_text(γ: int) -> None:
 
 
 def test_beam_search_has_the_options_of_transformers() -> None:
-    """Each changes what is found on some prompt, with two tokens that end a text."""
+    """Each option changes the result on some prompt, with two end tokens."""
     prompts = ragged_prompts([5] * 6, seed=2)
     ends = best_text(prompts[0], 8)[2], best_text(prompts[1], 8)[3]
     sampling = Sampling(temperature=0, max_new_tokens=12, stop=ends)
@@ -127,8 +130,8 @@ def test_beam_search_has_the_options_of_transformers() -> None:
         assert found != defaults or options == {"early_stopping": True}
 
 
-def test_beam_search_ends_where_the_model_says() -> None:
-    """At its end-of-sequence token, unless the row ignores it."""
+def test_beam_search_ends_at_the_end_of_sequence_token() -> None:
+    """Unless the row ignores it."""
     (prompt,) = ragged_prompts([5], seed=2)
     end = best_text(prompt, 8)[2]
     model = tiny("llama", 0, dtype=torch.float64, std=0.2, eos_token_id=end)
@@ -183,7 +186,7 @@ def test_bad_options_are_named(method: str, options: dict[str, object], message:
         engine_of(TARGET, DRAFT, method, 4, options=options)
 
 
-def test_a_rule_of_ones_own_without_the_logits_it_reads() -> None:
+def test_a_verifier_that_needs_logits_rejects_drafts_without_them() -> None:
     from outrider.verifiers import Joint
 
     engine = engine_of(TARGET, DRAFT, "mjsd", 3, verifier=Joint(distributions="raw"))
@@ -193,8 +196,8 @@ def test_a_rule_of_ones_own_without_the_logits_it_reads() -> None:
         engine.generate(PROMPTS, SAMPLING)
 
 
-def test_where_there_is_no_choice_all_is_the_argmax() -> None:
-    """Top-k 1 leaves one text, at any temperature."""
+def test_with_top_k_1_every_method_gives_the_argmax() -> None:
+    """At any temperature."""
     only = Sampling(top_k=1, max_new_tokens=12, ignore_eos=True)
     plain: list[Result] = engine_of(TARGET).generate(PROMPTS, greedy(12))
     for method in WITH_DRAFT:

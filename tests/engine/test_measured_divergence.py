@@ -1,4 +1,4 @@
-"""How far a lossy text strays, held against full forward passes over the finished text.
+"""The measured divergence of lossy methods against full forward passes over the output.
 
 Legend: T tokens, V vocabulary.
 """
@@ -30,8 +30,8 @@ def distributions(result: Result, module: torch.nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("method", MEASURED)
-def test_sums_are_those_of_the_finished_text(method: str) -> None:
-    """Accepted and corrected tokens follow π, bonus tokens p. Texts end in mid-round too."""
+def test_sums_match_the_finished_output(method: str) -> None:
+    """Accepted and corrected tokens follow π, bonus tokens p. Outputs also end inside rounds."""
     engine = engine_of(TARGET, DRAFT, method, 4)
     results = engine.generate(PROMPTS, SAMPLING)
     for result in results:
@@ -55,12 +55,12 @@ def test_sums_are_those_of_the_finished_text(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["plain", "speculative", "block", "coupled"])
-def test_lossless_texts_cost_nothing(method: str) -> None:
+def test_lossless_methods_have_no_divergence(method: str) -> None:
     stats = engine_of(TARGET, DRAFT, method).generate(PROMPTS, SAMPLING).stats
     assert (stats.measured, stats.kl, stats.reverse_kl, stats.tv) == (0, 0, 0, 0)
 
 
-def test_measuring_can_be_left_out_and_changes_no_token() -> None:
+def test_measuring_is_optional_and_changes_no_token() -> None:
     one, other = (
         engine_of(TARGET, DRAFT, "ensemble", measure=measure).generate(PROMPTS, SAMPLING)
         for measure in (True, False)
@@ -69,8 +69,8 @@ def test_measuring_can_be_left_out_and_changes_no_token() -> None:
     assert (one.stats.measured > 0, other.stats.measured) == (True, 0)
 
 
-def test_places_beyond_the_end_of_the_text_are_not_counted() -> None:
-    """Four accepted tokens of which the text keeps two."""
+def test_positions_after_the_end_of_the_output_are_not_counted() -> None:
+    """Four tokens are accepted, and the output keeps two of them."""
     stats = Stats(texts=1)
     reached, overlap = [1.0, 0.9, 0.8, 0.8, 0.4], [0.9, 0.8, 0.8, 0.4, 0.1]
     counts = RoundCounts(5, 5, True, reached, overlap, [(1.0, 2.0, 0.5)] * 5)

@@ -1,4 +1,4 @@
-"""Multi-token joint greedy decoding: blocks of K tokens by beam search, through the engine."""
+"""Multi-token joint greedy decoding through the engine: blocks of K tokens by beam search."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def mjgd(model: HFModel, beams: int, γ: int, **settings: object) -> Engine:
 
 
 def plain_block(model: HFModel, text: list[int], beams: int, num_tokens: int) -> list[int]:
-    """The best of a beam search of that many tokens, every path by passes of its own."""
+    """The best path of a beam search that scores every path by its own forward pass."""
     living: list[tuple[list[int], float]] = [([], 0.0)]
     for _ in range(num_tokens):
         found = [
@@ -39,9 +39,8 @@ def plain_mjgd(model: HFModel, prompt: list[int], beams: int, K: int, N: int) ->
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize(("K", "beams"), [(2, 3), (3, 4), (4, 1), (7, 4)])
-def test_blocks_are_those_of_the_plain_search(family: str, K: int, beams: int) -> None:
-    """Rows of different lengths in a batch of two, of which one leaves and another comes; the last
-    block of a text is shorter."""
+def test_blocks_equal_those_of_a_plain_search(family: str, K: int, beams: int) -> None:
+    """Rows of different lengths join and leave a batch of two; the last block is shorter."""
     model, N = tiny(family, 4, dtype=torch.float64), 10
     engine = mjgd(model, beams, K - 1, max_batch_size=2)
     found = token_ids(engine.generate(PROMPTS, [greedy(N - b) for b in range(4)]))
@@ -50,7 +49,7 @@ def test_blocks_are_those_of_the_plain_search(family: str, K: int, beams: int) -
 
 
 def test_one_block_is_full_beam_search() -> None:
-    """K = N; also where K is more than what is left. Better than greedy on these texts, summed."""
+    """K >= N. In total, the outputs are more probable than those of greedy decoding."""
     model, N, beams = tiny("llama", 4, dtype=torch.float64), 8, 6
     plain = [tuple(plain_block(model, prompt, beams, N)) for prompt in PROMPTS]
     for γ in (N - 1, 30):
@@ -68,7 +67,7 @@ def test_one_block_is_full_beam_search() -> None:
 def test_blocks_of_one_token_are_greedy_decoding(
     beams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """K = 1. The engine drafts at least one token and K is one more, so the budget is cut here."""
+    """K = 1. Engines draft at least one token, and K is one more, so the test cuts the budget."""
     from outrider.core import Budget
     from outrider.engine import running_batch
 
@@ -86,8 +85,8 @@ def test_one_beam_is_greedy_decoding_at_any_block_length() -> None:
     assert token_ids(found) == token_ids(engine_of(model).generate(PROMPTS, greedy(20)))
 
 
-def test_a_text_ends_where_its_block_says() -> None:
-    """At the first end-of-sequence token, what follows it in the block dropped."""
+def test_an_output_ends_inside_a_block() -> None:
+    """At the first end-of-sequence token; the rest of the block is dropped."""
     model = tiny("llama", 4, dtype=torch.float64)
     (long,) = token_ids(mjgd(model, 4, 3).generate(PROMPTS[:1], greedy(12)))
     end = long[5]
@@ -102,8 +101,8 @@ def test_it_is_defined_at_temperature_zero() -> None:
         mjgd(model, 2, 4).generate(PROMPTS, Sampling(temperature=1))
 
 
-def test_a_text_fills_the_context() -> None:
-    """Up to its last token, though a round drafts one token more than its budget."""
+def test_an_output_fills_the_context() -> None:
+    """Up to its last token, although a round drafts one token more than its budget."""
     model = tiny("llama", 4, dtype=torch.float64)
     (prompt,) = ragged_prompts([120])
     (found,) = mjgd(model, 3, 4).generate([prompt], greedy(50))

@@ -1,7 +1,7 @@
-"""Every argument of the Python interface, given values that nobody should give it.
+"""Every argument of the Python interface with invalid values.
 
-A call either succeeds or raises an ``OutriderError`` with a message of one line; every other
-exception is a mistake of ours. A fixed product, so that a failure names the argument and the value.
+A call must either succeed or raise an ``OutriderError`` with a one-line message; any other error is
+a bug. Arguments and values are combined in a fixed product, so a failure names both.
 """
 
 import inspect
@@ -50,8 +50,7 @@ def odd_values() -> Iterator[Any]:
 
 
 def foreign(call: Callable[[Any], object], name: str, skip: Callable[[Any], bool]) -> list[str]:
-    """The values that a call answers with an exception that is no OutriderError, or one that is
-    told badly."""
+    """The values for which a call raises another error, or an OutriderError with a bad message."""
     wrong = []
     for value in odd_values():
         if skip(value):
@@ -90,7 +89,7 @@ def test_sampling(name: str) -> None:
     def call(value: Any) -> None:
         few = {} if name == "max_new_tokens" else {"max_new_tokens": 2}
         sampling = Sampling(**{name: value}, **few)
-        if name != "processors":  # what these raise is their own
+        if name != "processors":  # processors may raise any error
             engine().generate([[1, 2]], sampling)
 
     check(call, name)
@@ -132,7 +131,7 @@ def test_engine(name: str) -> None:
 
 
 def takes_minutes(value: Any) -> bool:
-    """Compilation, and kernels that are built for exactness."""
+    """Whether the value starts compilation, or the build of exact kernels."""
     return isinstance(value, str | bool | np.bool_) and str(value) in ("auto", "True")
 
 
@@ -141,7 +140,7 @@ def test_load(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     given = {"target": tiny_module(max_position_embeddings=12), "draft": tiny_module(seed=1)}
     skip = takes_minutes if name in ("compile", "exact") else lambda value: False
-    if name == "report":  # what a function raises is its own
+    if name == "report":  # a function may raise any error
         skip = callable
 
     def call(value: Any) -> None:
@@ -221,7 +220,7 @@ def test_numpy_numbers_and_none_in_the_engine() -> None:
     assert made.method.name == "speculative"
 
 
-def test_models_that_are_no_language_models() -> None:
+def test_modules_that_are_not_language_models() -> None:
     module = tiny_module()
     with pytest.raises(OutriderError, match=r"no language-modelling head.*AutoModelForCausalLM"):
         load(module.model, method="plain")
@@ -237,7 +236,7 @@ def test_models_that_are_no_language_models() -> None:
         load(Adapted(), method="plain")  # type: ignore[arg-type]
 
 
-def test_a_compiled_module_is_taken_as_it_was() -> None:
+def test_a_compiled_module_is_unwrapped() -> None:
     module = tiny_module()
     engine = load(torch.compile(module), torch.compile(tiny_module(seed=1)))  # type: ignore[arg-type]
     assert engine.target.module is module

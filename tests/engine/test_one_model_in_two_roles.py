@@ -36,7 +36,7 @@ def compiled(dtype: torch.dtype = torch.float32) -> tuple[HFModel, Counted]:
     return model, executor
 
 
-def test_clocks_and_health_are_apart() -> None:
+def test_clocks_and_health_are_separate() -> None:
     model = tiny()
     engine = load(model, model, num_speculative_tokens=3)
     assert engine.draft is not None

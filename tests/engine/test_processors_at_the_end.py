@@ -1,4 +1,4 @@
-"""Logits processors see what plain decoding would show them, and nothing else, in every method.
+"""In every method, logits processors see only prefixes that plain decoding would show them.
 
 Legend: T tokens, V vocabulary.
 """
@@ -25,10 +25,10 @@ GREEDY_ONLY = [name for name, method in METHODS.items() if method.recipe().greed
 
 
 class Plain:
-    """Which tokens may follow, for ``transformers``' ``PrefixConstrainedLogitsProcessor``.
+    """The allowed tokens, for ``transformers``' ``PrefixConstrainedLogitsProcessor``.
 
-    Raises at a prefix that plain decoding would not have shown: behind an end token, as long as the
-    output may get, or holding a token that was forbidden there.
+    Raises an error for a prefix that plain decoding would not have shown: one that continues after
+    an end token, has the maximum length already, or contains a forbidden token.
     """
 
     def __init__(self, prompt: Sequence[int], length: int) -> None:
@@ -50,7 +50,7 @@ class Plain:
 
 
 def likely_ends(ids_1T: Tensor, scores_1V: Tensor) -> Tensor:
-    """So that texts end within drafts."""
+    """A processor that makes end tokens likely, so that sequences end inside drafts."""
     scores_1V = scores_1V.clone()
     scores_1V[:, [EOS, STOP]] += 4
     return scores_1V
@@ -79,9 +79,11 @@ def engine(method: str, **settings: Any) -> Engine:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_prefix_that_plain_decoding_would_not_show(method: str, temperature: float) -> None:
-    """In batches of two that end at different places; the instrument that repeats a text needs one
-    run to rehearse it."""
+def test_processors_see_only_prefixes_of_plain_decoding(method: str, temperature: float) -> None:
+    """In batches of two that end at different positions.
+
+    The method ``synthetic``, which repeats an earlier output, needs one run to record it.
+    """
     if temperature and method in GREEDY_ONLY:
         pytest.skip("temperature 0 only")
     written = engine(method)

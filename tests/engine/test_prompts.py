@@ -1,5 +1,4 @@
-"""What may be given as a prompt: texts, token ids, tensors, arrays, what a tokenizer returns; and
-what may not, with a remedy."""
+"""Accepted kinds of prompts: text, token ids, tensors, arrays, tokenizer output; and errors."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -89,7 +88,7 @@ def test_a_batch_gives_results(engine: Engine, prompts: Any) -> None:
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_tokenizer_output_without_its_padding(engine: Engine, side: str) -> None:
-    """The case that generated from the strings ``input_ids`` and ``attention_mask``."""
+    """It was once read as the strings ``input_ids`` and ``attention_mask``."""
     texts = ["def f(x):", "print(hello world) # and more", "x"]
     wanted = engine.generate(texts, greedy(6))
     results = engine.generate(padded(texts, side), greedy(6))
@@ -166,7 +165,7 @@ NO_PROMPTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("prompts", "message"), NO_PROMPTS.values(), ids=NO_PROMPTS.keys())
-def test_what_is_no_prompt(engine: Engine, prompts: Any, message: str) -> None:
+def test_other_values_raise_an_error(engine: Engine, prompts: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message) as caught:
         engine.generate(prompts, greedy(3))
     assert "\n" not in str(caught.value)
@@ -176,21 +175,21 @@ def test_what_is_no_prompt(engine: Engine, prompts: Any, message: str) -> None:
             call(prompts)
 
 
-def test_a_flat_list_is_one_prompt_but_no_batch(engine: Engine) -> None:
+def test_a_flat_list_is_one_prompt_and_not_a_batch(engine: Engine) -> None:
     for flat in (IDS, [np.int64(token) for token in IDS]):
         assert engine.encode(flat) == tuple(IDS)
         with pytest.raises(PromptError, match=r"write \[\[1, 2, 3\]\]"):
             engine.generate(flat, greedy(3))
 
 
-def test_several_prompts_for_one(engine: Engine) -> None:
+def test_several_prompts_where_one_is_expected(engine: Engine) -> None:
     for several in (["a"], [IDS], torch.tensor([IDS, IDS]), iter([IDS])):
         with pytest.raises(PromptError):
             engine.stream(several)
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, [{"temperature": 0}], "greedy", 5, [0]])
-def test_what_is_no_sampling(engine: Engine, sampling: Any) -> None:
+def test_other_values_for_sampling_raise_an_error(engine: Engine, sampling: Any) -> None:
     for call in (engine.generate, engine.stream):
         with pytest.raises(InvalidParameterError, match=r"^sampling=.*Sampling\(temp") as caught:
             call("x", sampling)
@@ -208,13 +207,13 @@ def test_samplings_from_an_iterator(engine: Engine) -> None:
 
 @cache
 def begun() -> HFModel:
-    """A model whose tokenizer puts a token before every text."""
+    """A model whose tokenizer puts a special token before every text."""
     words = tokenizer_of("fallback")
     return HFModel(tiny_module(vocab_size=len(words)), words)
 
 
 @pytest.mark.parametrize("kind", ["fallback", "unigram"])
-def test_a_text_that_has_its_first_token_gets_no_second(kind: str) -> None:
+def test_a_text_that_begins_with_the_special_token_gets_no_second_one(kind: str) -> None:
     words = tokenizer_of(kind)
     engine = engine_of(HFModel(tiny_module(vocab_size=len(words)), words))
     bos = words.bos_token_id
@@ -225,7 +224,7 @@ def test_a_text_that_has_its_first_token_gets_no_second(kind: str) -> None:
     assert engine.encode("def")[0] == bos
     assert engine.encode("<s><s>def")[:2] == (bos, bos)
     assert bos not in engine.encode("<s><s>def")[2:]
-    assert engine.encode([bos, bos, 9]) == (bos, bos, 9)  # ids are taken as they are
+    assert engine.encode([bos, bos, 9]) == (bos, bos, 9)  # token ids are not changed
 
 
 def test_special_tokens_can_be_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Rows are independent: batch-mates, batch size, coming and going change no row's tokens."""
+"""Rows are independent: other rows, batch size, joining and leaving change no row's tokens."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def mixed(temperature: float) -> list[Sampling]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("method", ["plain", "speculative"])
-def test_a_batch_gives_what_its_rows_give_alone(
+def test_a_batch_gives_the_same_outputs_as_its_rows_alone(
     target: HFModel, draft: HFModel, method: str, temperature: float
 ) -> None:
     prompts, sampling = ragged_prompts(LENGTHS), mixed(temperature)
@@ -66,7 +66,7 @@ def test_rows_of_all_temperatures_share_a_batch(
 
 
 def test_random_trees_in_a_batch(target: HFModel) -> None:
-    """Rows alone and together, drafts being random trees: acceptance varies from row to row."""
+    """Rows alone and together, with random trees as drafts, so that acceptance varies by row."""
     target = tiny("llama", 0, dtype=torch.float64, vocab_size=5)
     engine = engine_of(target, None, uniform_method(width=2), γ=6, max_batch_size=3)
     prompts = ragged_prompts(LENGTHS, 5)
@@ -89,7 +89,7 @@ def test_equal_prompts_differ_and_the_first_equals_the_prompt_alone(target: HFMo
     assert other[0].token_ids != results[0].token_ids
 
 
-def test_many_equal_prompts_all_have_random_numbers_of_their_own() -> None:
+def test_many_equal_prompts_all_have_their_own_random_numbers() -> None:
     prompts = [(1, 2)] * 1000 + [(1, 2, 0), (3,)]
     numbers = request_numbers(prompts)
     keys = row_keys([0] * len(numbers), numbers, "cpu")
@@ -100,7 +100,7 @@ def test_many_equal_prompts_all_have_random_numbers_of_their_own() -> None:
 def test_a_finished_rows_slot_is_refilled(
     target: HFModel, draft: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row waits for the longest: beside one long text, many short ones pass through."""
+    """Many short requests run one after the other beside one long request."""
     sizes: list[int] = []
     step = RunningBatch.step
 
@@ -139,13 +139,13 @@ def test_results_keep_the_order_of_the_prompts(target: HFModel) -> None:
         ([False], []),
     ],
 )
-def test_compaction_moves_few_rows_and_none_up(stays: list[bool], rows: list[int]) -> None:
+def test_compaction_moves_few_rows_and_only_downwards(stays: list[bool], rows: list[int]) -> None:
     assert _compacted(stays) == rows
     assert all(row >= place for place, row in enumerate(rows))
 
 
 def test_processors_see_their_own_row(target: HFModel, draft: HFModel) -> None:
-    """A transformers processor list in one row of a batch, nothing in the others."""
+    """One row of a batch has a transformers processor list, the others have none."""
     prompts = ragged_prompts([6, 3, 9])
     one = Sampling(
         max_new_tokens=14, ignore_eos=True, processors=LogitsProcessorList([TopKLogitsWarper(3)])

@@ -1,4 +1,4 @@
-"""Encoder-decoders through ``load``: folders, texts, pairs that fit and pairs that do not."""
+"""Encoder-decoders through ``load``: folders, prompts, compatible and incompatible pairs."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_of_an_encoder_decoder(folder: Path) -> None:
-    """The prompt is the source; the text is the decoder's alone, as ``generate`` writes it."""
+    """The prompt is the source, and the output is the decoder's alone, as in ``generate``."""
     engine = outrider.load(str(folder), str(folder), dtype="float32", device="cpu")
     assert isinstance(engine.target, Seq2SeqModel)
     sampling = Sampling(temperature=0, max_new_tokens=12, ignore_eos=True)
@@ -68,7 +68,7 @@ def test_one_model_in_two_roles() -> None:
     assert not isinstance(load_model(tiny_module()), Seq2SeqModel)
 
 
-def test_pairs_that_do_not_read_the_same_text() -> None:
+def test_pairs_of_different_kinds_raise_an_error() -> None:
     with pytest.raises(IncompatibleError, match=r"is an encoder-decoder, the draft decoder-"):
         engine_of(tiny_seq2seq("t5"), tiny())
     with pytest.raises(IncompatibleError, match=r"is decoder-only, the draft an encoder-dec"):
@@ -78,7 +78,7 @@ def test_pairs_that_do_not_read_the_same_text() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_sources_that_cannot_be_read() -> None:
+def test_invalid_sources_raise_an_error() -> None:
     engine = engine_of(tiny_seq2seq("bart", max_position_embeddings=16))
     with pytest.raises(PromptError, match="the prompt is empty"):
         engine.generate([[]], greedy(3))
@@ -88,7 +88,7 @@ def test_sources_that_cannot_be_read() -> None:
         engine.generate([[VOCAB]], greedy(3))
 
 
-def test_a_smaller_draft_bounds_neither_source_nor_text() -> None:
+def test_a_draft_with_a_shorter_context_limits_neither_source_nor_output() -> None:
     engine = engine_of(tiny_seq2seq("t5"), tiny_seq2seq("bart", max_position_embeddings=16))
     results = engine.generate([[1] * 17, [1] * 16], greedy(30))
     assert [len(result.token_ids) for result in results] == [30, 30]
@@ -96,7 +96,7 @@ def test_a_smaller_draft_bounds_neither_source_nor_text() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_writes_what_plain_writes(method: str) -> None:
+def test_every_method_equals_plain_decoding(method: str) -> None:
     """At temperature 0, with a draft that is often wrong."""
     sources, tokenizer = ragged_prompts([3, 11], seed=5), byte_tokenizer()
     target, draft = (
@@ -120,7 +120,7 @@ def test_every_method_writes_what_plain_writes(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["prompt-lookup", "suffix"])
 def test_lookups_copy_from_the_source(method: str) -> None:
-    """A text that is made to repeat its source is drafted from there once it has begun."""
+    """An output that is forced to repeat its source is drafted from the source."""
     target = tiny_seq2seq("bart")
     sources = [list(range(10, 34)), list(range(40, 61))]
     samplings = [greedy(len(s), forced=dict(enumerate(s))) for s in sources]

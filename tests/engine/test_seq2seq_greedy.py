@@ -1,4 +1,4 @@
-"""Encoder-decoders in the engine: what ``transformers`` writes, by any method, in any batch."""
+"""Greedy outputs of encoder-decoders equal those of transformers, by any method, in any batch."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ NUM = 14
 
 
 def texts_of(module: PreTrainedModel, num: int = NUM, **settings: Any) -> list[tuple[int, ...]]:
-    """What ``transformers`` writes for each source, alone."""
+    """The output of ``transformers`` for each source alone."""
     return [seq2seq_generate(module, source, num, **settings) for source in SOURCES]
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ)
 def test_plain_and_speculative_equal_transformers(family: str) -> None:
-    """Small post-norm models say one thing for ever; a penalty makes them change the subject."""
+    """Small post-norm models repeat one token for ever, so a penalty makes their output vary."""
     target, sampling = tiny_seq2seq(family, name="target"), greedy(NUM, repetition_penalty=2.0)
     expected = texts_of(target.module, repetition_penalty=2.0)
     assert all(len(set(text)) >= 6 for text in expected), "degenerate outputs prove nothing"
@@ -36,8 +36,10 @@ def test_plain_and_speculative_equal_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["t5", "marian", "bart"])
 def test_trees_and_refilled_batches(family: str) -> None:
-    """Few tokens, so that paths off the first child are accepted all the time; two rows at once,
-    so that rows leave and join."""
+    """A small vocabulary, so that paths off the first child are often accepted.
+
+    Batches of two rows, so that rows leave and join.
+    """
     target = tiny_seq2seq(family, vocab_size=7)
     sources = ragged_prompts([4, 1, 19, 9, 2], 7)
     expected = [seq2seq_generate(target.module, source, NUM) for source in sources]
@@ -68,8 +70,8 @@ DEMANDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("demand", DEMANDS)
-def test_what_generate_obeys_unasked(demand: str) -> None:
-    """Rules of the generation config bind every text, drafted or not."""
+def test_the_rules_of_the_generation_config_apply(demand: str) -> None:
+    """To every output, drafted or not."""
     module = tiny_seq2seq_module("mbart", bos_token_id=3)
     free = texts_of(module)
     for field, value in DEMANDS[demand].items():
@@ -84,7 +86,7 @@ def test_what_generate_obeys_unasked(demand: str) -> None:
     assert results.stats.acceptance_rate > 0.9, "a draft obeys the target's rules"
 
 
-def test_a_text_does_not_depend_on_its_batch() -> None:
+def test_an_output_does_not_depend_on_its_batch() -> None:
     target, draft = tiny_seq2seq("t5"), tiny_seq2seq("t5", std=0.19)
     sampling = Sampling(temperature=0.5, top_k=20, max_new_tokens=12, ignore_eos=True)
     for method in ("speculative", "coupled"):

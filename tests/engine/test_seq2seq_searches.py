@@ -1,4 +1,4 @@
-"""Searches on encoder-decoders: the source is read once, and the beams are of the decoder's text.
+"""Searches on encoder-decoders: one encoder pass per source, and beams in the decoder.
 
 Legend: T tokens of the decoder, V vocabulary.
 """
@@ -32,7 +32,7 @@ def wide(family: str, seed: int = 0, std: float = 0.2) -> Seq2SeqModel:
 def by_transformers(
     module: PreTrainedModel, source: list[int], num_beams: int, num: int, **settings: Any
 ) -> list[Hypothesis]:
-    """All hypotheses of its search, without the start token and what follows an end."""
+    """All hypotheses of its search, without the start token and without tokens after an end."""
     ids = torch.tensor([source])
     ends = settings.get("eos_token_id", module.generation_config.eos_token_id) or []
     done = module.generate(
@@ -58,7 +58,7 @@ def by_transformers(
 def plain_block(
     model: Seq2SeqModel, source: list[int], text: list[int], beams: int, K: int
 ) -> list[int]:
-    """The best of a beam search of K tokens behind a text, every path by a pass of its own."""
+    """The best path of a beam search of K tokens that scores every path by its own pass."""
     living: list[tuple[list[int], float]] = [([], 0.0)]
     for _ in range(K):
         found = []
@@ -73,8 +73,8 @@ def plain_block(
 
 @FAMILIES
 @pytest.mark.parametrize("length_penalty", [1.0, -0.8])
-def test_beam_search_is_that_of_transformers(family: str, length_penalty: float) -> None:
-    """Hypothesis for hypothesis; texts end early, and those that do not make the tree be packed."""
+def test_beam_search_equals_transformers(family: str, length_penalty: float) -> None:
+    """Hypothesis for hypothesis; some end early, and the long ones make the tree be compacted."""
     model, lengths = wide(family), set()
     for source in SOURCES:
         free = beam_search(
@@ -128,7 +128,7 @@ def test_beam_search_obeys_the_models_rules(demand: str) -> None:
 
 @FAMILIES
 def test_blocks_of_joint_greedy_decoding(family: str) -> None:
-    """Those of the plain search, three tokens at a time; the last block of a text is shorter."""
+    """They equal those of the plain search, three tokens at a time; the last block is shorter."""
     model = wide(family)
     engine = engine_of(model, None, "mjgd", 2, options={"beams": 3}, max_batch_size=2)
     found = token_ids(engine.generate(SOURCES, [greedy(8 - b) for b in range(4)]))
@@ -141,7 +141,7 @@ def test_blocks_of_joint_greedy_decoding(family: str) -> None:
 
 @FAMILIES
 @pytest.mark.parametrize("method", DRAFTED)
-def test_a_draft_by_the_target_itself_is_accepted_whole(method: str, family: str) -> None:
+def test_a_draft_by_the_target_itself_is_fully_accepted(method: str, family: str) -> None:
     model = wide(family)
     engine = engine_of(model, model, method, 3, options={"tau": 0.99})
     for result in engine.generate(SOURCES, SAMPLING):
@@ -150,8 +150,8 @@ def test_a_draft_by_the_target_itself_is_accepted_whole(method: str, family: str
 
 @FAMILIES
 @pytest.mark.parametrize("method", [*DRAFTED, *ALONE])
-def test_a_text_does_not_depend_on_its_batch(method: str, family: str) -> None:
-    """Nor does what is accepted of it; the draft is of the other family."""
+def test_an_output_does_not_depend_on_its_batch(method: str, family: str) -> None:
+    """Nor does its acceptance; the draft model is of the other family."""
     target, draft = wide(family), wide("bart" if family == "t5" else "t5", 1)
     sampling = greedy(12) if method in ALONE else SAMPLING
     options = {"tau": 0.1} if method in DRAFTED else {}
@@ -166,7 +166,7 @@ def test_a_text_does_not_depend_on_its_batch(method: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*DRAFTED, *ALONE])
-def test_log_probabilities_are_those_of_a_plain_pass(method: str) -> None:
+def test_log_probabilities_equal_those_of_a_full_forward_pass(method: str) -> None:
     target = wide("t5")
     sampling = greedy(9, logprobs=1)
     for result in engine_of(target, wide("t5", std=0.19), method, 3).generate(SOURCES, sampling):
@@ -177,8 +177,8 @@ def test_log_probabilities_are_those_of_a_plain_pass(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*DRAFTED, *ALONE])
-def test_a_text_fills_the_decoders_context(method: str) -> None:
-    """And a source the encoder's, whatever the searches need besides."""
+def test_an_output_fills_the_decoders_context(method: str) -> None:
+    """And a source fills the encoder's, although searches need additional slots."""
     target, draft = (tiny_seq2seq("bart", i, max_position_embeddings=16) for i in range(2))
     (result,) = engine_of(target, draft, method, 4).generate([[5] * 16], greedy(50))
     assert (len(result.token_ids), result.finish_reason) == (15, "context")
@@ -190,8 +190,8 @@ def test_the_targets_own_searches_are_for_temperature_zero(method: str) -> None:
         engine_of(wide("t5"), None, method).generate(SOURCES, SAMPLING)
 
 
-def test_a_search_needs_the_source_where_there_is_an_encoder() -> None:
-    """And none where there is none; what the encoder cannot read is refused before it does."""
+def test_a_search_needs_a_source_if_the_model_has_an_encoder() -> None:
+    """And accepts none otherwise. Invalid sources raise an error before the encoder runs."""
     both = tiny_seq2seq("bart", max_position_embeddings=16)
     for model, source, message in (
         (both, None, "is an encoder-decoder: give what its encoder reads as source_ids"),

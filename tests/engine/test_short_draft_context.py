@@ -1,5 +1,7 @@
-"""A draft model with a shorter context than the target's: the target's texts are whole, and drafted
-for as long as there is room."""
+"""A draft model with a shorter context than the target's: outputs are not shortened.
+
+Tokens are drafted as long as the draft's context has room.
+"""
 
 from typing import Any
 
@@ -31,7 +33,7 @@ METHODS_WITH_A_MODEL = {
 
 
 def short(seed: int = 0, limit: int = LIMIT, std: float = 0.28) -> Any:
-    """A draft that is often right."""
+    """A draft model whose tokens are often accepted."""
     return tiny(seed=seed, max_position_embeddings=limit, std=std, name="draft")
 
 
@@ -46,19 +48,19 @@ def expected() -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_A_MODEL)
-def test_texts_are_plain_decodings(method: str, expected: list[tuple[int, ...]]) -> None:
+def test_outputs_equal_plain_decoding(method: str, expected: list[tuple[int, ...]]) -> None:
     each = engine(method, max_batch_size=3)  # rows leave the draft, and others join the batch
     assert (each.limit, each.shared_limit) == (CONTEXT, LIMIT)
     results = each.generate(PROMPTS, greedy(NUM))
     assert token_ids(results) == expected
-    if "bandit" not in method:  # which asks the cheaper sources first
+    if "bandit" not in method:  # the bandit tries the cheaper sources first
         assert results[0].stats.accepted > 0, "the draft helps while it has room"
     assert results[0].origins[-5:] == ("plain",) * 5 or "hybrid" in method
     if "hybrid" not in method:
         assert results[4].stats.drafted == 0, "the prompt is longer than the draft's context"
 
 
-def test_hybrids_copy_beyond_the_models_context() -> None:
+def test_hybrids_copy_beyond_the_draft_models_context() -> None:
     prompt = ragged_prompts([6])[0] * 5
     result = engine("hybrid").generate([prompt], greedy(20))[0]
     assert result.stats.drafted > 0
@@ -70,8 +72,8 @@ def test_with_a_policy(draft_length: str, expected: list[tuple[int, ...]]) -> No
     assert token_ids(results) == expected
 
 
-def test_sampled_texts_do_not_depend_on_their_batch() -> None:
-    """Rows of their own in the draft's batch draw the numbers that they always draw."""
+def test_sampled_outputs_do_not_depend_on_their_batch() -> None:
+    """Rows that stay in the draft's batch keep their random numbers."""
     each = engine("speculative")
     sampling = Sampling(temperature=0.8, repetition_penalty=1.2, max_new_tokens=NUM)
     samplings = [sampling if i % 2 else Sampling(max_new_tokens=NUM) for i in range(len(PROMPTS))]
@@ -81,7 +83,7 @@ def test_sampled_texts_do_not_depend_on_their_batch() -> None:
     assert [r.finish_reason for r in together] == ["length"] * len(PROMPTS)
 
 
-def test_coupled_texts_keep_their_seed() -> None:
+def test_outputs_of_coupled_sampling_depend_on_the_seed_only() -> None:
     sampling = Sampling(temperature=0.8, max_new_tokens=NUM)
     both = [engine_of(TARGET, method="coupled", draft=short(), γ=3), engine("coupled")]
     plain = engine_of(TARGET, tiny(seed=5, max_position_embeddings=CONTEXT), "coupled")
@@ -90,14 +92,14 @@ def test_coupled_texts_keep_their_seed() -> None:
 
 
 @pytest.mark.parametrize("method", ["mjsd", "mtad"])
-def test_joint_methods_go_on(method: str) -> None:
+def test_joint_methods_continue_beyond_the_draft_context(method: str) -> None:
     each = engine_of(TARGET, short(), METHODS[method], γ=3)
     results = each.generate(PROMPTS, Sampling(max_new_tokens=NUM, ignore_eos=True))
     assert [len(result.token_ids) for result in results] == [NUM] * len(PROMPTS)
 
 
 def test_encoder_decoders() -> None:
-    """Texts and sources beyond the draft's context."""
+    """With outputs and sources longer than the draft's context."""
     target = tiny_seq2seq("bart", max_position_embeddings=64)
     draft = tiny_seq2seq("bart", max_position_embeddings=16, std=0.19)
     sources = ragged_prompts([5, 16, 17, 30])
@@ -108,7 +110,7 @@ def test_encoder_decoders() -> None:
     assert results[2].stats.drafted == 0
 
 
-def test_memory_is_booked_for_the_targets_context() -> None:
+def test_memory_is_reserved_for_the_targets_context() -> None:
     each = engine("speculative", max_memory="4MiB")
     results = each.generate(PROMPTS, greedy(NUM))
     assert [len(result.token_ids) for result in results] == [NUM] * len(PROMPTS)

@@ -1,4 +1,4 @@
-"""Stop strings that are special tokens of the tokenizer, or have one in them."""
+"""Stop strings that are, or contain, special tokens of the tokenizer."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def engine_with(target: HFModel, γ: int) -> Engine:
 
 
 def sampling_of(target: HFModel, **settings: Any) -> Sampling:
-    """Parameters under which the text is written."""
+    """Parameters that force the model to generate the text."""
     assert target.tokenizer is not None
     ids = target.tokenizer(WRITTEN, add_special_tokens=False)["input_ids"]
     script = Script(target.tokenizer("def")["input_ids"], ids)
@@ -56,7 +56,7 @@ def test_the_text_ends_before_them(target: HFModel, γ: int, stop: Any, text: st
     assert (result.text, result.finish_reason) == (text, "stop")
 
 
-def test_with_a_tokenizer_that_writes_spaces_between_tokens() -> None:
+def test_with_a_tokenizer_that_puts_spaces_between_tokens() -> None:
     result = written(model("fallback"), 3, "<|im_start|>")
     assert (result.text.strip(), result.finish_reason) == ("Hello you", "stop")
 
@@ -68,7 +68,7 @@ def test_strings_without_special_tokens_still_match_across_them(target: HFModel,
 
 
 @pytest.mark.parametrize("γ", [0, 3])
-def test_what_may_belong_to_one_is_held_back(target: HFModel, γ: int) -> None:
+def test_a_possible_stop_string_is_held_back(target: HFModel, γ: int) -> None:
     sampling = sampling_of(target, stop="and\n<|im_start|>")
     shown = ""
     for event in engine_with(target, γ).stream("def", sampling):
@@ -78,7 +78,7 @@ def test_what_may_belong_to_one_is_held_back(target: HFModel, γ: int) -> None:
 
 
 def test_a_stop_string_that_is_the_end_of_sequence_token(target: HFModel) -> None:
-    """It ends the text, asked to ignore the token or not."""
+    """It ends the text, whether or not the token is ignored."""
     assert target.tokenizer is not None
     end = target.tokenizer.convert_tokens_to_ids("<|im_start|>")
     target.module.generation_config.eos_token_id = end

@@ -1,5 +1,4 @@
-"""Logits processors with a state: found before they are spoilt by drafts, and run in order if told
-so."""
+"""Stateful logits processors are detected before a draft corrupts them, or called in order."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ NUM = 20
 
 
 class Every:
-    """Forbids half of the vocabulary at every n-th call."""
+    """Forbids half of the vocabulary in every n-th call."""
 
     def __init__(self, n: int = 3) -> None:
         self.n = n
@@ -41,7 +40,7 @@ class Every:
 
 
 class Matcher:
-    """Takes a token whenever the text has grown, as grammars without rollback do."""
+    """Consumes a token whenever the sequence has grown, like a grammar without rollback."""
 
     __slots__ = ("length", "state")
 
@@ -67,7 +66,7 @@ def counting_closure() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class Marks:
-    """Marks the tokens it was asked about in an array."""
+    """Counts the last tokens that it was called with in an array."""
 
     def __init__(self) -> None:
         self.marks = np.zeros(VOCAB)
@@ -78,7 +77,7 @@ class Marks:
 
 
 class Remembers:
-    """Answers by a cache."""
+    """Caches its results, which is harmless."""
 
     def __init__(self) -> None:
         self.known: dict[int, Tensor] = {}
@@ -101,7 +100,7 @@ def sampling(processor: Any, temperature: float = 1.0, **settings: Any) -> Sampl
 @pytest.mark.parametrize(
     "make", [Every, Matcher, Marks, counting_closure, lambda: partial(Every())]
 )
-def test_a_state_is_found(make: Callable[[], Any]) -> None:
+def test_state_is_detected(make: Callable[[], Any]) -> None:
     message = r"processors\[0\] .*pass stateless=False .* or stateless=True"
     with pytest.raises(InvalidParameterError, match=message):
         engine().generate([PROMPTS[0]], sampling(make()))
@@ -118,7 +117,7 @@ def test_a_state_is_found(make: Callable[[], Any]) -> None:
         lambda input_ids, scores: scores,
     ],
 )
-def test_what_has_none_is_not_taken_for_it(processor: Any) -> None:
+def test_stateless_processors_raise_no_error(processor: Any) -> None:
     result = engine().generate([PROMPTS[0]], sampling(processor, 0.0))[0]
     assert result.stats.drafted > 0
     assert (
@@ -127,7 +126,7 @@ def test_what_has_none_is_not_taken_for_it(processor: Any) -> None:
     )
 
 
-def test_a_promise_is_believed() -> None:
+def test_a_declaration_as_stateless_is_trusted() -> None:
     result = engine().generate([PROMPTS[0]], sampling(Every(10**9), stateless=True))[0]
     assert result.stats.drafted > 0
 
@@ -140,8 +139,8 @@ def test_plain_decoding_needs_no_check() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["speculative", "sequoia", "staged", "early-exit"])
-def test_in_order_means_as_in_plain_decoding(method: str, temperature: float) -> None:
-    """The same calls, beside a request that is drafted for as ever."""
+def test_calls_in_order_equal_those_of_plain_decoding(method: str, temperature: float) -> None:
+    """With the same calls, beside another request that is drafted for."""
     other = Sampling(max_new_tokens=NUM)
     expected, calls = [], []
     target = engine_of(tiny(num_hidden_layers=3), DRAFT, method)

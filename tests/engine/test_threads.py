@@ -1,4 +1,4 @@
-"""Engines used from several threads: every text is the one that its request has alone."""
+"""Engines used from several threads: every request has the same output as alone."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +47,7 @@ Call = Callable[[], Texts]
 
 @pytest.fixture(autouse=True)
 def _often() -> Iterator[None]:
-    """Threads take turns as often as the interpreter lets them."""
+    """Makes the interpreter switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -59,7 +59,7 @@ def engine(method: str, **settings: Any) -> Engine:
 
 
 def all_at_once(calls: Sequence[Call]) -> list[Texts]:
-    """What each call gives when it has a thread of its own and all begin together."""
+    """The result of each call, each in its own thread, all started together."""
     barrier = Barrier(len(calls))
 
     def begin(call: Call) -> Texts:
@@ -84,7 +84,7 @@ def streaming(engine: Engine, prompts: list[list[int]], sampling: Sampling = SAM
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_engine_in_many_threads(method: str) -> None:
-    """Batches of several sizes and streams, so that a mix-up shows as an error or another text."""
+    """Batches of several sizes and streams; a mix-up would give an error or a different output."""
     alone = [generating(engine(method), prompts)() for prompts in BATCHES]
     shared = engine(method)
     calls = [generating(shared, prompts) for prompts in BATCHES]
@@ -110,8 +110,8 @@ def test_encoder_decoders(family: str) -> None:
     assert all_at_once(calls) == 2 * alone
 
 
-def test_a_graph_runs_one_pass_at_a_time() -> None:
-    """It has one place for what it computes. Two engines share the model, and so its graph."""
+def test_a_graph_runs_one_forward_pass_at_a_time() -> None:
+    """A graph has a single output buffer. Two engines share the model, and so its graph."""
     running = Lock()
 
     def alone_in(each: TreeForward, trace: Callable[[], ExportedProgram]) -> Program:
@@ -133,7 +133,7 @@ def test_a_graph_runs_one_pass_at_a_time() -> None:
     assert all_at_once(calls) == 2 * alone
 
 
-def test_seconds_are_those_of_the_thread_that_spent_them() -> None:
+def test_a_stopwatch_counts_the_seconds_of_its_own_thread() -> None:
     watch = Stopwatch()
     with watch, ThreadPoolExecutor(1) as pool:
         pool.submit(watch.__enter__).result()
@@ -142,8 +142,7 @@ def test_seconds_are_those_of_the_thread_that_spent_them() -> None:
 
 
 def test_a_damaged_request_fails_alone() -> None:
-    """A model whose logits are NaN behind one token: requests that meet it fail, however many
-    others run beside them, and no other request does."""
+    """The model's logits are NaN after one token. Only requests that contain the token fail."""
     model = tiny()
     with torch.no_grad():
         model.module.get_input_embeddings().weight[7] = torch.nan
@@ -162,7 +161,7 @@ def test_a_damaged_request_fails_alone() -> None:
     assert texts == [[], [forced], [], [forced, forced], []]
 
 
-def test_a_stream_that_nobody_reads_holds_up_nobody() -> None:
+def test_a_stream_that_is_not_read_blocks_no_other_request() -> None:
     shared = engine("speculative")
     abandoned = shared.stream(BATCHES[0][0], SAMPLING)
     next(abandoned)
@@ -172,7 +171,7 @@ def test_a_stream_that_nobody_reads_holds_up_nobody() -> None:
 
 
 def test_a_processor_may_use_the_engine_itself() -> None:
-    """A call within a round of the same engine and thread does not wait for itself."""
+    """A call inside a round of the same engine and thread does not deadlock."""
     shared = engine("speculative")
     wanted = generating(shared, BATCHES[0])()
     found: list[Texts] = []

@@ -1,4 +1,4 @@
-"""Trees in the engine: how deep they grow, what is counted, log-probabilities, bad topologies."""
+"""Trees in the engine: depth, statistics, log-probabilities, and invalid topologies."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ LOPSIDED = Topology.rank_paths([[0], [1], [2], [0, 0], [0, 1], [0, 0, 0]])
 
 
 @pytest.mark.parametrize("name", PLANNED)
-def test_a_tree_is_as_deep_as_it_is_unless_gamma_cuts_it(name: str) -> None:
+def test_gamma_limits_the_depth_of_a_tree(name: str) -> None:
     def engine(gamma: int | None) -> Engine:
         options = {"topology": "2,1,1"}
         return Engine(TARGET, DRAFT, METHODS[name], num_speculative_tokens=gamma, options=options)
@@ -36,8 +36,8 @@ def test_a_tree_is_as_deep_as_it_is_unless_gamma_cuts_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "dynamic-tree"])
-def test_a_draft_that_is_the_target_is_kept_to_its_leaves(name: str) -> None:
-    """At temperature 0, each round but the last emits one token more than the tree is deep."""
+def test_a_draft_by_the_target_itself_is_accepted_down_to_a_leaf(name: str) -> None:
+    """At temperature 0, each round but the last emits one token more than the tree's depth."""
     engine = engine_of(TARGET, TARGET, name, 4)
     depth = 4
     result = engine.generate(PROMPTS[:1], greedy(3 * (depth + 1)))[0]
@@ -48,7 +48,7 @@ def test_a_draft_that_is_the_target_is_kept_to_its_leaves(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_counts_agree_with_origins(name: str) -> None:
-    """Leaves lie at several depths: where a short one is kept, nothing was refused behind it."""
+    """Leaves have several depths. After an accepted short leaf, nothing counts as rejected."""
     options = {"topology": LOPSIDED} if name in PLANNED else {}
     for result in engine_of(TARGET, DRAFT, name, 3, options=options).generate(PROMPTS, SAMPLING):
         stats, origins = result.stats, result.origins
@@ -61,8 +61,8 @@ def test_counts_agree_with_origins(name: str) -> None:
         assert stats.alpha == pytest.approx(stats.overlap / stats.reached)
 
 
-def test_a_kept_leaf_above_the_deepest_level_ends_in_a_bonus() -> None:
-    """Nothing hangs below the second child: at temperature 0 its token is followed by a bonus."""
+def test_an_accepted_leaf_above_the_deepest_level_is_followed_by_a_bonus_token() -> None:
+    """The second child is a leaf, so at temperature 0 a bonus token follows it."""
     forked = Topology.rank_paths([[0], [1], [0, 0]])
     engine = engine_of(TARGET, DRAFT, "top-k-tree", 2, options={"topology": forked})
     results = engine.generate(ragged_prompts([4] * 40), greedy(2))
@@ -86,7 +86,7 @@ def test_log_probabilities_are_the_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stops_and_short_rooms_cut_a_tree(name: str) -> None:
+def test_stops_and_a_full_context_cut_a_tree(name: str) -> None:
     engine = engine_of(TARGET, DRAFT, name, 4)
     whole = engine.generate(PROMPTS, greedy(12))
     stop = whole[1].token_ids[4]
@@ -126,7 +126,7 @@ def test_malformed_topologies_are_refused(topology: object, expected: str) -> No
         METHODS["sequoia"].recipe({"topology": topology})
 
 
-def test_more_than_can_be_drafted_is_refused() -> None:
+def test_sizes_out_of_range_are_refused() -> None:
     with pytest.raises(InvalidParameterError, match="num_chains=0"):
         engine_of(TARGET, DRAFT, "spectr", 4, options={"num_sequences": 0})
     with pytest.raises(
@@ -137,9 +137,8 @@ def test_more_than_can_be_drafted_is_refused() -> None:
         METHODS["traversal"].recipe({"children": "many"})
 
 
-def test_a_tree_wider_than_the_support_drafts_what_there_is() -> None:
-    """Siblings without replacement end where the distribution has no more tokens: three, of
-    twelve."""
+def test_a_tree_wider_than_the_support_drafts_the_whole_support() -> None:
+    """Siblings without replacement: at most three of twelve, if the support has three tokens."""
     sampling = Sampling(temperature=1, top_k=3, max_new_tokens=9, ignore_eos=True)
     engine = engine_of(TARGET, DRAFT, "sequoia", 4, options={"topology": "12,2"})
     stats = engine.generate(PROMPTS, sampling).stats

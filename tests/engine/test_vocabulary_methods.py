@@ -1,4 +1,4 @@
-"""Methods for drafts with other vocabularies, through the engine: who may use them, who may not."""
+"""Methods for draft models with other vocabularies, through the engine, and who may use them."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def encoder_decoder(family: str, kind: str, seed: int, std: float = 0.2) -> HFMo
     ids=["tli", "slem"],
 )
 def test_encoder_decoders(method: Method, family: str, kind: str) -> None:
-    """The draft's encoder reads the source in its own tokens; rows come and go."""
+    """The draft's encoder gets the source in its own tokens; rows join and leave."""
     target, draft = encoder_decoder("t5", "byte", 0), encoder_decoder(family, kind, 1)
     sampling = [greedy(7), Sampling(max_new_tokens=5, ignore_eos=True)]
     both, alone = (
@@ -53,8 +53,8 @@ def test_equal_encoder_decoders_are_speculative_decoding() -> None:
 
 
 @METHODS
-def test_the_end_of_a_text(method: Method) -> None:
-    """The target's end-of-text token ends it, whatever the draft's is called."""
+def test_the_end_of_an_output(method: Method) -> None:
+    """The target's end-of-text token ends it, whatever the draft's end token is."""
     target, draft = model("byte"), model("unigram", 1)
     end = tokenizer("byte").eos_token_id
     sampling = Sampling(temperature=0, max_new_tokens=9, logit_bias={end: 99.0})
@@ -62,7 +62,7 @@ def test_the_end_of_a_text(method: Method) -> None:
     assert (result.token_ids, result.finish_reason) == ((end,), "eos")
 
 
-def test_other_methods_say_which_ones_can() -> None:
+def test_other_methods_name_those_that_support_it() -> None:
     with pytest.raises(VocabularyMismatchError, match=r"different vocabularies.*'tli' or 'slem'"):
         load(model("byte"), model("unigram"))
 

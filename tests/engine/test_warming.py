@@ -1,4 +1,4 @@
-"""What is compiled before the first request is told, and is all that any request needs."""
+"""Warm-up reports every program that it compiles, and no request needs another one."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,7 +25,7 @@ PROMPTS = [[5, 6, 7] * 6, *ragged_prompts([100, 40, 2])]
 
 
 class Making:
-    """Makes graphs, and keeps count of them and of their calls."""
+    """Compiles graphs, and counts them and their calls."""
 
     def __init__(self) -> None:
         self.graphs = self.calls = 0
@@ -41,7 +41,7 @@ class Making:
         return counted
 
     def give(self, model: HFModel) -> HFModel:
-        """The model, with graphs."""
+        """The model with graphs from this compiler."""
         model.compiled = CompiledExecutor(model.module, model.spec, "graph", self)
         return model
 
@@ -58,7 +58,7 @@ def compiled(
 
 
 def unseal(engine: Engine) -> None:
-    """Lets the engine make programs again, so that one that it lacks is made."""
+    """Lets the engine compile again, so that a missing program would be compiled and counted."""
     assert engine.verification is not None
     engine.verification.sealed = False
     for model in filter(None, (engine.target, engine.draft)):
@@ -67,16 +67,19 @@ def unseal(engine: Engine) -> None:
 
 
 def every_request(engine: Engine, samplings: Iterable[Sampling]) -> None:
-    """Alone and in ragged batches whose rows leave, short prompts and long ones, all lengths of the
-    last draft, what is repeated and can be copied, and all that a distribution can be."""
+    """Runs requests of every kind that needs a program.
+
+    Alone and in ragged batches that rows leave, with short and long prompts, all lengths of the
+    last draft, repetitions that can be copied, and all kinds of distributions.
+    """
     for sampling in samplings:
         engine.generate(PROMPTS[:1], sampling)
         engine.generate(PROMPTS, [replace(sampling, max_new_tokens=4 + n) for n in range(4)])
 
 
 @pytest.mark.parametrize(("method", "graphs"), [("speculative", 6), ("plain", 1)])
-def test_all_graphs_are_made_and_told(method: str, graphs: int) -> None:
-    """Target, the draft's steps, its drafts at temperature 0 and above, and a rule for each."""
+def test_all_graphs_are_compiled_and_reported(method: str, graphs: int) -> None:
+    """The target, draft steps, fused drafts at temperature 0 and above, and a rule for each."""
     engine, making = compiled(method)
     told: list[tuple[str, float]] = []
     warm_up(engine, lambda what, share: told.append((what, share)))
@@ -106,7 +109,7 @@ CASES = [
 
 @pytest.mark.parametrize(("method", "graphs"), CASES)
 def test_no_request_needs_another_program(method: str, graphs: int) -> None:
-    """Of a few kinds of drafters; also in bfloat16, whose distributions are in float32."""
+    """For several kinds of drafters; also in bfloat16, whose distributions are in float32."""
     engine, making = compiled(method, torch.bfloat16, max_batch_size=3)
     warm_up(engine)
     unseal(engine)
@@ -119,7 +122,7 @@ def test_no_request_needs_another_program(method: str, graphs: int) -> None:
     [{"draft_confidence": 0.4}, {"draft_length": "heuristic:2"}, {"draft_length": "survival"}],
     ids=str,
 )
-def test_nor_with_drafts_that_stop_early(settings: Any) -> None:
+def test_no_request_needs_another_program_with_drafts_that_stop_early(settings: Any) -> None:
     engine, making = compiled("speculative", max_batch_size=3, **settings)
     warm_up(engine)
     graphs = making.graphs
@@ -128,7 +131,7 @@ def test_nor_with_drafts_that_stop_early(settings: Any) -> None:
     assert making.graphs == graphs < 6
 
 
-def test_copied_drafts_are_verified_by_the_program() -> None:
+def test_copied_drafts_use_fused_verification() -> None:
     engine, making = compiled("prompt-lookup")
     warm_up(engine)
     engine.generate([[5, 6, 7, 8, 9, 10] * 3], greedy(6))
@@ -138,8 +141,8 @@ def test_copied_drafts_are_verified_by_the_program() -> None:
     assert making.graphs == 2
 
 
-def test_a_program_that_is_missing_is_never_made_in_a_request() -> None:
-    """The same texts, eagerly."""
+def test_a_request_never_compiles_a_missing_program() -> None:
+    """It runs eagerly, with the same outputs."""
     engine, making = compiled("top-k-tree")
     wanted = engine_of(tiny(), tiny(seed=1), "top-k-tree", γ).generate(PROMPTS, greedy(6))
     warm_up(engine)
@@ -153,8 +156,8 @@ def test_a_program_that_is_missing_is_never_made_in_a_request() -> None:
     assert (making.graphs, making.calls) == (graphs, calls)
 
 
-def test_a_model_that_is_loaded_again_gets_what_the_other_method_needs() -> None:
-    """Loading makes programs of models that other engines have sealed."""
+def test_a_model_that_is_loaded_again_gets_the_programs_of_the_other_method() -> None:
+    """Loading compiles programs for models that other engines have sealed."""
     engine, making = compiled("speculative")
     warm_up(engine)
     assert making.graphs == 6
@@ -165,7 +168,7 @@ def test_a_model_that_is_loaded_again_gets_what_the_other_method_needs() -> None
     assert again.target.compiled.sealed
 
 
-def test_nothing_is_told_of_eager_engines() -> None:
+def test_eager_engines_report_nothing() -> None:
     told: list[str] = []
     warm_up(engine_of(tiny(), tiny(seed=1)), lambda what, share: told.append(what))
     assert not told

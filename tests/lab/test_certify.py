@@ -1,6 +1,6 @@
-"""``certify`` on pairs whose answer is known: right ones pass, whatever the rule and the draft.
+"""``certify`` on pairs with a known answer: correct ones pass, whatever the rule and the draft.
 
-The statistical checks reject a right pair with probability below 1e-3 each time; seeds are fixed.
+The statistical checks reject a correct pair with probability below 1e-3 per run; seeds are fixed.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from outrider.core import Bound, Draft, Verdict
 from outrider.core.errors import IncompatibleError, NonFiniteLogitsError
 from outrider.drafters import ModelDrafter, NoDraft
 from outrider.lab.certify import Certificate, certify
-from outrider.lab.certify.positions import Places, coarsened, divergence
+from outrider.lab.certify.positions import DraftedPositions, coarsened, divergence
 from outrider.lab.certify.report import Check, rounded_up
 from outrider.runtime import HFModel
 from outrider.sampling import Sampling, Warp
@@ -55,7 +55,7 @@ def marks(certificate: Certificate) -> dict[str, bool | None]:
 
 @dataclass(frozen=True)
 class AnyDraft(SampleMatch):
-    """Equality with the target's own draws holds for any draft."""
+    """Sample matching, declared for every kind of draft, since it is lossless for all of them."""
 
     accepts: frozenset[str] = frozenset({"iid", "distinct", "chosen", "searched"})  # type: ignore[misc]
 
@@ -83,7 +83,7 @@ class AnyDraft(SampleMatch):
         "distinct",
     ],
 )
-def test_a_right_pair_passes(drafter: ToyDrafter, verifier: Any) -> None:
+def test_correct_pairs_pass(drafter: ToyDrafter, verifier: Any) -> None:
     certificate = toy(TARGET, drafter, verifier)
     assert certificate.passed, certificate
     assert certificate.verdict.startswith("LOSSLESS as far as tested: ")
@@ -92,7 +92,7 @@ def test_a_right_pair_passes(drafter: ToyDrafter, verifier: Any) -> None:
     assert found["states"]
     assert found["rounds"]
     assert found["tokens"]
-    assert found["texts"]
+    assert found["outputs"]
     assert found["drafts"] is (None if drafter.drawn in ("chosen", "searched") else True)
     assert found["positions"] is (True if hasattr(verifier, "accept") else None)
     assert number(certificate, "rounds") < 1e-12
@@ -113,13 +113,13 @@ def test_plain_decoding_passes() -> None:
     assert marks(certificate)["positions"] is None
 
 
-def test_greedy_settings_are_held_to_the_argmax() -> None:
+def test_greedy_settings_must_emit_the_argmax() -> None:
     certificate = toy(TARGET, ToyDrafter(GUESS), Greedy(), greedy_distribution)
     assert certificate.passed
     assert "all 96 tokens are the target's argmax" in certificate.verdict
 
 
-def test_a_wrong_greedy_text_fails_and_a_near_tie_does_not() -> None:
+def test_a_wrong_greedy_output_fails_and_a_near_tie_does_not() -> None:
     class NextBest(Greedy):
         def __call__(self, draft: Draft, p_BNV: Tensor, rng: Any) -> Verdict:
             second_BN = p_BNV.topk(2).indices[..., 1]
@@ -136,19 +136,19 @@ def test_a_wrong_greedy_text_fails_and_a_near_tie_does_not() -> None:
     assert "96 up to a near-tie" in greedy.words
 
 
-def test_a_lossy_rule_keeps_its_bound() -> None:
+def test_a_lossy_rule_within_its_bound_passes() -> None:
     certificate = toy(TARGET, ToyDrafter(GUESS), Lenience(0.5))
     assert certificate.passed
     assert certificate.verdict.startswith("AS CLAIMED")
     found = marks(certificate)
     assert found["positions"]
     assert found["rounds"]
-    assert found["tokens"] is None  # reported, not verified
-    assert found["texts"] is None
+    assert found["tokens"] is None  # reported only
+    assert found["outputs"] is None
     assert 0 < number(certificate, "positions") <= -torch.tensor(0.5).log() + 1e-9
 
 
-def test_a_rule_without_a_bound_is_measured() -> None:
+def test_a_rule_without_a_bound_is_only_measured() -> None:
     certificate = toy(TARGET, ToyDrafter(GUESS), Bild(mode="mjsd"), num_samples=0)
     assert certificate.passed
     assert certificate.verdict.startswith("LOSSY WITHOUT A BOUND that could be tested")
@@ -156,35 +156,35 @@ def test_a_rule_without_a_bound_is_measured() -> None:
 
 
 @dataclass(frozen=True)
-class Lying(Lenience):
-    """Claims a bound that is too small."""
+class TooSmallBound(Lenience):
+    """Wrong: claims a bound that is too small."""
 
     bound: Bound = field(default=Bound("hardly anything is lost", "rkl", 0.01))  # type: ignore[misc]
 
 
-def test_a_bound_that_is_not_kept_fails() -> None:
-    certificate = toy(TARGET, ToyDrafter(GUESS), Lying(0.5), num_samples=0)
+def test_a_rule_beyond_its_bound_fails() -> None:
+    certificate = toy(TARGET, ToyDrafter(GUESS), TooSmallBound(0.5), num_samples=0)
     assert not certificate.passed
     assert marks(certificate)["positions"] is False
     assert marks(certificate)["rounds"] is False
-    assert certificate.verdict.startswith("NOT AS CLAIMED: Lying fails positions, rounds;")
+    assert certificate.verdict.startswith("NOT AS CLAIMED: TooSmallBound fails positions, rounds;")
 
 
 @dataclass(frozen=True)
-class TooMuch(Rejection):
-    """Wrong: ``acceptance`` says something other than ``accept`` does."""
+class Inconsistent(Rejection):
+    """Wrong: ``acceptance`` disagrees with ``accept``."""
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return super().acceptance(p_V, q_V) * 0.99
 
 
-def test_accept_has_to_agree_with_acceptance() -> None:
-    certificate = toy(TARGET, ToyDrafter(GUESS), TooMuch(), num_samples=0)
+def test_accept_must_agree_with_acceptance() -> None:
+    certificate = toy(TARGET, ToyDrafter(GUESS), Inconsistent(), num_samples=0)
     assert marks(certificate)["positions"] is False
     assert "disagree" in certificate.checks[1].words
 
 
-def test_an_error_of_the_rule_is_a_finding() -> None:
+def test_an_error_raised_by_the_rule_fails_the_check() -> None:
     class Broken(Rejection):
         def __call__(self, draft: Draft, p_BNV: Tensor, rng: Any) -> Verdict:
             raise IndexError("no such node")
@@ -194,7 +194,7 @@ def test_an_error_of_the_rule_is_a_finding() -> None:
     assert "IndexError: no such node" in certificate.checks[0].words
 
 
-def test_what_cannot_be_verified_is_refused() -> None:
+def test_incompatible_drafts_raise_an_error() -> None:
     with pytest.raises(IncompatibleError, match="cannot verify 'distinct'"):
         toy(TARGET, ToyDrafter(GUESS, 2, "distinct"), Rejection())
 
@@ -241,8 +241,8 @@ def test_tiny_models_pass(sampling: Sampling) -> None:
     assert marks(certificate)["states"]
 
 
-class Forgetful(HFModel):
-    """Wrong: after a refusal it believes that one node more was kept."""
+class OneNodeTooMany(HFModel):
+    """Wrong: after a rejection, commits one node more than was accepted."""
 
     def commit(self, cache: Any, draft: Draft, verdict: Verdict) -> None:
         num_B = (verdict.num_accepted_B + 1).clamp(max=draft.num_nodes - 1)
@@ -252,11 +252,11 @@ class Forgetful(HFModel):
 
 def test_a_cache_that_is_not_rolled_back_is_found() -> None:
     right = tiny(seed=1)
-    certificate = tiny_pair(Sampling(), Forgetful(right.module), num_samples=0)
+    certificate = tiny_pair(Sampling(), OneNodeTooMany(right.module), num_samples=0)
     assert marks(certificate)["states"] is False
 
 
-def test_damaged_weights_are_named() -> None:
+def test_nan_logits_raise_an_error_that_names_the_model() -> None:
     target = tiny(seed=1)
     with torch.no_grad():
         next(target.module.parameters()).fill_(torch.nan)
@@ -271,11 +271,11 @@ def test_coarse_distributions_keep_the_mass_and_the_candidate() -> None:
     p_KV = torch.rand(20, 50).softmax(1)
     q_KV = torch.rand(20, 50).softmax(1)
     x_K = torch.arange(20)
-    coarse = coarsened(Places(p_KV, q_KV, x_K, True), 4)
+    coarse = coarsened(DraftedPositions(p_KV, q_KV, x_K, True), 4)
     assert coarse.p_KV.shape == (20, 4)
     assert torch.allclose(coarse.p_KV.sum(1), torch.ones(20).double())
-    mine_K = coarse.p_KV.gather(1, coarse.x_K[:, None])[:, 0]
-    assert torch.allclose(mine_K, p_KV[range(20), x_K].double(), atol=1e-6)
+    candidate_K = coarse.p_KV.gather(1, coarse.x_K[:, None])[:, 0]
+    assert torch.allclose(candidate_K, p_KV[range(20), x_K].double(), atol=1e-6)
 
 
 def test_divergences() -> None:
@@ -297,7 +297,7 @@ def test_bounds_are_rounded_up() -> None:
     ]
 
 
-def test_nothing_is_claimed_where_nothing_was_shown() -> None:
+def test_without_results_the_verdict_is_inconclusive() -> None:
     certificate = Certificate("R", "c", True, False, [Check.skipped("positions", "why")])
     assert certificate.passed
-    assert certificate.verdict == "NOTHING FOUND against R, and nothing shown for it either."
+    assert certificate.verdict == "INCONCLUSIVE: no check failed for R, but none showed anything."

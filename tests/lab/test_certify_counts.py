@@ -5,13 +5,19 @@ import scipy.stats
 import torch
 
 from outrider.lab.certify import two_sample
-from outrider.lab.certify.counts import Tally, verification
-from outrider.lab.certify.two_sample import check, chi2_tail, findable, homogeneity, ncx2_tail
+from outrider.lab.certify.counts import Tally, check_tallies
+from outrider.lab.certify.two_sample import (
+    check,
+    chi2_tail,
+    detectable_deviation,
+    homogeneity,
+    ncx2_tail,
+)
 
 
 @pytest.mark.parametrize("degrees", [1, 4, 60])
 @pytest.mark.parametrize("noncentrality", [0.0, 0.3, 25.0, 800.0, 50_000.0])
-def test_noncentral_tail_equals_scipys(degrees: int, noncentrality: float) -> None:
+def test_the_noncentral_tail_equals_scipy(degrees: int, noncentrality: float) -> None:
     for x in (0.5, degrees + noncentrality, 1.2 * (degrees + noncentrality) + 20):
         ours, theirs = ncx2_tail(x, degrees, noncentrality), _scipy(x, degrees, noncentrality)
         assert ours == pytest.approx(theirs, rel=1e-8, abs=1e-13)
@@ -23,19 +29,19 @@ def _scipy(x: float, degrees: int, noncentrality: float) -> float:
     return float(scipy.stats.ncx2.sf(x, degrees, noncentrality))
 
 
-def test_central_tail_equals_scipys() -> None:
+def test_the_central_tail_equals_scipy() -> None:
     for x, degrees in ((0.1, 1), (30.0, 8), (200.0, 60)):
         assert chi2_tail(x, degrees) == pytest.approx(scipy.stats.chi2.sf(x, degrees), rel=1e-10)
 
 
-def test_the_findable_deviation_is_found_with_the_stated_probability() -> None:
-    """At the least favourable alternative, where δ is spread as Cauchy-Schwarz is tight.
+def test_the_detectable_deviation_is_found_with_the_stated_probability() -> None:
+    """At the least favourable alternative, for which Cauchy-Schwarz is tight.
 
-    400 repetitions miss it 4 times but for chance; more than 16 times with probability 1e-6. At no
-    deviation there should be 2 false alarms; more than 10 have probability 1e-5.
+    Of 400 repetitions, 4 are expected to miss the deviation; more than 16 do so with probability
+    1e-6. Without a deviation, 2 false alarms are expected; more than 10 have probability 1e-5.
     """
     n, C, false_alarm = 1000, 8, 5e-3
-    δ = findable(n, C - 1, false_alarm)
+    δ = detectable_deviation(n, C - 1, false_alarm)
     generator = torch.Generator().manual_seed(0)
     base_C = torch.full((C,), 1 / C)
     shifted_C = base_C + 2 * δ / C * torch.tensor([0.5, -0.5] * (C // 2))
@@ -56,7 +62,7 @@ def test_the_findable_deviation_is_found_with_the_stated_probability() -> None:
     assert rejected(base_C, base_C) <= 10
 
 
-def test_rare_texts_are_pooled() -> None:
+def test_rare_outputs_are_pooled() -> None:
     rare_B1 = torch.arange(400)[:, None]
     assert homogeneity(rare_B1, rare_B1 + 1000).degrees == 0
     common_B1 = torch.zeros(1000, 1, dtype=torch.int64)
@@ -66,27 +72,27 @@ def test_rare_texts_are_pooled() -> None:
 
 
 def test_statistics_of_prompts_add_up() -> None:
-    """λ is 2 n m δ² for m prompts: the same number of texts on one prompt finds the same."""
+    """λ is 2 n m δ² for m prompts, so only the total number of outputs matters."""
     generator = torch.Generator().manual_seed(1)
     samples = [torch.randint(4, (2000, 2), generator=generator) for _ in range(4)]
-    found = check(samples[:2], samples[2:], True)
-    assert found.passed
-    assert "4000 texts of 2 tokens" in found.words
+    equal = check(samples[:2], samples[2:], True)
+    assert equal.passed
+    assert "4000 outputs of 2 tokens" in equal.words
     worse = check(samples[:2], [(part + 1).clamp(max=3) for part in samples[2:]], True)
     assert worse.passed is False
     assert check(samples[:2], samples[2:], False).passed is None
 
 
-def test_too_few_texts_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_sample, "_LEAST", 2)
-    few_BL = torch.arange(8)[:, None] % 2
-    assert "too few" in check([few_BL], [few_BL], True).claim
+def test_too_few_outputs_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_sample, "_MIN_COUNT", 2)
+    few_BT = torch.arange(8)[:, None] % 2
+    assert "too few" in check([few_BT], [few_BT], True).claim
     same = torch.zeros(30, 6, dtype=torch.int64)
     assert check([same], [same], True).passed is None
 
 
 def test_draws_from_their_distributions_pass_and_others_fail() -> None:
-    """A right drafter fails with probability below 2.5e-4, by Bernstein's inequality."""
+    """A correct drafter fails with probability below 2.5e-4, by Bernstein's inequality."""
     generator = torch.Generator().manual_seed(2)
     q_BV = torch.randn(4000, 12, generator=generator).softmax(1)
     before_B = torch.randint(3, (4000,), generator=generator)
@@ -99,16 +105,16 @@ def test_draws_from_their_distributions_pass_and_others_fail() -> None:
         for part in range(4):
             rows = slice(1000 * part, 1000 * (part + 1))
             tally.add(x_B[rows], q_BV[rows], before_B[rows])
-        passed.append(verification("drafts", [tally], "tokens").passed)
+        passed.append(check_tallies("drafts", [tally], "tokens").passed)
     assert passed == [True, False, False]
 
 
-def test_one_draw_of_an_impossible_token_is_enough() -> None:
+def test_one_draw_of_an_impossible_token_fails() -> None:
     tally = Tally()
     q_BV = torch.tensor([[0.5, 0.5, 0.0]]).repeat(100, 1)
     x_B = torch.arange(100) % 2
     x_B[7] = 2
     tally.add(x_B, q_BV, torch.zeros(100, dtype=torch.int64))
-    found = verification("drafts", [tally], "tokens")
+    found = check_tallies("drafts", [tally], "tokens")
     assert found.passed is False
     assert "probability zero" in found.words

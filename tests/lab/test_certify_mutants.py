@@ -1,7 +1,7 @@
-"""Every wrong implementation of ``outrider.testing.mutants`` is caught, by the checks named here.
+"""Every wrong implementation in ``outrider.testing.mutants`` fails the checks named here.
 
-A right pair would fail a statistical check with probability below 1e-3; seeds are fixed, and the
-mistakes are far beyond what the samples need.
+A correct pair would fail a statistical check with probability below 1e-3. Seeds are fixed, and the
+samples are much larger than the mistakes require.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def hot(num_rows: int) -> SoftmaxDistribution:
     return SoftmaxDistribution(temperature=0.5)
 
 
-# Checks that must fail, target, drafter, verifier, distribution
+# checks that must fail, target, drafter, verifier, distribution
 CAUGHT = [
     ({"positions", "rounds"}, TARGET, CHAIN, m.ResidualFromTarget(), softmax_distribution),
     ({"positions", "rounds"}, TARGET, CHAIN, m.NonStrict(), softmax_distribution),
@@ -39,17 +39,23 @@ CAUGHT = [
     ({"rounds"}, TARGET, SIBLINGS, m.DuplicatesRemoved(), softmax_distribution),
     ({"rounds"}, TARGET, DISTINCT, m.WithReplacementAssumed(), softmax_distribution),
     ({"rounds"}, TARGET, DISTINCT, m.UnrenormalisedDraftDistribution(), softmax_distribution),
-    ({"drafts", "tokens", "texts"}, TARGET, m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot),
+    ({"drafts", "tokens", "outputs"}, TARGET, m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot),
     (
-        {"drafts", "tokens", "texts"},
+        {"drafts", "tokens", "outputs"},
         TARGET,
         m.UnlikelyDropped(GUESS),
         REFERENCE,
         softmax_distribution,
     ),
-    ({"drafts", "tokens", "texts"}, TARGET, m.TopKAsDraws(GUESS), REFERENCE, softmax_distribution),
     (
-        {"states", "tokens", "texts"},
+        {"drafts", "tokens", "outputs"},
+        TARGET,
+        m.TopKAsDraws(GUESS),
+        REFERENCE,
+        softmax_distribution,
+    ),
+    (
+        {"states", "tokens", "outputs"},
         m.EntryNotRolledBack(TARGET.table_EV),
         CHAIN,
         REFERENCE,
@@ -76,8 +82,8 @@ def test_a_mutant_is_caught(
     distribution: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counts = "texts" in failing
-    if counts:  # nothing is wrong with the rule, so that its enumeration need not be waited for
+    counts = "outputs" in failing
+    if counts:  # the rule is correct, so skip its enumeration, which takes long
         monkeypatch.setattr(rounds, "check", lambda *_: Check.skipped("rounds", "left out"))
     certificate = certify(
         target,
@@ -97,7 +103,7 @@ def test_a_mutant_is_caught(
     assert certificate.verdict.startswith("NOT LOSSLESS: ")
 
 
-def test_a_wrong_tree_rule_is_caught_on_a_chain_where_its_mistake_never_shows() -> None:
+def test_a_wrong_tree_rule_is_caught_although_the_drafter_makes_chains() -> None:
     certificate = certify(
         TARGET,
         CHAIN,
@@ -108,14 +114,14 @@ def test_a_wrong_tree_rule_is_caught_on_a_chain_where_its_mistake_never_shows() 
         num_samples=0,
         num_positions=16,
     )
-    (rounds,) = [check for check in certificate.checks if check.passed is False]
-    assert rounds.name == "rounds"
-    assert "siblings" in rounds.words
+    (failed,) = [check for check in certificate.checks if check.passed is False]
+    assert failed.name == "rounds"
+    assert "siblings" in failed.words
 
 
 UNREACHED = {"ReadsBehindTheEnd", "ReadsMissingNodes"}
-"""Wrong only where a distribution behind an end token or a missing node is NaN, which a certificate
-never meets; ``check_verifier`` catches them."""
+"""These are wrong only if the distribution of a missing node, or of one after an end token, is NaN.
+That does not occur in a certificate; ``check_verifier`` catches them."""
 
 
 def test_every_mutant_is_in_the_table() -> None:

@@ -1,4 +1,4 @@
-"""A whole profile of tiny engines: what is recorded, what is left as it was, what follows."""
+"""Whole profiles of tiny engines: their numbers, and that recording leaves the engine unchanged."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from outrider.lab.profile.beta import pass_times
 from outrider.lab.profile.formula import expected_tokens
 from outrider.lab.profile.instrument import recorded, tracks
 from outrider.lab.profile.phases import Phases, phase_of
-from outrider.lab.profile.spans import Recorder
+from outrider.lab.profile.spans import SpanRecorder
 from outrider.sampling import Warp
 
 (PROMPT,) = ragged_prompts([9])
@@ -40,7 +40,7 @@ def profiled(engine: Engine, sampling: Sampling | None = None, **settings: Any) 
 
 
 def test_a_profile_of_a_pair(tmp_path: Path) -> None:
-    """Chains of four: what was measured fits together, and nothing of it stays in the engine."""
+    """With chains of four: the numbers are consistent, and the engine is unchanged afterwards."""
     engine = pair()
     models = (engine.target, *tracks(engine).values())
     before = [dict(vars(part)) for part in (*models, RunningBatch, Warp, Logprobs, running_batch)]
@@ -83,16 +83,16 @@ def test_a_profile_of_a_pair(tmp_path: Path) -> None:
 def test_recording_changes_no_token() -> None:
     engine = pair()
     sampling = Sampling(max_new_tokens=20, seed=1, logprobs=2)
-    plainly = engine.generate([PROMPT], sampling)[0]
-    with recorded(engine, Recorder()):
+    unrecorded = engine.generate([PROMPT], sampling)[0]
+    with recorded(engine, SpanRecorder()):
         again = engine.generate([PROMPT], sampling)[0]
-    assert again.token_ids == plainly.token_ids
-    assert again.top_logprobs == plainly.top_logprobs
+    assert again.token_ids == unrecorded.token_ids
+    assert again.top_logprobs == unrecorded.top_logprobs
 
 
-def test_an_error_inside_leaves_nothing_behind() -> None:
+def test_an_error_while_recording_restores_the_engine() -> None:
     engine = pair()
-    with pytest.raises(ZeroDivisionError), recorded(engine, Recorder()):
+    with pytest.raises(ZeroDivisionError), recorded(engine, SpanRecorder()):
         raise ZeroDivisionError
     assert "score" not in vars(engine.target)
     assert engine.generate([PROMPT], greedy(3))[0].token_ids
@@ -109,8 +109,10 @@ def test_an_error_inside_leaves_nothing_behind() -> None:
         ("suffix", Sampling(), {}),
     ],
 )
-def test_every_kind_of_method(method: str, sampling: Sampling, settings: dict[str, Any]) -> None:
-    """Trees, rounds inside drafts, a shared cache, no draft model: all time has a phase."""
+def test_every_span_of_every_kind_of_method_has_a_phase(
+    method: str, sampling: Sampling, settings: dict[str, Any]
+) -> None:
+    """Trees, rounds inside a draft, a shared KV cache, and no draft model."""
     engine = pair(method, **settings)
     found = profiled(engine, sampling, rounds=2, repeats=1)
     for span in found.spans:
@@ -124,7 +126,7 @@ def test_every_kind_of_method(method: str, sampling: Sampling, settings: dict[st
     assert set(document["models"]) == {"target"} | ({"draft"} if method != "suffix" else set())
 
 
-def test_of_plain_decoding_there_is_no_speed_up() -> None:
+def test_plain_decoding_has_no_speed_up() -> None:
     document = profiled(pair("plain")).document
     assert document["speedup"] is None
     assert document["run"]["plain_tokens_per_second"] is None
@@ -133,7 +135,7 @@ def test_of_plain_decoding_there_is_no_speed_up() -> None:
 
 
 def test_an_encoder_decoder() -> None:
-    """The encoder is no part of a round, nor of a floor."""
+    """The encoder counts neither in a round nor in a floor."""
     engine = engine_of(tiny_seq2seq("t5", 0), tiny_seq2seq("t5", 1), max_batch_size=1)
     document = profiled(engine, rounds=2, repeats=1).document
     floors = document["models"]["target"]["floors"]
@@ -143,7 +145,7 @@ def test_an_encoder_decoder() -> None:
     assert document["phases"]["passes"]["target"]["count"] == 1
 
 
-def test_a_prompt_without_room() -> None:
+def test_a_prompt_that_leaves_no_room_for_two_rounds() -> None:
     (long,) = ragged_prompts([127])
     with pytest.raises(PromptError, match="no room for two rounds: shorten the prompt"):
         profile(pair(), long, Sampling(), rounds=2, repeats=1, memory_bytes=2**20)

@@ -1,4 +1,4 @@
-"""The parts of a profile, on toy spans and tiny models: spans, phases, floors, formula, trace."""
+"""The parts of a profile on toy spans and tiny models: spans, phases, floors, formula, trace."""
 
 import json
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from outrider.lab.profile.beta import context_of, interpolated, pass_times
 from outrider.lab.profile.floor import Floor, cache_bytes, stored_bytes, weight_bytes
 from outrider.lab.profile.formula import SpeedUp, expected_tokens
 from outrider.lab.profile.phases import PHASES, Phases
-from outrider.lab.profile.spans import Recorder, span_cost
+from outrider.lab.profile.spans import SpanRecorder, span_cost
 
 
 def ticking() -> Iterator[float]:
-    """A clock that shows 0, 1, 3, 6, 10, … so that no two spans are equally long."""
+    """A clock that reads 0, 1, 3, 6, 10, … so that no two spans are equally long."""
     now, step = 0.0, 0
     while True:
         now += step
@@ -28,12 +28,12 @@ def ticking() -> Iterator[float]:
         yield now
 
 
-def recorder() -> Recorder:
-    return Recorder(clock=ticking().__next__)
+def recorder() -> SpanRecorder:
+    return SpanRecorder(clock=ticking().__next__)
 
 
 def call(
-    spans: Recorder, name: str, track: str = "engine", *inner: tuple, **detail: object
+    spans: SpanRecorder, name: str, track: str = "engine", *inner: tuple, **detail: object
 ) -> None:
     """Records a span with others inside it."""
     spans.begin(name, track)
@@ -42,8 +42,8 @@ def call(
     spans.end()
 
 
-def one_round(spans: Recorder) -> None:
-    """A round as an engine makes it, with a drafter that runs a rule of its own."""
+def one_round(spans: SpanRecorder) -> None:
+    """Records the spans of a round whose drafter applies a verification rule itself."""
     spans.begin("round", "engine")
     spans.begin("propose", "engine")
     spans.begin("extend", "draft", {"tokens": 2, "context": 7})
@@ -60,11 +60,11 @@ def one_round(spans: Recorder) -> None:
     call(spans, "distribution", "engine", ("distribution",))
     for name in ("rule", "commit", "draft commit", "append", "logprobs", "divergence"):
         call(spans, name, "target" if name == "commit" else "engine")
-    call(spans, "read", "engine", ("text",))
+    call(spans, "device-to-host sync", "engine", ("take tokens",))
     spans.end()
 
 
-def test_own_times_add_up_to_the_whole() -> None:
+def test_own_times_add_up_to_the_outermost_span() -> None:
     spans = recorder()
     call(spans, "a", "engine", ("b", "engine", ("c",), ("d",)), ("e",))
     (whole,) = [span for span in spans.spans if span.outer is None]
@@ -74,7 +74,7 @@ def test_own_times_add_up_to_the_whole() -> None:
 
 
 def test_phases_add_up_to_the_round() -> None:
-    """Whatever is inside a drafter's ``propose`` is the draft's; prefill is no part of a round."""
+    """Spans inside ``propose`` count as draft; prefill is not part of a round."""
     spans = recorder()
     call(spans, "prefill", "engine", ("extend", "target", ("pass", "target")))
     for _ in range(3):
@@ -105,14 +105,14 @@ def test_phases_add_up_to_the_round() -> None:
 
 def test_a_recorder_waits_at_both_ends() -> None:
     waited: list[int] = []
-    spans = Recorder(clock=ticking().__next__, wait=lambda: waited.append(1))
+    spans = SpanRecorder(clock=ticking().__next__, wait=lambda: waited.append(1))
     call(spans, "a", "engine", ("b",))
     assert len(waited) == 4
     assert span_cost() > 0
 
 
-def test_the_trace_has_the_format_of_chrome(tmp_path: Path) -> None:
-    """Complete events with microseconds that nest, and a name for every track."""
+def test_the_trace_has_chromes_format(tmp_path: Path) -> None:
+    """Nested complete events in microseconds, and a name for every track."""
     spans = recorder()
     one_round(spans)
     names = {"engine": "the engine", "target": "target: Llama", "draft": "draft: Llama"}
@@ -149,7 +149,7 @@ def num_bytes(module: torch.nn.Module) -> int:
 
 
 def test_weights_of_untied_and_tied_models() -> None:
-    """A table is read by rows, a head as a whole; a tied table is the head."""
+    """Of an embedding table, only rows are read; a head, or a table tied to it, is read in full."""
     untied, tied = tiny_module(), tiny_module(tie_word_embeddings=True)
     table = untied.get_input_embeddings().weight
     rest = sum(buffer.nbytes for buffer in untied.buffers())
@@ -163,18 +163,18 @@ def test_weights_of_untied_and_tied_models() -> None:
     assert weight_bytes(half) == pytest.approx(weight_bytes(untied) / 2, rel=1e-3)
 
 
-def test_layers_left_out_and_learned_positions() -> None:
+def test_weights_without_skipped_layers_and_with_learned_positions() -> None:
     module = tiny_module("gpt2")
-    (table, places) = (module.transformer.wte.weight, module.transformer.wpe.weight)
-    rows = (table.nbytes // table.shape[0], places.nbytes // places.shape[0])
-    whole = num_bytes(module) - table.nbytes - places.nbytes + sum(rows)
+    (table, positions) = (module.transformer.wte.weight, module.transformer.wpe.weight)
+    rows = (table.nbytes // table.shape[0], positions.nbytes // positions.shape[0])
+    whole = num_bytes(module) - table.nbytes - positions.nbytes + sum(rows)
     assert weight_bytes(module) == whole
     layer = module.transformer.h[0]
     assert weight_bytes(module, 1, [layer]) == whole - num_bytes(layer)
 
 
-def test_experts_that_tokens_choose() -> None:
-    """Of 4 experts with 2 per token, T tokens read 4 (1 - 1/2^T)."""
+def test_weights_of_experts() -> None:
+    """Of 4 experts with 2 per token, N tokens read 4 (1 - 1/2^N) on average."""
     module = tiny_module("mixtral")
     experts = [w for name, w in module.named_parameters() if ".experts." in name]
     size = sum(weight.nbytes for weight in experts)
@@ -188,7 +188,7 @@ def test_experts_that_tokens_choose() -> None:
 
 @pytest.mark.parametrize("family", ["t5", "bart", "marian"])
 def test_weights_of_encoder_decoders(family: str) -> None:
-    """A decoder's pass reads neither the encoder nor what makes its keys and values."""
+    """A decoder's pass reads neither the encoder nor the projections of cross-attention K and V."""
     module = tiny_seq2seq_module(family)
     decoder, head = module.get_decoder(), module.get_output_embeddings().weight
     cross = [
@@ -211,8 +211,8 @@ def test_weights_of_encoder_decoders(family: str) -> None:
     assert weight_bytes(module) == read + rows + others
 
 
-def test_a_wrapped_weight_counts_as_its_parts_are_stored() -> None:
-    """Quantised weights are tensors made of others, and show the size that they stand for."""
+def test_a_wrapped_weight_counts_the_bytes_of_its_parts() -> None:
+    """Quantised weights wrap other tensors, and report the shape before quantisation."""
     numbers = torch.zeros(8, 4, dtype=torch.bfloat16)
     assert stored_bytes(numbers) == 64
     assert stored_bytes(TwoTensor(numbers, numbers.clone())) == 128
@@ -220,18 +220,18 @@ def test_a_wrapped_weight_counts_as_its_parts_are_stored() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_bytes_of_keys_and_values(family: str) -> None:
-    """Two vectors per head, layer and token; a window looks back 8 tokens at most."""
+    """Two vectors per head, layer and token; the sliding window has 8 tokens."""
     model = tiny(family)
     (prompt,) = ragged_prompts([12])
     _, cache = pass_times(model, prompt, widths=(1,), repeats=1)
     config = model.module.config
     per_token = 2 * config.num_key_value_heads * config.head_dim * 4
-    seen = {"llama": [12, 12], "mistral": [8, 8], "gemma3": [8, 12, 8]}[family]
-    assert cache_bytes(model, cache, 12) == per_token * sum(seen)
-    assert cache_bytes(model, cache, 3) == per_token * 3 * len(seen)
+    attended = {"llama": [12, 12], "mistral": [8, 8], "gemma3": [8, 12, 8]}[family]
+    assert cache_bytes(model, cache, 12) == per_token * sum(attended)
+    assert cache_bytes(model, cache, 3) == per_token * 3 * len(attended)
 
 
-def test_keys_and_values_of_a_source_count_as_a_whole() -> None:
+def test_keys_and_values_of_a_source_count_in_full() -> None:
     model = tiny_seq2seq("t5")
     times, cache = pass_times(model, [0, 5, 6], [7, 8, 9, 4], widths=(1, 2), repeats=1)
     assert list(times) == [1, 2]
@@ -240,7 +240,7 @@ def test_keys_and_values_of_a_source_count_as_a_whole() -> None:
     assert cache_bytes(model, cache, 3) == cache.cross.num_bytes() + 3 * more  # type: ignore[attr-defined]
 
 
-def test_a_floor_is_bytes_by_bandwidth() -> None:
+def test_a_floor_is_bytes_over_bandwidth() -> None:
     floor = Floor(weights=900, keys_values=100, bandwidth=500.0, cached=True)
     assert floor.seconds == 2.0
     assert floor.as_dict() == {
@@ -262,8 +262,8 @@ def test_bandwidth_and_cache() -> None:
     assert last_level_cache(torch.device("meta")) is None
 
 
-def test_passes_end_with_the_context() -> None:
-    """Widths that the context has no room for are left out, and nothing is committed."""
+def test_widths_beyond_the_context_are_left_out() -> None:
+    """And timing commits nothing to the KV cache."""
     model = tiny()
     (prompt,) = ragged_prompts([122])
     times, cache = pass_times(model, prompt, widths=(1, 2, 7, 8), repeats=1)
@@ -272,7 +272,7 @@ def test_passes_end_with_the_context() -> None:
     assert context_of(model, prompt, None).lengths == [122]
 
 
-def test_between_measured_widths_times_are_interpolated() -> None:
+def test_times_are_interpolated_between_measured_widths() -> None:
     times = {1: 1.0, 4: 1.6, 8: 4.0}
     assert [interpolated(times, n) for n in (1, 4, 8)] == [1.0, 1.6, 4.0]
     assert interpolated(times, 3) == pytest.approx(1.4)
@@ -281,7 +281,7 @@ def test_between_measured_widths_times_are_interpolated() -> None:
 
 
 def test_the_formula() -> None:
-    """γ = 5, c = 0.01 and α = 2/3 gain until β is 2.69, as the survey has it."""
+    """With γ = 5, c = 0.01 and α = 2/3 there is a gain until β reaches 2.69, as in the survey."""
     assert expected_tokens(0.5, 2) == 1.75
     assert expected_tokens(1.0, 4) == 5
     alpha, gamma, c = 2 / 3, 5, 0.01

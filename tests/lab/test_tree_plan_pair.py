@@ -1,4 +1,4 @@
-"""Acceptance by rank and pass times of a pair, and the tree that follows."""
+"""The tree plan of a pair: acceptance by rank, pass times, and the planned tree."""
 
 import pytest
 import torch
@@ -13,24 +13,24 @@ from outrider.runtime import HFModel
 GREEDY = Sampling(temperature=0)
 
 
-def ranks_along_the_text(
+def ranks_by_definition(
     target: HFModel, draft: HFModel, prompt: list[int], width: int, num_rounds: int
 ) -> list[int]:
-    """The definition: where in the draft's order the target's argmax stands, round by round."""
-    counts, text = [0] * (width + 1), list(prompt)
+    """Counts the rank of the target's argmax in the draft's order, round by round."""
+    counts, tokens = [0] * (width + 1), list(prompt)
     for _ in range(num_rounds):
-        token = int(full_logits(target.module, text)[-1].argmax())
-        order = full_logits(draft.module, text)[-1].argsort(descending=True).tolist()
+        token = int(full_logits(target.module, tokens)[-1].argmax())
+        order = full_logits(draft.module, tokens)[-1].argsort(descending=True).tolist()
         rank = min(order.index(token), width)
         counts[rank] += 1
-        text.append(token)
+        tokens.append(token)
         if rank < width:
-            text.append(int(full_logits(target.module, text)[-1].argmax()))
+            tokens.append(int(full_logits(target.module, tokens)[-1].argmax()))
     return counts
 
 
-def test_ranks_are_those_of_the_definition() -> None:
-    """Greedy rounds of ragged prompts, against plain passes over the whole text."""
+def test_ranks_are_counted_as_defined() -> None:
+    """Greedy rounds of ragged prompts, against forward passes over the whole sequence."""
     target, draft = tiny(seed=0, std=0.2), tiny(seed=0, std=0.2)
     with torch.no_grad():
         for weight in draft.module.parameters():
@@ -38,7 +38,7 @@ def test_ranks_are_those_of_the_definition() -> None:
     prompts, width, num_rounds = ragged_prompts([4, 9, 6]), 7, 12
     with torch.inference_mode():
         counts = count_ranks(target, draft, prompts, GREEDY, width, num_rounds)
-        expected = [ranks_along_the_text(target, draft, p, width, num_rounds) for p in prompts]
+        expected = [ranks_by_definition(target, draft, p, width, num_rounds) for p in prompts]
     assert counts == [sum(column) for column in zip(*expected, strict=True)]
     assert sum(counts) == 3 * num_rounds
     assert sum(count > 0 for count in counts) > 2
@@ -53,8 +53,8 @@ def test_a_model_always_accepts_its_own_first_draw(temperature: float) -> None:
     assert counts == [20, 0, 0, 0, 0]
 
 
-def test_rows_end_with_their_text_or_the_context() -> None:
-    """A row that ends is counted no further; the others go on, one by one."""
+def test_rows_end_at_an_end_token_or_a_full_context() -> None:
+    """A finished row is no longer counted; the other rows go on."""
     model = tiny(seed=0)
     prompts = ragged_prompts([3, 100, 60])
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def test_rows_end_with_their_text_or_the_context() -> None:
     assert ended == [3, 0, 0]
 
 
-def test_between_measured_sizes_times_are_interpolated() -> None:
+def test_times_are_interpolated_between_measured_sizes() -> None:
     times = {1: 1.0, 4: 1.6, 8: 4.0}
     assert [interpolated(times, n) for n in (1, 4, 8)] == [1.0, 1.6, 4.0]
     assert interpolated(times, 3) == pytest.approx(1.4)
@@ -73,7 +73,7 @@ def test_between_measured_sizes_times_are_interpolated() -> None:
 
 
 def test_the_plan_of_a_pair() -> None:
-    """What is planned follows from what was measured."""
+    """The plan is consistent with the measurements."""
     target, draft = tiny(seed=0), tiny(seed=1)
     with torch.inference_mode():
         plan = plan_for_pair(
@@ -86,7 +86,7 @@ def test_the_plan_of_a_pair() -> None:
             width=6,
             num_rounds=40,
         )
-    assert plan.num_places == 80
+    assert plan.num_positions == 80
     assert len(plan.acceptance) == 6
     assert list(plan.target_seconds) == [1, 2, 4, 8, 12, 16, 20]
     assert min(plan.target_seconds.values()) > 0

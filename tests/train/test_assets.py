@@ -1,4 +1,4 @@
-"""The embedded pair keeps its contract: sizes, shapes, one vocabulary, exact decoding."""
+"""The embedded pair: sizes, shapes, the shared vocabulary, exact decoding, model cards."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_sizes():
     assert sum(file.stat().st_size for file in files) <= 40e6
 
 
-def test_one_vocabulary():
+def test_target_and_draft_share_their_vocabulary():
     target, draft = (AutoTokenizer.from_pretrained(path()) for path in (target_path, draft_path))
     assert target.get_vocab() == draft.get_vocab()
     assert target.eos_token_id == draft.eos_token_id == config(target_path())["eos_token_id"]

@@ -1,4 +1,4 @@
-"""``outrider train --pairs``: a T5 and its draft from a file of pairs, and what can be wrong."""
+"""``outrider train --pairs``: a T5 and its draft from a file of pairs, and errors."""
 
 import json
 
@@ -48,13 +48,13 @@ def test_held_out_texts_are_in_no_training_pair(file) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"source": "a"}\n', "line 1: no pair; write"),
-        ('{"source": "a", "text": "b"}\nnonsense\n', "line 2: no pair"),
+        ('{"source": "a"}\n', "line 1: not a pair; each line"),
+        ('{"source": "a", "text": "b"}\nnonsense\n', "line 2: not a pair"),
         ("", "holds no pairs"),
         ('{"source": "a", "text": "b"}\n', "1 pairs are too few for batches of 8"),
     ],
 )
-def test_files_that_hold_no_pairs(tmp_path, content: str, message: str) -> None:
+def test_files_without_enough_pairs(tmp_path, content: str, message: str) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
     done = call("--out", tmp_path / "out", "--pairs", path, *SHAPE, *RUN)
@@ -63,7 +63,7 @@ def test_files_that_hold_no_pairs(tmp_path, content: str, message: str) -> None:
     assert len(done.stderr.strip().splitlines()) <= 2
 
 
-def test_options_that_do_not_go_together(tmp_path, file) -> None:
+def test_incompatible_options(tmp_path, file) -> None:
     done = call("--out", tmp_path, "--pairs", file, "--package", "python-stdlib")
     assert (done.exit_code, "--pairs goes without" in done.stderr) == (2, True)
     done = call("--out", tmp_path, "--pairs", tmp_path / "none.jsonl", *SHAPE, *RUN)

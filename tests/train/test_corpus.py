@@ -13,7 +13,7 @@ CODE = "def area(width, height):\n    return width * height\n\n\nprint(area(2, 3
 
 
 class Package(metadata.Distribution):
-    """A distribution that is nothing but its metadata."""
+    """An installed distribution that consists of its metadata only."""
 
     def __init__(self, **fields):
         self.message = Message()
@@ -56,8 +56,8 @@ def test_permissive_licences_are_accepted(fields):
         {"License": "ask me"},
     ],
 )
-def test_other_licences_are_refused_by_name(fields):
-    with pytest.raises(LicenceError, match="'example' is left out"):
+def test_other_licences_raise_an_error_with_the_packages_name(fields):
+    with pytest.raises(LicenceError, match="'example' cannot be used"):
         permissive_licence(Package(**fields))
 
 
@@ -65,7 +65,7 @@ def test_parenthesised_expression_of_permissive_licences():
     assert is_permissive_expression("(MIT OR Apache-2.0) AND BSD-3-Clause")
 
 
-def test_unknown_package_names_the_remedy():
+def test_an_unknown_package_names_the_remedy():
     with pytest.raises(ValueError, match="pip install no-such-package"):
         collect(["no-such-package"])
 
@@ -88,7 +88,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "_package_files", lambda name: ("1.0", "MIT", files))
 
 
-def test_collection_is_in_order_and_partly_held_out(package):
+def test_documents_are_in_order_and_partly_held_out(package):
     documents = collect(["example"])[0].documents
     names = [document.name for document in documents]
     assert len(names) == 1000
@@ -96,13 +96,13 @@ def test_collection_is_in_order_and_partly_held_out(package):
     assert 2 <= sum(document.held_out for document in documents) <= 25
 
 
-def test_a_cap_takes_a_subset_and_moves_no_file_between_splits(package):
+def test_a_cap_selects_a_subset_and_moves_no_file_between_splits(package):
     whole, capped = collect(["example"])[0], collect(["example"], 50_000)[0]
     assert 49_000 < capped.num_bytes <= 50_000
     assert set(capped.documents) < set(whole.documents)
 
 
-def test_duplicates_are_taken_once(package):
+def test_duplicates_are_collected_once(package):
     once, twice = collect(["example", "example"])
     assert once.documents
     assert not twice.documents

@@ -1,4 +1,4 @@
-"""Batches depend on (seed, step) and nothing else, and visit everything."""
+"""Batches depend only on seed and step, and visit every window."""
 
 import numpy as np
 import pytest
@@ -26,14 +26,14 @@ def test_rows_are_windows_with_their_last_label():
     assert (tokens_BT.diff(dim=1) == 1).all()
 
 
-def test_one_pass_visits_every_window_once():
+def test_an_epoch_visits_every_window_once():
     batches = Batches(TOKENS, batch_size=1, length=16, seed=0)
     num_windows = 999 // 16 - 1
     starts = [int(batches(step)[0, 0]) for step in range(num_windows)]
     assert sorted(starts) == [16 * i for i in range(num_windows)]
 
 
-def test_too_few_tokens_are_refused():
+def test_too_few_tokens_raise_an_error():
     with pytest.raises(ValueError, match="too few for sequences of 600"):
         Batches(TOKENS, 1, 600, seed=0)
     with pytest.raises(ValueError, match="too few for sequences of 2000"):

@@ -1,4 +1,4 @@
-"""α, bits per byte and sampling against what they must be."""
+"""α, bits per byte and sampling, each against its definition or a reference."""
 
 import math
 
@@ -38,7 +38,7 @@ def test_greedy_samples_equal_generate():
     assert torch.equal(ours_BT, theirs_BT)
 
 
-def test_a_model_accepts_itself_entirely():
+def test_a_model_accepts_all_of_its_own_tokens():
     model = build_llama(TINY, seed=0).eval()
     rows_BT = torch.randint(0, 32, (2, 40), generator=torch.Generator().manual_seed(0))
     assert acceptance_along(model, model, rows_BT, 1.0) == pytest.approx(1.0)

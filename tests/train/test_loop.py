@@ -1,4 +1,4 @@
-"""Resuming is bit-identical, wherever the run was stopped; schedules and checkpoints."""
+"""Resuming is bit-identical wherever the run was stopped; schedules; distillation."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def test_crash_then_resume_is_bit_identical(tmp_path, uninterrupted, stop):
 
 
 def test_kill_9_then_resume_is_bit_identical(tmp_path, uninterrupted):
-    """A separate process is killed, and a half-written checkpoint is left behind."""
+    """A separate process is killed while it leaves a half-written checkpoint."""
     code = (
         "import os, signal, sys; from pathlib import Path; import test_loop\n"
         "test_loop.run(Path(sys.argv[1]), "
@@ -87,13 +87,13 @@ def test_ctrl_c_saves_and_resumes(tmp_path, uninterrupted):
     assert_same(run(tmp_path), uninterrupted)
 
 
-def test_other_settings_do_not_resume(tmp_path):
+def test_a_run_with_other_settings_is_not_resumed(tmp_path):
     run(tmp_path, identity={"seed": 0})
     with pytest.raises(ValueError, match="a run with seed 0, not 1"):
         run(tmp_path, identity={"seed": 1})
 
 
-def test_loss_that_is_not_finite_stops_the_run(tmp_path):
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path):
     model = build_llama(TINY, seed=1)
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
@@ -102,7 +102,7 @@ def test_loss_that_is_not_finite_stops_the_run(tmp_path):
         train("tiny", model, language_modelling(model), batches, settings(), tmp_path)
 
 
-def test_schedule_rises_stays_and_falls():
+def test_the_schedule_warms_up_stays_and_decays():
     schedule = Schedule(learning_rate=1.0, steps=100, warmup_steps=9, decay_steps=49)
     rates = [schedule(step) for step in range(100)]
     assert rates[0] == pytest.approx(0.1)
@@ -112,7 +112,7 @@ def test_schedule_rises_stays_and_falls():
         Schedule(1.0, steps=10, warmup_steps=6, decay_steps=6)
 
 
-def test_distillation_brings_the_draft_to_the_target(tmp_path):
+def test_distillation_moves_the_draft_towards_the_target(tmp_path):
     target = build_llama(TINY, seed=5)
     with torch.no_grad():
         target.model.norm.weight.mul_(30)  # a distribution with something to learn
@@ -126,7 +126,7 @@ def test_distillation_brings_the_draft_to_the_target(tmp_path):
     assert_same(target.state_dict(), frozen)
 
 
-def test_embeddings_are_copied_only_to_an_equal_width():
+def test_embeddings_are_copied_only_between_equal_widths():
     target = build_llama(TINY, seed=5)
     draft = build_llama(Architecture(32, 16, 24, 1, 2, 1), seed=6)
     assert copy_embeddings(target, draft)

@@ -1,4 +1,4 @@
-"""The losses against finite differences, in float64 where they allow it, and their zeros."""
+"""The losses: gradients against finite differences, and where they are zero."""
 
 import pytest
 import torch
@@ -57,13 +57,13 @@ def test_total_variation_is_one_minus_alpha():
     torch.testing.assert_close(total_variation(p_NV, q_NV), 1 - alpha)
 
 
-def test_forward_kl_leaves_the_target_alone():
+def test_forward_kl_has_no_gradient_for_the_target():
     p_NV, q_NV = logits(0).requires_grad_(), logits(1).requires_grad_()
     forward_kl(p_NV, q_NV).backward()
     assert p_NV.grad is None
 
 
-def test_losses_are_taken_in_float32():
+def test_losses_are_computed_in_float32():
     p_NV, q_NV = logits(0).bfloat16(), logits(1).bfloat16()
     assert forward_kl(p_NV, q_NV).dtype == torch.float32
     assert cross_entropy(q_NV, torch.tensor([0, 1, 2])).dtype == torch.float32

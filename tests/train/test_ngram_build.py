@@ -1,4 +1,4 @@
-"""Building n-gram tables: what is counted, in how little memory, from which sources."""
+"""Building n-gram tables: the counts, the memory that they take, and the sources."""
 
 import json
 from pathlib import Path
@@ -18,30 +18,30 @@ V = 20
 
 
 @pytest.mark.parametrize("min_count", [1, 3])
-@pytest.mark.parametrize(("places", "read"), [(1, 1 << 24), (50, 7), (1 << 22, 64)])
-def test_parts_of_any_size_give_the_same_file(
-    places: int, read: int, min_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("positions", "chunk"), [(1, 1 << 24), (50, 7), (1 << 22, 64)])
+def test_the_file_does_not_depend_on_the_size_of_ranges_and_chunks(
+    positions: int, chunk: int, min_count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = corpus(V, [300, 0, 40, 1, 90])
     build_ngram(tmp_path / "whole", documents, V, 4, min_count)
-    monkeypatch.setattr(ngram, "_PLACES", places)
-    monkeypatch.setattr(ngram, "_READ", read)
+    monkeypatch.setattr(ngram, "_POSITIONS", positions)
+    monkeypatch.setattr(ngram, "_CHUNK", chunk)
     build_ngram(tmp_path / "parts", documents, V, 4, min_count)
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_memory_follows_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sort sees more places than asked for, but for those of one context."""
+def test_sorts_are_limited_in_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sort has more positions than the limit, except by those of one frequent context."""
     seen = []
-    places = ngram._places
+    positions = ngram._positions
 
     def watched(*arguments: object) -> object:
-        found = places(*arguments)  # type: ignore[arg-type]
+        found = positions(*arguments)  # type: ignore[arg-type]
         seen.append(len(found))
         return found
 
-    monkeypatch.setattr(ngram, "_PLACES", 100)
-    monkeypatch.setattr(ngram, "_places", watched)
+    monkeypatch.setattr(ngram, "_POSITIONS", 100)
+    monkeypatch.setattr(ngram, "_positions", watched)
     documents = corpus(V, [2000])
     frequent = max(documents[0].count(x) for x in range(V))
     build_ngram(tmp_path / "file", documents, V, 3)
@@ -49,11 +49,11 @@ def test_memory_follows_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sum(seen) == 1999 + 1998
 
 
-def test_its_figures(tmp_path: Path) -> None:
-    told = build_ngram(tmp_path / "file", [[1, 2, 1, 2], [2, 1], []], V, 3)
-    assert told["tokens"] == 6
-    assert told["grams"] == [2, 2, 2]  # 1 2; 12 21; 121 212: none reaches into the next document
-    assert told["bytes"] == (tmp_path / "file").stat().st_size
+def test_numbers_of_tokens_grams_and_bytes(tmp_path: Path) -> None:
+    numbers = build_ngram(tmp_path / "file", [[1, 2, 1, 2], [2, 1], []], V, 3)
+    assert numbers["tokens"] == 6
+    assert numbers["grams"] == [2, 2, 2]  # 1 2; 12 21; 121 212: none extends across documents
+    assert numbers["bytes"] == (tmp_path / "file").stat().st_size
     assert NgramTable.open(tmp_path / "file").about.trained_on == 6
     fewer = build_ngram(tmp_path / "fewer", [[1, 2, 1, 2], [2, 1], []], V, 3, 2)
     assert fewer["grams"] == [2, 2, 0]
@@ -82,7 +82,7 @@ def test_bad_input_is_named(settings: dict[str, object], why: str, tmp_path: Pat
 # ------------------------------------------------------------------------------------- sources
 
 
-def test_texts_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "b.txt").write_text("of a file\n")
     (tmp_path / "c.bin").write_bytes(b"not text")
     (tmp_path / "a").mkdir()
@@ -97,7 +97,7 @@ def test_texts_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("line", ["{", '["text"]', '{"txt": "x"}', '{"text": 3}'])
-def test_lines_that_are_no_texts_are_named(line: str, tmp_path: Path) -> None:
+def test_lines_without_a_text_are_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "set.jsonl"
     file.write_text(f'{{"text": "one"}}\n{line}\n')
     with pytest.raises(InvalidParameterError, match=r"set\.jsonl', line 2: no JSON object"):
@@ -106,7 +106,7 @@ def test_lines_that_are_no_texts_are_named(line: str, tmp_path: Path) -> None:
         list(read_texts([tmp_path / "missing"]))
 
 
-def test_a_text_is_encoded_as_a_prompt_and_ends() -> None:
+def test_a_text_is_encoded_as_a_prompt_with_an_end_token() -> None:
     tokenizer = byte_tokenizer()
     texts = ["def f(x):", "", "print(hello world)<eos>"] + ["x"] * 200
     found = list(encoded(tokenizer, texts))
@@ -116,21 +116,21 @@ def test_a_text_is_encoded_as_a_prompt_and_ends() -> None:
         assert ids == (own if text.endswith("<eos>") else [*own, tokenizer.eos_token_id])
 
 
-def test_samples_are_the_targets_texts() -> None:
-    """As plain decoding writes them; never the same twice; the prompt is context only."""
+def test_samples_are_the_targets_outputs() -> None:
+    """As plain decoding gives them, with a new seed for each pass over the prompts."""
     engine = engine_of(tiny("llama"), max_batch_size=2)
     prompts = ragged_prompts([9, 2, 3])
     sampling = Sampling(max_new_tokens=10, seed=5, ignore_eos=True)
     found = list(samples(engine, 45, sampling, prompts))
     assert [len(ids) for ids in found] == [4 + 10, 2 + 10, 3 + 10, 4 + 10, 2 + 5]  # 45 are new
-    texts = engine.generate(prompts[:2], sampling)
-    assert found[0] == [*prompts[0][-4:], *texts[0].token_ids]
-    assert found[1] == [*prompts[1], *texts[1].token_ids]
+    results = engine.generate(prompts[:2], sampling)
+    assert found[0] == [*prompts[0][-4:], *results[0].token_ids]
+    assert found[1] == [*prompts[1], *results[1].token_ids]
     assert found[3][-10:] != found[0][-10:]
     assert all(0 <= x < VOCAB for ids in found for x in ids)
 
 
-def test_a_jsonl_file_of_python_dumps(tmp_path: Path) -> None:
+def test_escaped_json_lines_are_decoded(tmp_path: Path) -> None:
     lines = [json.dumps({"text": text}) for text in ("Ünï", "a\nb")]
     (tmp_path / "x.jsonl").write_text("\n".join(lines), encoding="utf-8")
     assert list(read_texts([tmp_path / "x.jsonl"])) == ["Ünï", "a\nb"]

@@ -1,4 +1,4 @@
-"""Training an encoder-decoder: pairs from code, batches by step, losses over texts only."""
+"""Training an encoder-decoder: pairs from code, batches by step, losses of texts only."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def rows(num: int, seed: int = 0) -> np.ndarray:
     return made
 
 
-def test_signatures_lose_what_is_no_name() -> None:
+def test_signatures_of_source_code() -> None:
     assert sorted(signature.pair for signature in signatures(CODE)) == [
         ("def bare(a, b)", "bare(a, b)"),
         (
@@ -47,7 +47,7 @@ def test_signatures_lose_what_is_no_name() -> None:
     assert list(signatures("def broken(:")) == []
 
 
-def test_recombined_signatures_are_made_of_parts() -> None:
+def test_recombined_signatures_consist_of_parts_of_others() -> None:
     found = list(signatures(CODE))
     made = list(recombined(found, 50, seed=0))
     assert made == list(recombined(found, 50, seed=0))
@@ -58,7 +58,7 @@ def test_recombined_signatures_are_made_of_parts() -> None:
         assert set(signature.arguments) <= arguments
 
 
-def test_rows_end_and_are_padded_and_long_pairs_are_left_out() -> None:
+def test_rows_are_padded_and_long_pairs_are_left_out() -> None:
     tokenizer = train_pair_tokenizer(["def g(x=1)", "g(x)"] * 3, 300)
     assert tokenizer.pad_token_id == PAD
     assert tokenizer.eos_token_id == END
@@ -72,7 +72,7 @@ def test_rows_end_and_are_padded_and_long_pairs_are_left_out() -> None:
     assert encode_pairs([], tokenizer, S, T).shape == (0, S + T)
 
 
-def test_a_pass_visits_every_pair_once() -> None:
+def test_an_epoch_visits_every_pair_once() -> None:
     data = rows(12)
     batches = PairBatches(data, 4, seed=1)
     seen = torch.cat([batches(step) for step in range(3)]).tolist()
@@ -84,7 +84,7 @@ def test_a_pass_visits_every_pair_once() -> None:
 
 
 def test_padding_counts_in_no_loss() -> None:
-    """A row's loss is that of the row alone, whatever it is padded to."""
+    """A row has the same loss alone and padded to any width."""
     model = build_t5(TINY, 0).eval()
     short = torch.from_numpy(rows(1, seed=3).astype(np.int64))
     wide = torch.nn.functional.pad(short[:, S:], (0, 5), value=PAD)
@@ -97,7 +97,7 @@ def test_padding_counts_in_no_loss() -> None:
     torch.testing.assert_close(loss, theirs)
 
 
-def test_a_draft_equal_to_its_target_has_nothing_to_learn() -> None:
+def test_a_draft_equal_to_its_target_has_no_loss() -> None:
     batch = torch.from_numpy(rows(4).astype(np.int64))
     target, other = build_t5(TINY, 0), build_t5(TINY, 1)
     same = translation_distillation(build_t5(TINY, 0), target, S)(batch)
@@ -106,7 +106,7 @@ def test_a_draft_equal_to_its_target_has_nothing_to_learn() -> None:
 
 
 def test_the_initialisation() -> None:
-    """T5's own, but for wide biases of distances."""
+    """T5's own except for wide relative position biases."""
     made = build_t5(TINY, 0)
     torch.manual_seed(0)
     own = dict(T5ForConditionalGeneration(made.config).named_parameters())
@@ -117,8 +117,8 @@ def test_the_initialisation() -> None:
             assert torch.equal(parameter, own[name])
 
 
-def test_tables_are_no_matrices() -> None:
-    """Muon orthogonalises matrices; embeddings and T5's position biases are looked up."""
+def test_muon_leaves_out_lookup_tables() -> None:
+    """Embeddings and T5's position biases are looked up, not multiplied."""
     model = build_t5(TINY, 0)
     muon, adamw = build_optimizers(model, 1e-3)
     looked_up = {id(p) for p in adamw.param_groups[0]["params"]}
@@ -128,7 +128,7 @@ def test_tables_are_no_matrices() -> None:
     assert id(biased.q.weight) in {id(p) for p in muon.param_groups[0]["params"]}
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_learns(tmp_path) -> None:
+def test_a_stopped_run_resumes_bit_for_bit_and_learns(tmp_path) -> None:
     schedule = Schedule(learning_rate=1e-2, steps=30)
     batches = PairBatches(rows(8), 8, seed=0)
 

@@ -1,4 +1,4 @@
-"""Every text comes back exactly, also through a saved folder and AutoTokenizer."""
+"""The tokenizer decodes every text exactly, also after saving and loading by AutoTokenizer."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -32,13 +32,13 @@ def test_indentation_is_one_token(tokenizer):
     assert tokenizer.tokenize("\n        y") == ["Ċ", "Ġ" * 8, "y"]
 
 
-def test_size_and_special_token(tokenizer, tmp_path):
+def test_the_size_and_the_special_token(tokenizer, tmp_path):
     assert len(tokenizer) <= 300
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert (loaded.eos_token, loaded.eos_token_id) == (END_OF_TEXT, 0)
 
 
-def test_too_small_a_vocabulary_is_refused():
+def test_a_vocabulary_below_256_bytes_raises_an_error():
     with pytest.raises(ValueError, match="at least 257"):
         train_tokenizer(["x"], vocab_size=100)

@@ -1,1 +1,1 @@
-"""What rounds and distributions say about a method; drives no model. Knows ``core`` alone."""
+"""Mathematics of the laboratory: acceptance against divergence, best trees. Imports only core."""

@@ -1,27 +1,27 @@
-"""Which token tree pays best: Sequoia's dynamic programme.
+"""Sequoia's dynamic program: the token tree with the most expected tokens, or the fastest one.
 
 Chen, May, Svirschevski, Huang, Ryabinin, Jia and Chen, "Sequoia: Scalable, Robust, and
 Hardware-aware Speculative Decoding", 2024, sections 3.1 and 3.3.
 
-Let p_b be the probability that of a node's children the b-th is the one accepted, whatever the
-node (the paper's positional acceptance). A round that drafts a tree then emits on average
+Let p_b be the probability that the b-th child of a node is the one that is accepted, the same for
+every node (the paper's positional acceptance). A round that drafts a tree then emits on average
 
     F(tree) = sum over nodes v of the product of p_rank along the path to v
 
-tokens, the root standing for the one that the target adds itself. The best tree of at most m nodes
-and l levels, with b children at its root, has
+tokens, where the root stands for the token that the target adds itself. The best tree of at most m
+nodes and l levels, with b children at its root, has
 
     T(m, l, 0) = 1,   T(m, l, b) = -inf where m <= b or l = 0 < b,   else
     T(m, l, b) = max over y of  T(y, l, b-1) + p_b max_b' T(m-y, l-1, b')
 
-in which y nodes go to the root and its first b-1 children, and the others to the b-th child. Which
-(m, l) to take depends on the hardware: the fewest seconds per token, (l t_draft + t_target(m)) / T.
+expected tokens, where y nodes go to the root and its first b-1 children, and the others to the b-th
+child. The best (m, l) depends on the hardware: it minimises (l t_draft + t_target(m)) / T, the
+seconds per token.
 
-Here, b children are exactly that many, as the p_b need not fall with b; but m and l are the most
-there may be, where Sequoia has exactly m. So ranks that are never accepted make a tree smaller, not
-worse.
+A node has exactly b children, since p_b need not decrease with b. m and l are upper limits, whereas
+Sequoia's m is exact. So ranks that are never accepted make a tree smaller, not worse.
 
-Legend: M numbers of nodes (0 to the most there may be, root included), K ranks.
+Legend: M numbers of nodes (0 to the limit, root included), R ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,27 +32,27 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidParameterError
 
-Path = tuple[int, ...]
-"""The ranks from the root's child down to a node."""
+RankPath = tuple[int, ...]
+"""The rank of every node on the way from the root's child down to a node."""
 
 
 @dataclass(frozen=True)
 class TreePlan:
-    """A tree and what to expect of it.
+    """A tree with its expected tokens and time.
 
     Attributes:
-        paths: the rank path of every drafted node, in breadth-first order; empty if not to draft.
+        paths: the rank path of every drafted node, in breadth-first order; empty for no draft.
         tokens: expected tokens per round.
-        seconds: per round; None where no times were given.
+        seconds: per round; None if no times were given.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[RankPath, ...]
     tokens: float
     seconds: float | None = None
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root included."""
+        """Number of nodes, the root included."""
         return len(self.paths) + 1
 
     @property
@@ -61,9 +61,11 @@ class TreePlan:
 
 
 def expected_tokens(paths: Sequence[Sequence[int]], acceptance: Sequence[float]) -> float:
-    """F of a tree: tokens per round where the b-th child is accepted with ``acceptance[b-1]``.
+    """F of a tree: expected tokens per round.
 
-    Ranks that were not measured are never accepted.
+    Args:
+        paths: the rank path of every drafted node.
+        acceptance: p_b by rank; ranks beyond its end are never accepted.
     """
     total = 1.0
     for path in paths:
@@ -75,17 +77,17 @@ def expected_tokens(paths: Sequence[Sequence[int]], acceptance: Sequence[float])
 
 
 def best_tree(acceptance: Sequence[float], num_nodes: int, depth: int) -> TreePlan:
-    """The tree of most expected tokens.
+    """The tree with the most expected tokens.
 
     Args:
-        acceptance: p_b by rank, none negative, together at most 1.
+        acceptance: p_b by rank, none negative, in total at most 1.
         num_nodes: most nodes, the root included, 2 to 256.
         depth: most levels, 1 to 64.
 
     Raises:
         InvalidParameterError: a number outside its range.
     """
-    return _Programme(acceptance, num_nodes, depth).plan(num_nodes, depth)
+    return _DynamicProgram(acceptance, num_nodes, depth).plan(num_nodes, depth)
 
 
 def fastest_tree(
@@ -95,32 +97,32 @@ def fastest_tree(
     target_seconds: Callable[[int], float],
     draft_seconds: float,
 ) -> TreePlan:
-    """The tree of fewest seconds per token; no tree at all where none is worth its passes.
+    """The tree with the fewest seconds per token; an empty one if plain decoding is faster.
 
     Args:
-        acceptance: p_b by rank, none negative, together at most 1.
+        acceptance: p_b by rank, none negative, in total at most 1.
         num_nodes: most nodes, the root included, 2 to 256.
         depth: most levels, 1 to 64.
-        target_seconds: of a pass of the target over so many nodes, 1 to ``num_nodes``; measured.
-        draft_seconds: of a pass of the draft model, one of which is due per level.
+        target_seconds: seconds of a target forward pass over 1 to ``num_nodes`` nodes, measured.
+        draft_seconds: seconds of a draft forward pass; every level takes one.
 
     Raises:
         InvalidParameterError: a number outside its range.
     """
-    programme = _Programme(acceptance, num_nodes, depth)
+    program = _DynamicProgram(acceptance, num_nodes, depth)
     times = [target_seconds(m) for m in range(1, num_nodes + 1)]
-    best, best_pace = TreePlan((), 1.0, times[0]), times[0]
+    best, best_per_token = TreePlan((), 1.0, times[0]), times[0]
     for m in range(2, num_nodes + 1):
         for levels in range(1, depth + 1):
-            seconds, tokens = levels * draft_seconds + times[m - 1], programme.tokens(m, levels)
-            if seconds / tokens < best_pace:
-                best_pace = seconds / tokens
-                best = replace(programme.plan(m, levels), seconds=seconds)
+            seconds, tokens = levels * draft_seconds + times[m - 1], program.tokens(m, levels)
+            if seconds / tokens < best_per_token:
+                best_per_token = seconds / tokens
+                best = replace(program.plan(m, levels), seconds=seconds)
     return best
 
 
-class _Programme:
-    """The table of T, filled once for all m and l.
+class _DynamicProgram:
+    """The table of T(m, l, b), filled once for all m and l.
 
     Args:
         acceptance: p_b by rank.
@@ -131,7 +133,7 @@ class _Programme:
     def __init__(self, acceptance: Sequence[float], num_nodes: int, depth: int) -> None:
         _check("num_nodes", num_nodes, 2, 256)
         _check("depth", depth, 1, 64)
-        p_K = _checked(acceptance)[: num_nodes - 1]
+        p_R = _checked(acceptance)[: num_nodes - 1]
         M = num_nodes + 1
         node_M = torch.arange(M)
         one_M = torch.where(node_M > 0, 1.0, -torch.inf).double()
@@ -143,7 +145,7 @@ class _Programme:
         self._split: list[list[Tensor]] = [[]]
         for _ in range(depth):
             table, split = [one_M], []
-            for p in p_K:
+            for p in p_R:
                 value_MM = table[-1] + p * self._best[-1][others_MM]
                 most = value_MM.masked_fill(impossible_MM, -torch.inf).max(1)
                 table.append(most.values)
@@ -154,31 +156,37 @@ class _Programme:
             self._split.append(split)
 
     def tokens(self, num_nodes: int, depth: int) -> float:
-        """Of the best tree."""
+        """Expected tokens of the best tree within these limits."""
         return float(self._best[depth][num_nodes])
 
     def plan(self, num_nodes: int, depth: int) -> TreePlan:
-        """The best tree."""
+        """The best tree within these limits."""
         paths = sorted(self._paths((), num_nodes, depth), key=lambda path: (len(path), path))
         return TreePlan(tuple(paths), self.tokens(num_nodes, depth))
 
-    def _paths(self, above: Path, num_nodes: int, depth: int) -> Iterator[Path]:
-        """What hangs on a node whose subtree has so many nodes and levels below it."""
+    def _paths(self, parent: RankPath, num_nodes: int, depth: int) -> Iterator[RankPath]:
+        """The rank paths of all nodes below ``parent`` in its best subtree.
+
+        Args:
+            parent: rank path of the subtree's root.
+            num_nodes: most nodes of the subtree, its root included.
+            depth: most levels below its root.
+        """
         for b in range(int(self._children[depth][num_nodes]), 0, -1):
             left = int(self._split[depth][b - 1][num_nodes])
-            child = (*above, b - 1)
+            child = (*parent, b - 1)
             yield child
             yield from self._paths(child, num_nodes - left, depth - 1)
             num_nodes = left
 
 
 def _checked(acceptance: Sequence[float]) -> list[float]:
-    p_K = [float(p) for p in acceptance]
-    if not p_K or not all(0 <= p <= 1 for p in p_K) or sum(p_K) > 1 + 1e-9:
+    p_R = [float(p) for p in acceptance]
+    if not p_R or not all(0 <= p <= 1 for p in p_R) or sum(p_R) > 1 + 1e-9:
         raise InvalidParameterError(
-            f"acceptance={p_K}: must be probabilities by rank, at least one, together at most 1"
+            f"acceptance={p_R}: must be probabilities by rank, at least one, in total at most 1"
         )
-    return p_K
+    return p_R
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:

@@ -1,15 +1,16 @@
-"""Is it lossless, on your pair and with your settings? Measured, not believed.
+"""Certificates: measures whether a method is lossless on the user's own models and settings.
 
-Six checks, each seeing what others cannot:
+Six checks, each of which finds mistakes that the others miss:
 
-    states     the target's cache after real rounds, against passes from scratch
-    positions  the emitted distribution at single places of real rounds, in closed form
-    rounds     whole rounds, enumerated, on distributions of the pair and on toys
+    states     the target's KV cache after real rounds, against forward passes from scratch
+    positions  the emitted distribution at single positions of real rounds, in closed form
+    rounds     whole rounds by enumeration, on toy models and on distributions of the pair
     drafts     drafted tokens, counted against the distributions that the drafter declares
     tokens     emitted tokens, counted against the target's distribution from scratch
-    texts      continuations against plain decoding, a two-sample test
+    outputs    continuations by the method against plain decoding, a two-sample test
 
-At temperature 0 the last four give way to one: every token is the target's argmax.
+At temperature 0, one check replaces all but states and rounds: every emitted token must be the
+target's argmax.
 """
 
 from outrider.lab.certify.report import Certificate, Check

@@ -1,14 +1,15 @@
-"""Tokens against the distributions that they should come from, by counting.
+"""Counts drafted and emitted tokens and compares them with their declared distributions.
 
-Token b should be a draw from a distribution of its own, q_b, given what came before. In any class
-of tokens c, and among any of the rows picked by what came before,
+The token x_b should be a draw from its own distribution q_b, given the tokens before it. For any
+class c of tokens, and any group of rows chosen by the tokens before x_b,
 
     S = Σ_b ( 1[x_b ∈ c] - q_b(c) ),    v = Σ_b q_b(c) (1 - q_b(c)),
     P(|S| >= s) <= 2 exp( -s² / (2 (v + s/3)) )                     (Bernstein's inequality)
 
-which holds for every number of rows, however small the probabilities, and not only in the limit.
+The bound holds for every number of rows and for any probabilities, however small; it is not
+asymptotic.
 
-Legend: B rows, N nodes, L tokens of a continuation, C classes of tokens, G groups of rows,
+Legend: B rows, N nodes, T tokens of a continuation, C classes of tokens, G groups of rows,
 V vocabulary.
 """
 
@@ -19,21 +20,30 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Draft, Prefix
-from outrider.lab.certify.pair import Pair, able
+from outrider.lab.certify.pair import Pair, on_float64_device
 from outrider.lab.certify.report import FALSE_ALARM, STATISTICAL_CHECKS, Check
 from outrider.testing import check_draft
 
 DRAFTS, TOKENS = "drafts", "tokens"
-_NUM_TOKENS = (
-    6  # classes: so many single tokens, the distribution's best, its next, and the improbable
-)
-_NUM_VALUES = 4  # groups: rows whose token before has one of so many values, and all rows
+# Classes: this many single tokens; the most probable token and the second; the improbable tokens.
+_NUM_TOKENS = 6
+# Groups: all rows, and the rows whose previous token has one of this many values.
+_NUM_VALUES = 4
+_IMPROBABLE = (0.02, 0.2)  # a class of all tokens below each of these probabilities
 
 
 @dataclass
 class Tally:
-    """Sums over batches at one place; classes and groups are fixed by the first batch's
-    distributions."""
+    """S and v of every class and group at one position, summed over batches.
+
+    The first batch fixes the classes and the groups.
+
+    Attributes:
+        tokens: the single tokens that are classes.
+        values: previous tokens that define the groups.
+        sums: (S_GC, v_GC) of each batch.
+        impossible: number of tokens whose probability was zero.
+    """
 
     tokens: Tensor | None = None
     values: Tensor | None = None
@@ -41,10 +51,17 @@ class Tally:
     impossible: int = 0
 
     def add(self, x_B: Tensor, q_BV: Tensor, before_B: Tensor) -> None:
-        """Tokens, the distributions they should come from, and the tokens before them."""
+        """Adds a batch: the tokens, the distributions they should come from, the previous tokens.
+
+        Moves the tensors to a device with float64.
+        """
         if not len(x_B):
             return
-        x_B, q_BV, before_B = able(x_B), able(q_BV).double(), able(before_B)
+        x_B, q_BV, before_B = (
+            on_float64_device(x_B),
+            on_float64_device(q_BV).double(),
+            on_float64_device(before_B),
+        )
         if self.tokens is None or self.values is None:
             self.tokens = q_BV.mean(0).topk(min(_NUM_TOKENS, q_BV.shape[1])).indices
             values, counts = before_B.unique(return_counts=True)
@@ -54,7 +71,7 @@ class Tally:
         best_B2 = q_BV.topk(2).indices
         is_BC = torch.cat([x_B[:, None] == best_B2, x_B[:, None] == self.tokens], 1)
         expected_BC = torch.cat([q_BV.gather(1, best_B2), q_BV[:, self.tokens]], 1)
-        for limit in (0.02, 0.2):  # improbable tokens
+        for limit in _IMPROBABLE:
             expected_B = q_BV.where(q_BV < limit, 0.0).sum(1)
             expected_BC = torch.cat([expected_BC, expected_B[:, None]], 1)
             is_BC = torch.cat([is_BC, (q_B < limit)[:, None]], 1)
@@ -65,7 +82,7 @@ class Tally:
         self.sums.append((S_GC, v_GC))
 
     def log_p(self) -> Tensor:
-        """Logarithm of the bound of every class in every group."""
+        """Logarithm of Bernstein's bound for every class in every group, flattened."""
         if not self.sums:
             return torch.zeros(0, dtype=torch.float64)
         s_GC = torch.stack([S_GC for S_GC, _ in self.sums]).sum(0).abs()
@@ -74,12 +91,20 @@ class Tally:
         return (torch.tensor(2.0).log() - exponent_GC).flatten().cpu()
 
 
-def verification(name: str, tallies: Sequence[Tally], what: str) -> Check:
-    """All classes of all tallies together, at this check's share of the false alarms."""
+def check_tallies(name: str, tallies: Sequence[Tally], what: str) -> Check:
+    """The smallest bound over all classes and groups, corrected for their number.
+
+    Fails at this check's share of the false-alarm probability.
+
+    Args:
+        name: of the check.
+        tallies: of all positions.
+        what: was counted, for the report.
+    """
     impossible = sum(tally.impossible for tally in tallies)
     if impossible:
         return Check(
-            name, False, 0.0, f"{impossible} {what} have probability zero in their distribution"
+            name, False, 0.0, f"{impossible} of {what} have probability zero in their distribution"
         )
     logs = torch.cat([tally.log_p() for tally in tallies])
     if not len(logs):
@@ -93,34 +118,44 @@ def verification(name: str, tallies: Sequence[Tally], what: str) -> Check:
 def check_drafts(
     pair: Pair, prompts: Sequence[Sequence[int]], num: int, first_request: int
 ) -> Check:
-    """Drafts are well formed, and their tokens are drawn from the distributions they declare."""
-    everywhere = Tally()
-    tallies = [everywhere]
+    """Checks that drafts are well formed and drawn from the distributions that they declare.
+
+    Args:
+        pair: the models, the drafter and the rule.
+        prompts: token ids.
+        num: drafts per prompt.
+        first_request: request number of the first draft; the others follow.
+    """
+    all_nodes = Tally()
+    tallies = [all_nodes]
     drafted = 0
-    for round_, prompt in enumerate(prompts):
-        mine = [Tally() for _ in range(4 * pair.num_tokens + 1)]
-        tallies += mine
-        begun = first_request + round_ * num
+    for index, prompt in enumerate(prompts):
+        by_node = [Tally() for _ in range(4 * pair.num_tokens + 1)]
+        tallies += by_node
+        request = first_request + index * num
         for size in pair.batches(num):
-            context = pair.context([prompt] * size, begun)
-            begun += size
+            context = pair.context([prompt] * size, request)
+            request += size
             state = pair.drafter.start(context)
             budget = Budget(pair.num_tokens)
             draft = pair.drafter.propose(state, context, budget, context.rng)
             if draft.probs_BNV is None or draft.drawn == "searched":
-                return Check.skipped(DRAFTS, f"tokens are {draft.drawn}, not drawn")
+                return Check.skipped(DRAFTS, f"drafted tokens are {draft.drawn}, not drawn")
             try:
                 check_draft(draft, context, budget, draft.probs_BNV.shape[2], draft.drawn)
-            except AssertionError as broken:
-                return Check(DRAFTS, False, None, str(broken))
-            drafted += _count(draft, mine, everywhere)
+            except AssertionError as error:
+                return Check(DRAFTS, False, None, str(error))
+            drafted += _count(draft, by_node, all_nodes)
     if not drafted:
         return Check.skipped(DRAFTS, "nothing is drafted")
-    return verification(DRAFTS, tallies, f"{drafted} drafted tokens")
+    return check_tallies(DRAFTS, tallies, f"{drafted} drafted tokens")
 
 
-def _count(draft: Draft, tallies: list[Tally], everywhere: Tally) -> int:
-    """Node by node: the existing tokens against the distribution at their parent."""
+def _count(draft: Draft, by_node: list[Tally], all_nodes: Tally) -> int:
+    """Tallies each drafted token against the distribution at its parent; returns their number.
+
+    For siblings drawn without replacement, earlier siblings are removed from the distribution.
+    """
     assert draft.probs_BNV is not None
     rows_B = torch.arange(draft.tokens_BN.shape[0], device=draft.tokens_BN.device)
     for i in range(1, draft.num_nodes):
@@ -133,7 +168,7 @@ def _count(draft: Draft, tallies: list[Tally], everywhere: Tally) -> int:
                 q_BV = torch.where(sibling_B[:, None], without_BV, q_BV)
             q_BV = q_BV / q_BV.sum(1, keepdim=True).clamp(min=1e-30)
         before_B = draft.tokens_BN[:, i - 1]
-        for tally in (tallies[min(i, len(tallies) - 1)], everywhere):
+        for tally in (by_node[min(i, len(by_node) - 1)], all_nodes):
             tally.add(draft.tokens_BN[exists_B, i], q_BV[exists_B], before_B[exists_B])
     return int(draft.mask_BN[:, 1:].sum())
 
@@ -141,26 +176,32 @@ def _count(draft: Draft, tallies: list[Tally], everywhere: Tally) -> int:
 def check_tokens(
     pair: Pair, prompts: Sequence[Sequence[int]], samples: Sequence[Tensor], verified: bool
 ) -> Check:
-    """Emitted tokens against the target's distribution from scratch, each given the tokens before
-    it."""
-    everywhere = Tally()
-    tallies = [everywhere]
-    for prompt, tokens_BL in zip(prompts, samples, strict=True):
-        L = tokens_BL.shape[1]
-        mine = [Tally() for _ in range(L)]
-        tallies += mine
-        for part_BL in tokens_BL.split(pair.batch_size):
-            context = pair.context([prompt] * len(part_BL), 0)
-            part_BL = part_BL.to(context.device)
-            nodes_BL = torch.cat([context.root_B[:, None], part_BL[:, :-1]], 1)
+    """Counts emitted tokens against the target's distribution from scratch at their position.
+
+    Args:
+        pair: the models, the drafter and the rule.
+        prompts: token ids.
+        samples: the continuations of each prompt, (B, T).
+        verified: whether a deviation fails the check; without, it is only reported.
+    """
+    all_positions = Tally()
+    tallies = [all_positions]
+    for prompt, tokens_BT in zip(prompts, samples, strict=True):
+        T = tokens_BT.shape[1]
+        by_position = [Tally() for _ in range(T)]
+        tallies += by_position
+        for part_BT in tokens_BT.split(pair.batch_size):
+            context = pair.context([prompt] * len(part_BT), 0)
+            part_BT = part_BT.to(context.device)
+            nodes_BT = torch.cat([context.root_B[:, None], part_BT[:, :-1]], 1)
             draft = Draft.chain(
-                nodes_BL, torch.ones_like(nodes_BL, dtype=torch.bool), None, "chosen"
+                nodes_BT, torch.ones_like(nodes_BT, dtype=torch.bool), None, "chosen"
             )
-            logits_BLV = pair.target.score(pair.target.start(context), draft).logits_BNV
-            p_BLV = context.distribution(logits_BLV, Prefix.of_draft(context, draft))
-            for place in range(L):
-                for tally in (mine[place], everywhere):
-                    tally.add(part_BL[:, place], p_BLV[:, place], nodes_BL[:, place])
-    total = sum(tokens_BL.numel() for tokens_BL in samples)
-    check = verification(TOKENS, tallies, f"{total} emitted tokens")
+            logits_BTV = pair.target.score(pair.target.start(context), draft).logits_BNV
+            p_BTV = context.distribution(logits_BTV, Prefix.of_draft(context, draft))
+            for t in range(T):
+                for tally in (by_position[t], all_positions):
+                    tally.add(part_BT[:, t], p_BTV[:, t], nodes_BT[:, t])
+    total = sum(tokens_BT.numel() for tokens_BT in samples)
+    check = check_tallies(TOKENS, tallies, f"{total} emitted tokens")
     return check if verified else Check(TOKENS, None, check.number, check.words)

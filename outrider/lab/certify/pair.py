@@ -1,6 +1,6 @@
-"""The pair under test, run as the engine runs it.
+"""The models, drafter and verification rule under test, run round by round as the engine runs them.
 
-Legend: B rows, N nodes, L tokens of a continuation, V vocabulary.
+Legend: B rows, N nodes, T tokens of a continuation, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +36,15 @@ from outrider.verifiers import Rejection
 
 
 class RuleError(Exception):
-    """The rule under test raised an error of its own: a finding, not a mistake of ours."""
+    """The rule under test raised an error. It is reported as a failed check, not as a crash."""
 
 
 @contextmanager
-def blaming_the_rule() -> Iterator[None]:
-    """Turns whatever the rule raises into a :class:`RuleError`."""
+def wrapped_rule_errors() -> Iterator[None]:
+    """Turns any error that the rule raises into a :class:`RuleError`.
+
+    Outrider's own errors and a lack of memory pass through unchanged.
+    """
     try:
         yield
     except (OutriderError, MemoryError, torch.OutOfMemoryError):
@@ -52,8 +55,8 @@ def blaming_the_rule() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Guarded:
-    """A rule whose errors are told from ours."""
+class GuardedRule:
+    """A rule whose errors arrive as :class:`RuleError`."""
 
     rule: Verifier
 
@@ -74,7 +77,7 @@ class Guarded:
         return self.rule.bound
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        with blaming_the_rule():
+        with wrapped_rule_errors():
             return self.rule(draft, p_BNV, rng)
 
 
@@ -83,8 +86,13 @@ class Pair:
     """Target, drafter and rule, with the settings of a run.
 
     Attributes:
-        distribution: makes the sampling distribution of that many rows.
-        num_tokens: γ, most tokens drafted per round.
+        target: the model whose distribution must be preserved.
+        drafter: the source of drafts.
+        verifier: the rule under test.
+        distribution: makes the sampling distribution for a number of rows.
+        num_tokens: γ, the most tokens drafted per round.
+        seed: of all requests.
+        device: where contexts are built.
         limit: longest context in tokens; None if there is none.
         batch_size: rows that run at the same time.
     """
@@ -104,24 +112,24 @@ class Pair:
         return replace(self, drafter=NoDraft(), verifier=Rejection())
 
     def context(self, prompts: Sequence[Sequence[int]], first_request: int) -> Context:
-        """Rows with request numbers of their own."""
+        """One row per prompt, with consecutive request numbers."""
         B = len(prompts)
         requests = range(first_request, first_request + B)
         return Context.start(prompts, self.distribution(B), [self.seed] * B, requests, self.device)
 
     def batches(self, num: int) -> Iterator[int]:
-        """Sizes of the batches that make ``num`` rows."""
+        """Sizes of the batches that ``num`` rows are split into."""
         for first in range(0, num, self.batch_size):
             yield min(self.batch_size, num - first)
 
 
-def able(tensor: Tensor) -> Tensor:
-    """On a device that has float64."""
+def on_float64_device(tensor: Tensor) -> Tensor:
+    """The tensor itself, or its copy on the CPU where the device (MPS) has no float64."""
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 class Batch:
-    """Rows in mid-generation."""
+    """Rows that are being generated, with the state of target and drafter."""
 
     def __init__(self, pair: Pair, prompts: Sequence[Sequence[int]], first_request: int) -> None:
         self.pair = pair
@@ -130,7 +138,11 @@ class Batch:
         self.state = pair.drafter.start(self.context)
 
     def step(self) -> Round:
-        """One round of all rows."""
+        """Runs one round of all rows.
+
+        Raises:
+            NonFiniteLogitsError: a distribution contains NaN.
+        """
         pair, context = self.pair, self.context
         room = pair.num_tokens
         if pair.limit is not None:
@@ -147,7 +159,7 @@ class Batch:
         return round_
 
     def keep(self, rows: list[int]) -> None:
-        """Goes on with these rows only."""
+        """Drops all other rows. Mutates the caches, the drafter's state and the context."""
         self.cache.keep(rows)
         self.state.keep(rows)
         self.context.keep(rows)
@@ -157,11 +169,11 @@ class Batch:
 def continuations(
     pair: Pair, prompt: Sequence[int], num: int, length: int, first_request: int
 ) -> Tensor:
-    """The first tokens of ``num`` requests with one prompt, (num, L), on the CPU.
+    """The first ``length`` tokens of ``num`` requests with the same prompt, (num, T), on the CPU.
 
-    Rows leave when they have their tokens, so that ``keep`` is part of what is tested.
+    A row leaves the batch once it has its tokens, so that ``keep`` is tested too.
     """
-    found_BL = torch.zeros(num, length, dtype=torch.int64)
+    tokens_BT = torch.zeros(num, length, dtype=torch.int64)
     begin, end, done = len(prompt), len(prompt) + length, 0
     for size in pair.batches(num):
         batch = Batch(pair, [prompt] * size, first_request + done)
@@ -170,12 +182,12 @@ def continuations(
             batch.step()
             full = [n >= end for n in batch.context.lengths]
             if any(full):
-                for place, row in enumerate(rows):
-                    if full[place]:
-                        found_BL[row] = batch.context.tokens_BT[place, begin:end].cpu()
-                stays = [place for place, is_full in enumerate(full) if not is_full]
-                rows = [rows[place] for place in stays]
+                for i, row in enumerate(rows):
+                    if full[i]:
+                        tokens_BT[row] = batch.context.tokens_BT[i, begin:end].cpu()
+                kept = [i for i, is_full in enumerate(full) if not is_full]
+                rows = [rows[i] for i in kept]
                 if rows:
-                    batch.keep(stays)
+                    batch.keep(kept)
         done += size
-    return found_BL
+    return tokens_BT

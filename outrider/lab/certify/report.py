@@ -1,4 +1,4 @@
-"""What a certificate says: one line per check, and a verdict that claims no more than they show."""
+"""The certificate: one line per check, and a verdict that claims only what the checks show."""
 
 import math
 from collections.abc import Sequence
@@ -6,23 +6,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FALSE_ALARM = 1e-3
-"""Probability, at most, that the statistical checks together reject a right method."""
+"""Upper bound on the probability that the statistical checks together reject a correct method."""
 STATISTICAL_CHECKS = 4
-"""Each of them takes its share: draws, places, texts, and frequencies where ENUM cannot go."""
+"""The checks that share it equally: drafts, tokens, outputs, and rounds where they are sampled."""
 POWER = 0.99
+"""Probability with which a reported detectable deviation would have been found."""
 _BOUNDED = ("positions", "rounds")  # checks that hold a lossy rule to its bound
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question and its answer.
+    """The result of one check.
 
     Attributes:
-        name: what was looked at.
-        passed: None when the question does not arise, or its answer is not held against anything.
-        number: the answer as a number; None if there is none.
-        words: what the number is, over how much, and what it was held against.
-        claim: what the check shows if it does not fail; part of the verdict.
+        name: of the check.
+        passed: None if the check was skipped, or only reports a number.
+        number: the measured number; None if there is none.
+        words: what the number is, over how many samples, and its limit.
+        claim: what the check shows unless it fails; part of the verdict.
     """
 
     name: str
@@ -46,10 +47,10 @@ class Certificate:
 
     Attributes:
         rule: name of the verification rule.
-        claim: what the rule says that it preserves.
+        claim: what the rule states that it preserves.
         lossless: whether it claims to preserve the target's distribution.
-        greedy: whether the settings take the most probable token always.
-        checks: in the order they were run.
+        greedy: whether the settings always take the most probable token.
+        checks: in the order in which they ran.
     """
 
     rule: str
@@ -64,7 +65,7 @@ class Certificate:
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
+        """The outcome in one sentence."""
         failed = [check for check in self.checks if check.passed is False]
         if failed:
             head = "NOT LOSSLESS" if self.lossless else "NOT AS CLAIMED"
@@ -72,7 +73,7 @@ class Certificate:
             return f"{head}: {self.rule} fails {which}; its claim is '{self.claim}'."
         shown = "; ".join(check.claim for check in self.checks if check.claim)
         if not shown:
-            return f"NOTHING FOUND against {self.rule}, and nothing shown for it either."
+            return f"INCONCLUSIVE: no check failed for {self.rule}, but none showed anything."
         if self.lossless:
             return f"LOSSLESS as far as tested: {shown}."
         if any(check.passed and check.name in _BOUNDED for check in self.checks):
@@ -80,7 +81,7 @@ class Certificate:
         return f"LOSSY WITHOUT A BOUND that could be tested ('{self.claim}'): {shown}."
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The certificate as a JSON document."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
@@ -94,7 +95,7 @@ class Certificate:
 
 
 def rounded_up(x: float) -> str:
-    """Two digits, rounded up: a bound must not be rounded down."""
+    """The number in two digits, rounded up, since an upper bound must not be rounded down."""
     if x <= 0 or not math.isfinite(x):
         return f"{x:g}"
     exponent = math.floor(math.log10(x)) - 1

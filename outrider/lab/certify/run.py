@@ -1,4 +1,4 @@
-"""The checks, one after the other."""
+"""Runs the checks of a certificate one after the other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,12 +6,19 @@ from typing import Any
 import torch
 
 from outrider.core import Drafter, Model, Verifier, check_compatible
-from outrider.lab.certify import counts, greedy, positions, rides, rounds, two_sample
-from outrider.lab.certify.pair import Guarded, Pair, RuleError, continuations
+from outrider.lab.certify import (
+    counts,
+    greedy,
+    observed_rounds,
+    positions,
+    rounds,
+    two_sample,
+)
+from outrider.lab.certify.pair import GuardedRule, Pair, RuleError, continuations
 from outrider.lab.certify.report import Certificate, Check
 from outrider.testing import DistributionFactory
 
-_APART = 1 << 24  # request numbers of different checks do not meet
+_REQUESTS_PER_CHECK = 1 << 24  # every check has its own range of request numbers
 
 
 def certify(
@@ -31,30 +38,30 @@ def certify(
     batch_size: int = 128,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Certificate:
-    """Checks a drafter and a rule on a target; see the module.
+    """Checks a drafter and a verification rule on a target; the package lists the checks.
 
     Args:
-        target: the model whose distribution counts.
+        target: the model whose distribution must be preserved.
         drafter: the source of drafts.
-        verifier: the rule, and what it claims.
+        verifier: the rule, with the claim that it makes.
         prompts: token ids, at least one prompt.
-        distribution: makes the sampling distribution of that many rows; a greedy one chooses the
-            greedy check.
+        distribution: makes the sampling distribution for a number of rows. If it is greedy, the
+            greedy check runs.
         num_tokens: γ.
-        num_positions: places whose distributions are compared.
-        num_samples: texts by the method, and as many by plain decoding, over all prompts.
-        length: tokens of a text.
-        seed: of all draws.
+        num_positions: drafted positions whose distributions are compared.
+        num_samples: continuations by the method, and as many by plain decoding, over all prompts.
+        length: tokens of a continuation.
+        seed: of all requests.
         device: where contexts are built.
         limit: longest context in tokens; None if there is none.
         batch_size: rows that run at the same time.
-        progress: told what comes next.
+        progress: called with the name of each check before it runs.
 
     Raises:
-        OutriderError: a pair that cannot run, such as a rule that cannot verify the drafter.
+        OutriderError: the pair cannot run, for example because the rule cannot verify the drafts.
     """
     check_compatible(drafter, verifier)
-    rule = Guarded(verifier)
+    rule = GuardedRule(verifier)
     pair = Pair(target, drafter, rule, distribution, num_tokens, seed, device, limit, batch_size)
     checks: list[Check] = []
     is_greedy = distribution(1).greedy
@@ -66,45 +73,49 @@ def certify(
         except RuleError as error:
             checks.append(Check(name, False, None, str(error)))
 
-    places: list[positions.Places | None] = [None]
+    drafted: positions.DraftedPositions | None = None
 
-    def ride() -> Check:
-        places[0], states = rides.sample(pair, prompts, num_positions)
-        return states
+    def states() -> Check:
+        nonlocal drafted
+        drafted, check = observed_rounds.observe(pair, prompts, num_positions)
+        return check
 
-    attempt(rides.STATES, ride)
+    attempt(observed_rounds.STATES, states)
     if not is_greedy:
-        attempt(positions.NAME, lambda: positions.check(verifier, drafter.drawn, places[0]))
-    attempt(rounds.NAME, lambda: rounds.check(verifier, drafter.drawn, places[0]))
+        attempt(positions.NAME, lambda: positions.check(verifier, drafter.drawn, drafted))
+    attempt(rounds.NAME, lambda: rounds.check(verifier, drafter.drawn, drafted))
     if is_greedy:
         room = 16 * length if limit is None else limit - max(map(len, prompts))
         longer = max(1, min(16 * length, room))
-        attempt(greedy.NAME, lambda: greedy.check(pair, prompts, longer, _APART, verifier.lossless))
+        first = _REQUESTS_PER_CHECK
+        attempt(greedy.NAME, lambda: greedy.check(pair, prompts, longer, first, verifier.lossless))
         return _certificate(verifier, True, checks)
 
-    each = -(-num_samples // len(prompts))
-    attempt(counts.DRAFTS, lambda: counts.check_drafts(pair, prompts, each, _APART))
-    if not each:
+    per_prompt = -(-num_samples // len(prompts))
+    attempt(
+        counts.DRAFTS, lambda: counts.check_drafts(pair, prompts, per_prompt, _REQUESTS_PER_CHECK)
+    )
+    if not per_prompt:
         return _certificate(verifier, False, checks)
-    ours: list[torch.Tensor] = []
-    plains: list[torch.Tensor] = []
+    by_method: list[torch.Tensor] = []
+    by_plain: list[torch.Tensor] = []
 
     def tokens() -> Check:
-        for round_, prompt in enumerate(prompts):
-            first = 2 * _APART + round_ * each
-            ours.append(continuations(pair, prompt, each, length, first))
-        return counts.check_tokens(pair, prompts, ours, verifier.lossless)
+        for index, prompt in enumerate(prompts):
+            first = 2 * _REQUESTS_PER_CHECK + index * per_prompt
+            by_method.append(continuations(pair, prompt, per_prompt, length, first))
+        return counts.check_tokens(pair, prompts, by_method, verifier.lossless)
 
-    def texts() -> Check:
-        if len(ours) < len(prompts):
-            return Check.skipped(two_sample.NAME, "the method wrote no texts")
-        for round_, prompt in enumerate(prompts):
-            first = 3 * _APART + round_ * each
-            plains.append(continuations(pair.plain(), prompt, each, length, first))
-        return two_sample.check(ours, plains, verifier.lossless)
+    def outputs() -> Check:
+        if len(by_method) < len(prompts):
+            return Check.skipped(two_sample.NAME, "the method produced no continuations")
+        for index, prompt in enumerate(prompts):
+            first = 3 * _REQUESTS_PER_CHECK + index * per_prompt
+            by_plain.append(continuations(pair.plain(), prompt, per_prompt, length, first))
+        return two_sample.check(by_method, by_plain, verifier.lossless)
 
     attempt(counts.TOKENS, tokens)
-    attempt(two_sample.NAME, texts)
+    attempt(two_sample.NAME, outputs)
     return _certificate(verifier, False, checks)
 
 

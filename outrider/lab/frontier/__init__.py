@@ -1,14 +1,14 @@
-"""The frontier of lossy decoding on a pair of the user's own: what is gained for what is given up.
+"""Lossy decoding on the user's own pair: the gain in speed against the loss in fidelity.
 
-plane         rules of one place on the same distributions: acceptance against divergence
-generations   whole texts: speed against the target's perplexity
+plane         node-local rules on the same distributions: acceptance against divergence
+generations   whole continuations: speed against perplexity under the target
 """
 
-from outrider.lab.frontier.distributions import meet
-from outrider.lab.frontier.document import about, dumps, write
+from outrider.lab.frontier.distributions import paired_distributions
+from outrider.lab.frontier.document import dumps, write
 from outrider.lab.frontier.families import FAMILIES, SETTINGS, Family, Setting
 from outrider.lab.frontier.generations import generate
-from outrider.lab.frontier.plane import Plane, survey
+from outrider.lab.frontier.plane import Plane, compare_rules
 
 __all__ = [
     "FAMILIES",
@@ -16,10 +16,9 @@ __all__ = [
     "Family",
     "Plane",
     "Setting",
-    "about",
+    "compare_rules",
     "dumps",
     "generate",
-    "meet",
-    "survey",
+    "paired_distributions",
     "write",
 ]

@@ -1,6 +1,6 @@
-"""The best rule at the places at hand: mentored decoding, each distribution sorted once.
+"""The best rule at fixed positions: mentored decoding, which sorts each distribution only once.
 
-Legend: K places, V vocabulary.
+Legend: K positions, R rows, V vocabulary.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from outrider.verifiers import Mentored
 from outrider.verifiers.clamp import Clamp, Path, sorted_path
 
 
-class Mentor:
-    """An ``analysis.frontier.Best``: :class:`Mentored` with a budget for each place.
+class MentoredEnvelope:
+    """An ``analysis.frontier.BestRule``: :class:`Mentored` with its own budget at each position.
 
     Args:
         p_KV: the target's distributions.
-        q_KV: the draft's.
+        q_KV: the draft's distributions.
     """
 
     def __init__(self, p_KV: Tensor, q_KV: Tensor) -> None:
@@ -28,37 +28,40 @@ class Mentor:
         self._paths: dict[tuple[Divergence, bool], Path] = {}
 
     def __call__(self, divergence: Divergence, budget_K: Tensor, off_support: bool) -> Tensor:
-        """1 - ρ, as ρ is the probability of a refusal."""
-        # A column of budgets broadcasts where one for all does.
+        """1 - ρ, where ρ is the probability of a rejection."""
+        # ``exact`` declares a single budget, but a column of budgets broadcasts.
         rho_K1 = self.path(divergence, off_support).exact(budget_K[:, None])  # type: ignore[arg-type]
         return 1 - rho_K1[:, 0]
 
     def path(self, divergence: Divergence, off_support: bool) -> Path:
-        """The distributions between p and q."""
+        """The distributions between p and q along which the budget is spent; cached."""
         key = divergence, off_support
         if key not in self._paths:
             self._paths[key] = sorted_path(divergence, *self._distributions, off_support)
         return self._paths[key]
 
-    def lend(self, rule: Mentored) -> Mentored:
-        """The same rule, which at these places need not sort again."""
+    def with_cached_paths(self, rule: Mentored) -> Mentored:
+        """The same rule, valid at these positions only, where it need not sort again."""
         values = {each.name: getattr(rule, each.name) for each in fields(rule)}
-        return _Lent(**values, mentor=self)
+        return _CachedMentored(**values, envelope=self)
 
 
 @dataclass(frozen=True)
-class _Lent(Mentored):
-    """A rule for the places of its mentor only."""
+class _CachedMentored(Mentored):
+    """A mentored rule for the positions of an envelope, whose sorted paths it uses."""
 
-    mentor: Any = None
+    envelope: Any = None
 
     def solve(self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor | None) -> Clamp:
-        path = self.mentor.path(self.divergence, self.allow_off_support)
+        path = self.envelope.path(self.divergence, self.allow_off_support)
         return path.clamp(path.exact(self.budget))
 
 
 def chunks(p_KV: Tensor, q_KV: Tensor, numbers: int = 1 << 20) -> Iterator[tuple[Tensor, Tensor]]:
-    """The distributions in float64, normalised, in parts of about so many numbers."""
+    """The distributions in float64, normalised, in chunks of at most ``numbers`` numbers each.
+
+    A chunk has at least one row.
+    """
     device = "cpu" if p_KV.device.type == "mps" else p_KV.device  # which has no float64
     rows = max(1, numbers // p_KV.shape[1])
     for p_rows_KV, q_rows_KV in zip(p_KV.split(rows), q_KV.split(rows), strict=True):

@@ -1,6 +1,6 @@
-"""What is drawn: the rules of one place, each over its parameter, and the settings that generate.
+"""What is compared: node-local rules over their parameter, and methods for whole generations.
 
-A rule that has ``acceptance`` (``core.ClosedForm``) is one more line here.
+To add a rule with closed-form acceptance (``core.ClosedForm``), add a line to FAMILIES.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +22,14 @@ from outrider.verifiers import (
 
 @dataclass(frozen=True)
 class Family:
-    """A rule over its parameter.
+    """A rule with a range of values for one parameter.
 
     Attributes:
-        name: what tables and figures call it.
-        rule: its class.
-        parameter: what is varied; empty for a rule without one.
-        grid: the values, from the strictest to the most lenient.
-        fixed: other parameters.
+        name: in tables and figures.
+        rule: makes the rule from its parameters.
+        parameter: the one that is varied; empty for a rule without parameters.
+        grid: its values, from the strictest to the most lenient.
+        fixed: the other parameters.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def rules(self) -> Iterator[tuple[float, ClosedForm]]:
+        """Every value of the parameter, with its rule."""
         for value in self.grid:
             varied = {self.parameter: value} if self.parameter else {}
             yield value, self.rule(**varied, **self.fixed)
@@ -53,7 +54,7 @@ _SIGNED = (-0.9, -0.7, -0.5, -0.3, -0.2, -0.1, 0.0, 0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 def _typical(epsilon: float) -> Typical:
-    """With the δ that its authors tie to ε."""
+    """Typical acceptance with δ = √ε, as its authors set it."""
     return Typical(epsilon, epsilon**0.5)
 
 

@@ -1,7 +1,7 @@
-"""Whole generations: how fast each setting is, and how probable the target finds what it wrote.
+"""Whole generations: the speed of each setting, and the perplexity of its outputs under the target.
 
-Texts are written twice over. In batches, with the divergences measured, which gives quality; and
-one after the other without that, interleaved over the settings, which gives speed.
+Every setting generates twice. For quality, it generates in batches, with the divergence measured.
+For speed, it generates one sequence at a time without measuring it, interleaved with the others.
 """
 
 import math
@@ -23,15 +23,15 @@ _BATCH = 16
 
 @dataclass
 class Series:
-    """All that one setting wrote.
+    """The engines of one setting, and everything that they generated.
 
     Attributes:
         setting: the method and its options.
-        timed: writes one text at a time.
-        measured: writes batches, and works out how far the distribution strays.
-        tokens_per_second: of each repeat, prefill included.
-        results: all texts.
-        stats: of the measured texts.
+        timed: the engine for speed, which generates one sequence at a time.
+        measured: the engine for quality, which generates batches and measures the divergence.
+        tokens_per_second: of each timed repeat, prefill included.
+        results: all outputs of both engines.
+        stats: of the outputs for quality.
     """
 
     setting: Setting
@@ -45,8 +45,10 @@ class Series:
     def of(
         cls, setting: Setting, target: HFModel, draft: HFModel, num_speculative_tokens: int
     ) -> "Series":
+        """Builds both engines and warms them up."""
+
         def engine(batch: int, measure: bool) -> Engine:
-            made = Engine(
+            built = Engine(
                 target,
                 draft,
                 find_method(setting.method),
@@ -56,19 +58,19 @@ class Series:
                 measure=measure,
                 generation_config=False,
             )
-            warm_up(made)
-            return made
+            warm_up(built)
+            return built
 
         return cls(setting, engine(1, False), engine(_BATCH, True))
 
     def measure(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """A batch of texts for quality."""
+        """Generates one output per prompt for quality."""
         results = self.measured.generate(list(prompts), sampling)
         self.results += results
         self.stats = results.stats
 
     def time(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """One repeat for speed: results are on the host when a call returns."""
+        """Times one repeat. Results are on the host when ``generate`` returns."""
         began = time.perf_counter()
         results = [self.timed.generate([prompt], sampling)[0] for prompt in prompts]
         seconds = time.perf_counter() - began
@@ -76,9 +78,12 @@ class Series:
         self.results += results
 
     def as_dict(self, plain: Sequence[float]) -> dict[str, Any]:
-        """For JSON. Speed-ups are over plain decoding in the same repeat."""
-        pairs = zip(self.tokens_per_second, plain, strict=True)
-        speedups = [mine / theirs for mine, theirs in pairs]
+        """The results as a JSON document.
+
+        Args:
+            plain: tokens per second of plain decoding in the same repeats.
+        """
+        speedups = [speed / base for speed, base in zip(self.tokens_per_second, plain, strict=True)]
         return {
             "name": self.setting.name,
             "method": self.setting.method,
@@ -103,44 +108,62 @@ def generate(
     settings: Sequence[Setting] = SETTINGS,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:
-    """Every setting on the same prompts; the first setting is the one that speed is held against.
+    """Runs every setting on the same prompts; speed-ups are relative to the first setting.
 
-    The order of the settings turns from repeat to repeat. The batches come first and warm
-    everything up.
+    The batches for quality run first and warm everything up. The order of the settings rotates
+    from repeat to repeat.
+
+    Args:
+        target: the target model.
+        draft: the draft model.
+        prompts: token ids.
+        sampling: of all outputs.
+        num_speculative_tokens: γ.
+        repeats: timed repeats.
+        texts_per_prompt: outputs per prompt for quality.
+        settings: the methods, plain decoding first.
+        progress: called with a description of each stage before it starts.
+
+    Returns:
+        One JSON document per setting.
     """
     sampling = replace(sampling, logprobs=0)
     series = [Series.of(setting, target, draft, num_speculative_tokens) for setting in settings]
     for one in series:
-        progress(f"texts by {one.setting.name}")
+        progress(f"outputs of {one.setting.name}")
         one.measure(list(prompts) * texts_per_prompt, sampling)
     for repeat in range(repeats):
         seeded = replace(sampling, seed=sampling.seed + 1 + repeat)
-        for place in range(len(series)):
-            one = series[(place + repeat) % len(series)]
+        for i in range(len(series)):
+            one = series[(i + repeat) % len(series)]
             progress(f"speed of {one.setting.name}, repeat {repeat + 1} of {repeats}")
             one.time(prompts, seeded)
     return [one.as_dict(series[0].tokens_per_second) for one in series]
 
 
-def perplexity(texts: Sequence[tuple[Hashable, Sequence[float]]]) -> dict[str, float]:
-    """Of texts, from the prompt and the log-probabilities of the tokens of each.
+def perplexity(outputs: Sequence[tuple[Hashable, Sequence[float]]]) -> dict[str, float]:
+    """Perplexity of several outputs.
 
-    ``macro`` gives every text the same weight, ``micro`` every token. ``error`` is the standard
-    error of macro on these prompts: from one text of a prompt to the next, not between prompts,
-    which are the same for all settings. It is infinite where no prompt has two texts.
+    ``macro`` weights all outputs equally, ``micro`` all tokens. ``error`` is the standard error of
+    ``macro`` on these prompts: it counts the variance between outputs of the same prompt, not that
+    between prompts, which are the same for all settings. It is infinite if no prompt has two
+    outputs.
+
+    Args:
+        outputs: the prompt of each output, and the log-probabilities of its tokens.
     """
     means: dict[Hashable, list[float]] = {}
-    for prompt, logprobs in texts:
+    for prompt, logprobs in outputs:
         means.setdefault(prompt, []).append(statistics.fmean(logprobs))
     spreads = [statistics.variance(each) for each in means.values() if len(each) > 1]
     variance = statistics.fmean(spreads) if spreads else math.inf
     macro = math.exp(-statistics.fmean(mean for each in means.values() for mean in each))
-    tokens = [logprob for _, logprobs in texts for logprob in logprobs]
+    tokens = [logprob for _, logprobs in outputs for logprob in logprobs]
     return {
         "macro": macro,
         "micro": math.exp(-statistics.fmean(tokens)),
-        "error": macro * math.sqrt(variance / len(texts)),
-        "texts": len(texts),
+        "error": macro * math.sqrt(variance / len(outputs)),
+        "texts": len(outputs),
         "tokens": len(tokens),
     }
 

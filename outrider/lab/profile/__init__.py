@@ -1,11 +1,11 @@
-"""Where the time of a round goes, and what it could be on this machine.
+"""Profiles: where the time of a round goes, and how fast it could be on this machine.
 
-spans, instrument   an engine timed from outside
-phases              a round's time by what it was spent on
-bandwidth, floor    what memory delivers, what a pass must read of it
-beta                a pass over n tokens against one over a single token
-formula             the speed-up that follows, and the one that was measured
-trace, plot         the same rounds as a Chrome trace, the β curve as a picture
+spans, instrument   time spans of an engine, recorded from outside
+phases              the time of a round by what it was spent on
+bandwidth, floor    memory bandwidth, and the least time that a forward pass can take
+beta                the time of a pass over n tokens against one over a single token
+formula             the speed-up that theory predicts beside the measured one
+trace, plot         the recorded rounds as a Chrome trace; the β curve as a figure
 """
 
 from outrider.lab.profile.plot import draw

@@ -1,9 +1,9 @@
-"""How fast this machine reads memory, with as many threads as the engine uses.
+"""Measures how fast this machine reads memory, with as many threads as the engine uses.
 
-A pass over one token reads every weight once and does next to nothing with it, so bytes ÷ bandwidth
-is the least time that it can take. What is timed is a sum over one large tensor: reading alone, in
-order, as much as the cores ask for. A matrix-vector product, which is what a pass consists of, is
-timed beside it: where it is slower, the library is, not the memory.
+A forward pass over one token reads every weight once and computes little with it, so its bytes
+divided by the bandwidth are the least time that it can take. The bandwidth is measured by a sum
+over one large tensor, which only reads, in order. A matrix-vector product, of which a pass mostly
+consists, is timed too: if it is slower than the sum, the library is the limit, not the memory.
 """
 
 import statistics
@@ -25,12 +25,12 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second, read from a working set of so many bytes; median, least and most.
+    """Measured read bandwidth, in bytes per second.
 
     Attributes:
-        num_bytes: of the tensor.
-        median, lowest, highest: of the sum.
-        matrix_vector: median of the matrix-vector product over the same bytes.
+        num_bytes: size of the working set.
+        median, lowest, highest: bandwidth of the sum over the repeats.
+        matrix_vector: median bandwidth of the matrix-vector product over the same bytes.
     """
 
     num_bytes: int
@@ -40,17 +40,17 @@ class Bandwidth:
     matrix_vector: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The measurement as a JSON document."""
         return asdict(self)
 
 
 def read_bandwidth(
     device: torch.device, num_bytes: int = LARGE, repeats: int = _REPEATS
 ) -> Bandwidth:
-    """Times a sum over ``num_bytes`` of float32, again and again.
+    """Times repeated sums over ``num_bytes`` of float32.
 
-    A working set that fits into a cache is read from there after the first time, which is not
-    counted: so it is known how fast a model that fits could be read.
+    After the warm-up, a working set that fits into a cache is read from the cache. This measures
+    how fast a model of that size could be read.
     """
     rows = max(1, num_bytes // (4 * _COLUMNS))
     matrix = torch.ones(rows, _COLUMNS, device=device)
@@ -64,7 +64,7 @@ def read_bandwidth(
 
 
 def last_level_cache(device: torch.device) -> int | None:
-    """Bytes of the cache next to memory; None where the system does not say."""
+    """Size of the last-level cache in bytes; None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     if device.type != "cpu":
@@ -81,7 +81,7 @@ def last_level_cache(device: torch.device) -> int | None:
 
 
 def _times(work: Callable[[], Tensor], device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each call, the first two not counted; on a GPU by events."""
+    """Seconds of each call after two calls of warm-up; on a GPU, measured by events."""
     times = [_timed(work, device) for _ in range(repeats + 2)]
     return times[2:]
 

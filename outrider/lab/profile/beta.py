@@ -1,9 +1,9 @@
-"""β(n): how much longer a pass over n tokens takes than one over a single token.
+"""β(n): the time of a forward pass over n tokens relative to a pass over a single token.
 
-Passes are the model's forward passes alone, over chains of n tokens behind the same text. Widths
-take turns, so that a machine whose speed drifts does not bend the curve.
+Only the model's forward passes are timed, over chains of n query tokens after the same sequence.
+The widths are interleaved, so that a drift of the machine's speed does not distort the curve.
 
-Legend: B rows, N tokens of a pass.
+Legend: B rows, N query tokens of a pass, T context length.
 """
 
 import statistics
@@ -18,35 +18,35 @@ from outrider.sampling import Sampling, Warp
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 REPEATS = 25
-_ENOUGH, _PATIENCE = 5, 6.0  # fewer repeats do, once so many seconds are over
+_MIN_REPEATS, _MAX_SECONDS = 5, 6.0  # after the minimum, time out
 _WARM_UP = 2
 
 
 def pass_times(
     model: HFModel,
-    text: Sequence[int],
+    tokens: Sequence[int],
     source: Sequence[int] | None = None,
     widths: Sequence[int] = WIDTHS,
     repeats: int = REPEATS,
 ) -> tuple[dict[int, float], KVCache]:
-    """Median seconds of a pass by its number of tokens, and the cache that they ran behind.
+    """Median seconds of a forward pass by its width, and the KV cache on which the passes ran.
 
     Args:
-        model: whose passes.
-        text: token ids; passes begin with the last of them.
-        source: of an encoder-decoder, what its encoder reads.
-        widths: how many tokens; what the model's context has no room for is left out.
-        repeats: passes per width; of a slow model fewer, but five at least.
+        model: the model to time.
+        tokens: the context; passes begin with its last token.
+        source: for an encoder-decoder, the encoder's input.
+        widths: numbers of query tokens; those that exceed the model's context are left out.
+        repeats: passes per width; fewer for a slow model, but at least five.
     """
-    context = context_of(model, text, source)
-    widths = [n for n in widths if len(text) - 1 + n <= model.limit]
+    context = context_of(model, tokens, source)
+    widths = [n for n in widths if len(tokens) - 1 + n <= model.limit]
     seconds: dict[int, list[float]] = {n: [] for n in widths}
     with torch.inference_mode():
         cache = model.start(context)
         drafts = {n: _chain(context, model, n) for n in widths}
         began = _elapsed(model)
         for repeat in range(repeats + _WARM_UP):
-            if repeat >= _ENOUGH + _WARM_UP and _elapsed(model) - began > _PATIENCE:
+            if repeat >= _MIN_REPEATS + _WARM_UP and _elapsed(model) - began > _MAX_SECONDS:
                 break
             for n in widths:
                 before = _elapsed(model)
@@ -55,16 +55,18 @@ def pass_times(
     return {n: statistics.median(times[_WARM_UP:]) for n, times in seconds.items()}, cache
 
 
-def context_of(model: HFModel, text: Sequence[int], source: Sequence[int] | None) -> Context:
-    """A batch of one row with that text."""
+def context_of(model: HFModel, tokens: Sequence[int], source: Sequence[int] | None) -> Context:
+    """A batch with one row of these tokens."""
     distribution = Warp([Sampling()], model.num_tokens, model.device)
     sources = None if source is None else [list(source)]
-    return Context.start([list(text)], distribution, [0], [0], model.device, sources)
+    return Context.start([list(tokens)], distribution, [0], [0], model.device, sources)
 
 
 def interpolated(times: dict[int, float], num: float) -> float:
-    """The time of so many tokens, on the line between the measured neighbours; beyond the last
-    one, on the line through the last two."""
+    """The time for ``num`` tokens, interpolated linearly between the measured widths.
+
+    Beyond the largest width, it is extrapolated from the last two.
+    """
     widths = sorted(times)
     if len(widths) == 1:
         return times[widths[0]]
@@ -75,10 +77,10 @@ def interpolated(times: dict[int, float], num: float) -> float:
 
 
 def _chain(context: Context, model: HFModel, num_tokens: int) -> Draft:
-    """The root and tokens of the text itself behind it, whatever they mean there."""
+    """A draft of the root followed by tokens from the beginning of the context, as filler."""
     T = context.lengths[0]
-    place_N = (torch.arange(num_tokens, device=context.device) + T - 1) % T
-    tokens_BN = context.tokens_BT[:, place_N].clamp(max=model.num_tokens - 1)
+    index_N = (torch.arange(num_tokens, device=context.device) + T - 1) % T
+    tokens_BN = context.tokens_BT[:, index_N].clamp(max=model.num_tokens - 1)
     return Draft.chain(tokens_BN, torch.ones_like(tokens_BN, dtype=torch.bool), None, "chosen")
 
 

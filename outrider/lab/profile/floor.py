@@ -1,18 +1,17 @@
-"""The least time that a pass can take: the bytes it must read ÷ how fast memory is read.
+"""The least time that a forward pass can take: the bytes it must read ÷ the memory bandwidth.
 
-Counted are the weights as they are stored, quantised ones too, each once however often it is
-shared, and the keys and values of the context. Not counted are
+The bytes are those of the weights as stored, quantised or not, each shared weight once, and of the
+keys and values of the context. Left out are
 
-    an embedding table       but for the rows of the pass's tokens, unless it is the head as well
-    an encoder               which runs once per text, and not in a decoder's pass
-    its keys and values      the projections that make them, which run once as well
-    layers left out          by a model that computes only a part, such as an early exit
-    experts not asked for    of E experts with k per token, T tokens need E (1 - (1 - k/E)^T) if
-                             they choose evenly: an expectation, not a bound
+    embedding table       except the rows of the pass's tokens; a table tied to the head counts
+    encoder               runs once per source, not in a decoder's pass
+    cross-attention K, V  the projections that make them also run once per source
+    skipped layers        of a model that computes only some of them, such as an early exit
+    unused experts        of E experts with k per token, N tokens read E (1 - (1 - k/E)^N) if the
+                          router is balanced: an expectation, not a bound
+    activations           stay in cache
 
-Activations are not counted; they stay in cache.
-
-Legend: E experts, T tokens of a pass.
+Legend: E experts, N query tokens of a pass.
 """
 
 import re
@@ -32,14 +31,14 @@ _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 @dataclass(frozen=True)
 class Floor:
-    """What a pass must read, and how long that takes at least.
+    """The bytes that a forward pass must read, and the bandwidth.
 
     Attributes:
-        weights: bytes.
-        keys_values: bytes.
-        bandwidth: bytes per second that they are read with.
-        cached: whether they fit into the last-level cache, and the bandwidth is the cache's; what
-            memory could deliver is no bound then.
+        weights: bytes of the weights.
+        keys_values: bytes of keys and values.
+        bandwidth: bytes per second.
+        cached: whether all of it fits into the last-level cache; the bandwidth is then the
+            cache's, since the memory's is no bound.
     """
 
     weights: int
@@ -49,19 +48,20 @@ class Floor:
 
     @property
     def seconds(self) -> float:
+        """The least time of the pass."""
         return (self.weights + self.keys_values) / self.bandwidth
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The floor as a JSON document."""
         return {**vars(self), "seconds": self.seconds}
 
 
 def weight_bytes(module: nn.Module, num_tokens: int = 1, left_out: Iterable[nn.Module] = ()) -> int:
-    """Bytes of the weights that a pass over so many tokens reads.
+    """Bytes of the weights that a forward pass reads.
 
     Args:
         module: a ``transformers`` model.
-        num_tokens: T.
+        num_tokens: N, query tokens of the pass.
         left_out: modules that the pass does not run.
     """
     skipped = {part for root in (*left_out, *_source_only(module)) for part in root.modules()}
@@ -87,7 +87,7 @@ def weight_bytes(module: nn.Module, num_tokens: int = 1, left_out: Iterable[nn.M
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor as it is stored; of a wrapper, such as a quantised weight, its parts'."""
+    """Bytes of a tensor as stored; of a wrapper, such as a quantised weight, those of its parts."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         return sum(stored_bytes(getattr(tensor, name)) for name in names)
@@ -95,9 +95,13 @@ def stored_bytes(tensor: Tensor) -> int:
 
 
 def cache_bytes(model: HFModel, cache: KVCache, length: float) -> int:
-    """Bytes of the keys and values of one row of so many tokens; of its source all there are.
+    """Bytes of the keys and values that a forward pass reads for one row.
 
-    A layer with a sliding window needs that many tokens at most.
+    Args:
+        model: the model that the cache belongs to.
+        cache: its KV cache.
+        length: tokens of the row; a layer with a sliding window reads at most its window. The keys
+            and values of an encoder-decoder's source count in full.
     """
     cross = getattr(cache, "cross", None)
     source = 0 if cross is None else cross.num_bytes()
@@ -111,7 +115,7 @@ def cache_bytes(model: HFModel, cache: KVCache, length: float) -> int:
 
 
 def decoder_layers(model: HFModel) -> list[nn.Module]:
-    """A decoder-only model's layers: the outermost list of as many modules."""
+    """The layers of a decoder-only model: its outermost module list of the right length."""
     num_layers = model.module.config.get_text_config().num_hidden_layers
     for part in model.module.modules():
         if isinstance(part, nn.ModuleList) and len(part) == num_layers:
@@ -125,7 +129,7 @@ def _own_tensors(holder: nn.Module) -> Iterator[Tensor]:
 
 
 def _source_only(module: nn.Module) -> list[nn.Module]:
-    """Of an encoder-decoder, what runs once per source."""
+    """The modules of an encoder-decoder that run only once per source."""
     if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         return []
     once = [part for name, part in module.named_modules() if _CROSS.search(name)]
@@ -137,7 +141,7 @@ def _source_only(module: nn.Module) -> list[nn.Module]:
 
 
 def _expert_share(module: nn.Module, num_tokens: int) -> float:
-    """Which share of the experts' weights a pass reads, if tokens choose evenly."""
+    """The expected share of the experts' weights that a pass reads, with a balanced router."""
     config: Any = getattr(module, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     E = next((n for name in _NUM_EXPERTS if (n := getattr(config, name, None))), None)
@@ -148,7 +152,7 @@ def _expert_share(module: nn.Module, num_tokens: int) -> float:
 
 
 def _windows(model: HFModel, num_layers: int) -> list[float]:
-    """How many tokens each layer looks back at most."""
+    """The attention window of each layer in tokens; infinite for full attention."""
     config: Any = model.module.config.get_text_config()
     window = getattr(config, "sliding_window", None) or float("inf")
     types = getattr(config, "layer_types", None)

@@ -1,15 +1,16 @@
-"""What speculative decoding should gain, by the formula; and what it did.
+"""The speed-up of speculative decoding: predicted by formula, and measured.
 
-Leviathan, Kalman and Matias, ICML 2023, Theorem 3.8, with the cost of a wider target pass:
+Leviathan, Kalman and Matias, ICML 2023, Theorem 3.8, with the cost β of a wider target pass:
 
     speed-up = E / (c γ + β),   E = (1 - α^(γ+1)) / (1 - α)
 
-c is the time of a draft pass and β that of the target's pass over γ + 1 tokens, both over that of
-its pass over one token. E assumes that tokens are accepted independently of each other. They are
-not, and E is convex in α, so texts of easy and hard parts keep more than that: the measured tokens
-per round, in place of E, is the honester standard for what passes cost. Both are here.
+c is the time of a draft pass, and β the time of a target pass over γ + 1 tokens, both relative to a
+target pass over one token. E assumes that tokens are accepted independently with the same α. In
+real sequences, easy and hard parts differ; since E is convex in α, more tokens are accepted than E
+says. The formula with the measured tokens per round in place of E is therefore the stricter
+standard. Both are reported.
 
-Neither counts anything but passes, on neither side.
+Both formulas count forward passes only, for speculative and for plain decoding.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from typing import Any
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
-    """E, tokens per round if every token is accepted with probability α, whatever came before."""
+    """E: expected tokens per round if every token is accepted independently with probability α."""
     if alpha >= 1:
         return gamma + 1
     return float((1 - alpha ** (gamma + 1)) / (1 - alpha))
@@ -25,17 +26,17 @@ def expected_tokens(alpha: float, gamma: float) -> float:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """Measured and by formula.
+    """The measured speed-up and what the formula needs.
 
     Attributes:
-        measured: tokens per second over plain decoding's.
+        measured: tokens per second relative to plain decoding.
         alpha: α, measured.
         gamma: drafted tokens per round, on average.
         tokens: emitted tokens per round, measured.
-        draft: passes of draft models per round, in target passes over one token: cγ.
-        c: a draft pass over a target pass over one token; 0 without a draft model.
-        beta: β of the round's target pass.
-        chain: whether drafts are chains, which E is about.
+        draft: cγ, the draft passes of a round in units of a target pass over one token.
+        c: one draft pass in the same units; 0 without a draft model.
+        beta: β, the round's target pass in the same units.
+        chain: whether all drafts are chains, for which E holds.
     """
 
     measured: float
@@ -49,7 +50,7 @@ class SpeedUp:
 
     @property
     def by_alpha(self) -> float | None:
-        """The formula with E of α; None for trees."""
+        """The formula with E from α; None for trees."""
         if not self.chain:
             return None
         return expected_tokens(self.alpha, self.gamma) / (self.draft + self.beta)
@@ -60,7 +61,7 @@ class SpeedUp:
         return self.tokens / (self.draft + self.beta)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All numbers as a JSON document."""
         by_alpha = self.by_alpha
         return {
             **asdict(self),

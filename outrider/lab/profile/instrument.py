@@ -1,7 +1,8 @@
-"""Times an engine from outside: for a while, its parts' methods record a span around each call.
+"""Records time spans of an engine by wrapping the methods of its parts for a while.
 
-The engine knows nothing of it, and has no switch for it. Models are told apart, so each is timed by
-itself; everything else by its class, so nothing else should generate in this process meanwhile.
+The engine has no profiling code of its own. Models are wrapped as objects, so each has its own
+track. All other parts are wrapped as classes, so no other engine should run in the process
+meanwhile.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from outrider.core.clock import Stopwatch
 from outrider.engine import Engine, Row, running_batch
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.running_batch import RunningBatch, models_of
-from outrider.lab.profile.spans import Recorder
+from outrider.lab.profile.spans import SpanRecorder
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
 
@@ -24,15 +25,15 @@ Detail = Callable[..., dict[str, Any]]
 
 
 def tracks(engine: Engine) -> dict[str, HFModel]:
-    """The engine's models by the name of their track: the target, then those that draft."""
+    """The engine's models by the name of their track: the target, then the draft models."""
     drafts = models_of(engine.drafter)
     names = [DRAFT] if len(drafts) == 1 else [f"{DRAFT} {i}" for i in range(1, len(drafts) + 1)]
     return {TARGET: engine.target, **dict(zip(names, drafts, strict=True))}
 
 
 @contextmanager
-def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
-    """While it lasts, what the engine does is recorded; afterwards all is as before."""
+def recorded(engine: Engine, recorder: SpanRecorder) -> Iterator[None]:
+    """Records the engine's spans inside the ``with`` block, and restores all methods after it."""
 
     def timed(owner: Any, method: str, name: str, track: str, detail: Detail | None = None) -> None:
         stack.enter_context(
@@ -43,8 +44,8 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         timed(RunningBatch, "begin", "prefill", ENGINE)
         timed(RunningBatch, "prefill", "prefill", ENGINE)
         timed(RunningBatch, "step", "round", ENGINE)
-        timed(RunningBatch, "_read", "read", ENGINE)
-        timed(Row, "take", "text", ENGINE)
+        timed(RunningBatch, "_read", "device-to-host sync", ENGINE)
+        timed(Row, "take", "take tokens", ENGINE)
         timed(running_batch, "measured_divergence", "divergence", ENGINE)
         timed(Logprobs, "of", "logprobs", ENGINE)
         timed(Context, "append", "append", ENGINE)
@@ -52,24 +53,24 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         timed(Warp, "logits", "distribution", ENGINE)
         for rule in {type(engine.recipe.verifier), type(engine.recipe.greedy_verifier)}:
             timed(rule, "__call__", "rule", ENGINE)
-        if engine.verification is not None:  # verifies by one program, distributions included
+        if engine.verification is not None:  # one compiled program computes the distributions too
             timed(type(engine.verification), "__call__", "rule", ENGINE)
         timed(type(engine.drafter), "propose", "propose", ENGINE)
         timed(type(engine.drafter), "commit", "draft commit", ENGINE)
         for track, model in tracks(engine).items():
             timed(model, "score", "score", track, _nodes)
-            timed(model, "extend", "extend", track, _columns)
-            timed(model, "draft", "extend", track, _whole)
+            timed(model, "extend", "extend", track, _tokens)
+            timed(model, "draft", "extend", track, _fused_draft)
             timed(model, "commit", "commit", track)
-            watch = partial(_Watch, recorder=recorder, track=track)
-            stack.enter_context(_replaced(model, "watch", watch))
+            stopwatch = partial(_RecordingStopwatch, recorder=recorder, track=track)
+            stack.enter_context(_replaced(model, "watch", stopwatch))
         yield
 
 
-class _Watch(Stopwatch):
-    """A model's own stopwatch, which also records a span for each forward pass."""
+class _RecordingStopwatch(Stopwatch):
+    """Wraps a model's stopwatch and records a span for each forward pass."""
 
-    def __init__(self, watch: Stopwatch, recorder: Recorder, track: str) -> None:
+    def __init__(self, watch: Stopwatch, recorder: SpanRecorder, track: str) -> None:
         self._watch, self._recorder, self._track = watch, recorder, track
 
     def __enter__(self) -> None:
@@ -90,7 +91,7 @@ class _Watch(Stopwatch):
 
 
 def _timed(
-    call: Callable[..., Any], recorder: Recorder, name: str, track: str, detail: Detail | None
+    call: Callable[..., Any], recorder: SpanRecorder, name: str, track: str, detail: Detail | None
 ) -> Callable[..., Any]:
     @wraps(call)
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -105,9 +106,9 @@ def _timed(
 
 @contextmanager
 def _replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute of an object, a class or a module that is another for a while."""
+    """Replaces an attribute of an object, a class or a module inside the ``with`` block."""
     missing = object()
-    before = vars(owner).get(name, missing)  # as it is stored: a classmethod is no bound method
+    before = vars(owner).get(name, missing)  # getattr would bind a classmethod
     setattr(owner, name, change(getattr(owner, name)))
     try:
         yield
@@ -122,11 +123,11 @@ def _nodes(cache: Any, draft: Any) -> dict[str, Any]:
     return {"nodes": draft.num_nodes, "chain": draft.is_chain}
 
 
-def _whole(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str, Any]:
-    """Of a whole draft: its passes have a token each but for the first."""
+def _fused_draft(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str, Any]:
+    """Mean tokens per pass of a fused draft, whose passes after the first have one token each."""
     tokens = (tokens_BN.shape[1] + depth - 1) / depth
     return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
 
 
-def _columns(cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
+def _tokens(cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
     return {"tokens": tokens_BN.shape[1], "context": max(cache.lengths)}

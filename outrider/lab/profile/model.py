@@ -1,7 +1,7 @@
-"""One model of an engine: how long its passes take, alone and in rounds, and how long they must.
+"""The forward passes of one model: their times alone and in rounds, and their floors.
 
-Alone, passes of one token follow each other; in rounds they have as many tokens as the method gives
-them, and what runs in between has pushed weights out of the caches.
+Alone, passes over one token follow each other directly. In rounds, they are as wide as the method
+makes them, and other work in between evicts weights from the processor's caches.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from outrider.runtime.hf.early_exit import EarlyExit
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """A model's passes.
+    """The measured forward passes of a model.
 
     Attributes:
-        model: whose.
+        model: the model.
         times: seconds of a pass alone, by its number of tokens.
-        passes: those in rounds; None if there were none.
-        num_bytes: of weights, and of keys and values, that a pass must read: ``alone``, where it
-            has one token, and in a ``round``.
+        passes: the passes in rounds; None if there were none.
+        num_bytes: bytes of weights, and of keys and values, that a pass must read, for a pass over
+            one token ``alone`` and for one in a ``round``.
     """
 
     model: HFModel
@@ -37,32 +37,39 @@ class ModelPasses:
     def measure(
         cls,
         model: HFModel,
-        text: Sequence[int],
+        tokens: Sequence[int],
         source: Sequence[int] | None,
         passes: Passes | None,
     ) -> "ModelPasses":
-        """Times its passes behind a text (and counts what they read)."""
-        times, cache = pass_times(model, text, source)
+        """Times a model's passes after a context, and counts the bytes that they read.
+
+        Args:
+            model: the model.
+            tokens: the context.
+            source: for an encoder-decoder, the encoder's input.
+            passes: the model's passes in rounds; None if there were none.
+        """
+        times, cache = pass_times(model, tokens, source)
         layers = decoder_layers(model) if source is None else []
         beyond = layers[model.num_layers :]
-        lent = layers[: model.k] if isinstance(model, EarlyExit) else []
+        drafting = layers[: model.k] if isinstance(model, EarlyExit) else []
         num_bytes = {
-            "alone": (weight_bytes(model.module, 1, beyond), cache_bytes(model, cache, len(text)))
+            "alone": (weight_bytes(model.module, 1, beyond), cache_bytes(model, cache, len(tokens)))
         }
         if passes is not None:
             width = max(1, round(passes.tokens))
             num_bytes["round"] = (
-                weight_bytes(model.module, width, [*beyond, *lent]),
+                weight_bytes(model.module, width, [*beyond, *drafting]),
                 cache_bytes(model, cache, passes.context),
             )
         return cls(model, times, passes, num_bytes)
 
     def relative(self, num_tokens: float, to: "ModelPasses") -> float:
-        """A pass over so many tokens, in passes over one token of another model."""
+        """The time of a pass, in units of another model's pass over one token."""
         return interpolated(self.times, num_tokens) / to.times[1]
 
     def as_dict(self, memory: Bandwidth, cache_size: int | None) -> dict[str, Any]:
-        """Pass times, β and floors, for JSON."""
+        """Pass times, β and floors as a JSON document."""
         seconds = {"alone": self.times[1]}
         if self.passes is not None:
             seconds["round"] = self.passes.seconds
@@ -80,7 +87,7 @@ class ModelPasses:
         }
 
     def _floor(self, counted: tuple[int, int], memory: Bandwidth, cache_size: int | None) -> Floor:
-        """By the memory's bandwidth; by the cache's, measured, for what fits into it."""
+        """The floor by the memory's bandwidth, or by the cache's for what fits into it."""
         fits = cache_size is not None and sum(counted) <= cache_size
         bandwidth = read_bandwidth(self.model.device, sum(counted)) if fits else memory
         return Floor(*counted, bandwidth.median, fits)

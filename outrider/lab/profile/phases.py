@@ -1,14 +1,14 @@
-"""Where the time of a round goes: every span's own time, by what it was spent on.
+"""Where the time of a round goes: every span's own time, sorted by what it was spent on.
 
-    draft    its passes; masks and places of tokens around them; drawing, and what drawing needs
-    target   its pass; masks and places around it
-    verify   the target's distributions; the rule
-    cache    keeping the accepted path, in the caches and in the text
-    Python   the divergence of lossy rules, log-probabilities, the one look at the device, the
-             text and its end, and the rest of the loop
+    draft    forward passes; positions and masks around them; drawing, and its distributions
+    target   the forward pass; positions and masks around it
+    verify   the target's distributions; the verification rule
+    cache    committing the accepted path to the KV caches and the context
+    Python   the divergence of lossy rules, log-probabilities, the device-to-host synchronisation,
+             detokenisation and stop conditions, and the rest of the loop
 
-What lies inside a drafter's ``propose`` is the draft's, whatever it is: a drafter may run rounds of
-its own. So the phases of a round add up to the round.
+Everything inside a drafter's ``propose`` counts as draft, since a drafter may run rounds of its
+own. The phases of a round add up to the round.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,9 +30,9 @@ PHASES: tuple[tuple[str, str], ...] = (
     ("cache", "commit"),
     ("Python", "divergence"),
     ("Python", "log-probabilities"),
-    ("Python", "reading"),
-    ("Python", "text"),
-    ("Python", "rest"),
+    ("Python", "device-to-host sync"),
+    ("Python", "text and stops"),
+    ("Python", "other"),
 )
 _PHASE_OF = {
     "score": ("target", "around the pass"),
@@ -44,21 +44,21 @@ _PHASE_OF = {
     "append": ("cache", "commit"),
     "divergence": ("Python", "divergence"),
     "logprobs": ("Python", "log-probabilities"),
-    "read": ("Python", "reading"),
-    "text": ("Python", "text"),
-    "round": ("Python", "rest"),
+    "device-to-host sync": ("Python", "device-to-host sync"),
+    "take tokens": ("Python", "text and stops"),
+    "round": ("Python", "other"),
 }
 
 
 @dataclass(frozen=True)
 class Passes:
-    """A model's passes in a round, on average.
+    """A model's forward passes in a round, on average.
 
     Attributes:
-        count: how many.
-        tokens: per pass.
-        context: tokens that were cached before.
-        seconds: per pass, the forward pass alone.
+        count: passes per round.
+        tokens: query tokens per pass.
+        context: cached tokens before the pass.
+        seconds: per pass.
     """
 
     count: float
@@ -69,15 +69,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class Phases:
-    """Rounds by phase.
+    """The time of recorded rounds by phase.
 
     Attributes:
-        num_rounds: how many.
-        seconds: of a round on average, from its first line to its last.
+        num_rounds: recorded rounds.
+        seconds: mean time of a round, from beginning to end.
         parts: seconds per round by phase; they add up to ``seconds``.
-        passes: of each track that has any.
+        passes: the forward passes by track.
         chain: whether every draft was a chain.
-        num_spans: per round.
+        num_spans: spans per round.
     """
 
     num_rounds: int
@@ -89,7 +89,7 @@ class Phases:
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> "Phases":
-        """Sorts the spans of rounds; of other work, such as prefill, nothing is counted."""
+        """Sorts the spans of rounds by phase, and ignores spans outside rounds, such as prefill."""
         inside = [span for span in spans if span.inside("round") is not None]
         rounds = [span for span in inside if span.name == "round"]
         num = len(rounds)
@@ -116,7 +116,7 @@ class Phases:
         return sum(seconds for (group, _), seconds in self.parts.items() if group == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All numbers as a JSON document."""
         return {
             "rounds": self.num_rounds,
             "seconds": self.seconds,
@@ -148,11 +148,12 @@ def _tracks_with_passes(spans: Sequence[Span]) -> list[str]:
 
 def _passes(spans: Sequence[Span], track: str, num_rounds: int) -> Passes:
     seconds = sum(span.seconds for span in spans if span.track == track and span.name == "pass")
-    asked = [span for span in spans if span.track == track and span.name == "extend"]
-    weights = [span.detail.get("passes", 1) for span in asked]
+    extensions = [span for span in spans if span.track == track and span.name == "extend"]
+    weights = [span.detail.get("passes", 1) for span in extensions]
     count = max(sum(weights), 1)
 
     def mean(what: str) -> float:
-        return sum(w * span.detail[what] for w, span in zip(weights, asked, strict=True)) / count
+        pairs = zip(weights, extensions, strict=True)
+        return sum(weight * span.detail[what] for weight, span in pairs) / count
 
     return Passes(count / num_rounds, mean("tokens"), mean("context"), seconds / count)

@@ -1,4 +1,4 @@
-"""The β curve of a machine: pass times against tokens per pass, with what memory allows."""
+"""The β curve as a figure: pass times against tokens per pass, with their floors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE = (10.0, 4.6)
-_LOOKS = ((BLUE, "o"), (RED, "s"), (GREEN, "^"), (PINK, "D"))
+_STYLES = ((BLUE, "o"), (RED, "s"), (GREEN, "^"), (PINK, "D"))
 _DASHED = (0, (2, 2))
 
 
 def draw(document: Mapping[str, Any], file: Path) -> None:
-    """Draws it from the document of ``outrider profile``.
+    """Draws the pass times and the β curve of every model.
 
     Args:
-        document: that.
-        file: where to, an ``.svg`` or ``.png``.
+        document: of ``outrider profile``.
+        file: the ``.svg`` or ``.png`` to write.
     """
     with canvas(_SIZE) as figure:
         times, ratios = figure.subplots(1, 2)
-        for (track, model), look in zip(document["models"].items(), _LOOKS, strict=False):
+        for (track, model), style in zip(document["models"].items(), _STYLES, strict=False):
             seconds = {n: 1e3 * s for n, s in model["pass_seconds"].items()}
-            _line(times, seconds, track, *look)
-            _line(ratios, model["beta"], track, *look)
+            _line(times, seconds, track, *style)
+            _line(ratios, model["beta"], track, *style)
             floor = model["floors"]["alone"]
             by = "cache" if floor["cached"] else "memory"
             label = f"{track}, floor by {by}"
-            times.axhline(1e3 * floor["seconds"], color=look[0], lw=1.2, ls=_DASHED, label=label)
+            times.axhline(1e3 * floor["seconds"], color=style[0], lw=1.2, ls=_DASHED, label=label)
         ratios.axhline(1, color=GREY, lw=1.2, ls=_DASHED)
         times.set_yscale("log")
         times.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         ratios.set_ylim(bottom=0)
         _describe(times, "milliseconds", "Time of a pass")
-        _describe(ratios, "β: time over that of one token", "The β curve")
+        _describe(ratios, "β: time relative to one token", "The β curve")
         figure.suptitle(_title(document), fontsize=12)
         handles, labels = times.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)

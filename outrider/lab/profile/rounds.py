@@ -1,4 +1,4 @@
-"""Rounds of one text: timed as a whole, by the method and by plain decoding, and recorded."""
+"""Rounds of one sequence: timed by the method and by plain decoding, and recorded."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,14 +7,22 @@ from dataclasses import dataclass, replace
 from outrider.core.errors import PromptError
 from outrider.engine import Engine, Stats
 from outrider.lab.profile.instrument import recorded
-from outrider.lab.profile.spans import Recorder
+from outrider.lab.profile.spans import SpanRecorder
 from outrider.methods import METHODS
 from outrider.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rounds of one text, the first one not counted."""
+    """Timed rounds of one sequence, without its first round.
+
+    Attributes:
+        rounds: number of timed rounds.
+        tokens: emitted in them.
+        seconds: that they took.
+        token_ids: of the whole output.
+        stats: of the whole output.
+    """
 
     rounds: int
     tokens: int
@@ -28,10 +36,14 @@ class Run:
         return self.tokens / self.seconds
 
 
-def write(engine: Engine, prompt: Sequence[int], sampling: Sampling, rounds: int) -> Run:
-    """Lets the engine write so many rounds and one more before them."""
-    most = (rounds + 2) * (engine.num_speculative_tokens + 1)  # so that no draft is cut short
-    sampling = replace(sampling, max_new_tokens=min(most, engine.limit))
+def generate_rounds(engine: Engine, prompt: Sequence[int], sampling: Sampling, rounds: int) -> Run:
+    """Runs the engine for one untimed round and then up to ``rounds`` timed ones.
+
+    Raises:
+        PromptError: the context has no room for two rounds after the prompt.
+    """
+    enough = (rounds + 2) * (engine.num_speculative_tokens + 1)  # so that no draft is cut short
+    sampling = replace(sampling, max_new_tokens=min(enough, engine.limit))
     began, first, num = 0.0, 0, 0
     for row in engine.run(prompt, sampling):
         if num == 0:
@@ -50,30 +62,33 @@ def write(engine: Engine, prompt: Sequence[int], sampling: Sampling, rounds: int
 
 
 @dataclass(frozen=True)
-class Turns:
-    """The same text again and again, as many tokens each time.
+class InterleavedRuns:
+    """Repeated runs on the same prompt.
 
     Attributes:
-        method: rounds of the method.
-        plain: plain decoding; empty beside plain.
-        recorders: of the method's rounds again, recorded.
+        method: timed runs of the method.
+        plain: timed runs of plain decoding over as many tokens; empty if the method is plain.
+        recorders: spans of further runs of the method.
     """
 
     method: list[Run]
     plain: list[Run]
-    recorders: list[Recorder]
+    recorders: list[SpanRecorder]
 
 
-def take_turns(
+def interleave(
     engine: Engine,
     prompt: Sequence[int],
     sampling: Sampling,
     rounds: int,
     repeats: int,
-    new_recorder: Callable[[], Recorder],
-) -> Turns:
-    """Method, plain decoding and the method recorded take turns, so that a machine whose speed
-    drifts favours none. The first turn of the first two warms up."""
+    new_recorder: Callable[[], SpanRecorder],
+) -> InterleavedRuns:
+    """Alternates the method, plain decoding, and the method with recording.
+
+    Alternating keeps a drift of the machine's speed from favouring one of them. The first runs of
+    the method and of plain decoding are warm-up and are dropped.
+    """
     plain = Engine(
         engine.target,
         None,
@@ -82,13 +97,13 @@ def take_turns(
         max_batch_size=1,
         generation_config=engine.generation_config,
     )
-    turns = Turns([], [], [])
+    runs = InterleavedRuns([], [], [])
     for repeat in range(repeats + 1):
-        turns.method.append(write(engine, prompt, sampling, rounds))
+        runs.method.append(generate_rounds(engine, prompt, sampling, rounds))
         if engine.method.name != "plain":
-            turns.plain.append(write(plain, prompt, sampling, turns.method[-1].tokens))
+            runs.plain.append(generate_rounds(plain, prompt, sampling, runs.method[-1].tokens))
         if repeat:
-            turns.recorders.append(new_recorder())
-            with recorded(engine, turns.recorders[-1]):
-                write(engine, prompt, sampling, rounds)
-    return Turns(turns.method[1:], turns.plain[1:], turns.recorders)
+            runs.recorders.append(new_recorder())
+            with recorded(engine, runs.recorders[-1]):
+                generate_rounds(engine, prompt, sampling, rounds)
+    return InterleavedRuns(runs.method[1:], runs.plain[1:], runs.recorders)

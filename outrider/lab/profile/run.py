@@ -1,8 +1,8 @@
-"""The whole profile of an engine on one prompt, as a JSON document.
+"""Runs the whole profile of an engine on one prompt.
 
-The method, plain decoding, and the method recorded continue the same prompt in turns; the round
-that an admission falls into is never counted. Then passes of each model alone, behind half of the
-text that was written. The memory is timed first and last.
+The method, plain decoding, and the method with recording continue the same prompt alternately. The
+first round, which includes the admission, is never counted. Then each model's forward passes are
+timed alone, after half of the output. The memory bandwidth is measured before and after.
 """
 
 import statistics
@@ -19,8 +19,8 @@ from outrider.lab.profile.formula import SpeedUp
 from outrider.lab.profile.instrument import ENGINE, TARGET, tracks
 from outrider.lab.profile.model import ModelPasses
 from outrider.lab.profile.phases import Phases
-from outrider.lab.profile.rounds import Turns, take_turns
-from outrider.lab.profile.spans import Recorder, Span, span_cost
+from outrider.lab.profile.rounds import InterleavedRuns, interleave
+from outrider.lab.profile.spans import Span, SpanRecorder, span_cost
 from outrider.runtime.hf.early_exit import EarlyExit
 from outrider.sampling import Sampling
 
@@ -29,12 +29,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found.
+    """The result of a profile.
 
     Attributes:
-        document: all numbers, for JSON; seconds, bytes, and bytes per second.
-        spans: of the rounds recorded last, prefill included.
-        names: what to call the tracks of the spans.
+        document: all numbers as a JSON document, in seconds, bytes, and bytes per second.
+        spans: of the last recorded run, prefill included.
+        names: display names of the spans' tracks.
     """
 
     document: dict[str, Any]
@@ -52,21 +52,21 @@ def profile(
     memory_bytes: int | None = None,
     progress: Progress = lambda stage: None,
 ) -> Profile:
-    """Measures where the time of a round goes, and what it could be.
+    """Measures where the time of a round goes, and how fast it could be.
 
     Args:
-        engine: with a batch of one; warmed up here.
-        prompt: what to continue.
-        sampling: its stops and limits are ignored.
-        rounds: how many to time and to record in each repeat; at least 1. A full context ends
-            them early.
-        repeats: how often.
-        memory_bytes: working set by which the memory is timed; None takes one far larger than the
+        engine: with a batch size of one; warmed up here.
+        prompt: text or token ids.
+        sampling: its stop conditions and limits are ignored.
+        rounds: number to time and to record in each repeat, at least 1; fewer if the context
+            fills up.
+        repeats: number of runs of each kind.
+        memory_bytes: working set of the bandwidth measurement; None takes one far larger than the
             last-level cache.
-        progress: is told what is going on.
+        progress: called with a description of each stage before it starts.
 
     Raises:
-        PromptError: a prompt that leaves no room for two rounds.
+        PromptError: the context has no room for two rounds after the prompt.
     """
     sampling = replace(sampling, stop=(), ignore_eos=True)
     prompt_ids = engine.encode(prompt)
@@ -76,43 +76,45 @@ def profile(
     memory_bytes = memory_bytes or max(LARGE, 8 * (cache_size or 0))
     before = read_bandwidth(device, memory_bytes)
     progress("rounds")
-    turns = take_turns(
-        engine, prompt_ids, sampling, rounds, repeats, lambda: Recorder(wait=_wait(device))
+    runs = interleave(
+        engine, prompt_ids, sampling, rounds, repeats, lambda: SpanRecorder(wait=_wait(device))
     )
-    phases = Phases.of(span for recorder in turns.recorders for span in _settled(recorder))
-    written = turns.method[0].token_ids
-    middle = [*(engine.target.decoder_prompt or prompt_ids), *written[: len(written) // 2]]
+    phases = Phases.of(span for recorder in runs.recorders for span in _steady(recorder))
+    output = runs.method[0].token_ids
+    context = [*(engine.target.decoder_prompt or prompt_ids), *output[: len(output) // 2]]
     source = None if engine.target.decoder_prompt is None else prompt_ids
     models = {}
     for track, model in tracks(engine).items():
-        progress(f"passes of the {track}")
-        models[track] = ModelPasses.measure(model, middle, source, phases.passes.get(track))
+        progress(f"forward passes of the {track}")
+        models[track] = ModelPasses.measure(model, context, source, phases.passes.get(track))
     progress("memory bandwidth, again")
-    memory = _both(before, read_bandwidth(device, memory_bytes))
+    memory = _combined(before, read_bandwidth(device, memory_bytes))
     document = {
-        "run": _run(engine, sampling, prompt_ids, turns),
+        "run": _run(engine, sampling, prompt_ids, runs),
         "phases": phases.as_dict(),
-        "profiler": _profiler(phases, turns),
+        "profiler": _profiler(phases, runs),
         "memory": {**memory.as_dict(), "last_level_cache": cache_size},
         "models": {track: model.as_dict(memory, cache_size) for track, model in models.items()},
-        "speedup": _speedup(engine, turns, phases, models) if turns.plain else None,
+        "speedup": _speedup(engine, runs, phases, models) if runs.plain else None,
     }
     names = {ENGINE: f"engine, method {engine.method.name}"}
     names |= {t: f"{t}: {type(m.module).__name__}" for t, m in tracks(engine).items()}
-    return Profile(document, turns.recorders[-1].spans, names)
+    return Profile(document, runs.recorders[-1].spans, names)
 
 
-def _settled(recorder: Recorder) -> list[Span]:
-    """All but the first round, before which KV buffers were allocated."""
+def _steady(recorder: SpanRecorder) -> list[Span]:
+    """The spans without those of the first round, in which KV buffers are allocated."""
     first = min(
         (span for span in recorder.spans if span.name == "round"), key=lambda span: span.begin
     )
     return [span for span in recorder.spans if span.inside("round") is not first]
 
 
-def _run(engine: Engine, sampling: Sampling, prompt: Sequence[int], turns: Turns) -> dict[str, Any]:
-    timed, stats = turns.method, turns.method[0].stats
-    plain_speeds = [run.speed for run in turns.plain]
+def _run(
+    engine: Engine, sampling: Sampling, prompt: Sequence[int], runs: InterleavedRuns
+) -> dict[str, Any]:
+    timed, stats = runs.method, runs.method[0].stats
+    plain_speeds = [run.speed for run in runs.plain]
     return {
         "method": engine.method.name,
         "num_speculative_tokens": engine.num_speculative_tokens,
@@ -132,9 +134,9 @@ def _run(engine: Engine, sampling: Sampling, prompt: Sequence[int], turns: Turns
     }
 
 
-def _profiler(phases: Phases, turns: Turns) -> dict[str, float]:
-    """What recording cost."""
-    unrecorded = statistics.mean(run.seconds / run.rounds for run in turns.method)
+def _profiler(phases: Phases, runs: InterleavedRuns) -> dict[str, float]:
+    """The cost of recording."""
+    unrecorded = statistics.mean(run.seconds / run.rounds for run in runs.method)
     cost = span_cost()
     return {
         "span_seconds": cost,
@@ -144,9 +146,9 @@ def _profiler(phases: Phases, turns: Turns) -> dict[str, float]:
 
 
 def _speedup(
-    engine: Engine, turns: Turns, phases: Phases, models: dict[str, ModelPasses]
+    engine: Engine, runs: InterleavedRuns, phases: Phases, models: dict[str, ModelPasses]
 ) -> dict[str, Any]:
-    stats, target = turns.method[0].stats, models[TARGET]
+    stats, target = runs.method[0].stats, models[TARGET]
     draft, c = 0.0, 0.0
     for track, model in models.items():
         if track != TARGET and model.passes is not None:
@@ -154,9 +156,9 @@ def _speedup(
             draft, c = draft + model.passes.count * each, c or each
     passes = phases.passes[TARGET]
     beta = target.relative(passes.tokens, target)
-    if isinstance(engine.target, EarlyExit):  # alone, it computes all layers
+    if isinstance(engine.target, EarlyExit):  # only in rounds do its passes skip layers
         beta = passes.seconds / target.times[1]
-    ratios = [a.speed / b.speed for a, b in zip(turns.method, turns.plain, strict=True)]
+    ratios = [a.speed / b.speed for a, b in zip(runs.method, runs.plain, strict=True)]
     return SpeedUp(
         statistics.median(ratios),
         stats.alpha,
@@ -169,8 +171,8 @@ def _speedup(
     ).as_dict() | {"lowest": min(ratios), "highest": max(ratios)}
 
 
-def _both(first: Bandwidth, last: Bandwidth) -> Bandwidth:
-    """Two measurements of the same as one."""
+def _combined(first: Bandwidth, last: Bandwidth) -> Bandwidth:
+    """Two measurements of the bandwidth as one."""
     return Bandwidth(
         first.num_bytes,
         statistics.mean((first.median, last.median)),

@@ -1,4 +1,4 @@
-"""Nested spans of time, each with the part of it that no inner span covers."""
+"""Nested time spans, each with its own time: the part that no inner span covers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-_TRIES = 5000
+_SPANS = 5000  # per measurement of the cost
 
 
 @dataclass(slots=True, eq=False)
 class Span:
-    """One call of something.
+    """The time of one call.
 
     Attributes:
-        name: what was called.
-        track: on whose behalf: ``engine``, or the model that did it.
-        outer: the span it lies in.
-        detail: what else a trace shows, such as how many tokens a pass had.
+        name: of the call.
+        track: ``engine``, or the model that ran it.
+        outer: the span that contains it; None at the outermost level.
+        detail: further numbers for the trace, such as the tokens of a forward pass.
         begin, end: in seconds, on the recorder's clock.
-        inner: seconds covered by spans inside it.
+        inner: seconds covered by spans directly inside it.
     """
 
     name: str
@@ -33,15 +33,19 @@ class Span:
 
     @property
     def seconds(self) -> float:
+        """The whole time of the call."""
         return self.end - self.begin
 
     @property
     def own(self) -> float:
-        """Seconds that no inner span covers. Over a span and all in it they add up to its own."""
+        """Seconds that no inner span covers.
+
+        The own times of a span and of all spans inside it add up to its ``seconds``.
+        """
         return self.seconds - self.inner
 
     def inside(self, name: str) -> Span | None:
-        """The outermost span of that name that this one lies in or is."""
+        """The outermost span of that name among this span and those that contain it."""
         found, span = None, self if self.name == name else self.outer
         while span is not None:
             found = span if span.name == name else found
@@ -50,13 +54,13 @@ class Span:
 
 
 @dataclass
-class Recorder:
+class SpanRecorder:
     """Collects spans in the order in which they end.
 
     Args:
-        clock: seconds from any point on.
-        wait: called at both ends of every span, where work goes on behind the program's back, as
-            on a GPU; None if it does not.
+        clock: seconds since an arbitrary point.
+        wait: called at both ends of every span to wait for asynchronous work, as on a GPU; None
+            if there is none.
     """
 
     clock: Callable[[], float] = time.perf_counter
@@ -65,7 +69,7 @@ class Recorder:
     _open: list[Span] = field(default_factory=list)
 
     def begin(self, name: str, track: str, detail: dict[str, Any] | None = None) -> None:
-        """Opens a span inside the one that is open."""
+        """Opens a span inside the current one."""
         if self.wait is not None:
             self.wait()
         span = Span(name, track, self._open[-1] if self._open else None, detail or {})
@@ -85,13 +89,13 @@ class Recorder:
 
 
 def span_cost() -> float:
-    """Seconds that recording one span takes here, without any waiting; the least of a few tries."""
+    """Seconds that recording one span takes on this machine, the smallest of three measurements."""
     best = float("inf")
     for _ in range(3):
-        recorder = Recorder()
+        recorder = SpanRecorder()
         began = time.perf_counter()
-        for _ in range(_TRIES):
+        for _ in range(_SPANS):
             recorder.begin("span", "engine")
             recorder.end()
-        best = min(best, (time.perf_counter() - began) / _TRIES)
+        best = min(best, (time.perf_counter() - began) / _SPANS)
     return best

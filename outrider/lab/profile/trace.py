@@ -16,11 +16,11 @@ _PROCESS = 1
 
 
 def trace_events(spans: Iterable[Span], names: dict[str, str]) -> dict[str, Any]:
-    """The trace as a document.
+    """The spans as a JSON document in the trace event format.
 
     Args:
-        spans: in any order; times begin with the earliest.
-        names: what to call each track, in the order in which they are shown.
+        spans: in any order; the earliest begins at time 0.
+        names: display name of each track, in the order in which the tracks are shown.
     """
     spans = sorted(spans, key=lambda span: span.begin)
     zero = spans[0].begin if spans else 0.0
@@ -47,12 +47,12 @@ def trace_events(spans: Iterable[Span], names: dict[str, str]) -> dict[str, Any]
 
 
 def write_trace(spans: Iterable[Span], names: dict[str, str], path: Path) -> None:
-    """The same as a file."""
+    """Writes the trace of :func:`trace_events` to a file."""
     path.write_text(json.dumps(trace_events(spans, names)) + "\n", encoding="utf-8")
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Both ends of a span are rounded alike, so that an inner span stays inside its outer one."""
+    """Whole nanoseconds. Rounding both ends alike keeps an inner span inside its outer one."""
     return round(1e9 * seconds)
 
 

@@ -64,8 +64,8 @@ def load_model(
 
     Args:
         source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model in memory, which is
-            used as it is, without a tokenizer unless it is an HFModel. Of a result of ``torch.compile`` the
-            original module is used.
+            used as it is, without a tokenizer unless it is an HFModel. Of a result of
+            ``torch.compile`` the original module is used.
         dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
             where the hardware computes in it, else float32.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).

@@ -1,4 +1,4 @@
-"""The best tree by the dynamic programme, against all trees and against other ways to find it."""
+"""The best tree by the dynamic program, against brute force and against other algorithms."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -10,21 +10,21 @@ from outrider.core.errors import InvalidParameterError
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.tree_plan import TreePlan, best_tree, expected_tokens, fastest_tree
 
-Path = tuple[int, ...]
+RankPath = tuple[int, ...]
 
 
 def acceptances(num: int, ranks: int, seed: int, *, falling: bool) -> list[list[float]]:
     generator = torch.Generator().manual_seed(seed)
-    p_NK = torch.rand(num, ranks + 1, generator=generator, dtype=torch.float64) ** 2
-    p_NK = (p_NK / p_NK.sum(1, keepdim=True))[:, :ranks]
-    return (p_NK.sort(1, descending=True).values if falling else p_NK).tolist()
+    p_MR = torch.rand(num, ranks + 1, generator=generator, dtype=torch.float64) ** 2
+    p_MR = (p_MR / p_MR.sum(1, keepdim=True))[:, :ranks]
+    return (p_MR.sort(1, descending=True).values if falling else p_MR).tolist()
 
 
-def every_tree(num_drafted: int, depth: int, ranks: int) -> Iterator[list[Path]]:
-    """All trees of exactly so many drafted nodes."""
+def every_tree(num_drafted: int, depth: int, ranks: int) -> Iterator[list[RankPath]]:
+    """All trees with exactly ``num_drafted`` drafted nodes."""
 
-    def forests(count: int, levels: int, first: int) -> Iterator[list[Path]]:
-        """Children of one node from rank ``first`` on, with all that hangs on them."""
+    def forests(count: int, levels: int, first: int) -> Iterator[list[RankPath]]:
+        """All sets of children of one node from rank ``first`` on, with their subtrees."""
         if count == 0:
             yield []
         if count == 0 or levels == 0 or first == ranks:
@@ -37,7 +37,7 @@ def every_tree(num_drafted: int, depth: int, ranks: int) -> Iterator[list[Path]]
     return forests(num_drafted, depth, 0)
 
 
-def test_there_are_as_many_trees_as_catalan_says() -> None:
+def test_the_number_of_trees_is_the_catalan_number() -> None:
     assert [len(list(every_tree(n, n, n))) for n in range(7)] == [1, 1, 2, 5, 14, 42, 132]
 
 
@@ -59,8 +59,8 @@ def test_no_tree_is_better(depth: int, falling: bool) -> None:
 
 
 def likeliest_paths(acceptance: Sequence[float], num: int, depth: int) -> list[float]:
-    """Where p_b falls with b, the best tree is made of the likeliest paths."""
-    heap: list[tuple[float, Path]] = [(-acceptance[0], (0,))]
+    """If p_b decreases with b, the best tree consists of the likeliest paths."""
+    heap: list[tuple[float, RankPath]] = [(-acceptance[0], (0,))]
     taken = []
     while heap and len(taken) < num:
         value, path = heapq.heappop(heap)
@@ -76,7 +76,7 @@ def likeliest_paths(acceptance: Sequence[float], num: int, depth: int) -> list[f
 
 
 @pytest.mark.parametrize(("num_nodes", "depth"), [(64, 10), (128, 4), (256, 64)])
-def test_large_trees_are_made_of_the_likeliest_paths(num_nodes: int, depth: int) -> None:
+def test_large_trees_consist_of_the_likeliest_paths(num_nodes: int, depth: int) -> None:
     for acceptance in acceptances(3, 8, 7, falling=True):
         plan = best_tree(acceptance, num_nodes, depth)
         expected = 1 + sum(likeliest_paths(acceptance, num_nodes - 1, depth))
@@ -94,15 +94,17 @@ def test_more_nodes_and_levels_are_never_worse(falling: bool) -> None:
 
 
 @pytest.mark.parametrize("falling", [True, False])
-def test_drafters_can_draft_it(falling: bool) -> None:
+def test_the_plan_is_a_valid_topology(falling: bool) -> None:
     for acceptance in acceptances(4, 5, 3, falling=falling):
         plan = best_tree(acceptance, 40, 6)
         assert Topology.rank_paths([list(path) for path in plan.paths]).paths == plan.paths
 
 
 def test_expected_tokens_are_those_of_a_simulated_walk() -> None:
-    """A round descends to child b with probability p_b: 200 000 walks, 5 standard deviations
-    (a right formula fails with probability 6e-7; seed fixed)."""
+    """A round descends to child b with probability p_b: 200 000 walks, 5 standard deviations.
+
+    A correct formula fails with probability 6e-7; the seed is fixed.
+    """
     acceptance = [0.5, 0.2, 0.1]
     plan = best_tree(acceptance, 12, 4)
     generator = torch.Generator().manual_seed(0)
@@ -129,30 +131,31 @@ def test_special_cases() -> None:
 def by_search(
     acceptance: Sequence[float], num_nodes: int, depth: int, times: Sequence[float], draft: float
 ) -> float:
-    paces = [times[0]]
+    """The least seconds per token over all sizes and depths."""
+    seconds = [times[0]]
     for m in range(2, num_nodes + 1):
         for levels in range(1, depth + 1):
             tokens = best_tree(acceptance, m, levels).tokens
-            paces.append((levels * draft + times[m - 1]) / tokens)
-    return min(paces)
+            seconds.append((levels * draft + times[m - 1]) / tokens)
+    return min(seconds)
 
 
 @pytest.mark.parametrize("draft", [0.0, 0.05, 0.3, 5.0])
 @pytest.mark.parametrize("knee", [4, 16, 99])
 def test_the_fastest_tree(knee: int, draft: float) -> None:
-    """Passes of the target that are flat up to a knee and dearer beyond, as on real hardware."""
+    """Target passes whose time is flat up to a knee and grows beyond it, as on real hardware."""
     acceptance = [0.55, 0.2, 0.08, 0.04]
     times = [1 + max(m - knee, 0) / knee for m in range(1, 33)]
     plan = fastest_tree(acceptance, 32, 8, lambda m: times[m - 1], draft)
     assert plan.seconds is not None
-    pace = by_search(acceptance, 32, 8, times, draft)
-    assert plan.seconds / plan.tokens == pytest.approx(pace)
+    per_token = by_search(acceptance, 32, 8, times, draft)
+    assert plan.seconds / plan.tokens == pytest.approx(per_token)
     assert plan.tokens == pytest.approx(expected_tokens(plan.paths, acceptance))
     assert plan.seconds == pytest.approx(plan.depth * draft + times[plan.num_nodes - 1])
     if draft == 5.0:
         assert plan == TreePlan((), 1.0, 1.0)
     else:
-        assert pace < 1
+        assert per_token < 1
 
 
 @pytest.mark.parametrize(
@@ -160,12 +163,14 @@ def test_the_fastest_tree(knee: int, draft: float) -> None:
     [
         ([], 5, 2, r"acceptance=\[\]: must be probabilities by rank"),
         ([0.5, -0.1], 5, 2, "acceptance="),
-        ([0.9, 0.2], 5, 2, "together at most 1"),
+        ([0.9, 0.2], 5, 2, "in total at most 1"),
         ([float("nan")], 5, 2, "acceptance="),
         ([0.5], 1, 2, "num_nodes=1: must be a whole number from 2 to 256"),
         ([0.5], 5, 0, "depth=0: must be a whole number from 1 to 64"),
     ],
 )
-def test_bad_numbers(acceptance: list[float], num_nodes: int, depth: int, message: str) -> None:
+def test_numbers_out_of_range_raise_errors(
+    acceptance: list[float], num_nodes: int, depth: int, message: str
+) -> None:
     with pytest.raises(InvalidParameterError, match=message):
         best_tree(acceptance, num_nodes, depth)

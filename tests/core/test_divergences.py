@@ -48,7 +48,7 @@ def test_random_distributions_against_scipy() -> None:
         assert float(found.chi2) == pytest.approx(chi2, rel=1e-9, abs=1e-12)
 
 
-def test_numbers_too_small_to_square() -> None:
+def test_subnormal_probabilities() -> None:
     found = divergences(distribution(1.0, 1e-310), distribution(1.0, 0.0))
     assert float(found.chi2) == math.inf
     assert float(found.kl) == math.inf
@@ -63,7 +63,7 @@ def test_numbers_too_small_to_square() -> None:
         ((0.5, 0.5, 0.0), (0.25, 0.75, 0.0), set()),
     ],
 )
-def test_infinite_where_a_support_is_left(
+def test_divergences_are_infinite_where_supports_differ(
     p: tuple[float, ...], pi: tuple[float, ...], infinite: set[str]
 ) -> None:
     found = divergences(distribution(*p), distribution(*pi))
@@ -72,7 +72,7 @@ def test_infinite_where_a_support_is_left(
     assert not any(value.isnan() for value in values.values())
 
 
-def test_equal_distributions_are_at_no_distance_even_with_zeros() -> None:
+def test_divergences_of_equal_distributions_are_zero() -> None:
     p_V = distribution(0.0, 0.3, 0.7, 0.0)
     assert numbers(divergences(p_V, p_V.clone())) == [0.0] * 4
 

@@ -1,5 +1,4 @@
-"""The frontier's parts: the table of rules, the plane on toy distributions, perplexity, the
-figure."""
+"""The parts of the frontier: rule families, the plane on toy distributions, perplexity, figure."""
 
 import json
 import math
@@ -17,10 +16,18 @@ import outrider
 from outrider.core import output_distribution
 from outrider.engine import Engine
 from outrider.lab import plots
-from outrider.lab.frontier import FAMILIES, SETTINGS, Family, Plane, dumps, meet, survey
-from outrider.lab.frontier.document import about
-from outrider.lab.frontier.envelope import Mentor, chunks
+from outrider.lab.frontier import (
+    FAMILIES,
+    SETTINGS,
+    Family,
+    Plane,
+    compare_rules,
+    dumps,
+    paired_distributions,
+)
+from outrider.lab.frontier.envelope import MentoredEnvelope, chunks
 from outrider.lab.frontier.generations import perplexity
+from outrider.lab.metadata import run_metadata
 from outrider.methods import METHODS, find_method
 from outrider.sampling import Sampling
 from outrider.verifiers import Ensemble, Mentored, Rejection
@@ -40,7 +47,7 @@ def toy_distributions(K: int = 12, V: int = 40) -> tuple[Tensor, Tensor]:
     return p_KV / p_KV.sum(-1, keepdim=True), q_KV
 
 
-def test_every_rule_of_the_table_is_a_lossy_method_or_rejection() -> None:
+def test_families_are_the_lossy_closed_form_rules_and_rejection() -> None:
     names = {family.name.split()[0] for family in FAMILIES}
     closed = {
         name
@@ -53,7 +60,7 @@ def test_every_rule_of_the_table_is_a_lossy_method_or_rejection() -> None:
         assert len(list(family.rules())) == len(family.grid)
 
 
-def test_every_setting_is_one_that_the_engine_takes() -> None:
+def test_every_setting_has_a_known_method_and_valid_options() -> None:
     for setting in SETTINGS:
         find_method(setting.method).recipe(setting.options)
     assert SETTINGS[0].method == "plain"
@@ -62,7 +69,7 @@ def test_every_setting_is_one_that_the_engine_takes() -> None:
 
 @pytest.fixture(scope="module")
 def plane() -> Plane:
-    return survey(*toy_distributions(), families=FAMILIES)
+    return compare_rules(*toy_distributions(), families=FAMILIES)
 
 
 def test_plane_of_toy_distributions(plane: Plane) -> None:
@@ -77,7 +84,7 @@ def test_plane_of_toy_distributions(plane: Plane) -> None:
     assert lines["ensemble"][0]["rkl"] == math.inf  # off the truncated support
 
 
-def test_parts_are_put_together_in_order() -> None:
+def test_chunks_are_normalised_and_in_order() -> None:
     p_KV, q_KV = toy_distributions()
     parts = list(chunks(p_KV, q_KV, numbers=3 * 40))
     assert [len(p) for p, _ in parts] == [3, 3, 3, 3]
@@ -88,18 +95,18 @@ def test_parts_are_put_together_in_order() -> None:
 
 
 @pytest.mark.parametrize("divergence", ["kl", "rkl", "tv", "chi2"])
-def test_a_lent_rule_is_the_rule(divergence: Any) -> None:
+def test_a_rule_with_cached_paths_is_the_same_rule(divergence: Any) -> None:
     ((p_KV, q_KV),) = chunks(*toy_distributions())
     rule = Mentored(0.1, divergence)
-    lent = Mentor(p_KV, q_KV).lend(rule)
+    lent = MentoredEnvelope(p_KV, q_KV).with_cached_paths(rule)
     assert torch.equal(output_distribution(lent, p_KV, q_KV), output_distribution(rule, p_KV, q_KV))
     assert all(getattr(lent, each.name) == getattr(rule, each.name) for each in fields(rule))
 
 
-def test_the_best_takes_a_budget_per_place() -> None:
+def test_the_best_rule_takes_a_budget_per_position() -> None:
     ((p_KV, q_KV),) = chunks(*toy_distributions())
     budgets_K = torch.linspace(0.001, 0.3, 12, dtype=torch.float64)
-    found_K = Mentor(p_KV, q_KV)("kl", budgets_K, False)
+    found_K = MentoredEnvelope(p_KV, q_KV)("kl", budgets_K, False)
     for k, budget in enumerate(budgets_K.tolist()):
         r_V = Mentored(budget).acceptance(p_KV[k], q_KV[k])
         assert float(found_K[k]) == pytest.approx(float((q_KV[k] * r_V).sum()), abs=1e-9)
@@ -107,26 +114,26 @@ def test_the_best_takes_a_budget_per_place() -> None:
 
 @dataclass(frozen=True)
 class Overclaiming(Ensemble):
-    """Wrong: accepts as with half the weight, and reports the distribution of the full one."""
+    """Wrong: reports more acceptance than the distribution that it emits allows."""
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return super().acceptance(p_V, q_V).sqrt() * 1.1
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, q_V
 
 
-def test_a_rule_that_cheats_is_named() -> None:
+def test_a_rule_above_the_envelope_is_named() -> None:
     bad = Family("too good", Overclaiming, "weight", (0.9,))
-    envelope = survey(*toy_distributions(), families=(*FEW, bad)).envelope
+    envelope = compare_rules(*toy_distributions(), families=(*FEW, bad)).envelope
     assert not envelope.holds
-    assert "too good weight=0.9" in envelope.by.values()
+    assert "too good weight=0.9" in envelope.worst_rule.values()
 
 
 def test_perplexity() -> None:
-    """Two prompts, texts of other lengths; by hand."""
-    texts = [("a", [-1.0, -3.0]), ("a", [-1.0]), ("b", [-2.0]), ("b", [-3.0])]
-    found = perplexity(texts)
+    """Two prompts with outputs of different lengths, by hand."""
+    outputs = [("a", [-1.0, -3.0]), ("a", [-1.0]), ("b", [-2.0]), ("b", [-3.0])]
+    found = perplexity(outputs)
     assert found["macro"] == pytest.approx(math.exp(2))
     assert found["micro"] == pytest.approx(math.exp(2))
     assert found["error"] == pytest.approx(math.exp(2) * math.sqrt(0.5 / 4))
@@ -142,19 +149,19 @@ def engine() -> Engine:
     return outrider.load(dtype="float32", device="cpu")
 
 
-def test_distributions_are_those_of_full_passes(engine: Engine) -> None:
-    """At the target's own samples, warped as they were drawn."""
+def test_distributions_equal_those_of_forward_passes_from_scratch(engine: Engine) -> None:
+    """Along the target's own samples, warped as in sampling."""
     assert engine.draft is not None
     prompts = [engine.encode("def f(x):\n"), engine.encode("import os, sys")]
     sampling = Sampling(temperature=0.7, top_p=0.9, max_new_tokens=5, seed=4)
-    p_KV, q_KV = meet(engine.target, engine.draft, prompts, sampling, 9)
+    p_KV, q_KV = paired_distributions(engine.target, engine.draft, prompts, sampling, 9)
     assert p_KV.shape == q_KV.shape == (9, engine.target.num_tokens)
     plain = Engine(engine.target, None, METHODS["plain"])
-    texts = plain.generate(prompts, sampling)
+    results = plain.generate(prompts, sampling)
     row = 0
     for model, probs_KV in ((engine.target, p_KV), (engine.draft, q_KV)):
         row = 0
-        for result in texts:
+        for result in results:
             ids = torch.tensor([[*result.prompt_ids, *result.token_ids]])
             with torch.inference_mode():
                 logits_TV = model.module(input_ids=ids).logits[0].float() / 0.7
@@ -184,7 +191,7 @@ def row(name: str, speed: float, perplexity: float) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def document(plane: Plane) -> dict[str, Any]:
-    settings = about(
+    settings = run_metadata(
         target="big", draft="small", dtype="float32", temperature=0.8, positions=12,
         num_speculative_tokens=5,
     )  # fmt: skip
@@ -193,7 +200,7 @@ def document(plane: Plane) -> dict[str, Any]:
         row("ensemble 0.3", 1.51, 7.05), row("typical 0.09", 1.5, 7.0),
     ]  # fmt: skip
     document = {"about": settings, "plane": plane.as_dict(), "generations": generations}
-    return dict(json.loads(dumps(document)))  # as it is read back from a file
+    return dict(json.loads(dumps(document)))  # as read back from a file
 
 
 def texts_of(path: Path) -> str:
@@ -206,7 +213,7 @@ def _lines(element: ElementTree.Element) -> Iterator[str]:
         yield "".join(element.itertext()).strip()
 
 
-def test_figure_has_every_label(document: dict[str, Any], tmp_path: Path) -> None:
+def test_the_figure_has_every_label(document: dict[str, Any], tmp_path: Path) -> None:
     svg, png = plots.frontier(document, tmp_path)
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     texts = texts_of(svg)
@@ -218,13 +225,15 @@ def test_figure_has_every_label(document: dict[str, Any], tmp_path: Path) -> Non
         assert label in texts
 
 
-def test_figure_without_generations_has_one_panel(document: dict[str, Any], tmp_path: Path) -> None:
+def test_a_figure_without_generations_has_one_panel(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
     svg, _ = plots.frontier({**document, "generations": []}, tmp_path)
     assert "perplexity" not in texts_of(svg)
     assert "mentored chi2" in texts_of(svg)
 
 
-def test_the_same_document_gives_the_same_files(document: dict[str, Any], tmp_path: Path) -> None:
+def test_equal_documents_give_equal_files(document: dict[str, Any], tmp_path: Path) -> None:
     once, again = tmp_path / "once", tmp_path / "again"
     for folder in (once, again):
         folder.mkdir()
@@ -241,7 +250,7 @@ def test_the_axis_is_total_variation_where_kl_is_mostly_infinite() -> None:
     assert plots.x_axis([line(0.1, "inf", "inf")]) == "tv"
 
 
-def test_infinite_points_are_told_in_the_legend(document: dict[str, Any], tmp_path: Path) -> None:
+def test_the_legend_counts_infinite_points(document: dict[str, Any], tmp_path: Path) -> None:
     lines = [dict(line) for line in document["plane"]["lines"]]
     for name in ("kl", "tv"):
         lines[-1]["points"] = [{**p, name: "inf"} for p in lines[-1]["points"]]

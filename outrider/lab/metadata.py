@@ -1,0 +1,33 @@
+"""When, where and with which settings a result was measured."""
+
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.lab.versions import versions
+
+
+def run_metadata(**settings: Any) -> dict[str, Any]:
+    """The date, hardware, threads and versions of a measurement, followed by its settings."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "hardware": hardware(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        **settings,
+    }
+
+
+def hardware() -> str:
+    """The name of the GPU, or of the processor if there is none."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()
