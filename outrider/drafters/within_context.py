@@ -35,9 +35,10 @@ from outrider.sampling import Warp
 
 
 def within_context(drafter: Drafter[Any], target: HFModel) -> Drafter[Any]:
-    """The drafter, or one around it that heeds its models' context if that is the shorter one.
+    """The drafter itself, or where its models have a shorter context than the target, a drafter
+    around it that respects their context.
 
-    A drafter that says ``heeds_context`` does so by itself.
+    A drafter whose ``heeds_context`` is true respects it by itself.
 
     Raises:
         IncompatibleError: a context too short for a draft of one token.
@@ -141,7 +142,7 @@ class WithinState:
 
 
 def unwrapped(drafter: Drafter[Any]) -> Drafter[Any]:
-    """The drafter inside, where :func:`within_context` has put one around it."""
+    """The drafter that :func:`within_context` was given."""
     return drafter.drafter if isinstance(drafter, WithinContext) else drafter
 
 
@@ -226,7 +227,7 @@ class WithinContext:
         state._distribution = None
 
     def _fits(self, context: Context) -> list[bool]:
-        """Which rows the drafter has room for, with one token more."""
+        """Which rows the drafter has room for, one more token included."""
         fits = [length < self.limit for length in context.lengths]
         if context.sources is None:
             return fits
@@ -272,8 +273,8 @@ def _distribution_of(context: Context, rows: Sequence[int]) -> Distribution:
 
 
 def _spread(draft: Draft, state: WithinState) -> Draft:
-    """A draft of some rows as one of all; the others have the root alone. What they would draw
-    from is uniform, so that no rule divides by zero there."""
+    """A draft of some rows as a draft of all rows; the others have the root alone. Their
+    distributions are uniform, so that no rule divides by zero."""
     root_B1 = state.context.root_B[:, None]
     B, N = root_B1.shape[0], draft.num_nodes
     index_R = torch.tensor(state.rows, device=root_B1.device)

@@ -1,4 +1,4 @@
-"""A smaller model drafts by beam search: the likeliest path it can find, not a path it draws.
+"""A smaller model drafts by beam search: it finds a likely path instead of drawing one.
 
 Qin, Hu, He, Prakriya, Cong and Sun, "Multi-Token Joint Speculative Decoding for Accelerating Large
 Language Model Inference", 2024 (MJSD), section 4.1; with the same beams, "Optimized Multi-Token
@@ -7,25 +7,24 @@ Joint Decoding with Auxiliary Model for LLM Inference", ICLR 2025 (MTAD).
     score(x_1 … x_i) = Σ_j log q(x_j | context, x_1 … x_{j-1})
     of the beams' B·V continuations, draw 2B without replacement ∝ exp(score); keep the best B
 
-``search="greedy"`` keeps the best B of all instead, ``"copies"`` samples from B copies of the first
-beam on, as the authors' code does, which is for its numbers only. The draft is the best path of
-length γ. It is ``searched``: its q are the draft's distributions along it, and it is no draw from
-them.
+``search="greedy"`` keeps the best B continuations instead of drawing. ``"copies"`` samples as above
+but starts from B copies of the first beam, as the authors' code does; it exists to reproduce their
+numbers. The draft is the best path of length γ. It is ``searched``: its q are the draft model's
+distributions along the path, but the path is not a draw from them.
 
-Where the authors' code departs: it starts from B copies of one beam, takes for a path's likelihood
-the last step's sampling probability, and does not re-order the distributions with the beams, so
-that most of them belong to other paths. Here there is one beam at first, scores are true joint
-likelihoods, and every distribution is found by its own path. (Their code also keeps one token under
+The authors' code differs. It starts from B copies of one beam, takes the last step's sampling
+probability for a path's likelihood, and does not re-order the distributions with the beams, so that
+most of them belong to other paths. Here a search starts from one beam, scores are true joint
+likelihoods, and every distribution belongs to its own path. (Their code also keeps one token under
 top-p where 2B draws are needed. Here a beam that finds no token of positive probability does not
-exist. Top-k or top-p can thus make a search narrower than B, which is said once; see
-``narrow.py``.)
+exist, so top-k or top-p can make a search narrower than B; ``narrow.py`` warns of it once.)
 
-At temperature 0 the warped distributions are point masses, which have one path: the argmax chain is
-drafted, by one beam. (Joint greedy decoding, below, searches the softmax of the logits.)
+At temperature 0 the warped distributions are point masses, which have one path: one beam drafts the
+argmax chain. (Joint greedy decoding, below, searches the softmax of the logits.)
 
-All beams of all rows take one pass per step, as nodes of one tree (``beam_tree.py``). After the
-round the tree is forgotten, and the pass that makes the next root's distribution feeds the accepted
-tokens, too.
+All beams of all rows share one forward pass per step, as nodes of one tree (``beam_tree.py``).
+``commit`` forgets the tree. The next round's first forward pass feeds the accepted tokens together
+with the new root.
 
 Legend: B rows, N nodes of the draft, D drafted tokens (N-1), n beams of a step, k beams kept, V
 vocabulary, i steps, R numbers per step.
@@ -48,9 +47,9 @@ from outrider.runtime import HFModel
 
 Search = Literal["sample", "greedy", "copies"]
 Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From scores (B, n) and distributions (B, n, V) to the kept continuations' scores and indices,
-best first, each (B, k); an index is beam · V + token, a continuation that does not exist has
--inf."""
+"""Takes scores (B, n) and distributions (B, n, V); returns scores and indices of the kept
+continuations, best first, each (B, k). An index is beam · V + token. A continuation that does not
+exist has the score -inf."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,11 @@ class Step:
     """One step of a search.
 
     Attributes:
-        q_BnV: the distributions behind the beams that were there before.
-        logits_BnV: the model's logits there.
-        total_B: log of the sum of those beams' likelihoods, which is that of all continuations.
-        tree: those that are there now, best first, as many as there may be.
+        q_BnV: the distributions behind the beams before the step.
+        logits_BnV: the model's logits behind them.
+        total_B: log of the sum of these beams' likelihoods, which is also the sum over all their
+            continuations.
+        tree: the beams after the step, best first.
         score_Bn: their log-likelihoods; -inf for beams that do not exist.
     """
 
@@ -75,20 +75,20 @@ class Step:
 class BeamDrafter(ModelBacked):
     """Drafts the best path of a beam search, under the same sampling parameters as the target.
 
-    Keeps the distributions of all beams until the search ends, γ·B·V numbers per row: which of them
-    the best path needs is known at the end. (To drop those of dead beams would mean to copy the
-    others.)
+    Keeps the distributions of all beams until the search ends, γ·B·V numbers per row, since only
+    the end tells which of them the best path needs. (Dropping those of dead beams would mean
+    copying the others.)
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
         beams: B, 1 or more.
         search: ``sample`` (2B draws, the best B of them), ``greedy`` (the best B), or ``copies``
-            (``sample``, begun with B equal beams).
-        keep_logits: hand over the model's logits along the draft, for rules that verify by them.
+            (``sample``, started with B equal beams).
+        keep_logits: whether drafts carry the model's logits, for rules that verify by them.
 
     Raises:
-        InvalidParameterError: a number of beams below 1, another kind of search.
+        InvalidParameterError: fewer than 1 beam, or another kind of search.
     """
 
     drawn: Drawn = "searched"
@@ -120,7 +120,7 @@ class BeamDrafter(ModelBacked):
         if budget.max_tokens < 1:
             return Draft.root_only(context.root_B)
         steps = list(self.steps(state, context, budget.max_tokens, rng))
-        if not context.distribution.greedy:  # a search of one beam, by design
+        if not context.distribution.greedy:  # greedy searches have one beam by design
             self._narrow.watch([step.score_Bn for step in steps])
         return self._draft(steps, context, budget)
 
@@ -142,7 +142,7 @@ class BeamDrafter(ModelBacked):
     def steps(
         self, state: ModelState, context: Context, num_steps: int, rng: Stream
     ) -> Iterator[Step]:
-        """The search, one pass of the model per step."""
+        """Runs the search, one forward pass of the model per step."""
         picks = self._picks(num_steps, context, rng)
         needed = self.model.limit + num_steps * self.beams  # dead beams keep their slots
         state.cache.limit = max(state.cache.limit, needed)
@@ -172,7 +172,7 @@ class BeamDrafter(ModelBacked):
         return prefix.context.distribution(logits_BnV, prefix)
 
     def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
-        """How each step takes its beams."""
+        """One :data:`Pick` per step."""
         B = self.beams
         if context.distribution.greedy:
             return [_keep_best(1)] * num_steps
@@ -189,16 +189,17 @@ class BeamDrafter(ModelBacked):
 class MjgdDrafter(BeamDrafter):
     """Multi-token joint greedy decoding (MJGD) of the same paper, with the rule ``Commit``.
 
-    Repeat: a beam search of K tokens by the *target*; all of the best beam is text. K = 1 is greedy
-    decoding, K = the text's length is full beam search. (The paper leaves B open, and there is no
-    code of the authors.) Scores are those of the softmax of the logits, bias and penalties
-    included. An end-of-sequence token is a token like others; the text is cut there.
+    Each round the *target* searches K tokens ahead, and the whole best beam is emitted. K = 1 is
+    greedy decoding; K = the length of the output is full beam search. (The paper does not give B,
+    and the authors published no code.) Scores are those of the softmax of the logits, bias and
+    penalties included. The search treats an end-of-sequence token like any other; the output is cut
+    there.
 
-    K is one more than the budget, for that is how many tokens a round may emit, and the last of
-    them is drafted here, too. So in an engine K is γ + 1, and less at the end of a text.
+    K is the budget plus one, the number of tokens that a round may emit, since the last of them is
+    drafted as well. So in an engine K is γ + 1, and less at the end of an output.
 
-    The round's target pass over the K tokens decides nothing. It costs one pass over K tokens for
-    every K passes over B beams; what it is good for is the log-probabilities of the text.
+    The round's own target pass over the K tokens decides nothing. It costs one forward pass over K
+    tokens for every K passes over B beams, and gives the log-probabilities of the output.
 
     Args:
         model: a second ``HFModel`` around the target's own module, with a cache of its own.
@@ -206,7 +207,7 @@ class MjgdDrafter(BeamDrafter):
         beams: B, 1 or more.
 
     Raises:
-        InvalidParameterError: a number of beams below 1.
+        InvalidParameterError: fewer than 1 beam.
     """
 
     depth = 4  # K = 5, the most that the paper tries
@@ -230,8 +231,8 @@ def _keep_best(k: int) -> Pick:
 
 
 def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
-    """Nodes of the best beam after as many steps as the row's budget allows, (B, D); those beyond
-    it are arbitrary."""
+    """Nodes of the beam that is best after as many steps as the row's budget allows, (B, D);
+    arbitrary beyond the budget."""
     path_BD = steps[-1].tree.path_BnK[:, 0]
     if tokens_B is None:
         return path_BD
@@ -242,8 +243,13 @@ def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
 
 
 def _along(behind: Sequence[Tensor], path_BD: Tensor) -> Tensor:
-    """Of rows behind each step's beams, those behind the root and behind each node of a path,
-    (B, N, V); zeros behind the last."""
+    """What each step computed behind the nodes of a path, the root first, (B, N, V); zeros for the
+    last node.
+
+    Args:
+        behind: of each step, one row of V numbers behind each of its beams, (B, n, V).
+        path_BD: the nodes.
+    """
     rows_B = torch.arange(path_BD.shape[0], device=path_BD.device)
     rows, first = [behind[0][:, 0]], 0
     for step_BnV, node_B in zip(behind[1:], path_BD.unbind(1), strict=False):
@@ -254,7 +260,8 @@ def _along(behind: Sequence[Tensor], path_BD: Tensor) -> Tensor:
 
 
 def _shares(steps: Sequence[Step], tokens_BN: Tensor, probs_BNV: Tensor) -> Tensor:
-    """Share of a path's first i tokens in all continuations that step i chose from, (B, N)."""
+    """Of each node of a path, the likelihood of the path so far divided by that of all
+    continuations that its step chose from, (B, N)."""
     q_BD = probs_BNV[:, :-1].gather(2, tokens_BN[:, 1:, None])[..., 0]
     total_BD = torch.stack([step.total_B for step in steps], 1)
     log_Q_BD = q_BD.to(total_BD.dtype).log().cumsum(1)
@@ -262,5 +269,5 @@ def _shares(steps: Sequence[Step], tokens_BN: Tensor, probs_BNV: Tensor) -> Tens
 
 
 def _wide(context: Context) -> torch.dtype:
-    """What scores add up in: float64 where the device has it."""
+    """The dtype in which scores are summed: float64 where the device has it."""
     return torch.float32 if context.device.type == "mps" else torch.float64

@@ -1,32 +1,32 @@
 """Beam search with the conventions of ``transformers``, the beams sharing the prefix cache.
 
-Its ``generate(num_beams=…, do_sample=False)``, hypothesis for hypothesis. A hypothesis of t new
-tokens, its end-of-sequence token included, has the score
+The result is that of its ``generate(num_beams=…, do_sample=False)``, hypothesis for hypothesis. A
+hypothesis of t new tokens, its end-of-sequence token included, has the score
 
     s = Σ log p(x_i | prompt, x_1 … x_{i-1}) / t^length_penalty,     log p in float32
 
-Each step takes the (1 + number of end-of-sequence ids)·B best continuations, at least 2·B. Those
-of the first B that end the text are finished, and of all finished ones the best B are kept; the
-best B that do not end it live on. The search stops when nothing is left to gain, verified by the
-best living beam's sum over a length:
+Each step takes the (1 + number of end-of-sequence ids)·B best continuations, at least 2·B. Of the
+first B, those that end with an end-of-sequence token are finished, and the best B finished
+hypotheses are kept. The best B continuations that do not end live on. The search stops
 
-    early_stopping=True      as soon as B are finished, or
-    False                    B are finished, the worst is no worse than the best beam at its length
-    "never"                  the same at max_new_tokens, if length_penalty > 0
+    early_stopping=True      as soon as B are finished
+    False                    as soon as B are finished and the worst of them scores at least as
+                             much as the best living beam would if it ended at its present length
+    "never"                  the same, with max_new_tokens for that length if length_penalty > 0
 
-where ``False`` and ``"never"`` differ in the length alone, and a heuristic it is for both signs of
-the penalty: see ``_check_early_stop_heuristic`` there. At max_new_tokens all beams finish.
+The last two are heuristics, for either sign of the penalty: see ``_check_early_stop_heuristic`` in
+``transformers``. At max_new_tokens all beams finish.
 
-``transformers`` gives every beam a cache of its own, the prompt's copy included, and re-orders all
-of it at every step. Here the beams are the nodes of one tree behind the prompt (``BeamTree``), and
-nothing moves when they branch. Nodes of dead beams stay behind as slots that nobody looks at; when
-the tree has doubled since the last time, the slots of the living are packed together, so a beam's
-slot moves once in as many tokens as there are, on average.
+``transformers`` gives every beam a cache of its own, a copy of the prompt's included, and re-orders
+all of it at every step. Here the beams are the nodes of one tree behind the prompt (``BeamTree``),
+and nothing moves when they branch. The slots of dead beams stay allocated and are masked. Whenever
+the tree has doubled, the slots of living beams are packed together, so on average a slot is moved
+once in as many tokens as the tree has.
 
-Logit bias, penalties and processors apply to the *log-probabilities*, and scores are sums of what
-comes out, as ``transformers`` has it.
+Logit bias, penalties and processors apply to the *log-probabilities*, and scores are sums of the
+results, as in ``transformers``.
 
-One prompt at a time; prompts could share passes, as rows do elsewhere, but do not yet.
+One prompt at a time: prompts could share forward passes, as rows do elsewhere, but do not yet.
 
 Legend: B rows (one), n beams, k continuations, M nodes of the tree, V vocabulary.
 """
@@ -51,11 +51,11 @@ _PACK_FROM = 64
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished text.
+    """A finished continuation of a prompt.
 
     Attributes:
-        score: log-likelihood over length**length_penalty.
-        token_ids: its new tokens, with the end-of-sequence token if that ended it.
+        score: log-likelihood divided by length**length_penalty.
+        token_ids: its new tokens, the end-of-sequence token included if it has one.
     """
 
     score: float
@@ -81,17 +81,18 @@ def beam_search(
     Args:
         model: the model.
         prompt_ids: token ids, one or more.
-        num_beams: B. With 1 this is not what ``transformers`` does, which then decodes greedily.
+        num_beams: B. With 1 beam the result differs from that of ``transformers``, which then
+            decodes greedily.
         max_new_tokens: most tokens of a hypothesis.
-        length_penalty: exponent of the length; larger favours longer texts.
-        early_stopping: see above.
-        eos_ids: tokens that end a text (``Engine.eos_ids`` has the model's).
-        num_return_sequences: how many of the B to return.
-        sampling: whose logit bias, penalties and processors apply; nothing else of it does.
-        prompt_length: tokens of ``prompt_ids`` that presence and frequency penalties do not count;
-            None for all of them.
-        source_ids: what an encoder-decoder's encoder reads; the prompt is then the decoder's, and
-            begins with the model's ``decoder_prompt``.
+        length_penalty: exponent of the length; larger values favour longer hypotheses.
+        early_stopping: when the search stops; see above.
+        eos_ids: tokens that end a hypothesis (``Engine.eos_ids`` has the model's).
+        num_return_sequences: how many of the B hypotheses to return.
+        sampling: its logit bias, penalties and processors apply; the rest of it does not.
+        prompt_length: how many of ``prompt_ids`` presence and frequency penalties leave out; None
+            for all of them.
+        source_ids: the source text of an encoder-decoder; ``prompt_ids`` are then the decoder's,
+            and begin with the model's ``decoder_prompt``.
 
     Raises:
         InvalidParameterError: a number out of range, or more tokens than the context has room for.
@@ -128,7 +129,7 @@ def beam_search(
 
 
 def check_search(num_beams: int, length_penalty: float, early_stopping: EarlyStopping) -> None:
-    """Raises InvalidParameterError for what no search can be made with."""
+    """Raises InvalidParameterError for arguments that no search can have."""
     _require_whole("num_beams", num_beams, 65536)
     if not math.isfinite(length_penalty):
         raise InvalidParameterError(f"length_penalty={length_penalty!r}: must be finite")
@@ -140,11 +141,11 @@ def check_search(num_beams: int, length_penalty: float, early_stopping: EarlySto
 
 @dataclass
 class _Search:
-    """What is finished, and whether to go on.
+    """The finished hypotheses of a search, and whether it goes on.
 
     Attributes:
         num_tokens: new tokens of the living beams.
-        finished: the best hypotheses so far, best first.
+        finished: the best finished hypotheses so far, best first.
     """
 
     num_beams: int
@@ -183,15 +184,13 @@ class _Beams:
         self._model = model
         self._first_token_B1 = context.root_B[:, None]
         self._cache: KVCache = model.start(context)
-        self._cache.limit = (
-            2**62
-        )  # KV buffers grow by need, and it is the positions that are bounded
+        self._cache.limit = 2**62  # the tree has more slots than positions; only these are bounded
         self._tree = BeamTree.root(context)
         self._score_Bn = torch.zeros(1, 1, device=model.device)
         self._pack_at = _PACK_FROM
 
     def continuations(self, k: int) -> tuple[list[float], list[int], list[int]]:
-        """Scores, parents and tokens of the k best, best first; one pass of the model."""
+        """Scores, parents and tokens of the k best continuations, best first. Runs the model."""
         log_p_BnV = self._logits().float().log_softmax(-1)
         prefix = self._tree.prefix(self._context, self._score_Bn)
         log_p_BnV = self._context.distribution.logits(log_p_BnV, prefix)
@@ -200,7 +199,7 @@ class _Beams:
         return score_Bk[0].tolist(), (index_Bk[0] // V).tolist(), (index_Bk[0] % V).tolist()
 
     def grow(self, scores: list[float], parents: list[int], tokens: list[int]) -> None:
-        """These continuations are the living beams now."""
+        """Makes these continuations the living beams."""
         device = self._model.device
         self.texts = [(*self.texts[p], token) for p, token in zip(parents, tokens, strict=True)]
         self._score_Bn = torch.tensor([scores], device=device)
@@ -209,7 +208,7 @@ class _Beams:
         )
         if self._tree.tokens_BM.shape[1] > self._pack_at:
             self._tree, old_M = self._tree.packed()
-            self._cache.pack(old_M[None, : -len(tokens)])  # the new ones have no slots yet
+            self._cache.pack(old_M[None, : -len(tokens)])  # the new nodes have no slots yet
             self._pack_at = max(_PACK_FROM, 2 * len(old_M))
 
     def _logits(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""Beams: how the best continuations are taken, and the tree in which they share a cache.
+"""Beams: how the best continuations are taken, and the tree in which beams share a cache.
 
-The beams of a search are the deepest nodes of one tree behind a row's committed slots. A pass feeds
-them all as its columns; when a beam dies or branches, nothing is copied or re-ordered in the cache,
-for each beam sees its own path whatever slots it lies in.
+The beams of a search are the deepest nodes of one tree behind a row's committed slots. A forward
+pass feeds all beams as its columns. When a beam dies or branches, nothing in the cache is copied or
+re-ordered: the mask of each beam shows its own path, whatever slots the path is in.
 
 Legend: B rows, n beams, k kept, C continuations (n·V), R draws, K tokens on a beam's path, M nodes
 of the tree, V vocabulary.
@@ -24,8 +24,8 @@ class BeamTree:
     """Beams as the deepest nodes of a tree behind the committed slots, level by level.
 
     Attributes:
-        tokens_BM: tokens of all nodes, those of dead beams too.
-        path_BnK: the nodes on each living beam's path, its own last.
+        tokens_BM: tokens of all nodes, dead beams included.
+        path_BnK: the nodes on each living beam's path, its own node last.
         depth_M: levels above each node.
     """
 
@@ -35,12 +35,13 @@ class BeamTree:
 
     @classmethod
     def root(cls, context: Context, num_beams: int = 1) -> "BeamTree":
-        """Beams without tokens."""
+        """Beams that have no tokens yet."""
         none_B0 = context.tokens_BT[:, :0]
         return cls(none_B0, none_B0[:, None].expand(-1, num_beams, -1), none_B0[0])
 
     def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> "BeamTree":
-        """One token behind each of these beams; a beam may be named twice, or not at all."""
+        """The tree with one token behind each of these beams. A beam may be named several times,
+        or not at all, which ends it."""
         (B, n), M = beam_Bn.shape, self.tokens_BM.shape[1]
         above_BnK = self.path_BnK.gather(
             1, beam_Bn[..., None].expand(-1, -1, self.path_BnK.shape[2])
@@ -59,6 +60,7 @@ class BeamTree:
 
     @cached_property
     def on_path_BnM(self) -> Tensor:
+        """Whether each node is on each living beam's path."""
         B, n, _ = self.path_BnK.shape
         nowhere_BnM = torch.zeros(
             B, n, self.tokens_BM.shape[1], dtype=torch.bool, device=self.tokens_BM.device
@@ -67,12 +69,12 @@ class BeamTree:
 
     @property
     def nodes(self) -> Nodes:
-        """The living beams as the columns of the next pass."""
+        """The living beams as the columns of the next forward pass."""
         return Nodes(self.on_path_BnM, self.depth_M.expand_as(self.tokens_BM))
 
     def packed(self) -> tuple["BeamTree", Tensor]:
-        """One row's tree without the nodes that lie on no living beam's path, and the numbers that
-        the others had, in order."""
+        """The tree of a single row without the nodes that are on no living beam's path, and the
+        former numbers of the other nodes, in order."""
         lives_M = self.on_path_BnM[0].any(0)
         old_M = lives_M.nonzero()[:, 0]
         new_M = lives_M.cumsum(0) - 1
@@ -80,7 +82,7 @@ class BeamTree:
         return tree, old_M
 
     def prefix(self, context: Context, score_Bn: Tensor) -> Prefix:
-        """What precedes the place behind each living beam; a beam of score -inf does not exist."""
+        """What precedes the token behind each living beam. A beam of score -inf does not exist."""
         return Prefix(
             context,
             lambda: self.tokens_BM,
@@ -100,10 +102,11 @@ def best(score_Bn: Tensor, log_q_BnV: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sampled(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
-    """The k best of R draws without replacement, with probabilities ∝ exp(score): as ``best``.
+    """The k best of R draws without replacement, with probabilities ∝ exp(score); returns what
+    :func:`best` does.
 
-    One number per draw, not one per continuation as Gumbel noise would take: the distribution is
-    the same.
+    Takes one random number per draw, where Gumbel noise would take one per continuation; the
+    distribution is the same.
     """
     weight_Bn = (score_Bn - score_Bn.amax(1, keepdim=True)).exp()
     weight_B1C = (weight_Bn[..., None] * q_BnV).flatten(1)[:, None]

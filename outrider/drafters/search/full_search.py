@@ -1,16 +1,16 @@
-"""Beam search over a whole text, handed over piece by piece: with ``Commit``, plain beam search.
+"""Beam search over a whole output, drafted piece by piece: with ``Commit``, plain beam search.
 
-The search is ``beam_search``, with the conventions of ``transformers``: the honest reference point
+The search is ``beam_search``, with the conventions of ``transformers``. It is the reference point
 for everything that searches a few tokens at a time. It runs once per row, when the row begins, over
-all the room that the row has: ``max_new_tokens``, or what is left of the context. Then each round
-hands over the next γ + 1 tokens of what was found. The target's pass over them decides nothing; it
-gives the log-probabilities.
+as many tokens as the row has room for: ``max_new_tokens``, or what is left of the context. Each
+round then drafts the next γ + 1 tokens of the result. The target's forward pass over them decides
+nothing; it gives the log-probabilities.
 
-Ends of a text are the model's end-of-sequence tokens, unless the row ignores them, and the row's
-stop tokens. Stop strings cut what was found, and do not steer the search.
+An output ends at the model's end-of-sequence tokens, unless the row ignores them, and at the row's
+stop tokens. Stop strings cut the result and do not influence the search.
 
-Rows are searched one after the other. Reads the distribution's sampling parameters, so the
-distribution is a ``Warp``. Needs no draft model.
+Rows are searched one after the other. The drafter reads the sampling parameters of the context's
+distribution, which must be a ``Warp``. It needs no draft model.
 
 Legend: B rows, N nodes, K tokens of a piece.
 """
@@ -28,7 +28,7 @@ from outrider.sampling import Warp
 
 @dataclass
 class Found:
-    """What was found for each row: its tokens, and where in the text they begin."""
+    """What was found for each row: the position of its first token, and its tokens."""
 
     texts: list[tuple[int, tuple[int, ...]]]
 
@@ -38,14 +38,14 @@ class Found:
 
 
 class FullSearchDrafter:
-    """Drafts the text that beam search finds.
+    """Drafts the continuation that beam search finds.
 
     Args:
         model: a second ``HFModel`` around the target's own module, with a cache of its own.
-        num_beams: B, 1 or more; with 1 it is greedy decoding.
-        length_penalty: exponent of the length; larger favours longer texts.
-        early_stopping: when to stop; see ``beam_search``.
-        eos_ids: tokens that end a text.
+        num_beams: B, 1 or more; 1 is greedy decoding.
+        length_penalty: exponent of the length; larger values favour longer outputs.
+        early_stopping: when a search stops; see ``beam_search``.
+        eos_ids: tokens that end an output.
 
     Raises:
         InvalidParameterError: a number out of range.
@@ -93,14 +93,14 @@ class FullSearchDrafter:
         return Draft.chain(tokens_BN, mask_BN, None, "searched")
 
     def commit(self, state: Found, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Nothing to learn: the context's lengths say how much of a text was taken."""
+        """Nothing: the context's lengths tell how many of the tokens were emitted."""
 
     def join(self, state: Found, other: Found) -> None:
         """Appends the rows of another state."""
         state.texts = state.texts + other.texts
 
     def _search(self, context: Context, row: int) -> tuple[int, ...]:
-        """The best text behind what a row has so far."""
+        """The best continuation of a row."""
         assert isinstance(context.distribution, Warp)
         sampling, length = context.distribution.samplings[row], context.lengths[row]
         prompt_length = int(context.prompt_length_B[row])

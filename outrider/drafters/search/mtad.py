@@ -1,13 +1,13 @@
-"""A smaller model drafts by beam search, and hands over all beams of all steps: MTAD's tree.
+"""A smaller model drafts by beam search, and drafts all beams of all steps: MTAD's tree.
 
 Qin, He, Hu, Prakriya, Cong and Sun, "Optimized Multi-Token Joint Decoding with Auxiliary Model for
 LLM Inference", ICLR 2025, in the multi-candidate form of the authors' code. The search is that of
-``BeamDrafter``; its tree, the beams that died included, becomes the draft:
+``BeamDrafter``; its tree, dead beams included, becomes the draft:
 
-    level i:   the beams that were kept at step i, best first, each behind the beam it continues
+    level i:   the beams that step i kept, best first, each below the beam that it continues
 
-Siblings differ, and every node's q is the draft's distribution behind its parent. At temperature 0
-it is the argmax chain.
+Siblings differ, and every node's q is the draft model's distribution behind its parent. At
+temperature 0 the draft is the argmax chain.
 
 Legend: B rows, n beams of a step, N nodes of the draft, V vocabulary.
 """
@@ -24,7 +24,7 @@ from outrider.drafters.search.beam import BeamDrafter, Step
 from outrider.runtime import HFModel
 
 Search = Literal["sample", "greedy"]
-_MOST_NODES = 255  # besides the root; a cache has room for as many behind a full context
+_MOST_NODES = 255  # without the root: the slots that a cache has behind a full context
 
 
 class MtadDrafter(BeamDrafter):
@@ -32,13 +32,14 @@ class MtadDrafter(BeamDrafter):
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
         beams: B, 1 or more.
-        search: ``sample`` or ``greedy``, as for ``BeamDrafter``; copies would be equal siblings.
+        search: ``sample`` or ``greedy``, as for ``BeamDrafter``; ``copies`` would give equal
+            siblings.
         depth: γ, the most steps of a search.
 
     Raises:
-        InvalidParameterError: as ``BeamDrafter``; more than 255 beams in all steps together.
+        InvalidParameterError: as ``BeamDrafter``, or more than 255 beams in all steps together.
     """
 
     DEPTH: ClassVar[int] = 5
@@ -63,7 +64,7 @@ class MtadDrafter(BeamDrafter):
         self.depth = depth
 
     def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
-        """All beams, level by level."""
+        """The tree of all beams, level by level."""
         tokens_BN = torch.cat([context.root_B[:, None], steps[-1].tree.tokens_BM], 1)
         mask = [torch.ones_like(tokens_BN[:, :1], dtype=torch.bool)]
         parents = [torch.full_like(tokens_BN[:, :1], -1)]

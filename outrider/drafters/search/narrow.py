@@ -1,9 +1,9 @@
-"""Says once that searches find fewer beams than they were asked for.
+"""Warns once that searches find fewer beams than they were asked for.
 
-Top-k and top-p may leave fewer tokens than there are beams to fill. The search goes on with what
-exists; how many that is only the device knows. So the number is left there, and looked at when the
-next round begins: the host has waited for the device by then, and the look costs no wait of its
-own. After the one warning nobody looks again.
+Top-k and top-p may leave fewer tokens than a search has beams. The search goes on with the beams
+that exist. Only the device knows how many these are. The number stays there until the next round
+begins; by then the host has waited for the device, so reading it costs no synchronisation of its
+own. After the one warning it is not read again.
 
 Legend: B rows, n beams.
 """
@@ -18,10 +18,10 @@ from outrider.core.errors import OutriderWarning
 
 
 class NarrowSearch:
-    """The watch over one drafter's searches.
+    """Counts the beams of one drafter's searches.
 
     Args:
-        beams: how many were asked for.
+        beams: how many beams each search was asked for.
     """
 
     def __init__(self, beams: int) -> None:
@@ -30,10 +30,10 @@ class NarrowSearch:
         self._said = False
 
     def watch(self, scores: Sequence[Tensor]) -> None:
-        """Looks at the search before, and remembers this one.
+        """Checks the search before this one, and remembers this one.
 
         Args:
-            scores: of each step's beams, (B, n); -inf for those that do not exist.
+            scores: scores of each step's beams, (B, n); -inf for beams that do not exist.
         """
         if self._said:
             return

@@ -1,25 +1,26 @@
 """Hybrid drafts: each row takes the draft of one source, another one in every round.
 
-Lookup, then suffix, then the model; or whichever a bandit expects most of (``bandit``). Sources of
-different speed pay at different places of a text: a copied passage costs nothing to draft and is
-long, a model has something to say everywhere. Saxena, 2023 (prompt lookup) and Oliaro et al.,
-NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a fixed
-order or a score; "how exactly to fuse them is probably an interesting avenue", as a survey put it.
-``benchmarks/hybrid.py`` measures it.
+Lookup, then suffix, then the model; or the source of which a bandit expects most (``bandit``).
+Sources of different speed pay at different positions of an output: a copied passage is long and
+costs nothing to draft, a model can draft everywhere. Saxena, 2023 (prompt lookup) and Oliaro et
+al., NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a
+fixed order or a score; "how exactly to fuse them is probably an interesting avenue", as a survey
+put it. ``benchmarks/hybrid.py`` measures it.
 
     free sources (chosen drafts at no cost) are asked first, for every row
-    each row picks a source by its past and by how much the free ones have found
-    costly ones are asked only if some row picked them
+    each row picks a source by its past and by how much the free sources have found
+    costly sources are asked only if some row picked them
 
-Which source is taken hangs on the past and on drafts that are functions of the text, never on a
-token that was drawn and then thrown away; so each round is a fair one of the source taken, and what
-preserves the target's distribution there does so here. A copied token beside drawn ones is handed
-over as a draw from the point mass at itself, which is what it is: accepted with probability p(x), p
-without x left. That holds for rejection sampling and for block verification.
+The choice depends on the past and on drafts that are functions of the context, never on a token
+that was drawn and then discarded. So each round is a fair round of the chosen source, and a rule
+that preserves the target's distribution with that source preserves it here. A copied token beside
+drawn ones is drafted as a draw from the point mass at itself, which it is: it is accepted with
+probability p(x), and a rejection leaves p without x. This holds for rejection sampling and for
+block verification.
 
-With a batch a model that any row picked runs for all rows, and drafts nothing in the others.
+A model that any row of a batch picked runs for all rows, and drafts nothing in the others.
 
-Reads the device twice per round: for the lengths of free drafts, and for what the text verified.
+Reads the device twice per round: the lengths of free drafts, and how far each draft was right.
 
 Proposes: i.i.d. chains if a source does, else chosen ones.
 
@@ -122,7 +123,7 @@ class Hybrid(MultiSourceDrafter):
         return picks
 
     def _chain(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
-        """One batch of chains, each row from the draft that it took."""
+        """One batch of chains, each row from the draft of its source."""
         N = max((draft.num_nodes for draft, _ in taken), default=1)
         tokens_BN = context.root_B[:, None].repeat(1, N)
         mask_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
@@ -136,7 +137,8 @@ class Hybrid(MultiSourceDrafter):
         return Draft.chain(tokens_BN, mask_BN, self._distributions(tokens_BN, taken), "iid")
 
     def _distributions(self, tokens_BN: Tensor, taken: Sequence[tuple[Draft, Tensor]]) -> Tensor:
-        """The distributions that tokens came from, (B, N, V): a source's own, or the point mass."""
+        """The distributions that tokens were drawn from, (B, N, V): a source's own, or point
+        masses."""
         B, N = tokens_BN.shape
         known = [draft.probs_BNV for draft, _ in taken if draft.probs_BNV is not None]
         dtype = known[0].dtype if known else torch.float32

@@ -1,16 +1,17 @@
 """The candidates of all sources in one tree.
 
-The chains (or trees) stand side by side below the root; where they agree they are one path, so that
-a token that several sources propose is verified, and computed, once. A rule then keeps the deepest
-path that the target takes, whoever proposed it: nothing has to be chosen beforehand, at the price
-of asking everybody in every round, the model too, and of a wider pass of the target.
+The chains (or trees) stand side by side below the root. Where they agree they share a path, so a
+token that several sources propose is computed and verified once. The rule then accepts the deepest
+path that the target takes, whichever source proposed it. No source has to be chosen beforehand; the
+price is that every source is asked in every round, the model too, and that the target's forward
+pass is wider.
 
-Siblings from different sources are no draws from one distribution, so all of them count as chosen,
+Siblings from different sources are not draws from one distribution, so all of them count as chosen,
 the model's as well: it drafts its most likely tokens (``BEST``), at every temperature.
 
-Reads the device up to four times per round, beside what its sources read: for what the text
-verified, and where two or more have something, for the depth of the tree, for how many nodes are
-left, and for whether they are a chain.
+Reads the device up to four times per round, besides the reads of its sources: how far each draft
+was right and, where two or more sources drafted something, the depth of the tree, how many nodes
+are left, and whether they are a chain.
 
 Proposes: chosen trees; a chain where all rows' sources agree.
 
@@ -42,7 +43,7 @@ class Merged(MultiSourceDrafter):
     """One tree per row, of all sources' candidates.
 
     Args:
-        sources: in order, which is that in which siblings are verified.
+        sources: in the order in which siblings are verified.
 
     Raises:
         InvalidParameterError: no sources.
@@ -105,7 +106,7 @@ def without_repeats(draft: Draft) -> Draft:
 
 
 def _exists(draft: Draft, column_BN: Tensor, node_BM: Tensor) -> Tensor:
-    """Which of the nodes that differ are there: a row may have fewer than M."""
+    """Which of the M nodes exist: a row may have fewer."""
     if column_BN is node_BM:
         return draft.mask_BN
     number_M = torch.arange(node_BM.shape[1], device=node_BM.device)

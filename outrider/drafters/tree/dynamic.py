@@ -1,4 +1,4 @@
-"""A smaller model drafts the tree that it thinks likeliest, another one in every round.
+"""A smaller model drafts its likeliest tree, which differs from round to round.
 
 Li, Wei, Zhang and Zhang, "EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees",
 EMNLP 2024, sections 4.1 and 4.2.
@@ -7,16 +7,17 @@ EMNLP 2024, sections 4.1 and 4.2.
     expand, per level   the ``width`` nodes of largest V get their ``width`` best tokens as children
     keep, in the end    the ``num_nodes`` nodes of largest V
 
-A child's value is at most its parent's, so what is kept is a tree; of equals the upper one is kept.
-Here q is the distribution that is sampled from (temperature and truncation included), where EAGLE-2
-takes the draft's raw softmax; when all rows are at temperature 0, where that distribution is one
-token, it is the raw softmax too. (A row at temperature 0 among rows that sample gets a chain.)
+A child's value is at most its parent's, so the kept nodes form a tree; of equal nodes the upper one
+is kept. Here q is the distribution that is sampled from, temperature and truncation included, where
+EAGLE-2 takes the draft model's raw softmax. When all rows are at temperature 0, where that
+distribution is one token, the raw softmax is taken here too. (A row at temperature 0 among rows
+that sample gets a chain.)
 
-Its nodes are *chosen*: which of them are there depends on all of their probabilities, so they are
-no fair sample of q, even if the children had been drawn, and a rule for draws would be biased.
+Nodes are *chosen*: which nodes exist depends on all of their probabilities, so they would be no
+fair sample of q even if the children had been drawn, and a rule for draws would be biased.
 
-Passes, cache and budgets are as in ``TreeDrafter``: one pass per level, all nodes forgotten after
-the round, a budget is a depth.
+Forward passes, cache and budgets are as in ``TreeDrafter``: one pass per level, all nodes forgotten
+after the round, a budget is a depth.
 
 Legend: B rows, N nodes (node 0 is the root), V vocabulary; n nodes expanded in a level, k children
 of each, E = nk, M nodes fed, C candidates (all nodes grown but the root), D nodes kept (N-1).
@@ -39,7 +40,7 @@ class DynamicTreeDrafter(ModelBacked):
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
         num_nodes: nodes of the tree, the root included, 2 to 256.
         width: nodes expanded per level, and children of each, at least 1.
         depth: levels, at most 64; budgets cut it. At most 255 nodes may be expanded in all.
@@ -134,7 +135,7 @@ class DynamicTreeDrafter(ModelBacked):
 
 
 def _likeliest(score_BC: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The candidates kept, in their order, (B, D), and which of the D there are."""
+    """The candidates that are kept, in their order, (B, D), and which of these D exist."""
     C = score_BC.shape[1]
     best_BD, place_BD = (x[:, :num_nodes] for x in _sorted(score_BC))
     place_BD = torch.where(best_BD > -torch.inf, place_BD, C).sort(1).values
@@ -142,7 +143,7 @@ def _likeliest(score_BC: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
 
 
 def _renumbered(parent_BC: Tensor, place_BD: Tensor, mask_BD: Tensor) -> Tensor:
-    """Parents of the kept candidates, numbered as nodes of the draft; 0 for those not there."""
+    """Parents of the kept candidates, numbered as nodes of the draft; 0 where there is none."""
     B, D = place_BD.shape
     number_BC1 = parent_BC.new_zeros(B, parent_BC.shape[1] + 1)
     node_BD = torch.arange(1, D + 1, device=place_BD.device) * mask_BD
@@ -151,7 +152,7 @@ def _renumbered(parent_BC: Tensor, place_BD: Tensor, mask_BD: Tensor) -> Tensor:
 
 
 def _sorted(score_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and their places, best first; of equals the first one."""
+    """Scores and their indices, best first; of equal scores the first one."""
     ordered = score_BC.sort(dim=1, descending=True, stable=True)
     return ordered.values, ordered.indices
 
@@ -165,15 +166,15 @@ def _log_distribution(logits_BnV: Tensor, prefix: Prefix) -> Tensor:
 
 
 def _growing(context: Context, score_BE: Tensor, token_BE: Tensor) -> Tensor:
-    """The scores by which nodes are expanded: nothing grows behind an end token."""
+    """The scores by which nodes are expanded: -inf for end tokens, behind which nothing grows."""
     if context.ends is None:
         return score_BE
     return score_BE.masked_fill(context.ends.are_ends(token_BE), -torch.inf)
 
 
 def _prefix(context: Context, fed_BM: Tensor, on_path_BnM: Tensor, score_Bn: Tensor) -> Prefix:
-    """What precedes the expanded nodes; all on their paths has been fed. A node of score -inf does
-    not exist."""
+    """What precedes the children of the expanded nodes, whose whole paths have been fed. A node of
+    score -inf does not exist."""
     return Prefix(context, lambda: fed_BM, lambda: on_path_BnM, lambda: score_Bn > -torch.inf)
 
 

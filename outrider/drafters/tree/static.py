@@ -8,16 +8,16 @@ section 2.1 (the best tokens by rank).
 
     children of node v  ~  q( . | context, path to v)
 
-A pass feeds the nodes of a level that have children, under a tree mask, behind those of the levels
-above; the last level costs no pass. After a round the cache forgets all nodes: the pass that makes
-the next root's distribution feeds the accepted path with it, and costs what a pass over one token
-costs as long as weights, not arithmetic, are what takes the time. So nothing is ever moved within
-the cache.
+A forward pass feeds the nodes of a level that have children, under a tree mask, behind the nodes of
+the levels above; the last level needs no pass. After a round the cache forgets all nodes. The next
+round's first pass feeds the accepted path together with the new root, which costs as much as a pass
+over one token as long as reading the weights takes the time, and not arithmetic. So nothing is ever
+moved within the cache.
 
-A budget is a depth, since a round emits at most one token more than its deepest path: a row has the
+A budget is a depth, since a round emits at most one token more than its deepest path: a row has all
 nodes down to its budget, whatever their number.
 
-At temperature 0 children are the best tokens by rank, however they are drawn otherwise. Rows at
+At temperature 0 children are the best tokens by rank, whatever ``children`` says. Rows at
 temperature 0 among rows that sample have distributions of one token: their draws coincide, and
 draws without replacement end after one.
 
@@ -43,7 +43,7 @@ Children = Literal["iid", "distinct", "chosen"]
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a topology, as a pass sees it.
+    """One level of a topology, as a forward pass feeds it.
 
     Attributes:
         width: most children of a node.
@@ -101,7 +101,7 @@ class TreeDrafter(ModelBacked):
 
     Args:
         model: the draft model; must share the target's vocabulary.
-        num_tokens: width of the target's logits; the draft's are cut or padded to it.
+        num_tokens: width of the target's logits; the draft model's are cut or padded to it.
         topology: the tree; budgets cut it at their depth.
         children: ``iid`` draws, ``distinct`` draws without replacement, or ``chosen``: the best
             tokens by rank, for which no distributions are computed.
@@ -169,7 +169,7 @@ class TreeDrafter(ModelBacked):
     def _logits(
         self, state: ModelState, context: Context, tokens_BN: Tensor, level: Level
     ) -> Tensor:
-        """Logits behind the level's inner nodes, (B, n, V)."""
+        """Logits behind the level's nodes that have children, (B, n, V)."""
         if tokens_BN.shape[1] == 1:
             return self._catch_up(state, context)[:, None]
         B = context.num_rows
@@ -179,7 +179,7 @@ class TreeDrafter(ModelBacked):
 
 
 def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) -> Prefix:
-    """What precedes the level's inner nodes and, as they are drafted too, the nodes themselves."""
+    """What precedes the children of the level's nodes, these nodes included."""
     B = context.num_rows
     return Prefix(
         context,
@@ -192,7 +192,7 @@ def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) 
 def _children(
     q_BnV: Tensor, drawn: Drawn, level: Level, u_BD: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of the children, (B, n, k), and which of them there are."""
+    """Tokens of the children, (B, n, k), and which of them exist."""
     if u_BD is None:
         return best(q_BnV, level.width)
     u_Bnk = u_BD[:, level.number_nk]

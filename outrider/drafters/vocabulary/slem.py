@@ -6,19 +6,19 @@ tokenizers and ``do_sample=False``.
 
     text = D(x_1 … x_γ),   x_i = argmax q_i;     candidates = T(text)
 
-T tokenises the text as it stands behind the committed one: the last tokens before it are tokenised
-along, and the candidates are what comes after the place where they end. A rule that verifies chosen
-candidates keeps those that are the target's own picks, so any text is good enough to be lossless.
-The argmax is drafted at every temperature: no draw agrees with the target's more often, if q is
-near p. Bias and penalties, being about the target's tokens, do not reach the draft.
+T tokenises the drafted text together with the last committed tokens before it; the candidates are
+the tokens behind these. A rule that verifies chosen candidates accepts those that the target itself
+would emit, so the method is lossless whatever the text. The argmax is drafted at every temperature:
+if q is near p, no draw agrees with the target's more often. Bias and penalties refer to the
+target's tokens and do not reach the draft model.
 
-The draft model reads the committed text in its own tokens: those that it drafted itself as long as
-they agree with it, then the rest, with the last tokens before it, tokenised anew. (transformers
-looks for the longest diagonal of equal tokens instead.)
+The draft model reads the committed text in its own tokens: first those that it drafted itself, as
+long as they agree with the text, then the rest, tokenised anew together with the last tokens before
+it. (transformers looks for the longest diagonal of equal tokens instead.)
 
 Proposes: chosen chains.
 
-Legend: B rows, N nodes, K the draft's tokens, V the target's vocabulary, U the draft's.
+Legend: B rows, N nodes, K drafted tokens, V the target's vocabulary, U the draft model's.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ class SlemDrafter(Follower):
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: a row's text ends after a token with a smaller probability; 0 never.
+        confidence: a row's draft ends after a token with a smaller probability; 0 never ends it.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer.
@@ -77,8 +77,8 @@ class SlemDrafter(Follower):
     def _write(
         self, state: FollowState, context: Context, most_B: Tensor, num_tokens: int
     ) -> Tensor:
-        """Per row how many candidates there may be, how many of the draft's own tokens count, and
-        these tokens, its argmax chain: (B, 2 + K)."""
+        """Drafts the argmax chain. Per row, (B, 2 + K): most candidates, how many of the draft
+        model's tokens count, and these tokens."""
         tokens: list[Tensor] = []
         going_B = torch.ones_like(most_B, dtype=torch.bool)
         num_B = torch.zeros_like(most_B)
@@ -99,7 +99,7 @@ class SlemDrafter(Follower):
         return torch.stack([most_B, num_B, *tokens], 1)
 
     def _candidates(self, row: Row) -> list[int]:
-        """The target's tokens for what was drafted, up to the token that ends the text."""
+        """The target's tokens for a row's draft, up to the token that ends the text."""
         if row.pending:
             return []
         target, draft = self.bridge.target, self.bridge.draft
@@ -121,7 +121,7 @@ class SlemDrafter(Follower):
                 self._tell_text(row, row.pending + target.bytes_of(list(run)), waiting)
 
     def _tell_text(self, row: Row, said: bytes, drafted: deque[int]) -> None:
-        """Adds text: the draft's own tokens while they agree with it, then the rest."""
+        """Adds text: the drafted tokens while they agree with it, then the rest tokenised."""
         draft = self.bridge.draft
         while drafted and draft.pieces[drafted[0]] and said.startswith(draft.pieces[drafted[0]]):
             said = said[len(draft.pieces[drafted[0]]) :]
@@ -141,8 +141,8 @@ class SlemDrafter(Follower):
         row.tokens += draft.spell(text) if text else []
 
     def _border(self, tokens: Sequence[int]) -> int:
-        """Where the tokens begin that may be tokenised anew: behind the last special one, and not
-        inside a character."""
+        """The first token that may be tokenised anew: behind the last special one, and not inside
+        a character."""
         pieces = self.bridge.draft.pieces
         first = len(tokens)
         while first > max(0, len(tokens) - LOOK_BEHIND) and pieces[tokens[first - 1]]:

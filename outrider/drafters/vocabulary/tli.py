@@ -1,4 +1,4 @@
-"""Token-level intersection: a draft model with another vocabulary drafts the tokens that both have.
+"""Token-level intersection: a draft model with another vocabulary drafts tokens that both have.
 
 Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", ICML 2025, Algorithm 4 (there q is the target, p the draft).
@@ -6,18 +6,19 @@ Heterogeneous Vocabularies", ICML 2025, Algorithm 4 (there q is the target, p th
     q'(x) = q(x) / Σ_{y in both} q(y)   for x in both vocabularies, else 0;   x ~ q'
 
 and q' is verified against the full p, as any draft. The restriction comes before temperature, top-k
-and the rest, and those are the request's own, by the target's ids: bias and penalties reach the
-draft too. α = Σ_{x in both} min(p, q').
+and the other sampling parameters, which apply by the target's token ids, so bias and penalties
+reach the draft too. α = Σ_{x in both} min(p, q').
 
-Tokens are the same when they say the same (``runtime/hf/vocabulary.py``), not when they are written
-alike as in ``AssistantToTargetTranslator`` of transformers. With equal vocabularies this is
-speculative decoding, token for token.
+Two tokens are the same if they stand for the same text (``runtime/hf/vocabulary.py``), not if they
+are spelled alike, as in ``AssistantToTargetTranslator`` of transformers. With equal vocabularies
+this is speculative decoding, token for token.
 
-A committed token that the draft lacks reaches it as text in the draft's own tokens.
+A committed token that the draft model lacks is translated into text, and that into tokens of the
+draft model.
 
 Proposes: i.i.d. chains.
 
-Legend: B rows, N nodes, V the target's vocabulary, U the draft's.
+Legend: B rows, N nodes, V the target's vocabulary, U the draft model's.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class TliDrafter(Follower, ModelDrafter):
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: stop a row after a token with a smaller probability; 0 never stops.
+        confidence: a row stops after a token with a smaller probability; 0 never stops it.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer, or no token in common.
@@ -77,9 +78,9 @@ class TliDrafter(Follower, ModelDrafter):
         return self._restricted(row_BV, prefix.context.distribution.greedy)
 
     def _restricted(self, row_BV: Tensor, greedy: bool) -> Tensor:
-        """The same, whatever a bias or processor did: they may raise tokens of the target's own or
-        forbid all shared ones. A distribution without mass becomes uniform; rows not concerned keep
-        every bit."""
+        """The distribution restricted to shared tokens once more: a bias or a processor may raise
+        tokens that only the target has, or forbid all shared ones. A distribution without mass
+        becomes uniform; a row that needs no change keeps every bit."""
         shared_V = self.shared.is_shared_V
         if greedy:
             lowest = torch.finfo(row_BV.dtype).min
