@@ -589,8 +589,8 @@ def test_closing_from_another_thread_wakes_the_reader() -> None:
         return scores
 
     held = greedy(9, processors=[processor], stateless=True)
-    driver = shared._subscribe([shared.request(PROMPTS[1], held)], lambda row: row)
-    reader = shared._subscribe([shared.request(PROMPTS[2], greedy(90))], lambda row: row)
+    driver = shared._dispatcher.subscribe([shared.request(PROMPTS[1], held)], lambda row: row)
+    reader = shared._dispatcher.subscribe([shared.request(PROMPTS[2], greedy(90))], lambda row: row)
     with ThreadPoolExecutor(2) as pool:
         driving = pool.submit(driver.next)
         assert in_step.wait(60)
