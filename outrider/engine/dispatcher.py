@@ -22,11 +22,13 @@ class Dispatcher:
     """Hands each subscription the progress of its requests.
 
     Args:
-        scheduler: the scheduler that is shared.
+        new_scheduler: makes the scheduler that is shared, and one of its own for each call that a
+            logits processor makes within a step, since the step waits for that call.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, new_scheduler: Callable[[], Scheduler]) -> None:
+        self._new_scheduler = new_scheduler
+        self.scheduler = new_scheduler()
         self._condition = Condition()
         self._is_stepping = False
         self._owners: dict[int, tuple[Subscription[Any], int]] = {}
@@ -42,6 +44,8 @@ class Dispatcher:
             read: makes an item of a row after each of its rounds, or None where the subscriber
                 needs none; called by the thread that ran the round.
         """
+        if self.scheduler.is_stepping_here:
+            return Dispatcher(self._new_scheduler).subscribe(requests, read)
         subscription = Subscription(self, read)
         with self._condition:
             for index, request in enumerate(requests):
@@ -49,6 +53,22 @@ class Dispatcher:
                 self._owners[request_id] = subscription, index
                 subscription.open_ids.add(request_id)
         return subscription
+
+    def finished_rows(self, requests: Sequence[Request]) -> list[Row]:
+        """Runs requests to their ends; their rows, in the same order. Longer prompts are admitted
+        first, so that rows of like length are prefilled together."""
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        in_order = [requests[i] for i in order]
+        with self.subscribe(in_order, lambda row: row if row.over else None) as subscription:
+            rows = {order[place]: row for place, row in subscription}
+        return [rows[i] for i in range(len(requests))]
+
+    def rounds_of(self, request: Request, read: Callable[[Row], T]) -> Iterator[tuple[Row, T]]:
+        """The row after each of its rounds, and what ``read`` made of it then; raises its error.
+        The request is added when the first item is asked for."""
+        with self.subscribe([request], reader(read)) as subscription:
+            for _, item in subscription:
+                yield item
 
     def next_of(self, subscription: Subscription[T]) -> tuple[int, T] | None:
         """The subscription's next item; runs steps until there is one. None once its requests are
@@ -158,3 +178,14 @@ class Subscription(Generic[T]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def reader(read: Callable[[Row], T]) -> Callable[[Row], tuple[Row, T]]:
+    """Makes an item of the row and what ``read`` makes of it; raises the row's error."""
+
+    def item(row: Row) -> tuple[Row, T]:
+        if row.error is not None:
+            raise row.error
+        return row, read(row)
+
+    return item

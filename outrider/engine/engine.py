@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar, overload
 
 from outrider.core.protocols import Verifier
-from outrider.core.values import check_flag
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
 from outrider.engine.assembly import assemble, check_parts
-from outrider.engine.dispatcher import Dispatcher, Subscription
+from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
-from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
+from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
 from outrider.engine.request import Event, Request, Result, Results, Row
-from outrider.engine.request_builder import (
-    RequestBuilder,
-    read_numbers,
-    read_sampling,
-    read_samplings,
-)
+from outrider.engine.request_builder import RequestBuilder
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
@@ -139,10 +132,11 @@ class Engine:
             drafts=not isinstance(parts.drafter, NoDraft),
             eos_ids=self.eos_ids,
             obeys_config=generation_config,
+            memory=parts.memory,
         )
         self._memory = parts.memory
         self._hint = ChatHint(parts.target.tokenizer)
-        self._dispatcher = Dispatcher(self.new_scheduler())
+        self._dispatcher = Dispatcher(self.new_scheduler)
 
     @property
     def verifier(self) -> Verifier:
@@ -218,11 +212,12 @@ class Engine:
         order of the prompts is raised; its attribute ``results`` holds the results of the other
         prompts, and None for each prompt that failed.
         """
-        read, single = read_prompts(prompts)
-        samplings = read_samplings(sampling, len(read))
-        numbers = read_numbers(request_numbers, len(read))
-        requests = self._requests(read, samplings, add_special_tokens, numbers)
-        rows = self._finished_rows(requests)
+        requests, single = self._builder.batch(
+            prompts, sampling, add_special_tokens, request_numbers
+        )
+        rows = self._dispatcher.finished_rows(requests)
+        for row in rows:
+            self._hint(row)
         results = [None if row.error else row.result() for row in rows]
         if failed := [row.error for row in rows if row.error]:
             failed[0].results = tuple(results)  # type: ignore[attr-defined]
@@ -245,8 +240,10 @@ class Engine:
         Closing the iterator, or an exception such as Ctrl-C, ends this request only. Arguments, and
         errors before the first event, as those of :meth:`generate`.
         """
-        request = self._stream_request(prompt, sampling, add_special_tokens, request_number)
-        return (event for _, event in self._each_round(request, _event))
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+        )
+        return self._hinted(self._dispatcher.rounds_of(request, Row.event))
 
     async def stream_async(
         self,
@@ -261,8 +258,10 @@ class Engine:
         Rounds run in threads of the event loop's default executor, never in the loop's own.
         Cancelling the task ends the request.
         """
-        request = self._stream_request(prompt, sampling, add_special_tokens, request_number)
-        with self._subscribe([request], lambda row: (row, _event(row))) as subscription:
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+        )
+        with self._dispatcher.subscribe([request], reader(Row.event)) as subscription:
             while (item := await asyncio.to_thread(subscription.next)) is not None:
                 _, (row, event) = item
                 self._hint(row)
@@ -282,10 +281,8 @@ class Engine:
         The row is the one that runs: while other calls run rounds of the same engine, it may be
         further on than the round it is given for.
         """
-        request = self._single_request(
-            prompt, read_sampling(sampling), add_special_tokens, request_number
-        )
-        return (row for row, _ in self._each_round(request, _unless_failed))
+        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        return self._hinted(self._dispatcher.rounds_of(request, lambda row: row))
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler of its own, beside the one that all calls of this engine share: for a server
@@ -308,9 +305,7 @@ class Engine:
     ) -> Request:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
         :meth:`generate`."""
-        return self._single_request(
-            prompt, read_sampling(sampling), add_special_tokens, request_number
-        )
+        return self._builder.single(prompt, sampling, add_special_tokens, request_number)
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the
@@ -326,65 +321,11 @@ class Engine:
         """
         return self._builder.encode(read_prompt(prompt), add_special_tokens)
 
-    def _stream_request(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None,
-        add_special_tokens: bool,
-        number: int | None,
-    ) -> Request:
-        """A request whose events have log-probabilities."""
-        sampling = read_sampling(sampling)
-        if sampling.logprobs is None:
-            sampling = replace(sampling, logprobs=0)
-        return self._single_request(prompt, sampling, add_special_tokens, number)
-
-    def _single_request(
-        self, prompt: Prompt, sampling: Sampling, add_special_tokens: bool, number: int | None
-    ) -> Request:
-        numbers = read_numbers(number, 1)
-        return self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
-
-    def _requests(
-        self,
-        prompts: Sequence[ReadPrompt],
-        samplings: Sequence[Sampling],
-        add_special_tokens: bool,
-        numbers: Sequence[int] | None = None,
-    ) -> list[Request]:
-        check_flag("add_special_tokens", add_special_tokens)
-        requests = self._builder.requests(prompts, samplings, add_special_tokens, numbers)
-        if self._memory is not None:
-            for request in requests:
-                self._memory.check(request)
-        return requests
-
-    def _subscribe(
-        self, requests: Sequence[Request], read: Callable[[Row], T | None]
-    ) -> Subscription[T]:
-        """Adds requests to the shared scheduler; those of a logits processor that uses the engine
-        within a round to one of their own, since the round waits for them."""
-        dispatcher = self._dispatcher
-        if dispatcher.scheduler.is_stepping_here:
-            dispatcher = Dispatcher(self.new_scheduler())
-        return dispatcher.subscribe(requests, read)
-
-    def _finished_rows(self, requests: Sequence[Request]) -> list[Row]:
-        """Runs requests to their ends; rows of like length are prefilled together."""
-        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
-        rows: dict[int, Row] = {}
-        with self._subscribe([requests[i] for i in order], _if_over) as subscription:
-            for index, row in subscription:
-                self._hint(row)
-                rows[order[index]] = row
-        return [rows[i] for i in range(len(requests))]
-
-    def _each_round(self, request: Request, read: Callable[[Row], T]) -> Iterator[tuple[Row, T]]:
-        """The row after each of its rounds, and what ``read`` made of it then."""
-        with self._subscribe([request], lambda row: (row, read(row))) as subscription:
-            for _, (row, item) in subscription:
-                self._hint(row)
-                yield row, item
+    def _hinted(self, rounds: Iterator[tuple[Row, T]]) -> Iterator[T]:
+        """What was made of a row's rounds; warns about what the user may have overlooked."""
+        for row, item in rounds:
+            self._hint(row)
+            yield item
 
     def _kind_of(self, request: Request) -> BatchKind:
         sampled = self.recipe.greedy_apart and not request.sampling.greedy
@@ -405,19 +346,3 @@ class Engine:
 
 def _verifier(recipe: Recipe, greedy: bool) -> Verifier:
     return recipe.greedy_verifier if greedy else recipe.verifier
-
-
-def _if_over(row: Row) -> Row | None:
-    return row if row.over else None
-
-
-def _event(row: Row) -> Event:
-    if row.error is not None:
-        raise row.error
-    return row.event()
-
-
-def _unless_failed(row: Row) -> Row:
-    if row.error is not None:
-        raise row.error
-    return row

@@ -1,4 +1,4 @@
-"""From names of models and a method to an engine."""
+"""Loads an engine from the names of its models and its method."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMBEDDED = "embedded"
 DEFAULT = "speculative"
 
 Source = str | Path | PreTrainedModel | HFModel
-"""Where a model comes from: a folder, a hub id, or memory."""
+"""The source of a model: a folder, a hub id, or a model in memory."""
 
 
 def load(
@@ -66,8 +66,8 @@ def load(
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
-        verifier: a rule of your own in place of the method's.
-        measure: work out how far a lossy rule strays, for ``result.stats``.
+        verifier: a verification rule of your own in place of the method's.
+        measure: measure how far a lossy rule diverges from the target, for ``result.stats``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
@@ -85,13 +85,14 @@ def load(
         compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled graphs, made now:
             three minutes of processor time for the embedded pair the first time; ``max``, which
             also tries ways to multiply. What does not compile runs eagerly, after a warning.
-        exact: give a token's logits the same bits whatever else is in the pass, so that greedy and
-            coupled texts are plain decoding's in any precision, token for token. On a CPU only.
+        exact: give a token's logits the same bits whatever else is in the forward pass, so that
+            greedy and coupled outputs equal plain decoding's in any precision, token for token. On
+            a CPU only.
         generation_config: obey the target's generation config: its temperature, repetition penalty
-            and the like where ``Sampling`` leaves them None, and its rules for every text, such as
-            suppressed tokens. False asks for the bare model.
-        report: is told which model is being loaded or what is being compiled, and what share of
-            it all is done, where that is known.
+            and the like where ``Sampling`` leaves them None, and its rules for every output, such
+            as suppressed tokens. False ignores it.
+        report: called with what is being loaded or compiled, and with the share that is done, or
+            None where it is not known.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -109,7 +110,7 @@ def load(
         "measure": measure,
         "generation_config": generation_config,
     }
-    Settings.checked(row, **settings)  # what is wrong should not wait for the models
+    Settings.checked(row, **settings)  # report a wrong setting before models are loaded
     kinds = {"target": quantize_target, "draft": quantize_draft}
     for role, kind in kinds.items():
         if kind is not None:
@@ -160,7 +161,7 @@ def _name(source: Source | None) -> str:
 
 
 def _found(source: Source, role: str) -> Source:
-    """Where a model is; what can be wrong with it before it is read is said here."""
+    """Where a model is; raises for a source that is wrong before the model is read."""
     if isinstance(source, str) and source == EMBEDDED:
         try:
             return assets.target_path() if role == "target" else assets.draft_path()

@@ -1,6 +1,6 @@
-"""Prompts as users have them: texts, token ids, tensors and arrays, what a tokenizer returns.
+"""Prompts as users have them: strings, token ids, tensors, arrays, and a tokenizer's output.
 
-One prompt is a text, a sequence of token ids, a 1-D tensor or array, or a tokenizer's output with
+One prompt is a string, a sequence of token ids, a 1-D tensor or array, or a tokenizer's output with
 1-D ``input_ids``. A batch is an iterable of prompts, a 2-D tensor or array, or a tokenizer's output
 with 2-D ``input_ids``; padding is removed where ``attention_mask`` says so.
 """
@@ -45,12 +45,12 @@ _CHAT = (
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt that can be one.
+    """A prompt whose type has been checked.
 
     Attributes:
-        given: the text or the token ids, as they were given; of tensors, arrays and tokenizer
-            output the token ids without padding.
-        ids: the token ids; None for a text, which the model's tokenizer has to encode.
+        given: the string or the token ids, as they were given; for tensors, arrays and tokenizer
+            output, the token ids without padding.
+        ids: the token ids; None for a string, which the model's tokenizer has to encode.
     """
 
     given: str | Sequence[int]
@@ -58,10 +58,10 @@ class ReadPrompt:
 
 
 def read_prompts(prompts: object) -> tuple[list[ReadPrompt], bool]:
-    """The prompts of a batch, or one prompt alone, and whether it was the latter.
+    """The prompts of a batch, or of one prompt alone, and whether one prompt alone was given.
 
     Raises:
-        PromptError: what is neither.
+        PromptError: the value is neither a prompt nor a batch.
     """
     prompts = as_python(prompts)
     if isinstance(prompts, str):
@@ -85,7 +85,7 @@ def read_prompt(prompt: object) -> ReadPrompt:
     """One prompt.
 
     Raises:
-        PromptError: what is none, or several.
+        PromptError: the value is no prompt, or several.
     """
     prompt = as_python(prompt)
     if is_whole(prompt):

@@ -1,13 +1,14 @@
 """Builds requests from prompts and sampling parameters, checks them, and makes their rows."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
-from outrider.core.values import as_python, is_whole, shown
+from outrider.core.values import check_flag
+from outrider.engine.admission import KVMemory
+from outrider.engine.call_arguments import read_numbers, read_sampling, read_samplings
 from outrider.engine.detokenize import Detokenizer
-from outrider.engine.prompts import ReadPrompt
+from outrider.engine.prompts import Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Request, Row, request_numbers
 from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
@@ -30,6 +31,7 @@ class RequestBuilder:
         drafts: whether anything is drafted, so that processors must be stateless.
         eos_ids: end-of-sequence tokens of the model.
         obeys_config: whether outputs obey the target's generation config.
+        memory: the bound of the KV buffers, which each request alone must respect; None sets none.
     """
 
     target: HFModel
@@ -38,6 +40,38 @@ class RequestBuilder:
     drafts: bool = True
     eos_ids: frozenset[int] = frozenset()
     obeys_config: bool = True
+    memory: KVMemory | None = None
+
+    def batch(
+        self,
+        prompts: Prompts,
+        sampling: Sampling | Iterable[Sampling] | None = None,
+        add_special_tokens: bool = True,
+        numbers: int | Iterable[int] | None = None,
+    ) -> tuple[list[Request], bool]:
+        """The requests of a call, and whether it was given one prompt alone; arguments and errors
+        as those of :meth:`Engine.generate`."""
+        read, single = read_prompts(prompts)
+        samplings = read_samplings(sampling, len(read))
+        numbers = read_numbers(numbers, len(read))
+        return self._requests(read, samplings, add_special_tokens, numbers), single
+
+    def single(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        add_special_tokens: bool = True,
+        number: int | None = None,
+        *,
+        with_logprobs: bool = False,
+    ) -> Request:
+        """The request of one prompt; ``with_logprobs`` asks for log-probabilities where the
+        sampling parameters do not."""
+        sampling = read_sampling(sampling)
+        if with_logprobs and sampling.logprobs is None:
+            sampling = replace(sampling, logprobs=0)
+        numbers = read_numbers(number, 1)
+        return self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
 
     def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
@@ -62,36 +96,6 @@ class RequestBuilder:
             )
         return ids
 
-    def requests(
-        self,
-        prompts: Sequence[ReadPrompt],
-        samplings: Sequence[Sampling],
-        add_special_tokens: bool = True,
-        numbers: Sequence[int] | None = None,
-    ) -> list[Request]:
-        """A request per prompt, with the caller's number or a derived one; raises as
-        :meth:`Engine.generate` says."""
-        samplings = [self.settled(each) for each in samplings]
-        for each in samplings:
-            self._check_sampling(each)
-        encoded = [self.encode(prompt, add_special_tokens) for prompt in prompts]
-        self._check_processors(samplings, encoded)
-        if numbers is None:
-            numbers = request_numbers(encoded)
-        return [
-            Request(
-                prompt.given,
-                ids,
-                self._with_rules(sampling, ids),
-                number,
-                self.target.decoder_prompt,
-                index,
-            )
-            for index, (prompt, ids, sampling, number) in enumerate(
-                zip(prompts, encoded, samplings, numbers, strict=True)
-            )
-        ]
-
     def row(self, request: Request) -> Row:
         """The row of a request that has not started."""
         tokenizer, first_ids = self.target.tokenizer, request.first_ids
@@ -106,6 +110,40 @@ class RequestBuilder:
         """The parameters with those that are None filled in; see :class:`Sampling`."""
         config = self.target.generation_config if self.obeys_config else None
         return with_defaults(sampling, config, self.target.name)
+
+    def _requests(
+        self,
+        prompts: Sequence[ReadPrompt],
+        samplings: Sequence[Sampling],
+        add_special_tokens: bool,
+        numbers: Sequence[int] | None,
+    ) -> list[Request]:
+        """A request per prompt, with the caller's number or a derived one."""
+        check_flag("add_special_tokens", add_special_tokens)
+        samplings = [self.settled(each) for each in samplings]
+        for each in samplings:
+            self._check_sampling(each)
+        encoded = [self.encode(prompt, add_special_tokens) for prompt in prompts]
+        self._check_processors(samplings, encoded)
+        if numbers is None:
+            numbers = request_numbers(encoded)
+        requests = [
+            Request(
+                prompt.given,
+                ids,
+                self._with_rules(sampling, ids),
+                number,
+                self.target.decoder_prompt,
+                index,
+            )
+            for index, (prompt, ids, sampling, number) in enumerate(
+                zip(prompts, encoded, samplings, numbers, strict=True)
+            )
+        ]
+        if self.memory is not None:
+            for request in requests:
+                self.memory.check(request)
+        return requests
 
     def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
         if not self.obeys_config:
@@ -170,69 +208,3 @@ class RequestBuilder:
                 f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
                 f"{self.target.num_tokens - 1}"
             )
-
-
-def read_samplings(sampling: object, num_prompts: int) -> list[Sampling]:
-    """Sampling parameters per prompt, from one for all or one for each.
-
-    Raises:
-        InvalidParameterError: what is no :class:`Sampling`, or another number of them.
-    """
-    sampling = as_python(sampling)
-    if sampling is None or isinstance(sampling, Sampling | str | Mapping):
-        return [read_sampling(sampling)] * num_prompts
-    if not isinstance(sampling, Iterable):
-        raise _no_sampling(sampling)
-    samplings = [read_sampling(each) for each in sampling]
-    if len(samplings) != num_prompts:
-        raise InvalidParameterError(
-            f"{len(samplings)} sampling parameters for {num_prompts} prompts: give one for all, or "
-            f"one for each"
-        )
-    return samplings
-
-
-def read_sampling(sampling: object) -> Sampling:
-    """One request's sampling parameters; None takes the defaults.
-
-    Raises:
-        InvalidParameterError: what is no :class:`Sampling`.
-    """
-    if sampling is None:
-        return Sampling()
-    if not isinstance(sampling, Sampling):
-        raise _no_sampling(sampling)
-    return sampling
-
-
-def read_numbers(numbers: object, num_prompts: int) -> list[int] | None:
-    """Request numbers, one per prompt, from the numbers or, for one prompt, the number alone; None
-    where they are to be derived.
-
-    Raises:
-        InvalidParameterError: what is no number from 0 to 2⁶⁴ - 1, or another number of them.
-    """
-    numbers = as_python(numbers)
-    if numbers is None:
-        return None
-    given = list(numbers) if isinstance(numbers, Iterable) else [numbers]
-    listed: list[Any] = [as_python(number) for number in given]
-    bad = [number for number in listed if not is_whole(number) or not 0 <= number < 2**64]
-    if bad:
-        raise InvalidParameterError(
-            f"request_numbers={shown(bad[0])}: must be whole numbers from 0 to 2**64 - 1"
-        )
-    if len(listed) != num_prompts:
-        raise InvalidParameterError(
-            f"{len(listed)} request numbers for {num_prompts} prompts: give one for each"
-        )
-    return listed
-
-
-def _no_sampling(value: object) -> InvalidParameterError:
-    example = "temperature=0.8, max_new_tokens=64"
-    if isinstance(value, Mapping) and value:
-        example = ", ".join(f"{name}={each!r}" for name, each in value.items())
-    return InvalidParameterError(
-        f"sampling={shown(value)}: must be outrider.Sampling; write Sampling({example})"
-    )

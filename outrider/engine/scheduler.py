@@ -149,8 +149,7 @@ class Scheduler:
             batch = self._batches.get(kind) or self._make_batch(kind)
             if batch.newcomers:
                 continue
-            most = min(free, self._most_newcomers(rows[0]))
-            num_admitted = batch.room_for(rows, most)
+            num_admitted = batch.room_for(rows, min(free, self._within_bound(rows)))
             if num_admitted:
                 self._batches[kind] = batch
                 self._begin(batch, rows[:num_admitted])
@@ -168,12 +167,16 @@ class Scheduler:
             by_kind.setdefault(self._kind_of(row.request), []).append(row)
         return by_kind
 
-    def _most_newcomers(self, longest: Row) -> int:
-        """Most rows whose passes are within the bound on prompt tokens per step."""
-        if not self._has_running_rows:
-            return self._max_batch_size
-        width = min(len(longest.request.prompt_ids) + len(longest.token_ids), PREFILL_WIDTH)
-        return max(1, PROMPT_TOKENS_PER_STEP // width)
+    def _within_bound(self, rows: list[Row]) -> int:
+        """How many of the rows, at least one, share passes within the bound on prompt tokens per
+        step, which holds while rows are running."""
+        widest = 0
+        for number, row in enumerate(rows if self._has_running_rows else [], 1):
+            length = max(len(row.request.prompt_ids), len(row.sequence_ids))
+            widest = max(widest, min(length, PREFILL_WIDTH))
+            if number * widest > PROMPT_TOKENS_PER_STEP:
+                return max(1, number - 1)
+        return len(rows)
 
     def _begin(self, batch: RunningBatch, rows: list[Row]) -> None:
         for row in rows:
@@ -200,9 +203,9 @@ class Scheduler:
                 continue
             with self._working_on(batch.rows):
                 batch.step()
-            for row in batch.rows:
-                self._report(row)
-            batch.leave()
+                for row in batch.rows:
+                    self._report(row)
+                batch.leave()
             self._batches.move_to_end(kind)
             self._drop_empty_batches()
             return
@@ -288,7 +291,7 @@ class Scheduler:
         if error is not None:
             clear_frames(error.__traceback__)  # whose variables hold the KV buffers
         culprits = [] if error is None else _culprits(error, at_work)
-        for row in at_work:
+        for row in filter(self._ids.__contains__, at_work):
             if row.over:
                 self._report(row)
             elif row in culprits:

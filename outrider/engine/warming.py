@@ -1,8 +1,8 @@
-"""What is compiled before the first request: the graphs of the models, and the rule's programs.
+"""Compilation before the first request: graphs of the models, programs of the verification rules.
 
-Nothing is compiled after it: requests never wait for the compiler, and what has no graph by then
-runs eagerly. Drafters say by ``drafts_trees`` that the target scores trees, and by ``runs_trees``
-that their own models do; those that have neither work with chains.
+Nothing is compiled afterwards: requests never wait for the compiler, and whatever has no graph by
+then runs eagerly. Drafters say by ``drafts_trees`` that the target scores trees, and by
+``runs_trees`` that their own models do; those that have neither work with chains.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,18 +22,18 @@ from outrider.engine.running_batch import models_of
 from outrider.runtime.executors.prepare import stages
 
 Report = Callable[[str, float | None], None]
-"""Is told what is being done, and what share of it all is done, or None where nobody knows."""
+"""Called with what is being done and the share that is done, or None where it is not known."""
 
 Stage = tuple[str, Callable[[], None]]
-"""What is made, and what makes it unless it is there."""
+"""The name of a graph or program, and a function that makes it if it is missing."""
 
 _NEVER_FULL = NoDraft, MultiSourceDrafter, StagedDrafter
 """Drafters whose drafts are never full chains of γ tokens, the only ones that programs verify."""
 
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
-    """Makes every graph that the engine will need and has not: three minutes of processor time for
-    the embedded pair, the first time on a machine. From then on the engine makes none."""
+    """Makes every missing graph that the engine will need: three minutes of processor time for the
+    embedded pair, the first time on a machine. The engine makes no graphs afterwards."""
     _seal(engine, False)
     todo = [*_passes(engine), *_rules(engine)]
     for done, (what, make) in enumerate(todo):

@@ -17,7 +17,6 @@ from outrider.core.chain import _cached_chain_tensors, _kept_counting
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
-from outrider.engine.prompts import read_prompts
 from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.kv_cache.footprint import Footprint
@@ -72,7 +71,7 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
     """Bytes that the largest request needs when it runs alone."""
     memory = engine._memory
     assert memory is not None
-    requests = engine._requests(read_prompts(prompts)[0], SAMPLING, True)
+    requests, _ = engine._builder.batch(prompts, SAMPLING)
     return max(memory.final(1, memory.extent(request)) for request in requests)
 
 

@@ -289,6 +289,31 @@ def test_a_long_prompt_is_prefilled_between_rounds(
     assert [outputs[i] for i in ids] == wanted
 
 
+def test_newcomers_share_passes_within_the_bound(
+    narrow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of short and long prompts."""
+    each = engine("plain")
+    read: list[int] = []
+    step = prefill.Prefill.step
+
+    def noting(self: prefill.Prefill) -> None:
+        read.append(self.next_width * self.cache.num_rows)
+        step(self)
+
+    monkeypatch.setattr(prefill.Prefill, "step", noting)
+    scheduler = each.new_scheduler()
+    scheduler.add(each.request(PROMPTS[0], greedy(60)))
+    scheduler.step()
+    for prompt in ragged_prompts([3, 40, 2, 2, 2, 2, 2, 2, 30, 4], seed=4):
+        scheduler.add(each.request(prompt, greedy(2)))
+    over = 0
+    while over < 10:
+        read.clear()
+        over += sum(progress.row.over for progress in scheduler.step())
+        assert sum(read) <= narrow
+
+
 def test_chunks_are_bit_identical_to_one_prefill(narrow: int) -> None:
     """Float32: the keys and values of a prompt read pass by pass, with rounds in between, are
     exactly those of ``start``."""
@@ -589,8 +614,8 @@ def test_closing_from_another_thread_wakes_the_reader() -> None:
         return scores
 
     held = greedy(9, processors=[processor], stateless=True)
-    driver = shared._subscribe([shared.request(PROMPTS[1], held)], lambda row: row)
-    reader = shared._subscribe([shared.request(PROMPTS[2], greedy(90))], lambda row: row)
+    driver = shared._dispatcher.subscribe([shared.request(PROMPTS[1], held)], lambda row: row)
+    reader = shared._dispatcher.subscribe([shared.request(PROMPTS[2], greedy(90))], lambda row: row)
     with ThreadPoolExecutor(2) as pool:
         driving = pool.submit(driver.next)
         assert in_step.wait(60)
