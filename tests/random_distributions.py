@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Drawn, Verifier, output_distribution
+from outrider.core import ClosedFormRule, Drawn, Verifier, output_distribution
 from outrider.testing import ToyDrafter, ToyModel, chi2_p_value, enumerate_round, sample_rounds
 
 KINDS = ("apart", "near", "equal", "disjoint", "certain", "zeros", "sharp", "tied")
@@ -116,7 +116,7 @@ def enumerated_distribution(
 
 
 def sampled_against_closed_form(
-    rule: ClosedForm,
+    rule: ClosedFormRule,
     *,
     drawn: Drawn = "iid",
     seeds: Sequence[int] = (1, 2),

@@ -13,7 +13,7 @@ from outrider.core import Budget, Context, Draft, Drawn, Stream, Verdict, row_ke
 from outrider.core.draw import draw
 from outrider.core.rng import Role
 from outrider.testing import ToyDrafter, ToyModel
-from outrider.testing.toy import ToyCache, _prefix_of_node
+from outrider.testing.toy import ToyCache, prefix_of_node
 
 
 class TreeDrafter(ToyDrafter):
@@ -58,7 +58,7 @@ class TreeDrafter(ToyDrafter):
         distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
-            prefix = _prefix_of_node(context, drafted_BK, empty.ancestors_BNN, i)
+            prefix = prefix_of_node(context, drafted_BK, empty.ancestors_BNN, i)
             distributions.append(
                 context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
             )

@@ -1,10 +1,10 @@
-"""The interfaces that everything plugs into.
+"""The interfaces of models, drafters and verifiers.
 
-A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *verifies*, and
-everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
-per-batch state has them.
+A round has four steps: the drafter *proposes*, the target *scores*, the verifier *verifies*, and
+model and drafter *commit*. Rows leave a running batch by ``keep`` and enter it by ``join``, which
+every per-batch state supports.
 
-Legend: B rows, N nodes, M scored places, V vocabulary, H hidden width.
+Legend: B rows, N nodes, M positions, V vocabulary, H hidden width.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 
 class Distribution(Protocol):
-    """How a batch's rows turn logits into the distribution that is sampled from."""
+    """Maps the logits of a batch to the distributions that its rows sample from."""
 
     @property
     def greedy(self) -> bool:
-        """Whether every row takes the argmax; then no probabilities are needed at all."""
+        """Whether every row takes the argmax, so that no probabilities are needed."""
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
+        """The logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The normalised distribution at every place, shape (B, M, V)."""
+        """The normalised distribution at every position, shape (B, M, V)."""
 
 
 class State(Protocol):
     """What a model or drafter remembers about a batch."""
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps these rows in this order; ``rows[i] >= i``. A batch ends with none left."""
+        """Keeps these rows in this order; ``rows[i] >= i``. An empty list ends the batch."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A target pass over a draft: logits_BNV, and the last hidden states if asked for."""
+    """The target's logits at every node of a draft, and its last hidden states if requested."""
 
     logits_BNV: Tensor
     hidden_BNH: Tensor | None = None
@@ -55,13 +55,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens may be drafted this round, along any one path: the depth of a tree.
+    """How many tokens may be drafted this round along any one path, i.e. the depth of the tree.
 
-    A round emits at most one token more. How many nodes a tree has is its drafter's own business.
+    A round emits at most one token more than that. The drafter decides how many nodes a tree has.
 
     Attributes:
-        max_tokens: the largest number of any row.
-        tokens_B: the number of each row; None when all rows have ``max_tokens``.
+        max_tokens: the largest budget of any row.
+        tokens_B: the budget of each row; None if all rows have ``max_tokens``.
     """
 
     max_tokens: int
@@ -69,75 +69,75 @@ class Budget:
 
 
 Needs = Literal["distribution", "argmax", "logits"]
-"""What a verifier reads: the target's distributions; anything that has their argmax; or the
-target's logits before temperature and truncation (rules for temperature 0 that look at more than
-the argmax). For the last two no distribution is computed."""
+"""What a verifier reads: the target distributions; anything with the same argmax; or the target's
+logits before temperature and truncation (for rules at temperature 0 that use more than the
+argmax). For the last two, no distribution is computed."""
 
 S = TypeVar("S", bound=State)
 
 
 class Model(Protocol[S]):
-    """A model that scores trees and can forget: the target of a round."""
+    """A model that scores trees of tokens and can roll back: the target of a round."""
 
     def start(self, context: Context) -> S:
-        """Caches every token of the context but the last."""
+        """Processes every token of the context except the last, and returns the cache."""
 
     def score(self, cache: S, draft: Draft) -> Scores:
-        """One pass over all nodes; writes them behind the committed tokens."""
+        """One forward pass over all nodes; caches them after the committed tokens."""
 
     def commit(self, cache: S, draft: Draft, verdict: Verdict) -> None:
-        """Keeps the root and the accepted path, forgets the other nodes. Mutates the cache."""
+        """Keeps the root and the accepted path, discards the other nodes. Mutates the cache."""
 
     def join(self, cache: S, other: S) -> None:
-        """Appends the rows of another cache. Mutates the first."""
+        """Appends the rows of another cache. Mutates the first cache."""
 
 
 class Drafter(Protocol[S]):
-    """A source of drafts. Holds weights; what it knows of a batch lives in its state."""
+    """A source of drafts. It holds the weights; everything about a batch lives in its state."""
 
     @property
     def drawn(self) -> Drawn:
-        """How the siblings it proposes come about."""
+        """How the siblings that it proposes are obtained."""
 
     def start(self, context: Context) -> S:
-        """State for a batch of rows."""
+        """The state for a batch of rows."""
 
     def propose(self, state: S, context: Context, budget: Budget, rng: Stream) -> Draft:
-        """A draft that continues the context's last token, at most ``budget`` tokens deep."""
+        """A draft rooted at the context's last token, at most ``budget`` tokens deep."""
 
     def commit(self, state: S, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Learns what was accepted. Mutates the state."""
+        """Updates the state with what was accepted. Mutates the state."""
 
     def join(self, state: S, other: S) -> None:
-        """Appends the rows of another state. Mutates the first."""
+        """Appends the rows of another state. Mutates the first state."""
 
 
 class Verifier(Protocol):
-    """A rule that turns a draft and the target's distributions into tokens."""
+    """A rule that turns a draft and the target distributions into emitted tokens."""
 
     @property
     def lossless(self) -> bool:
-        """Whether what it emits has exactly the target's distribution."""
+        """Whether the output has exactly the target distribution."""
 
     @property
     def accepts(self) -> AbstractSet[Drawn]:
-        """Which drafts it can verify; any other would be silently wrong."""
+        """The kinds of drafts that the rule is valid for; others would bias the output."""
 
     @property
     def needs(self) -> Needs:
-        """What it reads as ``p_BNV``."""
+        """What the rule expects as ``p_BNV``."""
 
     @property
     def bound(self) -> Bound:
-        """What it preserves; ``bound.lossless == lossless``."""
+        """What the rule preserves; ``bound.lossless == lossless``."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Verifies a draft; row i of p is the target's distribution at node i."""
+        """Verifies a draft; row i of p is the target distribution at node i."""
 
 
 @runtime_checkable
-class ReadsLogits(Protocol):
-    """A verifier that may want the target's raw logits besides the distributions it is given."""
+class UsesRawLogits(Protocol):
+    """A verifier that may need the target's raw logits in addition to the distributions."""
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
-        """The rule for a round in which the target has these logits at the draft's nodes."""
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
+        """The rule for a round in which the target has these raw logits at the draft's nodes."""

@@ -207,7 +207,7 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def settled(self, defaults: Mapping[str, float] | None = None) -> "Sampling":
+    def with_defaults(self, defaults: Mapping[str, float] | None = None) -> "Sampling":
         """The same with no parameter left None that has a default.
 
         Args:

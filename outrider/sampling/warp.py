@@ -15,10 +15,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from outrider.core import Prefix, best
+from outrider.core import Prefix, argmax
 from outrider.core.errors import InvalidParameterError
-from outrider.sampling.open_places import open_places
 from outrider.sampling.params import Sampling
+from outrider.sampling.reachable import reachable_positions
 from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
 
 
@@ -42,7 +42,7 @@ class Warp:
     def __init__(
         self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.samplings = samplings = tuple(sampling.settled() for sampling in samplings)
+        self.samplings = samplings = tuple(sampling.with_defaults() for sampling in samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -159,7 +159,7 @@ class Warp:
         no place that plain decoding could not come to. There the logits stay as they are: no token
         of a sequence is ever drawn from them."""
         z_BMV = z_BMV.clone()
-        places = open_places(self.samplings, prefix, z_BMV)
+        places = reachable_positions(self.samplings, prefix, z_BMV)
         for b, m in places:
             input_ids = prefix.row(b, m)
             for processor in self.samplings[b].processors:
@@ -230,4 +230,4 @@ def _without_dead_ends(z_BMV: Tensor, prefix: Prefix) -> Tensor:
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:
-    return torch.zeros_like(z_BMV).scatter_(-1, best(z_BMV)[..., None], 1.0)
+    return torch.zeros_like(z_BMV).scatter_(-1, argmax(z_BMV)[..., None], 1.0)

@@ -204,7 +204,7 @@ class ToyDrafter:
         distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
-            prefix = _prefix_of_node(context, drafted_BK, ancestors_BNN, i)
+            prefix = prefix_of_node(context, drafted_BK, ancestors_BNN, i)
             distributions.append(
                 context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
             )
@@ -257,7 +257,7 @@ def _better_of_two(weights_BV: Tensor) -> Tensor:
     return better_BV.where((q_BV > 0).sum(1, keepdim=True) > 1, q_BV)
 
 
-def _prefix_of_node(
+def prefix_of_node(
     context: Context, drafted_BK: Tensor, ancestors_BNN: Tensor, node: int
 ) -> Prefix:
     """What precedes one node of a tree that is still growing."""

@@ -81,12 +81,12 @@ class Bild:
         require_chain(self, draft)
         if self.mode == "mjsd":
             return walk(self, draft, p_BNV, rng)
-        best_BN = p_BNV.argmax(-1)
+        argmax_BN = p_BNV.argmax(-1)
         x_BD1 = draft.tokens_BN[:, 1:, None]
         z_BDV = p_BNV[:, :-1]
         surprise_BD = z_BDV.logsumexp(-1) - z_BDV.gather(2, x_BD1)[..., 0]
-        fits_BD = (surprise_BD <= self.rollback) | candidates_equal(draft, best_BN)
-        return match(draft, fits_BD, best_BN)
+        fits_BD = (surprise_BD <= self.rollback) | candidates_equal(draft, argmax_BN)
+        return match(draft, fits_BD, argmax_BN)
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """``-log p(x) <= α_RB``, whatever u."""

@@ -176,14 +176,14 @@ class CascadeGreedy:
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """``p`` holds the target's logits."""
         require_chain(self, draft)
-        best_BN = p_BNV.argmax(-1)
-        fits_BD = candidates_equal(draft, best_BN)
+        argmax_BN = p_BNV.argmax(-1)
+        fits_BD = candidates_equal(draft, argmax_BN)
         if draft.num_nodes > 1:
             assert draft.logits_BNV is not None, "the drafter hands over no logits"
             p_BDV, q_BDV = (z_BNV[:, :-1].softmax(-1) for z_BNV in (p_BNV, draft.logits_BNV))
             kept_BDV = Cascade(self.deferral, self.alpha).kept(p_BDV, q_BDV)
             fits_BD = fits_BD | _at(kept_BDV, draft.tokens_BN[:, 1:])
-        return match(draft, fits_BD, best_BN)
+        return match(draft, fits_BD, argmax_BN)
 
 
 def _deferred(kept_V: Tensor, q_V: Tensor) -> Tensor:

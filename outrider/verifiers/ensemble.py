@@ -120,19 +120,19 @@ class EnsembleGreedy:
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """``p`` holds the target's logits."""
         require_chain(self, draft)
-        best_BN = p_BNV.argmax(-1)
+        argmax_BN = p_BNV.argmax(-1)
         if draft.num_nodes > 1:
-            best_BN = self._mixed(draft, p_BNV, best_BN)
-        return match(draft, candidates_equal(draft, best_BN), best_BN)
+            argmax_BN = self._mixed(draft, p_BNV, argmax_BN)
+        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)
 
-    def _mixed(self, draft: Draft, p_BNV: Tensor, best_BN: Tensor) -> Tensor:
+    def _mixed(self, draft: Draft, p_BNV: Tensor, argmax_BN: Tensor) -> Tensor:
         """The mixture's argmax where there is a candidate, the target's elsewhere."""
         assert draft.logits_BNV is not None, "the drafter hands over no logits"
         p_BDV = p_BNV[:, :-1].softmax(-1)
         q_BDV = draft.logits_BNV[:, :-1].softmax(-1)
         mixed_BD = _mixture(self.weight, p_BDV, q_BDV).argmax(-1)
-        mixed_BD = torch.where(draft.mask_BN[:, 1:], mixed_BD, best_BN[:, :-1])
-        return torch.cat([mixed_BD, best_BN[:, -1:]], 1)
+        mixed_BD = torch.where(draft.mask_BN[:, 1:], mixed_BD, argmax_BN[:, :-1])
+        return torch.cat([mixed_BD, argmax_BN[:, -1:]], 1)
 
 
 def _mixture(weight: float, p: Tensor, q: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from outrider.core import (
     Needs,
     Stream,
     Verdict,
-    best,
+    argmax,
     candidates_equal,
     match,
 )
@@ -40,5 +40,5 @@ class Greedy:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        best_BN = best(p_BNV)
-        return match(draft, candidates_equal(draft, best_BN), best_BN)
+        argmax_BN = argmax(p_BNV)
+        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)

@@ -100,7 +100,7 @@ class Joint:
         words = f"P > {self.tau:g} {other} for the accepted tokens as a whole{before}, "
         return Bound(words + "nothing per token", threshold=self.tau)
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits."""
         if self.distributions == "warped":
             return self
@@ -129,7 +129,7 @@ class Joint:
         """log P and log Q of each prefix, (B, N)."""
         if self.distributions == "raw":
             raise IncompatibleError(
-                "distributions='raw': the target's logits are missing; see reading()"
+                "distributions='raw': the target's logits are missing; see with_raw_logits()"
             )
         return path_logs(draft, p_BNV)
 

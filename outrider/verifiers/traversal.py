@@ -120,9 +120,9 @@ def turns(draft: Draft) -> Sequence[Tensor]:
 
     Nodes of one turn have different parents, and all that they depend on has an earlier turn.
     """
-    visit_order_R = (draft.visit_order_BN * draft.mask_BN).flatten()
-    num_turns: list[int] = torch.bincount(visit_order_R).tolist()
-    return torch.split(visit_order_R.argsort(stable=True), num_turns)[1:]
+    walk_step_R = (draft.walk_step_BN * draft.mask_BN).flatten()
+    num_turns: list[int] = torch.bincount(walk_step_R).tolist()
+    return torch.split(walk_step_R.argsort(stable=True), num_turns)[1:]
 
 
 def first_of_traversal(draft: Draft, good_BN: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider.core import Draft, Verdict, chain_tensors, counting
+from outrider.core import Draft, Verdict, cached_arange, chain_tensors
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_what_a_chain_emits_is_its_path_and_the_next_token():
 
 def test_shared_tensors_are_ordinary_and_cannot_be_written():
     with torch.inference_mode():
-        shared = chain_tensors(2, 7, CPU), counting(11, CPU, 3)
+        shared = chain_tensors(2, 7, CPU), cached_arange(11, CPU, 3)
     assert not shared[0].mask_BN.is_inference()
     assert not shared[1].is_inference()
     assert shared[1].tolist() == list(range(0, 33, 3))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import best, draw
+from outrider.core import argmax, draw
 from outrider.core.draw import _within
 from outrider.testing import chi2_p_value
 
@@ -105,6 +105,6 @@ def test_the_best_token_is_the_first_argmax(dtype):
     x_BMV[0, 1] = -torch.inf
     x_BMV[1, 0, 30] = torch.inf
     x_BMV[2, 3, 20] = torch.nan
-    assert torch.equal(best(x_BMV), x_BMV.argmax(-1))
-    assert best(x_BMV)[0, 0] == 7
-    assert torch.equal(best(x_BMV[:, 1::2, 3:]), x_BMV[:, 1::2, 3:].argmax(-1))
+    assert torch.equal(argmax(x_BMV), x_BMV.argmax(-1))
+    assert argmax(x_BMV)[0, 0] == 7
+    assert torch.equal(argmax(x_BMV[:, 1::2, 3:]), x_BMV[:, 1::2, 3:].argmax(-1))

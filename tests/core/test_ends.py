@@ -41,7 +41,7 @@ def test_rows_come_and_go() -> None:
     kept = ENDS.keep([2, 0])
     assert kept.token_ids == (frozenset({9}), frozenset({7, 8}))
     assert kept.lengths == (5, 4)
-    assert kept.join(ENDS.keep([1])).ids_BE.tolist() == [[9, -1], [7, 8], [-1, -1]]
+    assert kept.join(ENDS.keep([1])).ids_BZ.tolist() == [[9, -1], [7, 8], [-1, -1]]
 
 
 def test_places_where_a_token_may_stand() -> None:

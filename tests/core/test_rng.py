@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import AHEAD, Context, Role, Stream, row_keys
+from outrider.core import NUM_PER_ROLE, Context, Role, Stream, row_keys
 from outrider.core.rng import UpcomingUniforms, as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
@@ -143,9 +143,9 @@ def test_numbers_made_together_are_those_of_their_own_keys(role, num, first):
     """Ahead or not, by numpy or by torch: the bits of their counter, to the last one."""
     rows = stream([7, -8, 2**63], [1, 2, 3], [10, 0, 2**40])
     key_B1 = fold(rows.key_B, rows.position_B)[:, None]
-    counter_R = torch.arange(first, first + num) + (int(role) << 40)
-    assert torch.equal(rows.uniform(role, num, first), as_uniform(fold(key_B1, counter_R)))
-    assert torch.equal(rows.bits(role, torch.arange(first, first + num)), fold(key_B1, counter_R))
+    counter_J = torch.arange(first, first + num) + (int(role) << 40)
+    assert torch.equal(rows.uniform(role, num, first), as_uniform(fold(key_B1, counter_J)))
+    assert torch.equal(rows.bits(role, torch.arange(first, first + num)), fold(key_B1, counter_J))
 
 
 def test_a_child_is_keyed_by_its_number():
@@ -161,11 +161,11 @@ def test_numbers_made_ahead_are_those_of_their_positions():
     assert coming.num_positions > 4
     for step in (0, 1, coming.num_positions - 1):
         lengths = [7 + step, 30, 2 + step]
-        assert coming.reaches(lengths)
-        wanted = Stream(key_B, torch.tensor(lengths)).together_BR
+        assert coming.covers(lengths)
+        wanted = Stream(key_B, torch.tensor(lengths)).uniforms_BJ
         assert torch.equal(coming.at(lengths), wanted)
-    assert not coming.reaches([7, 30, 2 + coming.num_positions])
-    assert not coming.reaches([6, 30, 2])
+    assert not coming.covers([7, 30, 2 + coming.num_positions])
+    assert not coming.covers([6, 30, 2])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
@@ -202,10 +202,12 @@ def test_a_context_draws_what_its_rows_draw_alone(rows):
 
 
 def test_given_numbers_are_taken_first():
-    given_BR = torch.rand(2, 3 * AHEAD, dtype=torch.float64)
+    given_BJ = torch.rand(2, 3 * NUM_PER_ROLE, dtype=torch.float64)
     there = stream([1, 2], [3, 4], [5, 6])
-    given = Stream(there.key_B, there.position_B, made=lambda: given_BR)
-    assert torch.equal(given.uniform(Role.DRAFT, 4), given_BR[:, :4])
-    assert torch.equal(given.uniform(Role.NEXT, 2, 1), given_BR[:, 2 * AHEAD + 1 : 2 * AHEAD + 3])
-    for role, num in ((Role.NOISE, 4), (Role.DRAFT, AHEAD + 1)):
+    given = Stream(there.key_B, there.position_B, precomputed=lambda: given_BJ)
+    assert torch.equal(given.uniform(Role.DRAFT, 4), given_BJ[:, :4])
+    assert torch.equal(
+        given.uniform(Role.NEXT, 2, 1), given_BJ[:, 2 * NUM_PER_ROLE + 1 : 2 * NUM_PER_ROLE + 3]
+    )
+    for role, num in ((Role.NOISE, 4), (Role.DRAFT, NUM_PER_ROLE + 1)):
         assert torch.equal(given.uniform(role, num), there.uniform(role, num))

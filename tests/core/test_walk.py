@@ -117,15 +117,15 @@ def test_trees_are_walked_as_node_by_node(seed, B, N, V, drawn, zeros):
     rule = Distinct() if drawn == "distinct" else Rejection()
     plain = walk_node_by_node(rule, draft, p_BNV, rng)
     assert decisions(walk_tree(rule, draft, p_BNV, rng), draft) == plain
-    known = replace(draft, longest_walk=int(draft.visit_order_BN.max()))
+    known = replace(draft, max_walk_length=int(draft.walk_step_BN.max()))
     assert decisions(walk_tree(rule, known, p_BNV, rng), known) == plain
 
 
-def test_the_turn_of_a_node_counts_all_that_stands_before_it():
+def test_walk_step_counts_the_nodes_visited_before():
     parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 3, 2, 0]])
     ones_BN = torch.ones_like(parents_BN)
     draft = Draft(ones_BN, parents_BN, ones_BN.bool(), None, "chosen")
-    assert draft.visit_order_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
+    assert draft.walk_step_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from interpreted_graphs import interpreted, without_compiler
+from operator_tape import record_on_tape
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, tiny_module, token_ids
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -31,7 +32,6 @@ from outrider.runtime.executors.cuda_graphs import (
     rounded_span,
 )
 from outrider.runtime.executors.traced import TreePass
-from outrider.testing import record_on_tape
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
 

@@ -130,7 +130,7 @@ def test_processors_see_the_drafted_path_and_only_their_row():
 
 def slow_penalties(z_V, tokens, num_prompt, sampling):
     """The definition, token by token."""
-    z, output, sampling = z_V.tolist(), tokens[num_prompt:], sampling.settled()
+    z, output, sampling = z_V.tolist(), tokens[num_prompt:], sampling.with_defaults()
     for v in set(tokens):
         z[v] = (
             z[v] / sampling.repetition_penalty if z[v] > 0 else z[v] * (sampling.repetition_penalty)

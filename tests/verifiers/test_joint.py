@@ -195,7 +195,7 @@ def test_raw_distributions_verify_and_warped_distributions_write(tau: float) -> 
 class RawThroughout(Joint):
     """Wrong: the next token comes from the raw distribution, too."""
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         return RawNext(self.tau, logits_BNV=logits_BNV)
 
 
@@ -205,7 +205,7 @@ class RawNext(Joint):
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         assert self.logits_BNV is not None
-        raw = Joint(self.tau, distributions="raw").reading(self.logits_BNV)
+        raw = Joint(self.tau, distributions="raw").with_raw_logits(self.logits_BNV)
         return raw(draft, self.logits_BNV.softmax(-1), rng)
 
 
@@ -227,7 +227,7 @@ def test_what_the_options_need_must_be_there() -> None:
     for rule, message in (
         (Joint(distributions="raw"), "the target's logits are missing"),
         (
-            Joint(distributions="raw").reading(p_BNV.log()),
+            Joint(distributions="raw").with_raw_logits(p_BNV.log()),
             "distributions='raw': .* no logits; take one that does",
         ),
         (Joint(quantity="step"), "quantity='step': .* no search steps"),
@@ -235,7 +235,10 @@ def test_what_the_options_need_must_be_there() -> None:
         with pytest.raises(IncompatibleError, match=message):
             rule(draft, p_BNV, stream(1))
     empty = Draft.root_only(torch.tensor([1]))
-    for rule in (Joint(quantity="step"), Joint(distributions="raw").reading(p_BNV[:, :1].log())):
+    for rule in (
+        Joint(quantity="step"),
+        Joint(distributions="raw").with_raw_logits(p_BNV[:, :1].log()),
+    ):
         assert int(rule(empty, p_BNV[:, :1], stream(1)).num_accepted_B) == 0
 
 

@@ -28,8 +28,8 @@ from outrider.core import (
     Scores,
     Stream,
     Verdict,
-    best,
-    counting,
+    argmax,
+    cached_arange,
 )
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
@@ -143,7 +143,7 @@ class ModelBacked:
         if context.is_even and min(cache.lengths) == max(cache.lengths):
             tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
         else:
-            place_BK = cache.length_B[:, None] + counting(K, context.device)
+            place_BK = cache.length_B[:, None] + cached_arange(K, context.device)
             place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
             tokens_BK = context.tokens_BT.gather(1, place_BK)
         if self.model.num_tokens < self.num_tokens:  # the target's padding may be emitted
@@ -231,7 +231,7 @@ class ModelDrafter(ModelBacked):
         """Which nodes of a chain each row may draft, (B, N); None if all may draft all."""
         if budget.tokens_B is None:
             return None
-        return counting(num_nodes, context.device) <= budget.tokens_B[:, None]
+        return cached_arange(num_nodes, context.device) <= budget.tokens_B[:, None]
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution of the next token, (B, V); its logits if all rows are greedy."""
@@ -265,7 +265,7 @@ class _Going:
 
 
 def _argmax(row_BV: Tensor, i: int) -> Tensor:
-    return best(row_BV)
+    return argmax(row_BV)
 
 
 def _with_last(rows: list[Tensor]) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any, Protocol, get_args
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Divergence, output_distribution
+from outrider.core import ClosedFormRule, Divergence, output_distribution
 from outrider.core.divergences import Divergences, divergences
 
 TOLERANCE = 1e-9
@@ -81,7 +81,7 @@ class Places:
         return found
 
 
-def verification(rule: ClosedForm, p_KV: Tensor, q_KV: Tensor) -> Places:
+def verification(rule: ClosedFormRule, p_KV: Tensor, q_KV: Tensor) -> Places:
     """A rule at the places with these distributions, whose rows sum to one."""
     known = _Known(rule, rule.acceptance(p_KV, q_KV))
     pi_KV = output_distribution(known, p_KV, q_KV)
@@ -93,7 +93,7 @@ def verification(rule: ClosedForm, p_KV: Tensor, q_KV: Tensor) -> Places:
 class _Known:
     """A rule whose acceptance at these places has been worked out, which can take a sort."""
 
-    rule: ClosedForm
+    rule: ClosedFormRule
     r_KV: Tensor
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:

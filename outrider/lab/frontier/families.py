@@ -1,13 +1,13 @@
 """What is drawn: the rules of one place, each over its parameter, and the settings that generate.
 
-A rule that has ``acceptance`` (``core.ClosedForm``) is one more line here.
+A rule that has ``acceptance`` (``core.ClosedFormRule``) is one more line here.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core import ClosedForm
+from outrider.core import ClosedFormRule
 from outrider.verifiers import (
     Bild,
     Cascade,
@@ -33,12 +33,12 @@ class Family:
     """
 
     name: str
-    rule: Callable[..., ClosedForm]
+    rule: Callable[..., ClosedFormRule]
     parameter: str = ""
     grid: tuple[float, ...] = (0.0,)
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def rules(self) -> Iterator[tuple[float, ClosedForm]]:
+    def rules(self) -> Iterator[tuple[float, ClosedFormRule]]:
         for value in self.grid:
             varied = {self.parameter: value} if self.parameter else {}
             yield value, self.rule(**varied, **self.fixed)

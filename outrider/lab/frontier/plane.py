@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Divergence
+from outrider.core import ClosedFormRule, Divergence
 from outrider.lab.analysis.frontier import Envelope, Places, verification
 from outrider.lab.frontier.envelope import Mentor, chunks
 from outrider.lab.frontier.families import FAMILIES, Family
@@ -73,10 +73,10 @@ def survey(
     return Plane(families, joined, envelope)
 
 
-def _lent(rule: ClosedForm, best: Mentor) -> ClosedForm:
+def _lent(rule: ClosedFormRule, best: Mentor) -> ClosedFormRule:
     return best.lend(rule) if isinstance(rule, Mentored) else rule
 
 
-def _optimal_for(rule: ClosedForm) -> Divergence | None:
+def _optimal_for(rule: ClosedFormRule) -> Divergence | None:
     exact = isinstance(rule, Mentored) and rule.bracket == "exact"
     return rule.divergence if exact and isinstance(rule, Mentored) else None

@@ -169,10 +169,10 @@ class HFModel:
         cache.lengths = [length - 1 for length in cache.context.lengths]
         if draft.is_chain:
             return Scores(self.extend(cache, draft.tokens_BN))
-        columns = draft.columns
-        tokens_BM = draft.tokens_BN.gather(1, columns.node_BM)
-        nodes = Nodes(columns.ancestors_BMM, columns.depth_BM)
-        return Scores(columns.spread(self.extend(cache, tokens_BM, nodes)))
+        query_tokens = draft.query_tokens
+        tokens_BQ = draft.tokens_BN.gather(1, query_tokens.node_BQ)
+        nodes = Nodes(query_tokens.ancestors_BQQ, query_tokens.depth_BQ)
+        return Scores(query_tokens.to_nodes(self.extend(cache, tokens_BQ, nodes)))
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Verdict) -> None:
         """Keeps the root and the accepted path."""

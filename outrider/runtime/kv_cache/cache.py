@@ -152,10 +152,10 @@ class KVCache(Cache):
     def commit_path(self, draft: Draft, verdict: Verdict) -> None:
         """Keeps root and accepted path; a path that is no chain is gathered into place."""
         if not draft.is_chain:
-            column_BD = draft.columns.column_BN.gather(1, verdict.path_BD)
-            if column_BD.device.type == "cpu":  # elsewhere a look back costs more
-                column_BD = column_BD[:, : int(verdict.num_accepted_B.max())]
-            self.pack(column_BD, 1)
+            index_BD = draft.query_tokens.index_BN.gather(1, verdict.path_BD)
+            if index_BD.device.type == "cpu":  # elsewhere a synchronisation costs more
+                index_BD = index_BD[:, : int(verdict.num_accepted_B.max())]
+            self.pack(index_BD, 1)
         self.length_B = self.length_B + verdict.num_emitted_B
 
     def pack(self, nodes_BD: Tensor, first: int = 0) -> None:

@@ -16,7 +16,7 @@ from outrider.sampling.params import Sampling
 from outrider.sampling.warp import Warp
 
 
-def what_forbids(
+def dead_end_cause(
     sampling: Sampling, logits_V: Tensor, ids: Sequence[int], prompt_length: int
 ) -> str:
     """Names the first parameter after which no token is left, and what it did.

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from operator_tape import record_on_tape
 from torch import Tensor
-
-from outrider.testing import record_on_tape
 
 
 def test_replays_on_the_same_tensors() -> None:

@@ -21,7 +21,7 @@ from outrider.core import Prefix
 from outrider.sampling.params import Sampling
 
 
-def open_places(
+def reachable_positions(
     samplings: Sequence[Sampling], prefix: Prefix, z_BMV: Tensor
 ) -> Iterator[tuple[int, int]]:
     """The row and number of each place to ask processors about, parents before children.
