@@ -5,7 +5,7 @@ Depends on torch only.
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
-from outrider.core.context import Context, Prefix
+from outrider.core.context import Context, Distribution, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.draw import argmax, draw
 from outrider.core.ends import Ends
@@ -14,7 +14,6 @@ from outrider.core.health import Health
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
-    Distribution,
     Drafter,
     Model,
     Needs,

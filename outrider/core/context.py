@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +17,23 @@ from outrider.core.chain import cached_arange
 from outrider.core.draft import Draft
 from outrider.core.ends import Ends
 from outrider.core.health import Health
-from outrider.core.protocols import Distribution
 from outrider.core.rng import Stream, UpcomingUniforms, row_keys
 
 _SLACK = 128
+
+
+class Distribution(Protocol):
+    """Maps the logits of a batch to the distributions that its rows sample from."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the argmax, so that no probabilities are needed."""
+
+    def logits(self, logits_BMV: Tensor, prefix: "Prefix") -> Tensor:
+        """The logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
+
+    def __call__(self, logits_BMV: Tensor, prefix: "Prefix") -> Tensor:
+        """The normalised distribution at every position, shape (B, M, V)."""
 
 
 @dataclass

@@ -4,38 +4,20 @@ A round has four steps: the drafter *proposes*, the target *scores*, the verifie
 model and drafter *commit*. Rows leave a running batch by ``keep`` and enter it by ``join``, which
 every per-batch state supports.
 
-Legend: B rows, N nodes, M positions, V vocabulary, H hidden width.
+Legend: B rows, N nodes, V vocabulary, H hidden width.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.bound import Bound
+from outrider.core.context import Context
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.rng import Stream
-
-if TYPE_CHECKING:
-    from outrider.core.context import Context, Prefix
-
-
-class Distribution(Protocol):
-    """Maps the logits of a batch to the distributions that its rows sample from."""
-
-    @property
-    def greedy(self) -> bool:
-        """Whether every row takes the argmax, so that no probabilities are needed."""
-
-    def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
-
-    def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The normalised distribution at every position, shape (B, M, V)."""
 
 
 class State(Protocol):
