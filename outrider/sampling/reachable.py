@@ -1,16 +1,16 @@
-"""Where logits processors are asked: at places that plain decoding could come to.
+"""Which positions logits processors are called for: those that plain decoding could reach.
 
-Processors are written for plain decoding, and may rely on what it shows them: prefixes without an
-end token, no longer than the sequence may get, in which every token is one that the processors
-themselves allowed. ``transformers``' ``PrefixConstrainedLogitsProcessor`` raises where nothing may
-follow; a grammar has no state for a prefix that it forbids. Drafts hold such prefixes: they run
-past the end, and copied tokens ask nobody. (Where a stop string ends a sequence shows in the
-decoded text only: prefixes behind one are asked about.)
+Processors are written for plain decoding and may rely on its prefixes: without an end token, within
+the maximum length, and made only of tokens that the processors themselves allowed. The
+``PrefixConstrainedLogitsProcessor`` of ``transformers`` raises an error where nothing may follow; a
+grammar has no state for a prefix that it forbids. Drafts contain such prefixes, because they may
+run past the end, and because copied tokens were never shown to a processor. (A stop string can only
+be found in the decoded text, so processors are called for prefixes that run past one.)
 
-A context without ``ends`` belongs to no running sequence; then all places that exist are asked
-about.
+A context without ``ends`` does not belong to a running sequence; then processors are called for all
+positions that exist.
 
-Legend: B rows, M places, V vocabulary.
+Legend: B rows, M positions, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,10 @@ from outrider.sampling.params import Sampling
 def reachable_positions(
     samplings: Sequence[Sampling], prefix: Prefix, z_BMV: Tensor
 ) -> Iterator[tuple[int, int]]:
-    """The row and number of each place to ask processors about, parents before children.
+    """The row and index of each position to call the processors for, parents before children.
 
-    The caller writes what they answer into ``z_BMV`` before it takes the next place: a place behind
-    a token that they have forbidden is left out, and so is everything behind it.
+    Before it advances the iterator, the caller writes the processed logits of the position into
+    ``z_BMV``: a node whose token they forbid is skipped, together with its descendants.
     """
     open_BM = prefix.is_open_BM.tolist()
     for b, sampling in enumerate(samplings):
@@ -40,7 +40,8 @@ def reachable_positions(
 
 
 class _Allowed:
-    """Which nodes of a row's draft hold tokens that the processors allow; all without a draft."""
+    """Which nodes of a row's draft hold tokens that the processors allow. Without a draft, all
+    positions are allowed."""
 
     def __init__(self, sampling: Sampling, prefix: Prefix, b: int, z_MV: Tensor) -> None:
         self._forced = sampling.forced
@@ -51,14 +52,14 @@ class _Allowed:
             return
         self._tokens: list[int] = self._draft.tokens_BN[b].tolist()
         self._parents: list[int] = self._draft.parents_BN[b].tolist()
-        self._places = _output_places(prefix, b) if sampling.forced else [0] * len(self._tokens)
+        self._positions = _output_positions(prefix, b) if sampling.forced else [0] * len(self._tokens)
 
     def allows(self, m: int) -> bool:
-        """Whether the row may come to node m; to be asked of parents first."""
+        """Whether plain decoding could reach node m. Call it for parents before children."""
         if self._draft is None or m == 0:
             return True
         parent, token = self._parents[m], self._tokens[m]
-        if parent not in self._allowed or self._forced.get(self._places[m], token) != token:
+        if parent not in self._allowed or self._forced.get(self._positions[m], token) != token:
             return False
         if not bool(self._z_MV[parent, token] > -float("inf")):
             return False
@@ -66,8 +67,8 @@ class _Allowed:
         return True
 
 
-def _output_places(prefix: Prefix, b: int) -> list[int]:
-    """Where in the output each node's token stands."""
+def _output_positions(prefix: Prefix, b: int) -> list[int]:
+    """The position in the output of each node's token."""
     context = prefix.context
-    begun = context.lengths[b] - int(context.prompt_length_B[b])
-    return [begun + len(path) - 1 for path in prefix.paths[b]]
+    num_output = context.lengths[b] - int(context.prompt_length_B[b])
+    return [num_output + len(path) - 1 for path in prefix.paths[b]]

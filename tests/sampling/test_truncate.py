@@ -47,11 +47,11 @@ def test_the_partial_ranking_keeps_what_a_full_sort_keeps(weights, top_p, strict
     """Small whole weights make many ties."""
     p_V = torch.tensor(weights, dtype=torch.float64)
     p_V = p_V / p_V.sum()
-    before, truncate._FIRST_CANDIDATES = truncate._FIRST_CANDIDATES, first
+    before, truncate._FIRST_RANKED = truncate._FIRST_RANKED, first
     try:
         kept_V = keep_top_p(p_V[None, None], [top_p], [strict])[0, 0]
     finally:
-        truncate._FIRST_CANDIDATES = before
+        truncate._FIRST_RANKED = before
     assert kept_V.tolist() == full_sort_top_p(p_V, top_p, strict).tolist()
 
 
