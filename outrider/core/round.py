@@ -142,6 +142,6 @@ def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:
     """Raises IncompatibleError if the verifier's rule is not valid for the drafter's drafts."""
     if drafter.drawn not in verifier.accepts:
         raise IncompatibleError(
-            f"{type(verifier).__name__} cannot verify the {drafter.drawn!r} drafts of "
+            f"{type(verifier).__name__} cannot verify {drafter.drawn!r} drafts of "
             f"{type(drafter).__name__}; it accepts {sorted(verifier.accepts)}"
         )

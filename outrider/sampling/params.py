@@ -54,7 +54,7 @@ _SCALARS = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one request, applied identically to draft and target at every position.
+    """Sampling parameters of one request, applied identically to draft and target.
 
     Numbers may be numpy scalars. None for a collection means an empty one.
 

@@ -52,7 +52,9 @@ class _Allowed:
             return
         self._tokens: list[int] = self._draft.tokens_BN[b].tolist()
         self._parents: list[int] = self._draft.parents_BN[b].tolist()
-        self._positions = _output_positions(prefix, b) if sampling.forced else [0] * len(self._tokens)
+        self._positions = (
+            _output_positions(prefix, b) if sampling.forced else [0] * len(self._tokens)
+        )
 
     def allows(self, m: int) -> bool:
         """Whether plain decoding could reach node m. Call it for parents before children."""

@@ -40,11 +40,11 @@ def keep_top_p(p_BMV: Tensor, top_p: Sequence[float], strict: Sequence[bool]) ->
     """Keeps the nucleus: the smallest set of most probable tokens with mass ``top_p`` (Holtzman et
     al., ICLR 2020).
 
-    A token is dropped if the mass ranked before it is at least ``top_p`` (``transformers``) or, with
-    ``strict``, if that mass exceeds ``top_p`` (the paper). Equal probabilities are ranked by token
-    id. On a CPU only as many tokens are ranked as the mass requires; elsewhere finding that number
-    would take a synchronisation, so all tokens are ranked. A row with ``top_p = 1`` keeps all
-    tokens, whatever rounding makes of the cumulative sum.
+    A token is dropped if the mass ranked before it is at least ``top_p`` (``transformers``), or
+    with ``strict`` if that mass exceeds ``top_p`` (the paper). Equal probabilities are ranked by
+    token id. On a CPU only as many tokens are ranked as the mass requires; elsewhere finding that
+    number would take a synchronisation, so all tokens are ranked. A row with ``top_p = 1`` keeps
+    all tokens, whatever rounding makes of the cumulative sum.
     """
     V = p_BMV.shape[-1]
     limit_B11 = column(tuple(top_p), p_BMV.dtype, p_BMV.device)[:, None, None]

@@ -24,8 +24,9 @@ from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_
 
 
 class Warp:
-    """Maps a batch's logits to distributions (a ``core.Distribution``). Immutable; rebuilt when rows
-    join or leave.
+    """Maps a batch's logits to distributions (a ``core.Distribution``).
+
+    Immutable: the engine builds a new one when rows join or leave.
 
     Args:
         samplings: the sampling parameters of each row.
@@ -139,7 +140,7 @@ class Warp:
         return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Applies penalties: repetition counts prompt and output, presence and frequency the output."""
+        """Repetition counts prompt and output; presence and frequency count the output only."""
         prompt_BV, output_BV = _counts(prefix, self._num_tokens)
         drafted_BMV = torch.zeros_like(z_BMV)
         index_BMK = prefix.tokens_BK[:, None].expand(prefix.on_path_BMK.shape)

@@ -188,7 +188,7 @@ def test_a_rule_of_ones_own_without_the_logits_it_reads() -> None:
 
     engine = engine_of(TARGET, DRAFT, "mjsd", 3, verifier=Joint(distributions="raw"))
     with pytest.raises(
-        IncompatibleError, match="distributions='raw': the drafter hands over no logits"
+        IncompatibleError, match="distributions='raw': the drafter provides no logits"
     ):
         engine.generate(PROMPTS, SAMPLING)
 

@@ -114,7 +114,7 @@ def test_a_tree_is_refused() -> None:
     probs_BNV = torch.full((1, 3, 2), 0.5)
     draft = Draft(tokens_BN, parents_BN, torch.ones(1, 3, dtype=torch.bool), probs_BNV, "iid")
     rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         Block()(draft, probs_BNV, rng)
 
 

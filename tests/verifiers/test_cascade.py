@@ -85,7 +85,7 @@ def test_deferrals_are_named(rule_of):
 
 @CLASSES
 def test_a_tree_is_refused(rule_of):
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), rule_of(), 2)
 
 

@@ -82,7 +82,7 @@ def test_a_tree_is_refused() -> None:
         tokens_BN, torch.tensor([[-1, 0, 0]]), torch.ones(1, 3).bool(), probs_BNV, "searched"
     )
     rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         Commit()(draft, probs_BNV, rng)
 
 

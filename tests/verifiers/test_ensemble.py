@@ -42,7 +42,7 @@ def test_weight_has_an_open_domain(rule_of, weight):
 
 @CLASSES
 def test_a_tree_is_refused(rule_of):
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), rule_of(), 2)
 
 

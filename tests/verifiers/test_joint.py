@@ -228,7 +228,7 @@ def test_what_the_options_need_must_be_there() -> None:
         (Joint(distributions="raw"), "the target's logits are missing"),
         (
             Joint(distributions="raw").with_raw_logits(p_BNV.log()),
-            "distributions='raw': .* no logits; take one that does",
+            "distributions='raw': .* no logits; use one that does",
         ),
         (Joint(quantity="step"), "quantity='step': .* no search steps"),
     ):
@@ -256,7 +256,7 @@ def test_tau_outside_its_range(tau: float) -> None:
 
 
 def test_a_tree_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(TARGET, TreeDrafter(GUESS, [0, 0]), Joint(), 2)
 
 

@@ -45,7 +45,7 @@ def test_residuals_are_named():
 
 
 def test_a_tree_is_refused():
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), Lenience(), 2)
 
 

@@ -294,7 +294,7 @@ def test_merging_tokens_of_mass_zero_changes_nothing(
     kept_2RV = z_2RV >= z_2RV.topk(50).values[..., -1:]
     p_RV, q_RV = z_2RV.masked_fill(~kept_2RV, -torch.inf).softmax(-1)
     short = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
-    monkeypatch.setattr(clamp, "_MANY", 10**9)
+    monkeypatch.setattr(clamp, "_LARGE", 10**9)
     whole = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
     assert short.ratio_RG.shape[1] <= 52 < whole.ratio_RG.shape[1]
     for budget in (0.01, 0.1, 1.0):

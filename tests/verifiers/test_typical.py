@@ -62,7 +62,7 @@ def test_emit_is_one_of_two():
 @EMITS
 def test_a_tree_is_refused(emit):
     drafter = ToyDrafter(ToyModel.random(3), 2)
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), drafter, Typical(emit=emit), 2)
 
 
