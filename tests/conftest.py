@@ -1,4 +1,4 @@
-"""No test reaches for the network; one thread each, and the same random numbers every time."""
+"""All tests run offline, on one thread, and with a fixed seed."""
 
 import os
 
@@ -16,7 +16,7 @@ def _seeded() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all tests that trace models, so that each program is traced once."""
+    """Assigns all tests that trace models to one worker, so that each program is traced once."""
     for item in items:
         if "interpreted" in vars(getattr(item, "module", None) or object):
             item.add_marker(pytest.mark.xdist_group("traced"))

@@ -57,7 +57,7 @@ def check_flag(name: str, value: object) -> None:
 def shown(value: object) -> str:
     """A value as error messages show it: on one line, shortened if necessary."""
     try:
-        text = " ".join(repr(value).split())
+        line = " ".join(repr(value).split())
     except ValueError:  # an int with more digits than Python is willing to print
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+        line = f"<{type(value).__name__}>"
+    return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"

@@ -20,11 +20,11 @@ speculative sampling towards a distribution. The token after a fully accepted dr
 The notebook takes the maxima from the distributions before temperature, this file from the warped
 distributions; at temperature 1 without truncation they are equal.
 
-Extreme values of α. At its maximum everything is kept, and the whole draft is accepted. At α = -1,
-diff, token_v1 and token_v2 keep nothing (max p + 1 > 1) and equal ``Rejection``, token for token.
-chow at α = 0 also equals ``Rejection``, except where q is a point mass, which it keeps; so does opt
-where α TV <= -1. token_v3 at α = 0, which the notebook calls plain speculative decoding, still
-keeps the target's most probable token, and so does token_v2 at α = 0.
+Extreme values of α. At its maximum everything is kept, and every draft is fully accepted. At α =
+-1, diff, token_v1 and token_v2 keep nothing (max p + 1 > 1) and equal ``Rejection``, token for
+token. chow at α = 0 also equals ``Rejection``, except where q is a point mass, which it keeps; so
+does opt where α TV <= -1. token_v3 at α = 0, which the notebook calls plain speculative decoding,
+still keeps the target's most probable token, and so does token_v2 at α = 0.
 
 At temperature 0 the distributions are point masses and carry no information, so
 :class:`CascadeGreedy` verifies by the softmax of the logits: it accepts x iff x is the target's

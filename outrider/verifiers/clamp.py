@@ -166,7 +166,7 @@ class ClampPath:
         return torch.where(done_R1, rho_R1, high_R1)
 
     def blog(self, budget: float) -> Tensor:
-        """The author's search: bisects α ten times, or until D is within 0.8 … 1.2 of the budget."""
+        """The author's search: ten bisections of α, or until D is 0.8 … 1.2 times the budget."""
         low_R1, high_R1 = torch.zeros_like(self.top_R1), torch.ones_like(self.top_R1)
         for _ in range(10):
             alpha_R1 = (low_R1 + high_R1) / 2

@@ -97,7 +97,7 @@ class Spectr:
         return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
 
     def smallest_rho(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor) -> Tensor:
-        """An upper bound, within the bisection's precision, of ρ* in [1, k], for k = ``num`` draws."""
+        """ρ* in [1, k] for k = ``num`` draws: the upper end of the bisection's last interval."""
         low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
         high_B = num_B.to(low_B.dtype).clamp(min=1)
         if p_BV.device.type == "cpu" and (num_B <= 1).all():  # elsewhere that costs more
@@ -112,7 +112,7 @@ class Spectr:
         return high_B
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
-        """``p - min(q, p/ρ) p_acc / β``; p if no draw can be accepted or rounding leaves no mass."""
+        """``p - min(q, p/ρ) p_acc / β``; p if no draw can be accepted or no mass remains."""
         common_BV = common(p_BV, q_BV, rho_B)
         beta_B = common_BV.sum(1).clamp(max=1)
         scale_B = torch.where(beta_B > 0, some_accepted(beta_B, num_B) / beta_B, 0.0)

@@ -69,7 +69,7 @@ def test_rows_are_independent():
 
 @pytest.mark.parametrize("num_tokens", [8192, 8193, 9000])
 def test_large_vocabularies_draw_block_by_block_what_a_running_sum_draws(num_tokens):
-    """Parity with the plain twin, on whole weights, where every sum is exact; half of them 0."""
+    """Both searches agree on integer weights, for which all sums are exact; half of them are 0."""
     generator = torch.Generator().manual_seed(num_tokens)
     row_BV = torch.randint(0, 4, (400, num_tokens), generator=generator).clamp(min=1) - 1.0
     row_BV[0, :-1] = row_BV[1, 1:] = 0

@@ -113,7 +113,7 @@ def test_a_wrong_tree_rule_is_caught_on_a_chain_where_its_mistake_never_shows() 
     assert "siblings" in rounds.words
 
 
-UNREACHED = {"ReadsBehindTheEnd", "ReadsMissingNodes"}
+UNREACHED = {"ReadsPastTheEnd", "ReadsMissingNodes"}
 """Wrong only where a distribution behind an end token or a missing node is NaN, which a certificate
 never meets; ``check_verifier`` catches them."""
 

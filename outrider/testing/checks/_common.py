@@ -1,6 +1,6 @@
-"""Helpers of the checks.
+"""Helpers of the contract checks.
 
-Legend: B rows, N nodes.
+Legend: B rows, N nodes, D drafted tokens (N-1).
 """
 
 import torch
@@ -11,19 +11,19 @@ from outrider.core import Context, Draft, Verdict, path_to
 PROMPT_LENGTHS = (1, 5, 3, 8)
 
 
-def require(ok: bool, broken: str) -> None:
-    """Says which promise is broken."""
+def require(ok: bool, message: str) -> None:
+    """Raises AssertionError with this message unless ``ok``."""
     if not ok:
-        raise AssertionError(broken)
+        raise AssertionError(message)
 
 
 def holds(ok: Tensor) -> bool:
-    """True everywhere."""
+    """Whether all entries are true."""
     return bool(ok.all())
 
 
 def random_prompts(vocab_size: int, generator: torch.Generator) -> list[list[int]]:
-    """A ragged batch."""
+    """Random prompts of different lengths."""
     return [
         torch.randint(vocab_size, (length,), generator=generator).tolist()
         for length in PROMPT_LENGTHS
@@ -31,7 +31,7 @@ def random_prompts(vocab_size: int, generator: torch.Generator) -> list[list[int
 
 
 def verdict_at(draft: Draft, node_B: Tensor, next_token_B: Tensor) -> Verdict:
-    """The path to a node, or as much of it as exists."""
+    """A verdict that accepts the path to a node, as far as its nodes exist."""
     path_BD = path_to(draft, node_B)
     depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
     exists_BD = draft.mask_BN.gather(1, path_BD).long().cumprod(1)
@@ -39,7 +39,7 @@ def verdict_at(draft: Draft, node_B: Tensor, next_token_B: Tensor) -> Verdict:
 
 
 def advance(context: Context, draft: Draft, verdict: Verdict) -> None:
-    """Appends what was emitted, and reads the numbers back."""
+    """Appends the emitted tokens to the context, on device and host."""
     num_emitted_B = verdict.num_accepted_B + 1
     context.append(verdict.emitted(draft), num_emitted_B)
     context.advance(num_emitted_B.tolist())
