@@ -12,7 +12,7 @@ A part is a target, a level of ``compile``, a precision and the processor's vect
 turns, or ``--exact-only``. Targets:
 
     embedded   with the embedded draft
-    inflated   the same function at the cost of 180 million parameters, ``outrider.testing.inflate``
+    inflated   the same function at the cost of 180 million parameters, ``benchmarks.inflate``
     odd        random weights, sizes that are no multiples of a vector width; its draft is the same
                with 2 % noise
 
@@ -38,11 +38,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import outrider
 from benchmarks.copy_prompts import Kind
 from benchmarks.copy_prompts import prompts as prompts_of
+from benchmarks.inflate import Shape, inflate
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
-from outrider.testing.inflate import Shape, inflate
 
 Compile = Literal["off", "auto", "max"]
 Row = dict[str, Any]

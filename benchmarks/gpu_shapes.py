@@ -2,7 +2,7 @@
 
 random     the shape, its own vocabulary, random weights made on the device in their precision:
            nothing of them passes through the host's memory. Only passes are worth timing
-inflated   the embedded pair with parameters that contribute nothing (outrider.testing.inflate):
+inflated   the embedded pair with parameters that contribute nothing (benchmarks.inflate):
            the texts and the acceptance of the small pair at the cost of the large one, with its
            vocabulary of 6144 tokens and its heads of 64. Made on the host: as much free memory
            there as the model takes here
@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks.inflate import Shape, inflate
 from outrider import assets
 from outrider.runtime import HFModel, load_model
-from outrider.testing.inflate import Shape, inflate
 
 _STD = 0.02
 

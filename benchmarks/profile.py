@@ -3,7 +3,7 @@
     python -m benchmarks.profile [--cases eager compiled greedy 0.3B 1B] [--rounds 32] [--repeats 2]
 
 The embedded pair eager, and compiled (at temperature 0 too); and the embedded draft with a target
-inflated to 0.3 or 1 billion parameters (``outrider.testing.inflate``: the same function at the cost
+inflated to 0.3 or 1 billion parameters (``benchmarks.inflate``: the same function at the cost
 of a larger model), far larger than any cache, compiled too. Holds what is promised against what was
 measured. Each case is kept until it is measured again, so they can run one at a time. Writes JSON,
 a page with the tables of the command line, and the β curve of one case, anew after each.
@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 import outrider
+from benchmarks.inflate import Shape, inflate
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
 from outrider.cli.profile_table import show
@@ -30,7 +31,6 @@ from outrider.lab.profile import draw, profile
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.prepare import prepare
-from outrider.testing.inflate import Shape, inflate
 
 OUTSIDE_BARS, FLOOR_BARS = (0.10, 0.05), (0.5, 0.75)  # embedded pair, inflated target
 FORMULA_BAR = 0.92

@@ -4,7 +4,7 @@
 
 Passes of 1 and 6 tokens behind 128, over all kinds in turn, medians: of the embedded draft and
 target, and of the draft inflated to some 200 million parameters that do nothing
-(``outrider.testing.inflate``), where memory sets the pace. Beside our layers: torchao's own int8
+(``benchmarks.inflate``), where memory sets the pace. Beside our layers: torchao's own int8
 tensors, eager; with ``--compile`` all of them under ``torch.compile`` (no cache, the same number of
 tokens), which takes minutes.
 
@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import outrider
+from benchmarks.inflate import Shape, inflate
 from benchmarks.vs_transformers import PROMPTS, hardware
 from outrider import Sampling, load_model
 from outrider.engine import Engine
 from outrider.runtime import HFModel
 from outrider.runtime.hf.quantize import quantize
-from outrider.testing.inflate import Shape, inflate
 from outrider.train.evaluate import acceptance
 
 KINDS = ("none", "int8", "int4")

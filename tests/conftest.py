@@ -1,4 +1,4 @@
-"""No test reaches for the network; one thread each, and the same random numbers every time."""
+"""All tests run offline, on one thread, and with a fixed seed."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Graphs without a compiler: the program that would be compiled, run by torch."""
+"""Compiled programs without a compiler: torch runs the traced program."""
 
 import copy
 from collections.abc import Callable
@@ -45,8 +45,7 @@ def untraced(each: nn.Module) -> Program:
 
 
 def without_compiler(engine: Engine) -> Engine:
-    """The engine, whose rules are verified by interpreted graphs, where it has models with
-    graphs."""
+    """Makes the engine run its compiled verification by interpreted graphs, if it has any."""
     if engine.verification is not None:
         make = lambda module, trace, own: interpreted(module, trace)  # noqa: E731
         engine.verification = CompiledVerifier(make, engine.num_speculative_tokens)
@@ -54,8 +53,8 @@ def without_compiler(engine: Engine) -> Engine:
 
 
 def _program(module: nn.Module, trace: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """The program of a module, over its own weights. Tracing takes seconds, so modules that are as
-    their classes say share a program, under the name that compiled ones have."""
+    """The program of a module, with the module's weights. Tracing takes seconds, so modules without
+    patched methods share programs, under the key that compiled programs have."""
     modules = list(module.modules())
     if any("forward" in vars(each) or not _is_ours(type(each)) for each in modules):
         return trace()

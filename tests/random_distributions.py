@@ -1,5 +1,5 @@
-"""Random pairs of distributions of every shape that breaks rules, distances between distributions,
-toys of one place.
+"""Random pairs of distributions of all kinds that break rules, distances between distributions,
+and toys with one position.
 
 Legend: V vocabulary, S sequences (V^length, the first token the most significant digit).
 """
@@ -10,19 +10,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Drawn, Verifier, output_distribution
+from outrider.core import ClosedFormRule, Drawn, Verifier, output_distribution
 from outrider.testing import ToyDrafter, ToyModel, chi2_p_value, enumerate_round, sample_rounds
 
 KINDS = ("apart", "near", "equal", "disjoint", "certain", "zeros", "sharp", "tied")
 
 
 def random_pairs(num: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (p_V, q_V) in float64, V from 2 to 2,000, each kind in turn.
+    """Pairs (p_V, q_V) in float64, V from 2 to 2,000, cycling through the kinds.
 
     The kinds: softmaxes of independent normal logits; distributions that differ by 1e-12 to 1e-1 of
     themselves; the same distribution twice; distributions without a common token; one of them or
-    both a point mass; both cut to random supports, as by top-k; logits so wide that most mass is on
-    a few tokens, and others underflow; few distinct probabilities, so that there are ties.
+    both a point mass; both restricted to random supports, as by top-k; logits so wide that most
+    mass is on a few tokens, and others underflow; few distinct probabilities, so that there are
+    ties.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -77,12 +78,11 @@ def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:
     return 0.5 * (p_V - q_V).abs().sum(-1)
 
 
-# ---------------------------------------------------------------------- distributions that a rule
-# emits
+# --------------------------------------------------------------- output distributions of a rule
 
 
 def toy_pairs() -> dict[str, tuple[Tensor, Tensor]]:
-    """Pairs with three or four tokens: with common support, with zeros, with nothing in common."""
+    """Pairs with three or four tokens: with common support, with zeros, with disjoint supports."""
     pairs = {
         "alike": ([0.5, 0.3, 0.2], [0.45, 0.25, 0.3]),
         "unlike": ([0.1, 0.2, 0.7], [0.6, 0.3, 0.1]),
@@ -108,7 +108,7 @@ def drawn_from(q_V: Tensor, drawn: Drawn) -> Tensor:
 def enumerated_distribution(
     rule: Verifier, p_V: Tensor, q_V: Tensor, drawn: Drawn = "iid"
 ) -> Tensor:
-    """Distribution of the token at a place with one candidate, from the real code; see
+    """Output distribution at a position with one candidate, computed with the real code; see
     ``output_distribution``."""
     target, guess = (ToyModel(probs_V.log()[None], order=0) for probs_V in (p_V, q_V))
     drafter = ToyDrafter(guess, drawn=drawn)
@@ -116,7 +116,7 @@ def enumerated_distribution(
 
 
 def sampled_against_closed_form(
-    rule: ClosedForm,
+    rule: ClosedFormRule,
     *,
     drawn: Drawn = "iid",
     seeds: Sequence[int] = (1, 2),
@@ -124,12 +124,12 @@ def sampled_against_closed_form(
     num_tokens: int = 3,
     num_rows: int = 200_000,
 ) -> float:
-    """CHI2 for a lossy rule: p-value of the first tokens that many requests get.
+    """CHI2 for a lossy rule: the p-value of the first tokens of many requests.
 
-    As far as a draft reaches, the token after a prefix has the distribution π that the rule's
-    closed form gives for p and q after that prefix, whichever rounds the prefix took; only the
-    token behind a whole draft comes from p. So the first ``num_tokens`` tokens have the product of
-    the π as their distribution. The toys look one token back.
+    Within a draft, the token after a prefix has the distribution π that the rule's closed form
+    gives for p and q after that prefix, however many rounds the prefix took; only the token after a
+    fully accepted draft is drawn from p. The distribution of the first ``num_tokens`` tokens is
+    therefore the product of the π. The distributions of the toys depend on one preceding token.
     """
     target, guess = (
         ToyModel.random(3, order=1, seed=seed, num_impossible=num_impossible) for seed in seeds

@@ -1,7 +1,7 @@
-"""Tokenizers of the kinds that models come with, trained on a few sentences.
+"""Tokenizers of the kinds that models use, trained on a few sentences.
 
-They differ in everything that makes vocabularies hard to compare: how a space is written, what a
-text begins with, what happens to capitals, line breaks and letters that are not in the vocabulary.
+They differ in everything that makes vocabularies hard to compare: how a space is encoded, how a
+string begins, and how capitals, line breaks and letters outside the vocabulary are handled.
 """
 
 import json
@@ -46,7 +46,7 @@ def tokenizer(kind: str) -> PreTrainedTokenizerBase:
 
 
 def model(kind: str, seed: int = 0, extra: int = 0, **settings: object) -> HFModel:
-    """A random model in float64 with that tokenizer; its logits ``extra`` columns wider."""
+    """A random model in float64 with that tokenizer; its logits are ``extra`` entries wider."""
     words = tokenizer(kind)
     module = tiny_module("llama", seed, torch.float64, vocab_size=len(words) + extra, **settings)
     return HFModel(module, words, f"{kind} {seed}")

@@ -1,4 +1,4 @@
-"""The check that guards the tree can fail, and does not fail for nothing."""
+"""The check of machine paths and registry hosts finds them, and nothing else."""
 
 import importlib.util
 from pathlib import Path
@@ -42,9 +42,7 @@ def test_tree_check_finds_machine_paths_and_registry_hosts(
 @pytest.mark.parametrize(
     "line", ["~/work/x", "src/home/x", "/usr/bin/env", "a/opt/b", "https://x.io/home", "/path/to/x"]
 )
-def test_tree_check_leaves_other_paths_alone(
-    check_tree: ModuleType, tmp_path: Path, line: str
-) -> None:
+def test_tree_check_ignores_other_paths(check_tree: ModuleType, tmp_path: Path, line: str) -> None:
     file = tmp_path / "page.md"
     file.write_text(line)
     assert check_tree.findings(file) == []

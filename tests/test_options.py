@@ -1,4 +1,4 @@
-"""Options of methods: their types, their defaults, what is refused and with which words."""
+"""Options of methods: types, defaults, and the errors for invalid values."""
 
 import math
 from typing import Literal
@@ -44,13 +44,13 @@ def test_values_are_read(kind: object, value: object, parsed: object) -> None:
         (Literal["a", "b"], "c", "one of a, b"),
     ],
 )
-def test_other_values_are_refused(kind: object, value: object, expected: str) -> None:
+def test_invalid_values_are_errors(kind: object, value: object, expected: str) -> None:
     with pytest.raises(InvalidParameterError) as error:
         Option("x", kind, None).parse(value)
     assert str(error.value) == f"x={value!r}: must be {expected}"
 
 
-def test_unknown_names_are_refused_with_the_nearest() -> None:
+def test_errors_for_unknown_names_suggest_the_nearest() -> None:
     options = {"budget": Option("budget", float, 0.1)}
     with pytest.raises(InvalidParameterError, match="no such option; did you mean 'budget'"):
         resolve("method 'm'", options, {"bugdet": 1})
@@ -60,7 +60,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_valid_and_round_trip(name: str) -> None:
-    """What `outrider methods` prints can be given back, as values and as text."""
+    """Defaults can be passed back as values, and as strings as `outrider methods` prints them."""
     method = METHODS[name]
     defaults = {option.name: option.default for option in method.options.values()}
     for values in (defaults, {name: str(value) for name, value in defaults.items()}):

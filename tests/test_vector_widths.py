@@ -1,7 +1,7 @@
-"""What depends on the processor's vector width, run again at each narrower width that it has.
+"""Runs tests that depend on the processor's vector width again at each narrower width.
 
-torch, the kernels and the code generator all follow ``ATEN_CPU_CAPABILITY``, which is read once per
-process: so each width is a run of pytest of its own.
+torch, the kernels and the code generator follow ``ATEN_CPU_CAPABILITY``, which is read once per
+process, so each width gets its own pytest run.
 """
 
 import os
@@ -18,7 +18,7 @@ MARK = "vector_width"
 
 
 def narrower_widths() -> tuple[str, ...]:
-    """The vector widths below the one that this process has."""
+    """The vector widths narrower than that of this process."""
     own = torch.backends.cpu.get_cpu_capability().lower()
     return WIDTHS[: WIDTHS.index(own)] if own in WIDTHS else ()
 

@@ -1,7 +1,7 @@
-"""Tiny ``transformers`` models with random weights, and small things that tests do with them.
+"""Tiny ``transformers`` models with random weights, and helpers for tests that use them.
 
-Weights are drawn wide, and embeddings untied, so that outputs vary: with the usual initialisation
-a model that small repeats one token for ever, and most mistakes would not show.
+Weights have a large variance and embeddings are untied, so that outputs vary: with the usual
+initialisation such a small model repeats one token for ever, and most errors would not show.
 
 Legend: T tokens.
 """
@@ -76,7 +76,7 @@ def tiny_module(
     std: float = 0.3,
     **overrides: Any,
 ) -> PreTrainedModel:
-    """A random model of a family; no end-of-sequence token unless one is given."""
+    """A random model of a family, without an end-of-sequence token unless one is given."""
     config_name, model_name, settings = FAMILIES[family]
     special = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
     settings = settings | special | {"tie_word_embeddings": False} | overrides
@@ -127,7 +127,7 @@ def token_ids(results: Results | Sequence[Result]) -> list[tuple[int, ...]]:
 
 
 def greedy(num: int, **settings: Any) -> Sampling:
-    """Temperature 0 for that many tokens, whatever they are."""
+    """Temperature 0 for the given number of tokens; end tokens are ignored."""
     return Sampling(temperature=0, max_new_tokens=num, ignore_eos=True, **settings)
 
 
@@ -152,7 +152,7 @@ def full_logits(module: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 
 
 class NoMemory:
-    """State of a drafter that remembers nothing."""
+    """State of a stateless drafter."""
 
     def keep(self, rows: Sequence[int]) -> None:
         """Nothing to keep."""
@@ -160,8 +160,8 @@ class NoMemory:
 
 @dataclass(frozen=True)
 class UniformDrafter:
-    """Drafts tokens from the uniform distribution: a chain, or a tree in which ``width`` children
-    hang on every node."""
+    """Drafts tokens from the uniform distribution: a chain, or a tree with ``width`` children per
+    node."""
 
     num_tokens: int
     width: int = 1
@@ -208,7 +208,7 @@ def byte_tokenizer(
     words: Sequence[str] = ("def f(x):\n    return x + 1\n", "print(hello world)"),
     num_tokens: int = 280,
 ) -> PreTrainedTokenizerBase:
-    """A byte-level BPE trained on a few words; token 0 ends a text."""
+    """A byte-level BPE trained on a few words; token 0 is the end token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -223,17 +223,17 @@ def byte_tokenizer(
 
 
 class Script:
-    """A logits processor that forces a text behind a prompt; a list of ids per prompt length.
+    """A logits processor that forces the tokens after a prompt.
 
-    It applies to draft and target alike, so that a draft model's tokens are all accepted, and the
-    text's pieces straddle rounds; with :func:`uniform_method` every round emits one token.
+    It applies to draft and target alike, so all tokens of a draft model are accepted, and words are
+    split between rounds; with :func:`uniform_method` every round emits one token.
     """
 
     def __init__(self, prompt: Sequence[int], script: Sequence[int]) -> None:
         self.first, self.script = len(prompt), list(script)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        place = min(input_ids.shape[1] - self.first, len(self.script) - 1)
+        index = min(input_ids.shape[1] - self.first, len(self.script) - 1)
         forced = torch.full_like(scores, -torch.inf)
-        forced[:, self.script[place]] = 0.0
+        forced[:, self.script[index]] = 0.0
         return forced

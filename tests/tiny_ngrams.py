@@ -1,4 +1,4 @@
-"""Small corpora, n-gram files of them, and their distributions by counting.
+"""Small corpora, their n-gram files, and their distributions by counting.
 
 Legend: V vocabulary.
 """
@@ -20,7 +20,7 @@ _FOLDER = tempfile.TemporaryDirectory()
 
 def corpus(num_tokens: int, lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     """Documents in which few tokens are frequent, the last one never occurs, and a token depends
-    on the one before."""
+    on the preceding one."""
     generator = np.random.default_rng(seed)
     p_V = 1.0 / np.arange(1, num_tokens) ** 1.5
     documents = []
@@ -33,7 +33,7 @@ def corpus(num_tokens: int, lengths: Sequence[int], seed: int = 0) -> list[list[
 
 
 def ngram_file(documents: Sequence[Sequence[int]], num_tokens: int, **settings: Any) -> Path:
-    """A file of these documents, for as long as the tests run."""
+    """An n-gram file of these documents, deleted when the tests end."""
     file = Path(_FOLDER.name) / f"{len(list(Path(_FOLDER.name).iterdir()))}.safetensors"
     build_ngram(file, documents, num_tokens, **settings)
     return file
@@ -41,7 +41,7 @@ def ngram_file(documents: Sequence[Sequence[int]], num_tokens: int, **settings: 
 
 @cache
 def tiny_file(num_tokens: int = VOCAB, order: int = 4) -> str:
-    """One for the tiny models."""
+    """An n-gram file for the tiny models."""
     return str(ngram_file(corpus(num_tokens, [400, 50, 3]), num_tokens, order=order))
 
 
@@ -58,7 +58,7 @@ class Counts:
         ]
 
     def distribution(self, context: Sequence[int]) -> list[float]:
-        """q( . | context), every formula of the builder's docstring as it stands there."""
+        """q( . | context), by the formulas of the builder's docstring."""
         h = tuple(context)[max(0, len(context) - self.order + 1) :]
         while h and not self._kept(h):
             h = h[1:]

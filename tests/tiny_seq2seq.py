@@ -1,8 +1,8 @@
-"""Tiny ``transformers`` encoder-decoders with random weights, beside those of ``tiny_models``.
+"""Tiny ``transformers`` encoder-decoders with random weights; see also ``tiny_models``.
 
-Decoders have another number of layers than encoders, so that neither is taken for the other.
+Encoders and decoders have different numbers of layers, so that tests notice if they are confused.
 
-Legend: T tokens of the decoder, S of the source.
+Legend: T decoder tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def tiny_seq2seq_module(
     std: float = 0.2,
     **overrides: Any,
 ) -> PreTrainedModel:
-    """A random encoder-decoder; no end-of-sequence token unless one is given."""
+    """A random encoder-decoder, without an end-of-sequence token unless one is given."""
     config_name, model_name, settings = SEQ2SEQ[family]
     config = getattr(transformers, config_name)(**settings | overrides)
     module: PreTrainedModel = getattr(transformers, model_name)(config)
@@ -96,7 +96,7 @@ def tiny_seq2seq(
 
 @torch.no_grad()
 def decoder_logits(module: PreTrainedModel, source: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """Logits of one plain forward pass over source and text, without any cache, (T, V)."""
+    """Logits of one forward pass over encoder and decoder tokens, without a cache, (T, V)."""
     return module(
         input_ids=torch.tensor([list(source)]),
         decoder_input_ids=torch.tensor([list(tokens)]),
@@ -107,7 +107,7 @@ def decoder_logits(module: PreTrainedModel, source: Sequence[int], tokens: Seque
 def seq2seq_generate(
     module: PreTrainedModel, source: Sequence[int], num: int, **settings: Any
 ) -> tuple[int, ...]:
-    """The greedy text that ``transformers`` writes for one source alone, the start token off.
+    """The greedy output of ``transformers`` for one source, without the start token.
 
     Without its cache, which in 5.23 has a layer per layer of T5's encoder, not of its decoder.
     """

@@ -1,6 +1,6 @@
-"""Toy drafts of any shape: trees given by their parents, K sequences from one root.
+"""Toy drafts of any shape: trees given by their parents, and several sequences from one root.
 
-Legend: B rows, N nodes, V vocabulary, K sequences, L tokens of a sequence.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from outrider.core import Budget, Context, Draft, Drawn, Stream, Verdict, row_ke
 from outrider.core.draw import draw
 from outrider.core.rng import Role
 from outrider.testing import ToyDrafter, ToyModel
-from outrider.testing.toy import ToyCache, _prefix_of_node
+from outrider.testing.toy import ToyCache, prefix_of_node
 
 
 class TreeDrafter(ToyDrafter):
     """A ``ToyDrafter`` whose tree has any shape; it wants ``num_tokens == len(parents)``.
 
     Args:
-        model: whose logits.
+        model: the model that provides the logits.
         parents: parents of the nodes 1, 2, ….
         drawn: as for ``ToyDrafter``.
         confidence: as for ``ToyDrafter``.
-        cover: distinct siblings go on once their distribution has run out of support, uniformly
-            among the tokens not drawn yet (Sequoia).
+        cover: where the distribution has no mass left, draw further distinct siblings uniformly
+            from the remaining tokens (Sequoia).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TreeDrafter(ToyDrafter):
         distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
-            prefix = _prefix_of_node(context, drafted_BK, empty.ancestors_BNN, i)
+            prefix = prefix_of_node(context, drafted_BK, empty.ancestors_BNN, i)
             distributions.append(
                 context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
             )
@@ -87,21 +87,21 @@ class TreeDrafter(ToyDrafter):
 
 
 def sequences(num: int, length: int, *, by_depth: bool = False) -> list[int]:
-    """Parents of K disjoint chains of L tokens: one after the other, or depth by depth."""
+    """Parents of ``num`` chains of ``length`` tokens: one after the other, or depth by depth."""
     if by_depth:
         return [0] * num + list(range(1, num * (length - 1) + 1))
     return [0 if step == 0 else k * length + step for k in range(num) for step in range(length)]
 
 
 def chain_of(tokens_BD: Tensor, q_BDV: Tensor) -> Draft:
-    """A chain behind token 0, all of it existing; the leaf has the last q for its own."""
+    """A full chain after token 0; the leaf repeats the last q."""
     tokens_BN = torch.nn.functional.pad(tokens_BD, (1, 0))
     probs_BNV = torch.cat([q_BDV, q_BDV[:, -1:]], 1)
     return Draft.chain(tokens_BN, torch.ones_like(tokens_BN, dtype=torch.bool), probs_BNV, "iid")
 
 
 def stream(num_rows: int, seed: int = 0) -> Stream:
-    """Random numbers for that many rows."""
+    """A stream for the given number of rows."""
     key_B = row_keys([seed] * num_rows, list(range(num_rows)), "cpu")
     return Stream(key_B, torch.ones(num_rows, dtype=torch.int64))
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from benchmarks.inflate import Shape, inflate
 from outrider import assets
 from outrider.runtime import HFModel, load_model
-from outrider.testing.inflate import Shape, inflate
 
 ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)
 

@@ -1,10 +1,13 @@
-"""The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
+"""The core of the project: its data structures and interfaces, the round, and random numbers.
+
+Depends on torch only.
+"""
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
-from outrider.core.chain import chain_tensors, counting, full_chains
-from outrider.core.context import Context, Prefix
+from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
+from outrider.core.context import Context, Distribution, Prefix
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
-from outrider.core.draw import best, draw
+from outrider.core.draw import argmax, draw
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
@@ -13,19 +16,18 @@ from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
     CanRollBack,
-    Distribution,
     Drafter,
     Model,
     Needs,
-    ReadsLogits,
     Scores,
     SequenceState,
     State,
+    UsesRawLogits,
     Verifier,
     keep_accepted,
 )
 from outrider.core.race import noise, race
-from outrider.core.rng import AHEAD, Role, Stream, row_keys
+from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
     Overlap,
     Round,
@@ -36,9 +38,9 @@ from outrider.core.round import (
     run_round,
     verify_eagerly,
 )
-from outrider.core.transfer import moved
+from outrider.core.transfer import to_device
 from outrider.core.walk import (
-    ClosedForm,
+    ClosedFormRule,
     NodeRule,
     at_node,
     output_distribution,
@@ -50,13 +52,13 @@ from outrider.core.walk import (
 )
 
 __all__ = [
-    "AHEAD",
     "LOSSLESS",
+    "NUM_PER_ROLE",
     "Acceptance",
     "Bound",
     "Budget",
     "CanRollBack",
-    "ClosedForm",
+    "ClosedFormRule",
     "Context",
     "Distribution",
     "Divergence",
@@ -72,7 +74,6 @@ __all__ = [
     "OutriderError",
     "Overlap",
     "Prefix",
-    "ReadsLogits",
     "Role",
     "Round",
     "Scores",
@@ -80,22 +81,22 @@ __all__ = [
     "Sequences",
     "State",
     "Stream",
+    "UsesRawLogits",
     "Verdict",
     "Verification",
     "VerificationExecutor",
     "Verifier",
+    "argmax",
     "at_node",
-    "best",
+    "cached_arange",
     "candidates_equal",
     "chain_tensors",
+    "chain_tensors_like",
     "check_compatible",
     "commit_round",
-    "counting",
     "draw",
-    "full_chains",
     "keep_accepted",
     "match",
-    "moved",
     "noise",
     "output_distribution",
     "path_to",
@@ -103,6 +104,7 @@ __all__ = [
     "require_chain",
     "row_keys",
     "run_round",
+    "to_device",
     "verify_eagerly",
     "walk",
     "walk_chain",

@@ -1,11 +1,11 @@
-"""What a verification rule preserves: in words, and as a number that can be checked."""
+"""What a verification rule preserves: in words, and as a number that tests can check."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Divergence = Literal["kl", "rkl", "tv", "chi2"]
-"""Between the target's distribution p and the distribution π that is emitted: KL(p‖π), KL(π‖p),
-total variation ½Σ|p-π|, and χ²(p‖π) = Σ p²/π - 1."""
+"""A divergence between the target distribution p and the output distribution π: KL(p‖π), KL(π‖p),
+total variation ½Σ|p-π|, or χ²(p‖π) = Σ p²/π - 1."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,10 @@ class Bound:
     """What a rule preserves.
 
     Attributes:
-        words: for people, one line.
+        words: one line for people to read.
         divergence: what ``per_token`` measures; None if no divergence is bounded.
-        per_token: the divergence between target and output that no place exceeds.
-        threshold: for rules that bound no divergence, the number that accepted tokens keep to.
+        per_token: upper bound on the divergence between target and output at any position.
+        threshold: for rules that bound no divergence, the threshold that accepted tokens meet.
     """
 
     words: str
@@ -29,11 +29,11 @@ class Bound:
         return self.per_token == 0
 
     def per_sequence(self, num_tokens: int) -> float | None:
-        """The same divergence between the distributions of whole texts of ``num_tokens`` tokens.
+        """The bound on the same divergence for whole sequences of ``num_tokens`` tokens.
 
-        Both KL divergences add up along a text (chain rule). Total variation: texts drawn from
-        the two distributions by the best coupling stay equal at each place with probability 1 - D.
-        Of χ² it is 1 + χ² that multiplies.
+        Both KL divergences add up along a sequence (chain rule). For total variation, two sequences
+        drawn by the best coupling stay equal at each position with probability at least 1 - D. For
+        χ², the factors 1 + χ² multiply.
         """
         if self.per_token is None:
             return None

@@ -1,8 +1,9 @@
-"""What all full chains of a shape have in common, and the numbers 0, 1, 2, …
+"""Shared constant tensors: the structure of full chains, and ``arange``.
 
-Kept, since making them anew costs more than looking them up: a few microseconds for each tensor, of
-which a round would make dozens. All rows share one, so nobody may write into them. They are
-ordinary tensors, whoever asks first, so that gradients may flow around them.
+Every round needs dozens of these small tensors, and creating one takes a few microseconds, so they
+are cached. All rows of a batch share the memory of one row: nobody may write into them. They are
+created outside of inference mode, even when first requested inside it, so that gradients can flow
+through computations that use them.
 
 Legend: B rows, N nodes, D drafted tokens (N-1).
 """
@@ -15,13 +16,13 @@ from torch import Tensor
 
 
 class ChainTensors(NamedTuple):
-    """Chains of N nodes, all of which exist, in B rows.
+    """The structure of B chains of N nodes, all of which exist.
 
     Attributes:
-        parents_BN: -1 for the root, else the node before.
-        mask_BN: true.
+        parents_BN: -1 for the root, otherwise the preceding node.
+        mask_BN: all true.
         depth_BN: 0 … N-1.
-        path_BD: the nodes behind the root, 1 … N-1.
+        path_BD: the drafted nodes, 1 … N-1.
         num_drafted_B: N-1.
     """
 
@@ -33,25 +34,25 @@ class ChainTensors(NamedTuple):
 
 
 def chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
-    """The parts of B full chains of N nodes."""
+    """The structure of B full chains of N nodes. Read-only."""
     make = _chain_tensors if torch.compiler.is_compiling() else _cached_chain_tensors
     return make(B, N, device)
 
 
-def full_chains(tokens_BN: Tensor) -> ChainTensors:
-    """The parts of full chains of these tokens."""
+def chain_tensors_like(tokens_BN: Tensor) -> ChainTensors:
+    """The structure of full chains of the given shape and device. Read-only."""
     B, N = tokens_BN.shape
     return chain_tensors(B, N, tokens_BN.device)
 
 
-def counting(num: int, device: torch.device, step: int = 1) -> Tensor:
-    """The first ``num`` multiples of ``step``, from 0 on, shape (num,)."""
-    make = _counting if torch.compiler.is_compiling() else _kept_counting
+def cached_arange(num: int, device: torch.device, step: int = 1) -> Tensor:
+    """The first ``num`` multiples of ``step``, starting at 0, shape (num,). Read-only."""
+    make = _arange if torch.compiler.is_compiling() else _cached_arange
     return make(num, device, step)
 
 
 def _chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
-    depth_N = counting(N, device)
+    depth_N = cached_arange(N, device)
     depth_BN = depth_N.expand(B, N)
     return ChainTensors(
         (depth_N - 1).expand(B, N),
@@ -62,9 +63,9 @@ def _chain_tensors(B: int, N: int, device: torch.device) -> ChainTensors:
     )
 
 
-def _counting(num: int, device: torch.device, step: int = 1) -> Tensor:
+def _arange(num: int, device: torch.device, step: int = 1) -> Tensor:
     return torch.arange(0, num * step, step, device=device)
 
 
 _cached_chain_tensors = lru_cache(maxsize=256)(torch.inference_mode(False)(_chain_tensors))
-_kept_counting = lru_cache(maxsize=256)(torch.inference_mode(False)(_counting))
+_cached_arange = lru_cache(maxsize=256)(torch.inference_mode(False)(_arange))

@@ -1,4 +1,4 @@
-"""Time spent on a device, without synchronising it in the middle of a round."""
+"""Measures time spent on a device without synchronising in the middle of a round."""
 
 import time
 from threading import local
@@ -8,9 +8,9 @@ import torch
 
 
 class Stopwatch(local):
-    """Adds up the time of ``with`` blocks; on a GPU by events, read when somebody asks.
+    """Adds up the time of ``with`` blocks. On a GPU it records events and reads them later.
 
-    Every thread has a count of its own, of the blocks that it ran itself.
+    Each thread has its own total, of the blocks that it ran itself.
 
     Args:
         device: where the timed work runs.
@@ -41,7 +41,7 @@ class Stopwatch(local):
             self._seconds += time.perf_counter() - self._began
 
     def seconds(self) -> float:
-        """Total so far. On a GPU call it only after the device has been waited for."""
+        """Total so far. On a GPU, call it only after synchronising with the device."""
         for begin, end in self._events:
             self._seconds += begin.elapsed_time(end) / 1000
         self._events.clear()

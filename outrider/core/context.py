@@ -1,26 +1,40 @@
-"""What every part may know about the batch: the tokens so far, the distribution, the random
-numbers.
+"""What every part of a round may read about the batch: the tokens so far, the sampling
+distribution and the random numbers.
 
-Legend: B rows, T capacity in tokens, K columns emitted in a round or drafted tokens, M places.
+Legend: B rows, T context length (capacity), K drafted or emitted tokens, M positions, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.core.chain import counting
+from outrider.core.chain import cached_arange
 from outrider.core.draft import Draft
 from outrider.core.ends import Ends
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
-from outrider.core.protocols import Distribution
 from outrider.core.rng import Stream, UpcomingUniforms, row_keys
 
 _SLACK = 128
+
+
+class Distribution(Protocol):
+    """Maps the logits of a batch to the distributions that its rows sample from."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the argmax, so that no probabilities are needed."""
+
+    def logits(self, logits_BMV: Tensor, prefix: "Prefix") -> Tensor:
+        """The logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
+
+    def __call__(self, logits_BMV: Tensor, prefix: "Prefix") -> Tensor:
+        """The normalised distribution at every position, shape (B, M, V)."""
 
 
 @dataclass
@@ -36,10 +50,10 @@ class Context(Sequences):
         prompt_length_B: tokens of each row's prompt, on the device.
         key_B: random-number keys of the rows.
         distribution: the sampling distribution of the rows.
-        sources: token ids of each row's source text, where an encoder-decoder's encoder reads one;
-            the row's own tokens are then the decoder's alone. None without an encoder.
-        ends: where the rows' sequences end; None if nowhere.
-        health: of the passes over the batch, until the round reads it.
+        sources: the encoder's input token ids of each row, for encoder-decoder models; the row's
+            own tokens are then those of the decoder only. None without an encoder.
+        ends: where the rows' sequences end; None if they do not end.
+        health: whether all logits computed for the batch were finite; the round reads it.
     """
 
     tokens_BT: Tensor
@@ -103,21 +117,21 @@ class Context(Sequences):
 
     @property
     def ended_B(self) -> Tensor:
-        """Which rows have an end token in their output. Rows of an engine leave when they end, but
-        what a drafter writes for itself may run past the end."""
+        """Which rows have an end token in their output. The engine removes rows when they end, but
+        the context of a drafter's own nested rounds may run past the end."""
         if self.ends is None:
             return torch.zeros_like(self.length_B, dtype=torch.bool)
-        place_T = counting(self.tokens_BT.shape[1], self.device)
-        in_output_BT = (place_T >= self.prompt_length_B[:, None]) & (
-            place_T < self.length_B[:, None]
+        index_T = cached_arange(self.tokens_BT.shape[1], self.device)
+        in_output_BT = (index_T >= self.prompt_length_B[:, None]) & (
+            index_T < self.length_B[:, None]
         )
         return (in_output_BT & self.ends.are_ends(self.tokens_BT)).any(1)
 
     @property
     def rng(self) -> Stream:
         """The random numbers of the coming round."""
-        made = self._made if UpcomingUniforms.pays(self.key_B) else None
-        return Stream(self.key_B, self.length_B, made=made)
+        precomputed = self._precomputed if UpcomingUniforms.is_faster(self.key_B) else None
+        return Stream(self.key_B, self.length_B, precomputed=precomputed)
 
     def append(self, emitted_BK: Tensor, num_emitted: Lengths) -> None:
         """Appends the tokens of a round; row b takes its first ``num_emitted``."""
@@ -126,7 +140,7 @@ class Context(Sequences):
         if self.is_even:
             self.tokens_BT[:, first : first + K] = emitted_BK
         else:
-            column_BK = self.length_B[:, None] + counting(K, self.device)
+            column_BK = self.length_B[:, None] + cached_arange(K, self.device)
             self.tokens_BT.scatter_(1, column_BK, emitted_BK)
         self.sequence_lengths = self.sequence_lengths + num_emitted
 
@@ -161,8 +175,8 @@ class Context(Sequences):
         if self.ends is not None and other.ends is not None:
             self.ends = self.ends.join(other.ends)
 
-    def _made(self) -> Tensor:
-        if self._upcoming is None or not self._upcoming.reaches(self.lengths):
+    def _precomputed(self) -> Tensor:
+        if self._upcoming is None or not self._upcoming.covers(self.lengths):
             self._upcoming = UpcomingUniforms(self.key_B, self.lengths)
         return self._upcoming.at(self.lengths)
 
@@ -177,22 +191,22 @@ def _widened(tokens_BT: Tensor, width: int) -> Tensor:
 
 
 class Prefix:
-    """What precedes each of M scored places: the context, then some drafted tokens.
+    """The tokens before each of M scored positions: the context, then some drafted tokens.
 
-    Most distributions never look at it, so it is put together only when one does.
+    Most distributions do not depend on the prefix, so its tensors are computed on first use.
 
     Args:
         context: the committed tokens.
-        tokens: gives ``tokens_BK``, drafted tokens in order.
-        on_path: gives ``on_path_BMK``, whether token k lies on the path to place m.
-        exists: gives which places there are, (B, M); None if all.
-        draft: the draft whose nodes the places are; None if they are no nodes.
+        tokens: returns ``tokens_BK``, the drafted tokens in order.
+        on_path: returns ``on_path_BMK``, whether token k lies on the path to position m.
+        exists: returns which positions exist, (B, M); None if all do.
+        draft: the draft whose nodes the positions are; None if they are not nodes of a draft.
 
     Attributes:
-        dead_BM: at which places the distribution that was asked about them found no token to
-            sample; None where no distribution has reported any. The distribution there is uniform,
-            so that no rule computes with
-            NaN: whether such a place is reached at all is known after verification.
+        dead_BM: the positions at which the distribution found no token to sample; None if the
+            distribution has not reported any. At such positions it returns the uniform
+            distribution, so that no rule computes with NaN: only verification shows whether the
+            position is reached at all.
     """
 
     dead_BM: Tensor | None = None
@@ -213,7 +227,7 @@ class Prefix:
 
     @classmethod
     def of_draft(cls, context: Context, draft: Draft) -> "Prefix":
-        """The places are the nodes of a draft."""
+        """The prefixes of the nodes of a draft."""
         return cls(
             context,
             lambda: draft.tokens_BN[:, 1:],
@@ -226,7 +240,10 @@ class Prefix:
     def of_chain(
         cls, context: Context, tokens: Sequence[Tensor], exists_B: Tensor | None = None
     ) -> "Prefix":
-        """One place, behind all the tokens, each (B,); in which rows it exists, if not in all."""
+        """The prefix of the one position after all these tokens, each (B,).
+
+        ``exists_B`` says in which rows the position exists; None means in all.
+        """
         B, K = context.num_rows, len(tokens)
         none_B0 = context.tokens_BT[:, :0]
         return cls(
@@ -246,8 +263,8 @@ class Prefix:
 
     @cached_property
     def is_open_BM(self) -> Tensor:
-        """Whether a token may come to stand at each place: the place exists, no end token is in the
-        output before it, and the row is not at its greatest length."""
+        """Whether plain decoding could sample a token at each position: the position exists, no end
+        token precedes it in the output, and the row is below its maximum length."""
         context, on_path_BMK = self.context, self.on_path_BMK
         B, M, _ = on_path_BMK.shape
         open_BM = torch.ones(B, M, dtype=torch.bool, device=context.device)
@@ -261,7 +278,7 @@ class Prefix:
         return open_BM & ~ended_BM & (length_BM < context.ends.length_B[:, None])
 
     def row(self, b: int, m: int) -> Tensor:
-        """All token ids before place m of row b, shape (1, T)."""
+        """All token ids before position m of row b, shape (1, T)."""
         context = self.context
         committed_T = context.tokens_BT[b, : context.lengths[b]]
         drafted_K = torch.tensor(self.paths[b][m], dtype=torch.int64, device=context.device)
@@ -269,6 +286,6 @@ class Prefix:
 
     @cached_property
     def paths(self) -> list[list[list[int]]]:
-        """The drafted tokens before each place of each row, on the host."""
+        """The drafted tokens before each position of each row, on the host."""
         rows = zip(self.tokens_BK.tolist(), self.on_path_BMK.tolist(), strict=True)
         return [[list(compress(tokens, path)) for path in paths] for tokens, paths in rows]

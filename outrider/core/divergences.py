@@ -1,4 +1,4 @@
-"""Divergences between the target's distribution p and the distribution π that is emitted.
+"""Divergences between the target distribution p and the output distribution π.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Divergences:
-    """All in float64, KL in nats.
+    """Four divergences, in float64; the KL divergences in nats.
 
     Attributes:
         kl: KL(p‖π) = Σ p ln(p/π), infinite where p > 0 = π.
@@ -27,14 +27,14 @@ class Divergences:
 
 
 def divergences(p_V: Tensor, pi_V: Tensor) -> Divergences:
-    """The four divergences of distributions over the last dimension; both sum to one."""
+    """The four divergences of two normalised distributions over the last dimension."""
     p_V, pi_V = p_V.double(), pi_V.double()
-    apart_V = p_V - pi_V
+    difference_V = p_V - pi_V
     return Divergences(
         _kl(p_V, pi_V),
         _kl(pi_V, p_V),
-        0.5 * apart_V.abs().sum(-1),
-        torch.where(apart_V == 0, 0.0, apart_V * (apart_V / pi_V)).sum(-1),
+        0.5 * difference_V.abs().sum(-1),
+        torch.where(difference_V == 0, 0.0, difference_V * (difference_V / pi_V)).sum(-1),
     )
 
 

@@ -1,6 +1,7 @@
 """The nouns that travel between drafter, verifier and commit.
 
-Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D depth, V vocabulary.
+Legend: B rows (sequences), N nodes of a draft tree (node 0 is the root), D drafted tokens (N-1,
+which is also the greatest possible depth), K emitted tokens (D+1), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from outrider.core.chain import full_chains
-from outrider.core.columns import Columns
+from outrider.core.chain import chain_tensors_like
 from outrider.core.lengths import Lengths
+from outrider.core.query_tokens import QueryTokens
 
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
 
@@ -27,28 +28,27 @@ class Draft:
     Attributes:
         tokens_BN: token of each node.
         parents_BN: parent of each node; ``parents[b, i] < i`` and ``parents[b, 0] = -1``.
-        mask_BN: which nodes exist; a parent of an existing node exists, and the root always does.
-        probs_BNV: row i is the distribution that the children of node i were drawn from (if
-            searched: the draft's distribution there); None iff ``drawn == "chosen"``, or a search
-                has no distributions to show.
-        drawn: how siblings came about: independent draws (``iid``, in draw order), draws without
-            replacement (``distinct``, in draw order), picked by a deterministic rule
-            (``chosen``), or found by a search over the draft's distributions, such as beams
-            (``searched``). What a search finds is neither a draw from those distributions nor a
-            point mass, so a rule that preserves the target's distribution by way of q cannot verify
-            it.
-        is_chain: every node's parent is the node before it (known without a look at the device).
-        logits_BNV: the draft model's own logits behind each node, before temperature and
-            truncation; None unless the rule reads them.
-        step_probs_BN: of a search, the share of each token's path in what its step chose from: all
-            continuations of all beams; 1 at the root. None from other drafters.
-        drawn_probs_BN: of chosen tokens that were drawn all the same, by noise that the rule
-            shares: the draft's probability of each behind its parent, for the statistics; arbitrary
-            at the root. None from other drafters.
-        longest_walk: most nodes that a walk from the root down may come to, rejected siblings
-            included, where whoever drafted knows it without a look at the device.
-        is_full: it is a chain all of whose nodes are known to exist, without a look at the device;
-            said by :meth:`chain`, not by a draft that was changed since.
+        mask_BN: which nodes exist; the parent of an existing node exists, and the root always does.
+        probs_BNV: row i is the distribution that the children of node i were drawn from (for
+            searched drafts: the draft distribution at node i). None iff ``drawn == "chosen"``, or
+            if a search has no distributions to report.
+        drawn: how siblings were obtained: independent draws (``iid``, in draw order), draws without
+            replacement (``distinct``, in draw order), picks of a deterministic rule (``chosen``),
+            or results of a search over the draft distributions, such as beam search
+            (``searched``). A searched token is neither a draw from those distributions nor a point
+            mass, so a rule that preserves the target distribution by means of q cannot verify it.
+        is_chain: every node's parent is the preceding node. Known on the host.
+        logits_BNV: the draft model's own logits at each node, before temperature and truncation;
+            None unless the verification rule reads them.
+        step_probs_BN: for a search, the probability of each token's path divided by the total over
+            all continuations of all beams at that step; 1 at the root. None from other drafters.
+        drawn_probs_BN: for chosen tokens that were drawn with noise shared with the rule, the
+            draft probability of each token given its parent, for the statistics; arbitrary at the
+            root. None from other drafters.
+        max_walk_length: the most nodes that a walk down from the root can visit, rejected siblings
+            included, where the drafter knows this number on the host.
+        is_full: the draft is a chain all of whose nodes are known, on the host, to exist. Only
+            :meth:`chain` sets it; a copy with changed fields does not inherit it.
     """
 
     tokens_BN: Tensor
@@ -59,7 +59,7 @@ class Draft:
     is_chain: bool = False
     logits_BNV: Tensor | None = None
     step_probs_BN: Tensor | None = None
-    longest_walk: int | None = None
+    max_walk_length: int | None = None
     drawn_probs_BN: Tensor | None = None
     is_full: bool = field(default=False, init=False)
 
@@ -74,9 +74,9 @@ class Draft:
         step_probs_BN: Tensor | None = None,
         drawn_probs_BN: Tensor | None = None,
     ) -> "Draft":
-        """A batch of chains: node i follows node i-1. Shapes as in the class; no mask means that
-        all nodes exist."""
-        full = full_chains(tokens_BN)
+        """A batch of chains: node i follows node i-1. Shapes as in the class; without a mask, all
+        nodes exist."""
+        full = chain_tensors_like(tokens_BN)
         all_BN = full.mask_BN if mask_BN is None else mask_BN
         draft = cls(
             tokens_BN,
@@ -89,12 +89,12 @@ class Draft:
             step_probs_BN,
             drawn_probs_BN=drawn_probs_BN,
         )
-        object.__setattr__(draft, "is_full", mask_BN is None)  # so that no copy inherits it
+        object.__setattr__(draft, "is_full", mask_BN is None)  # `replace` resets it
         return draft
 
     @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":
-        """The empty draft: plain decoding is a round with this."""
+        """The empty draft. Plain decoding is a round with an empty draft."""
         return cls.chain(root_B[:, None], None, None, "chosen")
 
     @property
@@ -103,9 +103,9 @@ class Draft:
 
     @cached_property
     def num_drafted_B(self) -> Tensor:
-        """Drafted tokens per row, root excluded."""
+        """Drafted tokens per row, not counting the root."""
         if self.is_full:
-            return full_chains(self.tokens_BN).num_drafted_B
+            return chain_tensors_like(self.tokens_BN).num_drafted_B
         return self.mask_BN.sum(1) - 1
 
     @cached_property
@@ -117,7 +117,7 @@ class Draft:
             return torch.ones_like(eye_NN).tril().expand(B, N, N)
         ancestors_BNN = eye_NN.expand(B, N, N)
         above_BN = self.parents_BN.clamp(min=0)
-        for _ in range(self.most_verified.bit_length()):  # each round doubles how far up it sees
+        for _ in range(self.walk_length_bound.bit_length()):  # each pass doubles the reach
             ancestors_BNN = ancestors_BNN | ancestors_BNN.gather(
                 1, above_BN[..., None].expand(B, N, N)
             )
@@ -126,32 +126,40 @@ class Draft:
 
     @cached_property
     def depth_BN(self) -> Tensor:
-        """Edges between each node and the root."""
+        """Number of edges between each node and the root."""
         if self.is_chain:
-            return full_chains(self.tokens_BN).depth_BN
+            return chain_tensors_like(self.tokens_BN).depth_BN
         return self.ancestors_BNN.sum(2) - 1
 
     @property
-    def most_verified(self) -> int:
-        """Most nodes that a walk from the root down may come to, as far as the host knows."""
-        return self.num_nodes - 1 if self.longest_walk is None else self.longest_walk
+    def walk_length_bound(self) -> int:
+        """Upper bound, known on the host, on the nodes that a walk down from the root visits."""
+        return self.num_nodes - 1 if self.max_walk_length is None else self.max_walk_length
 
     @cached_property
-    def visit_order_BN(self) -> Tensor:
-        """When a walk from the root down may come to each node: after its ancestors and what
-        stands before them and before it among their siblings. 0 for the root, then from 1 on.
+    def walk_step_BN(self) -> Tensor:
+        """The step at which a walk down from the root visits each node: 0 for the root.
 
-        Nodes with the same turn have different parents.
+        A node is visited after its ancestors, and after the elder siblings of its ancestors and its
+        own. Nodes with the same step have different parents.
         """
-        number_N = torch.arange(self.num_nodes, device=self.tokens_BN.device)
+        node_N = torch.arange(self.num_nodes, device=self.tokens_BN.device)
         is_sibling_BNN = self.parents_BN[:, :, None] == self.parents_BN[:, None]
-        rank_BN = (is_sibling_BNN & (number_N[:, None] >= number_N)).sum(2)
+        rank_BN = (is_sibling_BNN & (node_N[:, None] >= node_N)).sum(2)
         return torch.where(self.ancestors_BNN, rank_BN[:, None], 0).sum(2) - 1
 
     @cached_property
-    def columns(self) -> Columns:
-        """The columns of the target's pass."""
-        return Columns.of(self)
+    def query_tokens(self) -> QueryTokens:
+        """The query tokens of the target's forward pass over this draft."""
+        if self.drawn == "iid" and self.tokens_BN.device.type == "cpu":
+            return self.merged_query_tokens()
+        return QueryTokens.one_per_node(self.ancestors_BNN, self.depth_BN)
+
+    def merged_query_tokens(self) -> QueryTokens:
+        """One query token per distinct path of tokens. Synchronises with the device."""
+        return QueryTokens.one_per_path(
+            self.tokens_BN, self.mask_BN, self.ancestors_BNN, self.depth_BN
+        )
 
 
 @dataclass(frozen=True)
@@ -159,10 +167,11 @@ class Verdict:
     """What a verifier decided.
 
     Attributes:
-        path_BD: accepted nodes from the root's child downwards; entries from ``num_accepted``
-            on are arbitrary but valid node numbers.
+        path_BD: the accepted nodes, starting at a child of the root; entries from index
+            ``num_accepted`` onwards are arbitrary but valid node indices.
         num_accepted_B: length of the accepted path.
-        next_token_B: the one token emitted after the path: correction, bonus, or plain sample.
+        next_token_B: the token emitted after the path: a correction, a bonus token, or a plain
+            sample.
     """
 
     path_BD: Tensor
@@ -171,7 +180,7 @@ class Verdict:
 
     @cached_property
     def num_emitted_B(self) -> Tensor:
-        """The accepted tokens and the next one."""
+        """Number of emitted tokens: the accepted ones and the next token."""
         return self.num_accepted_B + 1
 
     def read(self, num_accepted: Sequence[int] | None = None) -> "Acceptance":
@@ -187,8 +196,9 @@ class Verdict:
         return Acceptance(self.path_BD, self.num_accepted_B, self.next_token_B, accepted, emitted)
 
     def emitted(self, draft: Draft) -> Tensor:
-        """Tokens emitted this round, shape (B, D+1); row b's first ``num_accepted + 1`` count."""
-        if draft.is_chain:  # one path, whatever was accepted of it
+        """The tokens emitted this round, shape (B, K). Row b emits its first ``num_accepted + 1``;
+        the rest is arbitrary."""
+        if draft.is_chain:  # every accepted path is a prefix of the chain
             tokens_BD = draft.tokens_BN[:, 1:]
         else:
             tokens_BD = draft.tokens_BN.gather(1, self.path_BD)

@@ -1,8 +1,9 @@
-"""Every error a user can cause: a type of its own, and one line that names the remedy."""
+"""Every error that a user can cause, each with its own type and a one-line message that names the
+remedy."""
 
 
 class OutriderError(Exception):
-    """Base of all errors raised on purpose; the command line prints them on one line."""
+    """Base class of all errors that Outrider raises; the command line prints them on one line."""
 
 
 class InvalidParameterError(OutriderError, ValueError):
@@ -10,7 +11,7 @@ class InvalidParameterError(OutriderError, ValueError):
 
 
 class IncompatibleError(OutriderError, ValueError):
-    """Two parts that cannot work together: a drafter and a verifier, a draft and a target."""
+    """Two parts cannot work together: a drafter and a verifier, or a draft model and a target."""
 
 
 class VocabularyMismatchError(IncompatibleError):
@@ -18,19 +19,19 @@ class VocabularyMismatchError(IncompatibleError):
 
 
 class UnknownMethodError(OutriderError, ValueError):
-    """No method of that name."""
+    """There is no method of that name."""
 
 
 class ModelLoadError(OutriderError):
-    """A model folder or id that cannot be loaded."""
+    """A model folder or model id cannot be loaded."""
 
 
 class UnsupportedModelError(ModelLoadError):
-    """A model whose state cannot be rolled back, or whose positions cannot be given explicitly."""
+    """The model's state cannot be rolled back, or its positions cannot be given explicitly."""
 
 
 class PromptError(OutriderError, ValueError):
-    """An empty prompt, one longer than the context, or token ids out of range."""
+    """A prompt is empty, longer than the context, or has token ids out of range."""
 
 
 class NonFiniteLogitsError(OutriderError, ArithmeticError):
@@ -42,12 +43,12 @@ class DeadEndError(OutriderError, ValueError):
 
 
 class OutOfMemoryError(OutriderError, MemoryError):
-    """The KV buffers do not fit into the memory at hand."""
+    """The KV cache does not fit into the available memory."""
 
 
 class KernelError(OutriderError, RuntimeError):
-    """The project's own kernels cannot be compiled or loaded here."""
+    """Outrider's own kernels cannot be compiled or loaded on this machine."""
 
 
 class OutriderWarning(UserWarning):
-    """Something that was asked for could not be had in full; the command line prints a note."""
+    """A request could not be met in full; the command line prints the warning as a note."""

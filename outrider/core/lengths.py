@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.transfer import moved
+from outrider.core.transfer import to_device
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,7 +33,7 @@ class Lengths:
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Lengths:
         """From numbers on the host. Copies them to the device without waiting for it."""
         host = list(lengths)
-        return cls(host, moved(torch.tensor(host, dtype=torch.int64), torch.device(device)))
+        return cls(host, to_device(torch.tensor(host, dtype=torch.int64), torch.device(device)))
 
     @classmethod
     def read(cls, length_B: Tensor) -> Lengths:

@@ -1,28 +1,28 @@
-"""Verdicts of rules without acceptance probabilities: candidates fit or they do not.
+"""Verdicts of deterministic rules: each candidate is either acceptable given its parent or not.
 
-Legend: B rows, N nodes, D candidates (N-1).
+Legend: B rows, N nodes, D drafted tokens (N-1).
 """
 
 import torch
 from torch import Tensor
 
-from outrider.core.chain import full_chains
+from outrider.core.chain import chain_tensors_like
 from outrider.core.draft import Draft, Verdict
 from outrider.core.walk import path_to
 
 
 def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
-    """Accepts the deepest path whose candidates all fit (the first of equals).
+    """Accepts the deepest path all of whose candidates are acceptable (the first of equals).
 
     Args:
         draft: chains or trees.
-        fits_BD: whether candidate i+1 fits behind its parent.
-        next_BN: the token to emit if the path ends at that node.
+        fits_BD: whether node i+1 is acceptable given its parent.
+        next_BN: the token to emit if the accepted path ends at that node.
     """
     if not draft.is_full:
         fits_BD = fits_BD & draft.mask_BN[:, 1:]
     if draft.is_chain:
-        path_BD = full_chains(draft.tokens_BN).path_BD
+        path_BD = chain_tensors_like(draft.tokens_BN).path_BD
         node_B = fits_BD.cumprod(1).sum(1)
         return Verdict(path_BD, node_B, next_BN.gather(1, node_B[:, None])[:, 0])
     node_B = _deepest(draft, fits_BD)
@@ -31,14 +31,14 @@ def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
 
 
 def candidates_equal(draft: Draft, pick_BN: Tensor) -> Tensor:
-    """Whether each candidate is the token picked at its parent, shape (B, D)."""
+    """Whether each drafted token equals the token picked at its parent, shape (B, D)."""
     if draft.is_chain:
         return pick_BN[:, :-1] == draft.tokens_BN[:, 1:]
     return pick_BN.gather(1, draft.parents_BN[:, 1:]) == draft.tokens_BN[:, 1:]
 
 
 def _deepest(draft: Draft, fits_BD: Tensor) -> Tensor:
-    """The deepest node all of whose ancestors fit (the first of equals), shape (B,)."""
+    """The deepest node acceptable with all its ancestors (the first of equals), shape (B,)."""
     fits_BN = torch.nn.functional.pad(fits_BD, (1, 0), value=True)
     reached_BN = (fits_BN[:, None, :] | ~draft.ancestors_BNN).all(2)
     return torch.where(reached_BN, draft.depth_BN, -1).argmax(1)

@@ -1,4 +1,4 @@
-"""The interfaces that everything plugs into.
+"""The interfaces of models, drafters and verifiers.
 
 A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *verifies*, and
 everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
@@ -7,36 +7,18 @@ per-batch state has them. What a model remembers of a batch is a :class:`Sequenc
 Legend: B rows, N nodes, D depth, M scored places, V vocabulary, H hidden width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.bound import Bound
+from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
 from outrider.core.lengths import Lengths
 from outrider.core.rng import Stream
-
-if TYPE_CHECKING:
-    from outrider.core.context import Context, Prefix
-
-
-class Distribution(Protocol):
-    """How a batch's rows turn logits into the distribution that is sampled from."""
-
-    @property
-    def greedy(self) -> bool:
-        """Whether every row takes the argmax; then no probabilities are needed at all."""
-
-    def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties and processors, at least float32, shape (B, M, V)."""
-
-    def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The normalised distribution at every place, shape (B, M, V)."""
 
 
 class State(Protocol):
@@ -62,8 +44,8 @@ class SequenceState(CanRollBack, State, Protocol):
     model. It owns the lengths of its sequences: nobody else writes them, and they are right after
     each verb.
 
-    A forward pass runs over columns of tokens behind the sequences and changes no length.
-    ``append`` or ``select`` then say which of its columns the sequences keep.
+    A forward pass runs over query tokens behind the sequences and changes no length.
+    ``append`` or ``select`` then say which of these the sequences keep.
     """
 
     @property
@@ -71,13 +53,13 @@ class SequenceState(CanRollBack, State, Protocol):
         """Tokens per row."""
 
     def append(self, num: Lengths | int) -> None:
-        """Keeps the next ``num`` columns of the last forward pass, per row or in all rows."""
+        """Keeps the next ``num`` query tokens of the last forward pass, per row or in all rows."""
 
-    def select(self, column_BD: Tensor, num_accepted: Lengths) -> None:
+    def select(self, index_BD: Tensor, num_accepted: Lengths) -> None:
         """Keeps the root and the accepted path of the tree that the last forward pass ran over.
 
         Args:
-            column_BD: the columns of the path, from the root's child downwards; the root is
+            index_BD: the query tokens of the path, from the root's child downwards; the root is
                 column 0.
             num_accepted: how many of them each row keeps.
         """
@@ -94,17 +76,17 @@ class SequenceState(CanRollBack, State, Protocol):
 
 
 def keep_accepted(state: SequenceState, draft: Draft, verdict: Acceptance) -> None:
-    """Keeps the root and the accepted path in a state whose model has run over the columns of a
-    draft (``draft.columns``; of a chain, its nodes)."""
+    """Keeps the root and the accepted path in a state whose model has run over the query
+    tokens of a draft (``draft.query_tokens``; of a chain, its nodes)."""
     if draft.is_chain:
         state.append(verdict.num_emitted)
     else:
-        state.select(draft.columns.column_BN.gather(1, verdict.path_BD), verdict.num_accepted)
+        state.select(draft.query_tokens.index_BN.gather(1, verdict.path_BD), verdict.num_accepted)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A target pass over a draft: logits_BNV, and the last hidden states if asked for."""
+    """The target's logits at every node of a draft, and its last hidden states if requested."""
 
     logits_BNV: Tensor
     hidden_BNH: Tensor | None = None
@@ -112,13 +94,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens may be drafted this round, along any one path: the depth of a tree.
+    """How many tokens may be drafted this round along any one path, i.e. the depth of the tree.
 
-    A round emits at most one token more. How many nodes a tree has is its drafter's own business.
+    A round emits at most one token more than that. The drafter decides how many nodes a tree has.
 
     Attributes:
-        max_tokens: the largest number of any row.
-        tokens_B: the number of each row; None when all rows have ``max_tokens``.
+        max_tokens: the largest budget of any row.
+        tokens_B: the budget of each row; None if all rows have ``max_tokens``.
     """
 
     max_tokens: int
@@ -126,77 +108,77 @@ class Budget:
 
 
 Needs = Literal["distribution", "argmax", "logits"]
-"""What a verifier reads: the target's distributions; anything that has their argmax; or the
-target's logits before temperature and truncation (rules for temperature 0 that look at more than
-the argmax). For the last two no distribution is computed."""
+"""What a verifier reads: the target distributions; anything with the same argmax; or the target's
+logits before temperature and truncation (for rules at temperature 0 that use more than the
+argmax). For the last two, no distribution is computed."""
 
 S = TypeVar("S", bound=State)
 
 
 class Model(Protocol[S]):
-    """A model that scores trees and can forget: the target of a round."""
+    """A model that scores trees of tokens and can roll back: the target of a round."""
 
     def start(self, context: Context) -> S:
-        """Caches every token of the context but the last."""
+        """Processes every token of the context except the last, and returns the cache."""
 
     def score(self, cache: S, draft: Draft) -> Scores:
-        """One pass over all nodes; writes them behind the committed tokens."""
+        """One forward pass over all nodes; caches them after the committed tokens."""
 
     def commit(self, cache: S, draft: Draft, verdict: Acceptance) -> None:
         """Keeps the root and the accepted path, forgets the other nodes. Mutates the cache; called
         before the context appends the emitted tokens."""
 
     def join(self, cache: S, other: S) -> None:
-        """Appends the rows of another cache. Mutates the first."""
+        """Appends the rows of another cache. Mutates the first cache."""
 
 
 class Drafter(Protocol[S]):
-    """A source of drafts. Holds weights; what it knows of a batch lives in its state."""
+    """A source of drafts. It holds the weights; everything about a batch lives in its state."""
 
     @property
     def drawn(self) -> Drawn:
-        """How the siblings it proposes come about."""
+        """How the siblings that it proposes are obtained."""
 
     def start(self, context: Context) -> S:
-        """State for a batch of rows."""
+        """The state for a batch of rows."""
 
     def propose(self, state: S, context: Context, budget: Budget, rng: Stream) -> Draft:
-        """A draft that continues the context's last token, at most ``budget`` tokens deep."""
+        """A draft rooted at the context's last token, at most ``budget`` tokens deep."""
 
     def commit(self, state: S, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Learns what was accepted. Mutates the state; called before the context appends the
         emitted tokens."""
 
     def join(self, state: S, other: S) -> None:
-        """Appends the rows of another state. Mutates the first."""
+        """Appends the rows of another state. Mutates the first state."""
 
 
 class Verifier(Protocol):
-    """A rule that turns a draft and the target's distributions into tokens."""
+    """A rule that turns a draft and the target distributions into emitted tokens."""
 
     @property
     def lossless(self) -> bool:
-        """Whether what it emits has exactly the target's distribution."""
+        """Whether the output has exactly the target distribution."""
 
     @property
     def accepts(self) -> AbstractSet[Drawn]:
-        """Which drafts it can verify; any other would be silently wrong."""
+        """The kinds of drafts that the rule is valid for; others would bias the output."""
 
     @property
     def needs(self) -> Needs:
-        """What it reads as ``p_BNV``."""
+        """What the rule expects as ``p_BNV``."""
 
     @property
     def bound(self) -> Bound:
-        """What it preserves; ``bound.lossless == lossless``."""
+        """What the rule preserves; ``bound.lossless == lossless``."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Verifies a draft; row i of p is the target's distribution at node i."""
+        """Verifies a draft; row i of p is the target distribution at node i."""
 
 
 @runtime_checkable
-class ReadsLogits(Protocol):
-    """A verifier that may want the target's raw logits besides the distributions it is given."""
+class UsesRawLogits(Protocol):
+    """A verifier that may need the target's raw logits in addition to the distributions."""
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
-        """The rule for a round in which the target has these logits at the draft's nodes."""
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
+        """The rule for a round in which the target has these raw logits at the draft's nodes."""

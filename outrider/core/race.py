@@ -1,18 +1,19 @@
-"""Draws by an exponential race: noise that belongs to the token, whatever the distribution.
+"""Sampling by an exponential race, with noise keyed by the token and not by the distribution.
 
     argmax_v ( log p(v) + G_v )  =  argmin_v E_v / p(v),     E_v ~ Exp(1),  G_v = -log E_v
 
-is a draw from p (the Gumbel-max trick). Two distributions that race with the same noise draw the
-same token with probability at least (1 - TV) / (1 + TV), and neither needs to know the other
-(Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024).
+is a draw from p (the Gumbel-max trick). Two distributions sampled with the same noise draw the same
+token with probability at least (1 - TV) / (1 + TV), and neither needs to know the other (Daliri,
+Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding",
+2024).
 
-The noise of a whole vocabulary would cost a hash and a logarithm per token. Here it comes in
-blocks of S tokens: of S independent Exp(1) numbers the least is Exp(S), falls on each token alike,
-and what the others have beyond it is Exp(1) again. So a block's least number costs one hash and
-bounds all its tokens from below, and only blocks whose bound beats the best token need be opened.
+Noise for a whole vocabulary would cost a hash and a logarithm per token, so it is generated in
+blocks of W tokens. The minimum of W independent Exp(1) numbers has the distribution Exp(W), falls
+on each token with equal probability, and the excess of the other numbers over it is again Exp(1).
+A block's minimum therefore costs one hash and bounds all its tokens from below, and only blocks
+whose bound beats the best token so far have to be opened, that is, have all their noise generated.
 
-Legend: B rows, V vocabulary, G blocks, S tokens of a block, K opened blocks.
+Legend: B rows, V vocabulary, G blocks of consecutive tokens, W tokens of a block, O opened blocks.
 """
 
 import torch
@@ -21,9 +22,9 @@ from torch.nn.functional import pad
 
 from outrider.core.rng import Role, Stream, as_uniform
 
-_S = 16
-_OPENED = 96
-_TOKENS = 1 << 32  # numbers from here on belong to tokens, those below to blocks
+_BLOCK_SIZE = 16
+_MAX_OPENED = 96
+_FIRST_TOKEN = 1 << 32  # counters from here on are keyed by token, those below by block
 
 
 def race(weights_BV: Tensor, rng: Stream) -> Tensor:
@@ -31,57 +32,59 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
 
     Equal streams give equal noise. A token of weight zero is never drawn (unless all are zero).
     """
-    weights_BGS = _blocks(weights_BV)
-    G = weights_BGS.shape[1]
-    bound_BG = _least(rng, torch.arange(G, device=weights_BV.device))[0] / weights_BGS.amax(-1)
-    if G > _OPENED and weights_BV.device.type == "cpu":  # elsewhere a look back costs more
-        bound_BK, block_BK = bound_BG.topk(_OPENED + 1, largest=False)
-        time_B, token_B = _fastest(weights_BGS, rng, block_BK[:, :-1])
-        if bool((time_B < bound_BK[:, -1]).all()):
+    weights_BGW = _blocks(weights_BV)
+    G = weights_BGW.shape[1]
+    bound_BG = _minima(rng, torch.arange(G, device=weights_BV.device))[0] / weights_BGW.amax(-1)
+    if G > _MAX_OPENED and weights_BV.device.type == "cpu":  # elsewhere synchronising costs more
+        bound_BO, block_BO = bound_BG.topk(_MAX_OPENED + 1, largest=False)
+        time_B, token_B = _fastest(weights_BGW, rng, block_BO[:, :-1])
+        if bool((time_B < bound_BO[:, -1]).all()):
             return token_B
-    every_BG = torch.arange(G, device=weights_BV.device).expand(weights_BV.shape[0], G)
-    return _fastest(weights_BGS, rng, every_BG)[1]
+    all_BG = torch.arange(G, device=weights_BV.device).expand(weights_BV.shape[0], G)
+    return _fastest(weights_BGW, rng, all_BG)[1]
 
 
 def noise(rng: Stream, num_tokens: int) -> Tensor:
-    """The Exp(1) numbers of tokens 0 … num_tokens-1, shape (B, num_tokens)."""
-    G = -(-num_tokens // _S)
+    """The Exp(1) noise of tokens 0 … num_tokens-1, shape (B, num_tokens)."""
+    G = -(-num_tokens // _BLOCK_SIZE)
     block_BG = torch.arange(G, device=rng.key_B.device).expand(rng.key_B.shape[0], G)
-    return _opened(rng, block_BG).flatten(1)[:, :num_tokens]
+    return _open(rng, block_BG).flatten(1)[:, :num_tokens]
 
 
-def _fastest(weights_BGS: Tensor, rng: Stream, block_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """The least E/p within the opened blocks, and its token."""
-    S = weights_BGS.shape[2]
-    weights_BKS = weights_BGS.gather(1, block_BK[..., None].expand(-1, -1, S))
-    time_BR = (_opened(rng, block_BK) / weights_BKS).flatten(1)
-    time_B, index_B = time_BR.min(1)
-    return time_B, block_BK.gather(1, index_B[:, None] // S)[:, 0] * S + index_B % S
+def _fastest(weights_BGW: Tensor, rng: Stream, block_BO: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest E/p within the opened blocks, and its token."""
+    W = weights_BGW.shape[2]
+    weights_BOW = weights_BGW.gather(1, block_BO[..., None].expand(-1, -1, W))
+    time_B, index_B = (_open(rng, block_BO) / weights_BOW).flatten(1).min(1)
+    return time_B, block_BO.gather(1, index_B[:, None] // W)[:, 0] * W + index_B % W
 
 
-def _opened(rng: Stream, block_BK: Tensor) -> Tensor:
-    """The numbers of all tokens of these blocks, (B, K, S)."""
-    least_BK, winner_BK = _least(rng, block_BK)
-    place_S = torch.arange(_S, device=block_BK.device)
-    token_BR = (block_BK[..., None] * _S + place_S).flatten(1)
-    extra_BKS = _exponential(rng.bits(Role.NOISE, token_BR + _TOKENS)).view(*block_BK.shape, _S)
-    return least_BK[..., None] + extra_BKS.masked_fill(place_S == winner_BK[..., None], 0.0)
+def _open(rng: Stream, block_BO: Tensor) -> Tensor:
+    """The noise of all tokens of these blocks, (B, O, W)."""
+    minimum_BO, winner_BO = _minima(rng, block_BO)
+    index_W = torch.arange(_BLOCK_SIZE, device=block_BO.device)
+    token_BOW = block_BO[..., None] * _BLOCK_SIZE + index_W
+    extra_BOW = _exponential(
+        rng.bits(Role.NOISE, token_BOW.flatten(1) + _FIRST_TOKEN).view_as(token_BOW)
+    )
+    return minimum_BO[..., None] + extra_BOW.masked_fill(index_W == winner_BO[..., None], 0.0)
 
 
-def _least(rng: Stream, block_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """The least number of each block, and the place of the token that has it."""
-    bits_BK = rng.bits(Role.NOISE, block_BK)
-    return _exponential(bits_BK) / _S, bits_BK % _S  # the low bits are no part of the uniform
+def _minima(rng: Stream, block_BO: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest noise of each block, and which token of the block it belongs to."""
+    bits_BO = rng.bits(Role.NOISE, block_BO)
+    winner_BO = bits_BO % _BLOCK_SIZE  # the low bits, which the uniform number does not use
+    return _exponential(bits_BO) / _BLOCK_SIZE, winner_BO
 
 
 def _exponential(bits: Tensor) -> Tensor:
-    """Exp(1) numbers, never 0."""
+    """Exp(1) numbers from random bits, never 0."""
     u = as_uniform(bits)
     return (-torch.log1p(-u)).clamp(min=torch.finfo(u.dtype).tiny)
 
 
 def _blocks(weights_BV: Tensor) -> Tensor:
-    """Blocks of S tokens, the last one filled up with weights of zero."""
-    missing = -weights_BV.shape[1] % _S
+    """The weights in blocks, (B, G, W); the last block is padded with weights of zero."""
+    missing = -weights_BV.shape[1] % _BLOCK_SIZE
     padded_BV = pad(weights_BV, (0, missing)) if missing else weights_BV
-    return padded_BV.view(padded_BV.shape[0], -1, _S)
+    return padded_BV.view(padded_BV.shape[0], -1, _BLOCK_SIZE)

@@ -1,20 +1,21 @@
 """Counter-based random numbers: a pure function of (seed, request, position, role).
 
-No generator has a state to advance, so a row's draws depend neither on its batch-mates, nor on
-preemption, nor on the batch size. The function is the finaliser of SplitMix64 (Steele, Lea and
-Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once per key part.
+No generator has a state to advance, so a row's draws depend neither on the other rows of its batch,
+nor on preemption, nor on the batch size. The function is the finaliser of SplitMix64 (Steele, Lea
+and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), applied once per part of
+the key.
 
-Within a round, ``position`` is the position of the root: rounds have different roots, so no draw
-is ever used twice. (Keying by the drafted token's own position would reuse the draws of a rejected
+Within a round, ``position`` is the position of the root. Rounds have different roots, so no draw is
+ever used twice. (Keying by the drafted token's own position would reuse the draws of a rejected
 draft in the next round, which biases rules whose early decisions depend on later draws, such as
-block verification.) A rule that wants noise tied to the token's own position asks for it with
+block verification.) A rule that needs noise keyed by the token's own position gets it with
 :meth:`Stream.at`.
 
-A round asks for a few numbers of several roles. Those of a few rows are made together, when the
-first of them is asked for, and on a CPU by numpy, to which a small array is a fifth of the work
-that it is to torch.
+A round needs a few numbers of several roles. In small batches the numbers of all these roles are
+generated together on the first request. On a CPU this is done with numpy, whose overhead on small
+arrays is a fifth of torch's.
 
-Legend: B rows, R numbers per row.
+Legend: B rows, M positions, J random numbers per row.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,16 +31,18 @@ _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
+NUM_PER_ROLE = 16
+"""Numbers of each role that are generated together."""
 
-AHEAD, _FEW = 16, 64  # numbers of each role that are made together, and for how many rows at most
+_MAX_ROWS = 64  # larger batches generate the numbers of each role on request
 _ROLE_SHIFT = 40
 
-Words = Any
-"""A numpy array of int64, whose arithmetic is that of a tensor."""
+NumpyInts = Any
+"""A numpy array of int64. It supports the same arithmetic operators as a tensor."""
 
 
 class Role(IntEnum):
-    """What a random number is for; part of its key."""
+    """What a random number is used for; part of its key."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -48,35 +51,35 @@ class Role(IntEnum):
     INNER = 4
 
 
-_TOGETHER = (Role.DRAFT, Role.ACCEPT, Role.NEXT)
+_ROUND_ROLES = (Role.DRAFT, Role.ACCEPT, Role.NEXT)
 
 
 def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser, a bijection of 64-bit integers. Any shape, int64."""
+    """SplitMix64's finaliser, a bijection on 64-bit integers. Any shape, int64."""
     mixed: Tensor = _mixed(x)
     return mixed
 
 
-def _mixed(x: Tensor | Words) -> Any:
+def _mixed(x: Tensor | NumpyInts) -> Any:
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * _MIX_1
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * _MIX_2
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
 def fold(key: Tensor, part: Tensor | int) -> Tensor:
-    """Key of a sub-stream: absorbs one more integer. Broadcasts."""
+    """The key of a sub-stream: absorbs one more integer. Broadcasts."""
     return mix((key ^ mix_int(part)) + _GOLDEN)
 
 
 def fold_by_numpy(key: Tensor, part: Tensor) -> Tensor:
-    """:func:`fold` of two tensors in main memory, in a fraction of the time if they are small."""
-    if key.ndim == 0:  # numpy warns where a single number wraps around
+    """:func:`fold` of two CPU tensors by numpy, which is faster for small tensors."""
+    if key.ndim == 0:  # numpy warns when a scalar overflows
         return fold(key, part)
     return torch.from_numpy(_folded(key.numpy(), part.numpy() * _GOLDEN))
 
 
 def mix_int(part: Tensor | int) -> Tensor | int:
-    """Spreads a small integer over 64 bits so that neighbours do not collide when xored."""
+    """Spreads a small integer over 64 bits, so that neighbours do not collide under XOR."""
     if isinstance(part, Tensor):
         return part * _GOLDEN
     spread = (part * _GOLDEN) & 0xFFFFFFFFFFFFFFFF
@@ -84,7 +87,7 @@ def mix_int(part: Tensor | int) -> Tensor | int:
 
 
 def row_keys(seeds: list[int], requests: list[int], device: torch.device | str) -> Tensor:
-    """One key per row from its seed and request number, shape (B,)."""
+    """The key of each row, from its seed and request number, shape (B,)."""
     seed_B = torch.tensor([_signed(s) for s in seeds], dtype=torch.int64)
     request_B = torch.tensor([_signed(r) for r in requests], dtype=torch.int64)
     return fold(mix(seed_B + _GOLDEN), request_B).to(device)
@@ -101,14 +104,14 @@ class Stream:
 
     Attributes:
         key_B: keys of the rows, from :func:`row_keys`.
-        position_B: the position that the numbers belong to.
-        made: gives :attr:`together_BR` where somebody has made it already. A program that is traced
-            takes its numbers from there: hashing does not compile to good code.
+        position_B: the position of each row that keys its numbers.
+        precomputed: returns :attr:`uniforms_BJ` if the caller has generated it already. Traced
+            programs get their numbers this way, because the hash does not compile to good code.
     """
 
     key_B: Tensor
     position_B: Tensor
-    made: Callable[[], Tensor] | None = field(default=None, kw_only=True)
+    precomputed: Callable[[], Tensor] | None = field(default=None, kw_only=True)
 
     def at(self, position_B: Tensor) -> "Stream":
         """The same rows at another position."""
@@ -122,107 +125,114 @@ class Stream:
         return fold(self.key_B, self.position_B)[:, None]
 
     @cached_property
-    def together_BR(self) -> Tensor:
-        """The first ``AHEAD`` numbers of the roles that rounds draw by, one role behind the
-        other."""
-        return self._uniform(_TOGETHER, AHEAD, 0) if self.made is None else self.made()
+    def uniforms_BJ(self) -> Tensor:
+        """The first ``NUM_PER_ROLE`` uniform numbers of each role that every round uses, role by
+        role, shape (B, J)."""
+        if self.precomputed is not None:
+            return self.precomputed()
+        return self._uniform(_ROUND_ROLES, NUM_PER_ROLE, 0)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        """Numbers ``first … first+num-1`` of a role: uniform in [0, 1), shape (B, num)."""
-        together = self.made is not None or self.key_B.shape[0] <= _FEW
-        if not together or role not in _TOGETHER or first + num > AHEAD:
+        """Numbers ``first … first+num-1`` of a role, uniform in [0, 1), shape (B, num)."""
+        together = self.precomputed is not None or self.key_B.shape[0] <= _MAX_ROWS
+        if not together or role not in _ROUND_ROLES or first + num > NUM_PER_ROLE:
             return self._uniform((role,), num, first)
-        first += AHEAD * _TOGETHER.index(role)
-        return self.together_BR[:, first : first + num]
+        first += NUM_PER_ROLE * _ROUND_ROLES.index(role)
+        return self.uniforms_BJ[:, first : first + num]
 
     def _uniform(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor:
-        bits_BR = self._counted(roles, num, first)
-        if isinstance(bits_BR, Tensor):
-            return as_uniform(bits_BR)
-        return torch.from_numpy(((bits_BR >> 12) & 0xFFFFFFFFFFFFF) * 2.0**-52)
+        bits_BJ = self._bits(roles, num, first)
+        if isinstance(bits_BJ, Tensor):
+            return as_uniform(bits_BJ)
+        return torch.from_numpy(((bits_BJ >> 12) & 0xFFFFFFFFFFFFF) * 2.0**-52)
 
-    def _counted(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor | Words:
-        """The bits of numbers ``first … first+num-1`` of each role, on a CPU as numpy's array."""
-        _refuse_to_trace()
-        spread_R = _spread(roles, num, first, self.key_B.device)
-        if isinstance(spread_R, Tensor):
-            return _folded(self._here_B1, spread_R)
-        return _folded(self._here_B1.numpy(), spread_R)
+    def _bits(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor | NumpyInts:
+        """The bits of numbers ``first … first+num-1`` of each role; on a CPU as a numpy array."""
+        _require_not_tracing()
+        spread_J = _spread(roles, num, first, self.key_B.device)
+        if isinstance(spread_J, Tensor):
+            return _folded(self._here_B1, spread_J)
+        return _folded(self._here_B1.numpy(), spread_J)
 
     def child(self, number: int) -> "Stream":
-        """A stream of its own for the ``number``-th round within this one: its numbers are
-        independent of this stream's, of its other children's, and of all other rounds'."""
-        key_B = torch.as_tensor(self._counted((Role.INNER,), 1, number)[:, 0])
+        """The stream of the ``number``-th round nested within this round.
+
+        Its numbers are independent of those of this stream, its other children and all other
+        rounds.
+        """
+        key_B = torch.as_tensor(self._bits((Role.INNER,), 1, number)[:, 0])
         return Stream(key_B, self.position_B)
 
-    def bits(self, role: Role, number_BR: Tensor) -> Tensor:
-        """64 random bits for each of these numbers of a role, shape (B, R)."""
-        _refuse_to_trace()
-        return fold(self._here_B1, number_BR + (int(role) << _ROLE_SHIFT))
+    def bits(self, role: Role, number_BJ: Tensor) -> Tensor:
+        """64 random bits for each of the given counters of a role, shape (B, J)."""
+        _require_not_tracing()
+        return fold(self._here_B1, number_BJ + (int(role) << _ROLE_SHIFT))
 
 
 class UpcomingUniforms:
-    """The numbers of the positions ahead of a few rows: on a CPU those of many positions take
-    little longer to make than those of one.
+    """Random numbers generated in advance for the next positions of a small batch.
+
+    On a CPU, the numbers of many positions take little longer to generate than those of one.
 
     Args:
         key_B: keys of the rows.
-        lengths: the first position of each.
+        lengths: the first position of each row.
     """
 
     def __init__(self, key_B: Tensor, lengths: Sequence[int]) -> None:
         self._first = list(lengths)
-        self.num_positions = _FEW // len(lengths)
-        place_P = torch.arange(self.num_positions)
-        position_BP = torch.tensor(self._first)[:, None] + place_P
-        key_BP = key_B[:, None].expand_as(position_BP)
-        numbers = Stream(key_BP.flatten(), position_BP.flatten()).together_BR
-        self._numbers_BPR = numbers.view(*position_BP.shape, -1)
+        self.num_positions = _MAX_ROWS // len(lengths)
+        position_BM = torch.tensor(self._first)[:, None] + torch.arange(self.num_positions)
+        key_BM = key_B[:, None].expand_as(position_BM)
+        numbers = Stream(key_BM.flatten(), position_BM.flatten()).uniforms_BJ
+        self._numbers_BMJ = numbers.view(*position_BM.shape, -1)
 
-    def reaches(self, lengths: Sequence[int]) -> bool:
-        """Whether the numbers at these positions are among them."""
+    def covers(self, lengths: Sequence[int]) -> bool:
+        """Whether the numbers at these positions have been generated."""
         pairs = zip(self._first, lengths, strict=True)
         return all(0 <= length - first < self.num_positions for first, length in pairs)
 
     def at(self, lengths: Sequence[int]) -> Tensor:
-        """``Stream.together_BR`` at these positions."""
-        places = [length - first for first, length in zip(self._first, lengths, strict=True)]
-        if len(places) == 1:
-            return self._numbers_BPR[:, places[0]]
-        return self._numbers_BPR[range(len(places)), places]
+        """``Stream.uniforms_BJ`` at these positions."""
+        offsets = [length - first for first, length in zip(self._first, lengths, strict=True)]
+        if len(offsets) == 1:
+            return self._numbers_BMJ[:, offsets[0]]
+        return self._numbers_BMJ[range(len(offsets)), offsets]
 
     @staticmethod
-    def pays(key_B: Tensor) -> bool:
-        """Whether it is worth the while."""
-        return key_B.device.type == "cpu" and key_B.shape[0] <= _FEW // 16
+    def is_faster(key_B: Tensor) -> bool:
+        """Whether generating numbers in advance is faster for a batch of this size and device."""
+        return key_B.device.type == "cpu" and key_B.shape[0] <= _MAX_ROWS // 16
 
 
-def _refuse_to_trace() -> None:
-    """Raises NotImplementedError in a program that is traced: the compiler would write out the
-    hash of every number as one expression, over and over."""
+def _require_not_tracing() -> None:
+    """Raises NotImplementedError while a program is traced: the compiler would inline the hash of
+    every number, again and again."""
     if torch.compiler.is_compiling():
-        raise NotImplementedError("random numbers are made outside of programs")
+        raise NotImplementedError("random numbers cannot be generated inside a traced program")
 
 
-def _folded(key: Tensor | Words, spread: Tensor | Words) -> Any:
-    """:func:`fold` of a part that is spread already."""
+def _folded(key: Tensor | NumpyInts, spread: Tensor | NumpyInts) -> Any:
+    """:func:`fold` of a part that :func:`mix_int` has already spread."""
     return _mixed((key ^ spread) + _GOLDEN)
 
 
 @lru_cache(maxsize=16)
-def _spread(roles: tuple[Role, ...], num: int, first: int, device: torch.device) -> Tensor | Words:
-    """The part of the key that says which number of which role, for some of each role; where
-    numpy works on them, as its array."""
-    role_R1 = torch.tensor(roles)[:, None] << _ROLE_SHIFT
-    spread_R = (role_R1 + torch.arange(first, first + num)).flatten() * _GOLDEN
-    return spread_R.numpy() if device.type == "cpu" else spread_R.to(device)
+def _spread(
+    roles: tuple[Role, ...], num: int, first: int, device: torch.device
+) -> Tensor | NumpyInts:
+    """The spread key parts of numbers ``first … first+num-1`` of each role, (J,): an array where
+    numpy does the arithmetic, else a tensor."""
+    shifted_role = torch.tensor(roles)[:, None] << _ROLE_SHIFT
+    spread_J = (shifted_role + torch.arange(first, first + num)).flatten() * _GOLDEN
+    return spread_J.numpy() if device.type == "cpu" else spread_J.to(device)
 
 
 def as_uniform(bits: Tensor) -> Tensor:
-    """Random bits as numbers in [0, 1): their upper 52 in float64.
+    """Random bits as uniform numbers in [0, 1), from the upper 52 bits, in float64.
 
-    Only 23 in float32, where the device has no float64. Either way ``u * total < total`` holds
-    after rounding, and the lower 12 bits are left for other use.
+    On devices without float64 they come from the upper 23 bits, in float32. In both cases
+    ``u * total < total`` holds after rounding, and the lower 12 bits stay free for other uses.
     """
     if bits.device.type == "mps":
         return ((bits >> 41) & 0x7FFFFF).float() * 2.0**-23

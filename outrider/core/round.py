@@ -1,6 +1,6 @@
-"""One round of speculative decoding: the loop of every method is a repetition of this.
+"""One round of speculative decoding. Every method decodes by repeating this round.
 
-Legend: B rows, N nodes, K columns emitted (depth + 1), V vocabulary.
+Legend: B rows, N nodes, D depth, K emitted tokens (D+1), V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,9 @@ from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import Budget, Drafter, Model, Scores, Verifier
 from outrider.core.rng import Stream
 
-Reading = Callable[[Tensor], Verifier]
-"""``ReadsLogits.reading``, by name: to ask whether an object follows a protocol takes longer."""
+BindLogits = Callable[[Tensor], Verifier]
+"""``UsesRawLogits.with_raw_logits``, looked up by name: an ``isinstance`` check of a protocol is
+slower."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Round:
         proposed: the drafter's draft, over which the target has run.
         draft: the draft that was verified: ``proposed`` without the nodes behind an end token.
         scores: the target's raw logits at the nodes.
-        p_BNV: what the verifier verified by: the target's distributions, or its warped logits where
-            the verifier needs no distributions.
+        p_BNV: the input of the verifier: the target distributions, or the target's warped logits
+            if the verifier needs no distributions.
         verdict: what was accepted.
-        emitted_BK: the tokens; row b emitted its first ``num_accepted + 1``.
-        verified_by_logits: whether ``p_BNV`` holds logits only.
-        overlap: what the draft says of α, where the verify knows it.
-        dead_BN: at which nodes the distribution left no token to sample; None where it reports
-            none.
+        emitted_BK: the emitted tokens; row b emits its first ``num_accepted + 1``.
+        verified_by_logits: whether ``p_BNV`` holds logits instead of distributions.
+        overlap: estimates of α from this draft, if the verification computed them.
+        dead_BN: at which nodes sampling parameters and processors left no token to sample; None if
+            the distribution does not report any.
     """
 
     proposed: Draft
@@ -52,9 +53,9 @@ class Overlap(NamedTuple):
     """What a round's draft says of α = E[Σ_x min(p, q)], by depth (``engine/round_counts.py``).
 
     Attributes:
-        reached_BD: the probability that token-level rejection sampling comes to the position; 0
+        reached_BD: the probability that token-level rejection sampling reaches the position; 0
             where nothing was drafted.
-        overlap_BD: the same times an unbiased estimate of Σ_x min(p, q) there.
+        overlap_BD: that probability times an unbiased estimate of Σ_x min(p, q) at the position.
     """
 
     reached_BD: Tensor
@@ -63,7 +64,7 @@ class Overlap(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """What a rule made of a draft; attributes as in :class:`Round`."""
+    """The result of verifying a draft; attributes as in :class:`Round`."""
 
     draft: Draft
     p_BNV: Tensor
@@ -74,12 +75,12 @@ class Verification:
 
 
 class VerificationExecutor(Protocol):
-    """How a rule is put to a draft."""
+    """Applies a verification rule to a draft: eagerly, or as a compiled program."""
 
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
-        """The distribution, the verdict under it, and the tokens that it emits."""
+        """Warps the target's logits, verifies the draft, and collects the emitted tokens."""
 
 
 def run_round(
@@ -142,10 +143,10 @@ def commit_round(
 def verify_eagerly(
     verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
 ) -> Verification:
-    """The verify of any rule, any draft and any distribution.
+    """Verifies any draft by any rule, in eager mode.
 
-    Nodes behind an end token are taken out of the draft first, so that neither a distribution nor a
-    rule comes to see what plain decoding never would.
+    Nodes that follow an end token are removed from the draft first, so that neither processors nor
+    the rule see prefixes that plain decoding would never produce.
     """
     if context.ends is not None:
         draft = context.ends.cut(draft)
@@ -154,15 +155,15 @@ def verify_eagerly(
     )
     prefix = Prefix.of_draft(context, draft)
     p_BNV = distribution(logits_BNV, prefix)
-    reading: Reading | None = getattr(verifier, "reading", None)
-    if reading is not None:
-        verifier = reading(logits_BNV)
+    bind: BindLogits | None = getattr(verifier, "with_raw_logits", None)
+    if bind is not None:
+        verifier = bind(logits_BNV)
     verdict = verifier(draft, p_BNV, rng)
     return Verification(draft, p_BNV, verdict, verdict.emitted(draft), dead_BN=prefix.dead_BM)
 
 
 def check_compatible(drafter: Drafter[Any], verifier: Verifier) -> None:
-    """Raises IncompatibleError when the verifier's rule does not hold for the drafter's draws."""
+    """Raises IncompatibleError if the verifier's rule is not valid for the drafter's drafts."""
     if drafter.drawn not in verifier.accepts:
         raise IncompatibleError(
             f"{type(verifier).__name__} cannot verify {drafter.drawn!r} drafts of "

@@ -1,14 +1,14 @@
-"""From the host to the device without waiting for what the device is doing."""
+"""Host-to-device copies that do not wait for pending work on the device."""
 
 import torch
 from torch import Tensor
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host's where the device is.
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a host tensor to the device asynchronously.
 
-    A copy from ordinary memory first waits for everything that a GPU has been given to do; one from
-    pinned memory takes its turn there.
+    A copy from pageable memory waits until the GPU has finished all queued work; a copy from pinned
+    memory is queued behind that work instead.
     """
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

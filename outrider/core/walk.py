@@ -1,13 +1,13 @@
 """Lifts a node-local verification rule to batches, chains and trees.
 
-A node-local rule says of one place and one candidate: accept it or not, and if not, which
-distribution is left. :func:`walk` asks it at the root's first child, descends where a candidate is
-accepted, goes on to the next sibling with the remaining distribution where it is not, and draws the
-next token from the distribution that is left in the end. With rejection sampling as the rule and
-one child per node this is Leviathan's Algorithm 1; with several i.i.d. children it is SpecInfer's
-multi-step speculative sampling (Miao et al., Algorithm 2).
+A node-local rule decides about one candidate at one position: whether it is accepted and, if not,
+which distribution remains. :func:`walk` starts at the root's first child. It descends where a
+candidate is accepted, moves on to the next sibling with the remaining distribution where it is
+rejected, and finally draws the next token from the distribution that remains. With rejection
+sampling as the rule and one child per node, this is Leviathan's Algorithm 1; with several i.i.d.
+children it is SpecInfer's multi-step speculative sampling (Miao et al., Algorithm 2).
 
-Legend: B rows, N nodes, D candidates along a chain (N-1), V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.core.chain import chain_tensors, counting
+from outrider.core.chain import cached_arange, chain_tensors
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
@@ -23,33 +23,34 @@ from outrider.core.rng import Role, Stream
 
 
 class NodeRule(Protocol):
-    """A rule that verifies one candidate at one place. Leading dimensions broadcast."""
+    """A rule that verifies one candidate at one position. Leading dimensions broadcast."""
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         """Whether candidate x is accepted, given the uniform number u (bool, shape of x).
 
-        ``q_V`` is the distribution x was drawn from; None means that x was chosen (a point mass).
+        ``q_V`` is the distribution that x was drawn from. None means that x was chosen by a
+        deterministic rule, so its distribution is the point mass at x.
         """
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is left after x was rejected: the target's remaining weights (normalised or not),
+        """What remains after x was rejected: the target's remaining weights (normalised or not),
         and the distribution that the next sibling was drawn from."""
 
 
-class ClosedForm(NodeRule, Protocol):
+class ClosedFormRule(NodeRule, Protocol):
     """A node-local rule whose acceptance probabilities have a closed form."""
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        """Probability that each token is accepted if it is the candidate, shape of ``p_V``."""
+        """The probability that each token is accepted if it is the candidate, shape of ``p_V``."""
 
 
-def output_distribution(rule: ClosedForm, p_V: Tensor, q_V: Tensor) -> Tensor:
-    """π, the distribution of the token that a place emits when its one candidate x is drawn from q.
+def output_distribution(rule: ClosedFormRule, p_V: Tensor, q_V: Tensor) -> Tensor:
+    """The output distribution π at a position with one candidate x drawn from q.
 
         π(x) = q(x) r(x) + (1 - Σ q r) s(x)
 
-    with r the rule's acceptance and s what it leaves after a rejection. Leading dimensions
-    broadcast. A chosen candidate has the point mass as its q.
+    with r the rule's acceptance probability and s the distribution that remains after a rejection.
+    Leading dimensions broadcast. For a chosen candidate, pass the point mass as q.
     """
     r_V = rule.acceptance(p_V, q_V)
     accepted_V = q_V * r_V
@@ -59,8 +60,7 @@ def output_distribution(rule: ClosedForm, p_V: Tensor, q_V: Tensor) -> Tensor:
 
 
 def walk(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """Verifies a draft by a node-local rule; the fast form for chains, the general one for
-    trees."""
+    """Verifies a draft by a node-local rule: chains by the fast form, trees by the general one."""
     return (
         walk_chain(rule, draft, p_BNV, rng)
         if draft.is_chain
@@ -72,11 +72,12 @@ def require_chain(rule: object, draft: Draft) -> None:
     """Raises IncompatibleError when the draft has branches."""
     if not draft.is_chain:
         name = type(rule).__name__
-        raise IncompatibleError(f"{name} verifies one path; give it a chain, not a tree")
+        raise IncompatibleError(f"{name} verifies a single path: use it with chains, not trees")
 
 
 def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """All candidates of all rows at once; the remaining distribution only where a row stops."""
+    """Verifies all candidates of all rows at once, then computes the remaining distribution only
+    where each row stops."""
     B, N = draft.tokens_BN.shape
     D = N - 1
     u_next_B = rng.uniform(Role.NEXT, 1)[:, 0]
@@ -96,39 +97,39 @@ def walk_chain(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verd
     q_BV = None if draft.probs_BNV is None else at_node(draft.probs_BNV, stop_B)
     left_BV, _ = rule.reject(p_BV, q_BV, x_BD.gather(1, stop_B[:, None])[:, 0])
     rejected_B = num_accepted_B < draft.num_drafted_B
-    from_left_B = rejected_B & (left_BV.sum(-1) > 0)  # or rounding has left no mass
+    from_left_B = rejected_B & (left_BV.sum(-1) > 0)  # rounding may leave no mass
     probs_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
     path_BD = chain_tensors(B, N, p_BNV.device).path_BD
     return Verdict(path_BD, num_accepted_B, draw(probs_BV, u_next_B))
 
 
 def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-    """Each row verifies the children of its own node, in the order of their numbers, and descends
-    where one is accepted: as many steps as the longest way needs, whatever the number of nodes."""
+    """Each row verifies the children of its current node in index order and descends where one is
+    accepted. The number of steps is that of the longest walk, not the number of nodes."""
     B, N = draft.tokens_BN.shape
-    looks = p_BNV.device.type == "cpu"  # elsewhere a look back costs more than it can save
+    synchronises = p_BNV.device.type == "cpu"  # elsewhere that costs more than it can save
     u_BN = torch.nn.functional.pad(rng.uniform(Role.ACCEPT, max(N - 1, 1)), (1, 0))
-    number_N = torch.arange(N, device=p_BNV.device)
+    node_N = torch.arange(N, device=p_BNV.device)
     parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)
     node_B = last_B = torch.zeros(B, dtype=torch.int64, device=p_BNV.device)
     p_BV = p_BNV[:, 0]
     q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
-    for _ in range(draft.most_verified):
-        is_next_BN = (parents_BN == node_B[:, None]) & (number_N > last_B[:, None])
+    for _ in range(draft.walk_length_bound):
+        is_next_BN = (parents_BN == node_B[:, None]) & (node_N > last_B[:, None])
         reached_B, child_B = is_next_BN.max(1)
-        if looks and not reached_B.any():
+        if synchronises and not reached_B.any():
             break
         x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]
         u_B = u_BN.gather(1, child_B[:, None])[:, 0]
         accepted_B = reached_B & rule.accept(p_BV, q_BV, x_B, u_B)
         rejected_B = reached_B & ~accepted_B
-        if not looks or rejected_B.any():
+        if not synchronises or rejected_B.any():
             left_BV, left_q_BV = rule.reject(p_BV, q_BV, x_B)
             left_BV = _normalise(_or_target(left_BV, p_BV))
             p_BV = torch.where(rejected_B[:, None], left_BV, p_BV)
             if q_BV is not None and left_q_BV is not None:
                 q_BV = torch.where(rejected_B[:, None], left_q_BV, q_BV)
-        if not looks or accepted_B.any():
+        if not synchronises or accepted_B.any():
             p_BV = torch.where(accepted_B[:, None], at_node(p_BNV, child_B), p_BV)
             if q_BV is not None and draft.probs_BNV is not None:
                 q_BV = torch.where(accepted_B[:, None], at_node(draft.probs_BNV, child_B), q_BV)
@@ -140,24 +141,24 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
 
 
 def path_to(draft: Draft, node_B: Tensor) -> Tensor:
-    """Nodes from the root's child down to ``node``, padded with node N-1, shape (B, N-1)."""
+    """The nodes from the root's child down to ``node``, padded with node N-1, shape (B, D)."""
     B, N = draft.tokens_BN.shape
     rows_B = torch.arange(B, device=node_B.device)
     on_path_BN = draft.ancestors_BNN[rows_B, node_B]
-    numbers_BN = torch.arange(N, device=node_B.device).expand(B, N)
-    ordered_BN = torch.where(on_path_BN, numbers_BN, N).sort(1).values
+    node_BN = torch.arange(N, device=node_B.device).expand(B, N)
+    ordered_BN = torch.where(on_path_BN, node_BN, N).sort(1).values
     return ordered_BN[:, 1:].clamp(max=N - 1)
 
 
 def at_node(probs_BNV: Tensor, node_B: Tensor) -> Tensor:
     """The distribution at one node of each row, (B, V)."""
     B, N, _ = probs_BNV.shape
-    place_B = node_B if B == 1 else node_B + counting(B, probs_BNV.device, N)
-    return probs_BNV.flatten(0, 1).index_select(0, place_B)
+    index_B = node_B if B == 1 else node_B + cached_arange(B, probs_BNV.device, N)
+    return probs_BNV.flatten(0, 1).index_select(0, index_B)
 
 
 def _or_target(left_BV: Tensor, p_BV: Tensor) -> Tensor:
-    """The remaining weights, or the target's distribution where rounding has left no mass."""
+    """The remaining weights, or the target distribution where rounding has left no mass."""
     return torch.where(left_BV.sum(-1, keepdim=True) > 0, left_BV, p_BV)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.core import Budget, moved
+from outrider.core import Budget, to_device
 from outrider.core.errors import InvalidParameterError
 from outrider.core.values import is_whole, shown
 
@@ -27,7 +27,7 @@ def plan(num_speculative_tokens: int, room: Sequence[int], device: torch.device)
     most = max(tokens)
     if min(tokens) == most:
         return Budget(most)
-    return Budget(most, moved(torch.tensor(tokens), device))
+    return Budget(most, to_device(torch.tensor(tokens), device))
 
 
 def check_speculative_tokens(number: int | None) -> None:

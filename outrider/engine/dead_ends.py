@@ -9,10 +9,10 @@ Legend: B rows, N nodes, K tokens emitted in a round.
 import torch
 from torch import Tensor
 
-from outrider.core import Round, counting
+from outrider.core import Round, cached_arange
 from outrider.core.errors import DeadEndError
 from outrider.engine.request import Row
-from outrider.sampling.blame import what_forbids
+from outrider.sampling.dead_end_cause import dead_end_cause
 
 
 def first_dead(round_: Round) -> Tensor | None:
@@ -24,7 +24,7 @@ def first_dead(round_: Round) -> Tensor | None:
     K = round_.emitted_BK.shape[1]
     nodes_BK = torch.cat([torch.zeros_like(round_.emitted_BK[:, :1]), round_.verdict.path_BD], 1)
     dead_BK = round_.dead_BN.gather(1, nodes_BK)
-    return torch.where(dead_BK, counting(K, dead_BK.device), K).amin(1)
+    return torch.where(dead_BK, cached_arange(K, dead_BK.device), K).amin(1)
 
 
 def dead_end(round_: Round, b: int, row: Row, first: int, num_kept: int) -> DeadEndError:
@@ -35,7 +35,7 @@ def dead_end(round_: Round, b: int, row: Row, first: int, num_kept: int) -> Dead
     node = int(round_.verdict.path_BD[b, first - 1]) if first else 0
     ids = [*request.first_ids, *output]
     logits_V = round_.scores.logits_BNV[b, node]
-    culprit = what_forbids(request.sampling, logits_V, ids, len(request.first_ids))
+    culprit = dead_end_cause(request.sampling, logits_V, ids, len(request.first_ids))
     return DeadEndError(
         f"request {request.index}: no token can be sampled at position {len(ids)} (token "
         f"{len(output)} of the output): {culprit}; relax it, or end the output before that"

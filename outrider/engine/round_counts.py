@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Draft, Overlap, Round, Verdict, best
+from outrider.core import Draft, Overlap, Round, Verdict, argmax
 from outrider.core.overlap import estimated_overlap, overlap_by_depth
 
 
@@ -96,7 +96,7 @@ def overlap_of(round_: Round, lossless: bool) -> Overlap | None:
     if lossless:
         return overlap_by_depth(draft, _accepted(draft, round_.verdict))
     parents_BD = draft.parents_BN[:, 1:].clamp(min=0)
-    hits_BD = best(round_.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
+    hits_BD = argmax(round_.p_BNV).gather(1, parents_BD) == draft.tokens_BN[:, 1:]
     return overlap_by_depth(draft, hits_BD.to(round_.p_BNV.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Sampling parameters and the warp from logits to distributions. Torch only."""
+"""Sampling parameters, and the warp from logits to distributions. Depends on torch only."""
 
 from outrider.sampling.params import Processor, Sampling
 from outrider.sampling.warp import Warp

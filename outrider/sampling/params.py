@@ -1,4 +1,4 @@
-"""What a user may ask of the sampled text; one immutable record per request."""
+"""The sampling parameters of a request."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ from outrider.core.values import (
 Processor = Callable[[Tensor, Tensor], Tensor]
 """``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V).
 
-The contract: the scores are a function of the arguments. A processor is asked about drafted tokens,
-too: in any order, repeatedly, and about some that are never emitted. It may change ``scores`` in
-place, and may keep caches. One whose answers depend on its earlier calls needs
-``Sampling(stateless=False)``.
+The returned scores must be a function of the arguments, because processors are also called for
+drafted positions: in any order, repeatedly, and for tokens that are never emitted. A processor may
+change ``scores`` in place and may keep caches. A processor whose results depend on its earlier
+calls needs ``Sampling(stateless=False)``.
 """
 
 DEFAULTS: Mapping[str, float] = {
@@ -35,7 +35,7 @@ DEFAULTS: Mapping[str, float] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""What these parameters are where neither the request nor a generation config says."""
+"""The values of these parameters if neither the request nor a generation config sets them."""
 
 _SCALARS = (
     "temperature",
@@ -54,51 +54,52 @@ _SCALARS = (
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one request, applied alike to draft and target at every place.
+    """Sampling parameters of one request, applied identically to draft and target.
 
-    Numbers may be numpy's; None for a collection is an empty one.
+    Numbers may be numpy scalars. None for a collection means an empty one.
 
     Order of application: logit bias, repetition, presence and frequency penalties, user
     processors, forced tokens, temperature, top-k, top-p, min-p (the order of ``transformers``).
 
-    A parameter that is None takes the value of the target's generation config, and where that has
-    none, or is not obeyed (``generation_config=False``), Outrider's own default. A number given
-    here wins over the generation config. ``engine.settled(sampling)`` shows what comes out.
+    A parameter that is None takes the value of the target's generation config. If that has none, or
+    is ignored (``generation_config=False``), Outrider's own default applies. A value given here
+    overrides the generation config. ``engine.settled(sampling)`` returns the resulting parameters.
 
     Attributes:
-        temperature: 0 takes the argmax; otherwise logits are divided by it. Default 1.
-        top_k: keep the k most probable tokens, ties included; 0, the default, is off.
-        top_p: keep the smallest set of most probable tokens that holds this mass; 1, the default,
-            is off. It refers to the mass left by top-k.
-        min_p: keep tokens at least this fraction as probable as the best one; 0, the default, is
-            off.
+        temperature: 0 takes the argmax; otherwise logits are divided by the temperature. Default 1.
+        top_k: keep the k most probable tokens, including ties; 0, the default, turns it off.
+        top_p: keep the smallest set of most probable tokens with at least this mass, relative to
+            the mass that top-k leaves; 1, the default, turns it off.
+        min_p: keep tokens at least this fraction as probable as the most probable one; 0, the
+            default, turns it off.
         repetition_penalty: divides positive and multiplies negative logits of every token in
-            prompt and output (Keskar et al., CTRL, 2019); 1, the default, is off.
-        presence_penalty: subtracted from the logits of tokens in the output.
+            prompt and output (Keskar et al., CTRL, 2019); 1, the default, turns it off.
+        presence_penalty: subtracted from the logits of tokens that occur in the output.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id -> number added to its logit.
-        seed: of the request's random numbers.
-        max_new_tokens: most tokens to emit.
-        stop: strings and token ids that end the text; a string is cut off, a token id kept.
-        ignore_eos: go on past the end-of-sequence token.
-        logprobs: report the emitted tokens' log-probabilities and the n most probable tokens
-            beside each, all of them where n exceeds the vocabulary; 0 reports the emitted ones
-            only, None nothing. They are the target's own, before any of the above is applied.
-        processors: further logits processors, such as a ``transformers.LogitsProcessorList``; see
-            :data:`Processor` for what is asked of them. They are asked about prefixes that plain
-            decoding could show them: none behind an end token, beyond the sequence's length, or
-            with a token that they themselves forbid.
-        stateless: whether the processors' answers depend on their arguments alone. None has this
-            checked, by a few calls, before anything is drafted; True promises it; with False they
-            are called exactly as in plain decoding, once per emitted token and in order, and the
-            request runs without drafts.
-        forced: place in the output, from 0 on -> token that stands there whatever the models say
-            (an encoder-decoder's language token, say).
-        top_p_convention: ``hf`` drops a token when the mass before it is at least ``top_p``;
-            ``paper`` (Holtzman et al., ICLR 2020) only when it exceeds it.
+        seed: seed of the request's random numbers.
+        max_new_tokens: maximum number of tokens to emit.
+        stop: strings and token ids that end the output. A stop string is removed from the output, a
+            stop token id is kept.
+        ignore_eos: continue past the end-of-sequence token.
+        logprobs: report the log-probability of each emitted token and the n most probable tokens at
+            its position (the whole vocabulary if n exceeds it); 0 reports the emitted tokens only,
+            None nothing. They are the target's own, before any parameter above is applied.
+        processors: additional logits processors, such as a ``transformers.LogitsProcessorList``;
+            :data:`Processor` states their contract. They are called only for prefixes that plain
+            decoding could produce: without an end token, within the maximum length, and without a
+            token that they themselves forbid.
+        stateless: whether the processors' results depend on their arguments alone. With None this
+            is checked by a few calls before anything is drafted; True asserts it. With False the
+            processors are called exactly as in plain decoding, once per emitted token and in order,
+            and the request runs without drafts.
+        forced: position in the output, starting at 0 -> token that is emitted there whatever the
+            models predict (such as the language token of an encoder-decoder).
+        top_p_convention: ``hf`` drops a token if the mass ranked before it is at least ``top_p``;
+            ``paper`` (Holtzman et al., ICLR 2020) only if that mass exceeds ``top_p``.
 
     Raises:
-        InvalidParameterError: a value outside its domain.
+        InvalidParameterError: a value lies outside its domain.
     """
 
     temperature: float | None = None
@@ -169,12 +170,12 @@ class Sampling:
                 {token: bias},
                 "must map token ids to finite numbers or -inf",
             )
-        for place, token in self.forced.items():
+        for position, token in self.forced.items():
             _require(
-                is_id(place) and is_id(token),
+                is_id(position) and is_id(token),
                 "forced",
-                {place: token},
-                "must map places, from 0 on, to token ids",
+                {position: token},
+                "must map positions, starting at 0, to token ids",
             )
         _require(is_whole(self.seed), "seed", self.seed, "must be a whole number")
         _require(
@@ -207,11 +208,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def settled(self, defaults: Mapping[str, float] | None = None) -> "Sampling":
-        """The same with no parameter left None that has a default.
+    def with_defaults(self, defaults: Mapping[str, float] | None = None) -> "Sampling":
+        """A copy in which every parameter that is None and has a default takes that default.
 
         Args:
-            defaults: by name, instead of Outrider's own.
+            defaults: defaults by name that override Outrider's own.
         """
         known = {**DEFAULTS, **(defaults or {})}
         unset = {name: value for name, value in known.items() if getattr(self, name) is None}
@@ -245,7 +246,7 @@ def _items(stop: str | int | Sequence[str | int]) -> Sequence[str | int]:
 
 
 def _mapping(name: str, value: object) -> dict[Any, Any]:
-    """A mapping, or pairs; None is empty."""
+    """A mapping from a mapping, from pairs, or from None (empty)."""
     try:
         pairs = dict(() if value is None else value)  # type: ignore[call-overload]
     except (TypeError, ValueError):
@@ -256,7 +257,7 @@ def _mapping(name: str, value: object) -> dict[Any, Any]:
 
 
 def _listed(name: str, value: object) -> tuple[Any, ...]:
-    """A collection, or its only item if that is a text or a token id; None is empty."""
+    """A tuple from a collection, from a single stop string or token id, or from None (empty)."""
     value = as_python(value)
     if value is None:
         return ()

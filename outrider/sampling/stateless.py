@@ -1,8 +1,8 @@
-"""Whether a user's logits processor may be asked about drafted tokens.
+"""Checks whether a user's logits processor can be used with drafts, i.e. keeps no state.
 
-Speculative decoding asks a processor about every drafted position, most of them at once, some
-several times, and some that never become text. So its answer must be a function of its arguments.
-A processor that remembers its calls would steer the text by drafts that were rejected.
+Speculative decoding calls a processor for every drafted position: many in one round, some several
+times, and some whose token is never emitted. Its result must therefore be a function of its
+arguments. If a processor remembered its calls, rejected drafts would influence the output.
 
 Legend: V vocabulary, T tokens.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Processor
 
-_MOST_VALUES = 100_000
+_MAX_VALUES = 100_000
 
 
 def check_stateless(
@@ -31,83 +31,83 @@ def check_stateless(
     ends: Collection[int],
     device: torch.device,
 ) -> None:
-    """Asks a processor about a prompt, and about one token more, three times each.
+    """Calls a processor three times each for a prompt and for the prompt with one more token.
 
     Args:
         processor: the processor.
-        number: its place among the request's.
+        number: its index among the request's processors.
         ids: the prompt.
         num_tokens: size of the vocabulary.
-        ends: tokens behind which the text ends, and nobody would ask it.
-        device: where logits live.
+        ends: end tokens; processors are not called after them.
+        device: the device of the logits.
 
     Raises:
-        InvalidParameterError: it answered the same question in two ways, or its attributes went on
-            changing.
+        InvalidParameterError: the processor returned different scores for the same arguments, or
+            its attributes change with every call.
     """
     flat_1V = torch.linspace(0.0, -1.0, num_tokens, device=device)[None]
 
-    def ask(tokens: Sequence[int]) -> Tensor:
+    def call(tokens: Sequence[int]) -> Tensor:
         return processor(torch.tensor([list(tokens)], device=device), flat_1V.clone()).clone()
 
-    questions = [list(ids)]
-    answers = [ask(ids)]
-    token = int(answers[0].argmax())
-    if token not in ends and bool(answers[0].amax().isfinite()):
-        questions.append([*ids, token])
-        answers.append(ask(questions[1]))
-    again = [ask(tokens) for tokens in questions]
+    prefixes = [list(ids)]
+    scores = [call(ids)]
+    token = int(scores[0].argmax())
+    if token not in ends and bool(scores[0].amax().isfinite()):
+        prefixes.append([*ids, token])
+        scores.append(call(prefixes[1]))
+    repeated = [call(tokens) for tokens in prefixes]
     before = _state(processor)
-    again += [ask(tokens) for tokens in questions]
-    pairs = zip(answers * 2, again, strict=True)
+    repeated += [call(tokens) for tokens in prefixes]
+    pairs = zip(scores * 2, repeated, strict=True)
     if not all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs):
-        found = "answered the same input in two ways"
+        problem = "returned different scores for the same input"
     elif before != _state(processor):
-        found = "changed its attributes at every call"
+        problem = "changed its attributes at every call"
     else:
         return
     kind = getattr(processor, "__name__", type(processor).__name__)
     raise InvalidParameterError(
-        f"processors[{number}] ({kind}) {found}, so it seems to keep a state, which drafted tokens "
-        f"would spoil: pass stateless=False to call it once per emitted token, in order, without "
-        f"drafts; or stateless=True if what it keeps, such as a counter, never changes its answers"
+        f"processors[{number}] ({kind}) {problem}, so it seems to keep state, which drafted tokens "
+        f"would corrupt: pass stateless=False to call it once per emitted token, in order, without "
+        f"drafts; or stateless=True if its state, such as a counter, never changes its results"
     )
 
 
 def _state(processor: Processor) -> object:
-    """What can be seen of an object's state, as plain values that compare."""
-    return _Reader().read(processor)
+    """The visible state of an object, as plain values that can be compared."""
+    return _Snapshot().of(processor)
 
 
-class _Reader:
-    """Reads each object once; of very many values the first ones only."""
+class _Snapshot:
+    """Visits each reachable object once, up to a maximum number of objects."""
 
     def __init__(self) -> None:
         self._seen: dict[int, object] = {}
 
-    def read(self, value: object) -> object:
+    def of(self, value: object) -> object:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             return repr(value)
-        if id(value) in self._seen or len(self._seen) >= _MOST_VALUES:
+        if id(value) in self._seen or len(self._seen) >= _MAX_VALUES:
             return id(value)
-        self._seen[id(value)] = value  # kept, so that no other object gets its id
+        self._seen[id(value)] = value  # a reference, so that no other object gets the same id
         if isinstance(value, Tensor):
             return _digest(value)
-        if callable(tobytes := getattr(value, "tobytes", None)):  # an array of numpy's
+        if callable(tobytes := getattr(value, "tobytes", None)):  # a numpy array
             return hashlib.sha256(tobytes()).hexdigest()
         if isinstance(value, type | types.ModuleType | nn.Module):
             return id(value)
         if isinstance(value, Mapping):
-            return [(self.read(key), self.read(item)) for key, item in value.items()]
+            return [(self.of(key), self.of(item)) for key, item in value.items()]
         if isinstance(value, AbstractSet):
             return sorted(map(repr, value))
         if isinstance(value, list | tuple | deque | bytearray):
-            return [self.read(item) for item in value]
-        return [type(value).__qualname__, *map(self.read, _parts(value))]
+            return [self.of(item) for item in value]
+        return [type(value).__qualname__, *map(self.of, _parts(value))]
 
 
 def _parts(value: object) -> list[object]:
-    """What an object of no known kind holds."""
+    """The contents of an object of any other type."""
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.MethodType):

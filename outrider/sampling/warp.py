@@ -2,10 +2,11 @@
 
     bias, penalties, processors, forced -> z / T -> top-k -> softmax -> top-p -> min-p
 
-applied identically to draft and target, per row and per drafted place, in float32 (float64 for
-float64 models). Temperature 0 is a branch: the point mass at the argmax.
+applied identically to draft and target, per row and per drafted position, in float32 (float64 for
+float64 models). Temperature 0 is a separate branch: the point mass at the argmax.
 
-Legend: B rows, M places, V vocabulary, K drafted tokens, F forced tokens of a row.
+Legend: B rows, M positions, V vocabulary, K drafted or emitted tokens, T context length, Z forced
+tokens of a row.
 """
 
 from collections.abc import Sequence
@@ -15,35 +16,35 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from outrider.core import Prefix, best
+from outrider.core import Prefix, argmax
 from outrider.core.errors import InvalidParameterError
-from outrider.sampling.open_places import open_places
 from outrider.sampling.params import Sampling
+from outrider.sampling.reachable import reachable_positions
 from outrider.sampling.temperature import scaled
 from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
 
 
 class Warp:
-    """The distributions of a batch's rows (a ``core.Distribution``); immutable, rebuilt when rows
-    come and go.
+    """Maps a batch's logits to distributions (a ``core.Distribution``).
+
+    Immutable: the engine builds a new one when rows join or leave.
 
     Args:
-        samplings: one per row.
-        num_tokens: size of the vocabulary, the logits' width.
-        device: where the logits live.
+        samplings: the sampling parameters of each row.
+        num_tokens: size of the vocabulary, i.e. the width of the logits.
+        device: the device of the logits.
 
     Attributes:
-        samplings: as given, defaults filled in.
-        keeps_logits: whether :meth:`logits` changes none, whatever precedes.
-        only_scales: whether the distributions are the softmax of logits ÷ temperature, whatever
-            precedes.
-        is_softmax: the same at temperature 1.
+        samplings: the parameters as given, with defaults filled in.
+        keeps_logits: whether :meth:`logits` leaves all logits unchanged, for any prefix.
+        only_scales: whether the distributions are softmax(logits / temperature), for any prefix.
+        is_softmax: whether they are softmax(logits), i.e. the same at temperature 1.
     """
 
     def __init__(
         self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
     ) -> None:
-        self.samplings = samplings = tuple(sampling.settled() for sampling in samplings)
+        self.samplings = samplings = tuple(sampling.with_defaults() for sampling in samplings)
         self._num_tokens = num_tokens
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
@@ -60,38 +61,38 @@ class Warp:
         self._min_p = [s.min_p or 0.0 for s in samplings]
         self._repetition = [s.repetition_penalty or 1.0 for s in samplings]
         self._bias_BV = self._biases() if any(s.logit_bias for s in samplings) else None
-        self._forced_BF2 = self._forced() if any(s.forced for s in samplings) else None
+        self._forced_BZ2 = self._forced() if any(s.forced for s in samplings) else None
         self.keeps_logits = not (
             self._penalises
             or self._processes
             or self._bias_BV is not None
-            or self._forced_BF2 is not None
+            or self._forced_BZ2 is not None
         )
         truncates = any(self._top_k) or any(p < 1 for p in self._top_p) or any(self._min_p)
         self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
         self.is_softmax = self.only_scales and not self._scales
 
     def of_rows(self, rows: Sequence[int]) -> "Warp":
-        """The distributions of some rows."""
+        """The warp of a subset of the rows."""
         samplings = [self.samplings[row] for row in rows]
         return Warp(samplings, self._num_tokens, self._device)
 
     @cached_property
     def temperature_B(self) -> Tensor:
-        """Of the rows, in float32; 1 for greedy ones."""
+        """The temperature of each row, in float32; 1 for greedy rows."""
         return column(tuple(self._temperature), torch.float32, self._device)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Logits after bias, penalties, user processors and forced tokens, at least float32.
+        """The logits after bias, penalties, user processors and forced tokens, at least float32.
 
-        Where these leave no token, or make a logit NaN or infinite, all logits are 0, and
-        ``prefix.dead_BM`` says so.
+        At positions where these leave no token, or make a logit NaN or infinite, all logits become
+        0 and ``prefix.dead_BM`` is set.
         """
         z_BMV = self.raw_logits(logits_BMV, prefix)
         return z_BMV if self.keeps_logits else _without_dead_ends(z_BMV, prefix)
 
     def raw_logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The same, whatever bias, penalties and processors leave."""
+        """The same as :meth:`logits`, without the replacement of logits that leave no token."""
         z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
         if self._bias_BV is not None:
             z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
@@ -99,12 +100,12 @@ class Warp:
             z_BMV = self._penalise(z_BMV, prefix)
         if self._processes:
             z_BMV = self._process(z_BMV, prefix)
-        if self._forced_BF2 is not None:
-            z_BMV = _force(z_BMV, self._forced_BF2, prefix)
+        if self._forced_BZ2 is not None:
+            z_BMV = _force(z_BMV, self._forced_BZ2, prefix)
         return z_BMV
 
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """The distribution at every place; rows sum to one."""
+        """The distribution at every position; each sums to one."""
         z_BMV = self.logits(logits_BMV, prefix)
         if self.greedy:
             return _point_mass(z_BMV)
@@ -117,7 +118,7 @@ class Warp:
         if self._scales:
             temperature_B = column(tuple(self._temperature), z_BMV.dtype, self._device)
             z_BMV = scaled(z_BMV, temperature_B)
-            if not self.keeps_logits:  # a bias of 1e38 is finite until it is divided
+            if not self.keeps_logits:  # a finite bias of 1e38 may overflow here
                 z_BMV = z_BMV.clamp(max=torch.finfo(z_BMV.dtype).max)
         if any(self._top_k):
             z_BMV = z_BMV.masked_fill(~keep_top_k(z_BMV, self._top_k), -torch.inf)
@@ -131,8 +132,8 @@ class Warp:
         return p_BMV
 
     def _renormalised(self, p_BMV: Tensor, keep_BMV: Tensor, on_rows: Sequence[bool]) -> Tensor:
-        """The kept part of the distribution. Rows that are off stay as they are, to the last bit,
-        so that no row depends on what its batch-mates ask for."""
+        """The distribution restricted to the kept tokens. Rows without the parameter stay bitwise
+        unchanged, so that no row depends on the parameters of the other rows of the batch."""
         kept_BMV = p_BMV.masked_fill(~keep_BMV, 0.0)
         kept_BMV = kept_BMV / kept_BMV.sum(-1, keepdim=True)
         if all(on_rows):
@@ -141,7 +142,7 @@ class Warp:
         return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Repetition counts prompt and output, presence and frequency the output only."""
+        """Repetition counts prompt and output; presence and frequency count the output only."""
         prompt_BV, output_BV = _counts(prefix, self._num_tokens)
         drafted_BMV = torch.zeros_like(z_BMV)
         index_BMK = prefix.tokens_BK[:, None].expand(prefix.on_path_BMK.shape)
@@ -157,19 +158,20 @@ class Warp:
         return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """User processors see one place at a time, as ``transformers`` would show it to them, and
-        no place that plain decoding could not come to. There the logits stay as they are: no token
-        of a sequence is ever drawn from them."""
+        """Calls the user processors for one position at a time, as ``transformers`` would.
+
+        Positions that plain decoding cannot reach keep their logits: no token of the output is ever
+        sampled there.
+        """
         z_BMV = z_BMV.clone()
-        places = open_places(self.samplings, prefix, z_BMV)
-        for b, m in places:
+        for b, m in reachable_positions(self.samplings, prefix, z_BMV):
             input_ids = prefix.row(b, m)
             for processor in self.samplings[b].processors:
                 z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
         return z_BMV
 
     def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
-        """A number per row, to compute with logits of that dtype."""
+        """One number per row, in the dtype of these logits, (B, 1, 1)."""
         return column(tuple(values), like.dtype, self._device)[:, None, None]
 
     def _biases(self) -> Tensor:
@@ -184,12 +186,12 @@ class Warp:
         return bias_BV.to(self._device)
 
     def _forced(self) -> Tensor:
-        """Pairs of a place in the output and the token that stands there; -1 pads."""
+        """Pairs of an output position and the token forced there, padded with -1."""
         pairs = [list(s.forced.items()) for s in self.samplings]
-        for place, token in chain.from_iterable(pairs):
+        for position, token in chain.from_iterable(pairs):
             if token >= self._num_tokens:
                 raise InvalidParameterError(
-                    f"forced={ {place: token} }: token ids go up to {self._num_tokens - 1}"
+                    f"forced={ {position: token} }: token ids go up to {self._num_tokens - 1}"
                 )
         most = max(map(len, pairs))
         padded = [row + [(-1, -1)] * (most - len(row)) for row in pairs]
@@ -197,11 +199,11 @@ class Warp:
 
 
 def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """Occurrences of each token in prompt and in output, both (B, V)."""
+    """The number of occurrences of each token in prompt and output, both (B, V)."""
     context = prefix.context
-    place_T = torch.arange(context.tokens_BT.shape[1], device=context.device)
-    in_prompt_BT = place_T < context.prompt_length_B[:, None]
-    in_output_BT = (place_T < context.length_B[:, None]) & ~in_prompt_BT
+    index_T = torch.arange(context.tokens_BT.shape[1], device=context.device)
+    in_prompt_BT = index_T < context.prompt_length_B[:, None]
+    in_output_BT = (index_T < context.length_B[:, None]) & ~in_prompt_BT
     zeros_BV = torch.zeros(context.num_rows, num_tokens, device=context.device)
     tokens_BT = context.tokens_BT.clamp(max=num_tokens - 1)
     return (
@@ -210,20 +212,20 @@ def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _force(z_BMV: Tensor, forced_BF2: Tensor, prefix: Prefix) -> Tensor:
-    """At a forced place its token has logit 0, all others have none."""
+def _force(z_BMV: Tensor, forced_BZ2: Tensor, prefix: Prefix) -> Tensor:
+    """At a forced position, gives the forced token logit 0 and all others -inf."""
     context = prefix.context
     output_B = context.length_B - context.prompt_length_B
-    place_BM = output_B[:, None] + prefix.on_path_BMK.sum(2)
-    place_BF, token_BF = forced_BF2.unbind(2)
-    hit_BMF = place_BM[..., None] == place_BF[:, None]
-    token_BM1 = torch.where(hit_BMF, token_BF[:, None], -1).amax(2, keepdim=True)
+    position_BM = output_B[:, None] + prefix.on_path_BMK.sum(2)
+    position_BZ, token_BZ = forced_BZ2.unbind(2)
+    hit_BMZ = position_BM[..., None] == position_BZ[:, None]
+    token_BM1 = torch.where(hit_BMZ, token_BZ[:, None], -1).amax(2, keepdim=True)
     only_BMV = torch.full_like(z_BMV, -torch.inf).scatter(2, token_BM1.clamp(min=0), 0.0)
     return torch.where(token_BM1 < 0, z_BMV, only_BMV)
 
 
 def _without_dead_ends(z_BMV: Tensor, prefix: Prefix) -> Tensor:
-    """Uniform logits wherever there is no greatest finite one; marks these places."""
+    """Makes logits uniform wherever their maximum is not finite, and marks these positions."""
     dead_BM = ~z_BMV.amax(-1).isfinite()
     prefix.dead_BM = dead_BM
     if dead_BM.device.type == "cpu" and not dead_BM.any():
@@ -232,4 +234,4 @@ def _without_dead_ends(z_BMV: Tensor, prefix: Prefix) -> Tensor:
 
 
 def _point_mass(z_BMV: Tensor) -> Tensor:
-    return torch.zeros_like(z_BMV).scatter_(-1, best(z_BMV)[..., None], 1.0)
+    return torch.zeros_like(z_BMV).scatter_(-1, argmax(z_BMV)[..., None], 1.0)

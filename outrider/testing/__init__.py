@@ -1,14 +1,13 @@
-"""The proof kit: toy models with known distributions, exact enumeration, frequencies, mutants,
-contracts.
+"""The proof kit: toy models with known distributions, exact enumeration, statistical tests, mutants
+and contract checks.
 
-For the project's own methods and for anybody else's. Knows torch and ``outrider.core``, nothing of
-the methods that it verifies.
+It serves the project's own methods and those of third parties. It depends on torch and
+``outrider.core`` only, not on any method that it verifies.
 
     ENUM      enumerate_round(target, drafter, verifier).total_variation < 1e-12
     CHI2      chi2(target, drafter, verifier) > 1e-4
     Contract  check_model, check_drafter, check_verifier
-    MUT       outrider.testing.mutants: wrong implementations that the above must reject
-    Tape      record_on_tape(run): what a CUDA graph would hold, where there is no GPU
+    MUT       outrider.testing.mutants: wrong implementations that the checks above must reject
 """
 
 from outrider.testing.checks import check_draft, check_drafter, check_model, check_verifier
@@ -26,7 +25,6 @@ from outrider.testing.enumerate import (
 from outrider.testing.partition import Boxes, partition
 from outrider.testing.recurrent import RecurrentSnapshot, RecurrentState, RecurrentToy
 from outrider.testing.script import Script
-from outrider.testing.tape import Tape, record_on_tape
 from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [
@@ -39,7 +37,6 @@ __all__ = [
     "Script",
     "ScriptedContext",
     "SoftmaxDistribution",
-    "Tape",
     "ToyCache",
     "ToyDrafter",
     "ToyModel",
@@ -54,7 +51,6 @@ __all__ = [
     "greedy_distribution",
     "last_accepted",
     "partition",
-    "record_on_tape",
     "sample_rounds",
     "softmax_distribution",
     "target_distribution",

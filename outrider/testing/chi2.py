@@ -1,12 +1,13 @@
-"""CHI2: the real sampler, run many times, against exact probabilities.
+"""CHI2: compares many runs of the real sampler with exact probabilities.
 
-Pearson's chi-square test. Rows of one big batch are requests of their own, so the batch dimension
-does the repeating; rounds follow each other until every row has emitted enough, which also tests
-that states and random numbers carry over from round to round.
+The test is Pearson's chi-square test. Every row of one large batch is a request of its own, so the
+batch dimension provides the repetitions. Rounds are repeated until every row has emitted enough
+tokens, which also tests that states and random numbers carry over from round to round.
 
-A correct method fails with probability equal to the threshold its p-value is held against.
+The probability that a correct method fails equals the threshold that its p-value is compared with.
 
-Legend: B rows, S sequences (V^length, first token the most significant digit), C cells.
+Legend: B rows, K emitted tokens, S sequences (V^length, the first token is the most significant
+digit), C cells of the histogram.
 """
 
 from collections.abc import Sequence
@@ -23,13 +24,13 @@ from outrider.testing.enumerate import (
     target_distribution,
 )
 
-_TOGETHER = 1 << 14
+_BATCH_SIZE = 1 << 14
 
 
 def chi2_p_value(counts_C: Tensor, probs_C: Tensor, min_expected: float = 10.0) -> float:
-    """Probability of a Pearson statistic at least this large if ``probs`` is the distribution.
+    """The probability of a Pearson statistic at least this large if ``probs`` is the distribution.
 
-    Cells that expect fewer than ``min_expected`` counts are pooled; a count in a cell of
+    Cells with fewer than ``min_expected`` expected counts are pooled. A count in a cell of
     probability zero gives 0.
     """
     counts_C, probs_C = counts_C.double(), probs_C.double()
@@ -40,7 +41,7 @@ def chi2_p_value(counts_C: Tensor, probs_C: Tensor, min_expected: float = 10.0) 
     observed = torch.cat([counts_C[~small_C], counts_C[small_C].sum()[None]])
     expected = torch.cat([expected_C[~small_C], expected_C[small_C].sum()[None]])
     if 0 < float(expected[-1]) < min_expected and len(expected) > 1:
-        least = expected[:-1].argmin()  # the pool is small itself: let it join its neighbour
+        least = expected[:-1].argmin()  # the pool itself is small: merge it with the smallest cell
         observed[least] += observed[-1]
         expected[least] += expected[-1]
         observed[-1] = expected[-1] = 0
@@ -67,10 +68,12 @@ def sample_rounds(
     distribution: DistributionFactory = softmax_distribution,
     seed: int = 0,
 ) -> Tensor:
-    """The first ``length`` emitted tokens of many requests with one prompt, (B, length)."""
+    """The first ``length`` emitted tokens of many requests with the same prompt, (B, length)."""
     tokens = []
-    for first in range(0, num_rows, _TOGETHER):  # rows are independent, and few fit into a cache
-        rows = list(range(first, min(first + _TOGETHER, num_rows)))
+    for first in range(
+        0, num_rows, _BATCH_SIZE
+    ):  # rows are independent; small batches fit into the CPU caches
+        rows = list(range(first, min(first + _BATCH_SIZE, num_rows)))
         key_B = row_keys([seed] * len(rows), rows, "cpu")
         context = ScriptedContext.repeat(prompt, len(rows), distribution, key_B)
         cache, state = target.start(context), drafter.start(context)
@@ -95,10 +98,10 @@ def chi2(
     distribution: DistributionFactory = softmax_distribution,
     seed: int = 0,
 ) -> float:
-    """p-value of the real sampler's sequences under the target's own distribution.
+    """The p-value of the real sampler's sequences under the target's own distribution.
 
-    A lossless method gives a number that is uniform in [0, 1] over seeds: held against 1e-4, the
-    test fails a correct method once in 10,000 seeds (and, the seed being fixed, always or never).
+    For a lossless method it is uniform in [0, 1] over seeds. With a threshold of 1e-4 the test
+    therefore fails a correct method for one in 10,000 seeds (with a fixed seed: always or never).
     """
     tokens_BK = sample_rounds(
         target,

@@ -1,17 +1,18 @@
-"""ENUM: the exact distribution of what a round emits, from the real code, and its distance from the
-target.
+"""ENUM: the exact output distribution of a round, computed with the real code, and its distance
+from the target distribution.
 
-A round is run with scripted random numbers, many settings at once, and the cube of all numbers is
-cut into boxes on which the round decides alike (:mod:`outrider.testing.partition`, which states
-the assumptions). Volumes are probabilities. What the round emits is completed to a fixed length by
-plain sampling from the target, and compared with plain sampling from the start.
+The round is run with scripted random numbers, and the unit cube of all its random numbers is cut
+into cells in which its decisions are constant (:mod:`outrider.testing.partition`, which states the
+assumptions). The volume of a cell is the probability of its outcome. The emitted tokens are
+completed to a fixed length by plain sampling from the target, and the resulting distribution is
+compared with that of plain sampling from the start.
 
-If every round, from every context, emits the start of a fair sample, so does any number of rounds.
-That is why one round is enough here; that a second round finds the state it should is checked by
-``check_model`` and ``check_drafter``, and by CHI2, which runs many.
+If one round emits, from every context, the beginning of a fair sample, then so does any number of
+rounds; therefore one round is enough. That the next round finds the right state is checked by
+``check_model`` and ``check_drafter``, and by CHI2, which runs many rounds.
 
-Legend: B rows, C boxes, J random numbers, K columns emitted, V vocabulary, S sequences (V^length,
-the first token the most significant digit).
+Legend: B rows, N nodes, D drafted tokens (N-1), K emitted tokens, V vocabulary, C cells, J random
+numbers, S sequences (V^length, the first token is the most significant digit).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,14 +41,14 @@ from outrider.testing.script import Recorder
 from outrider.testing.toy import SoftmaxDistribution
 
 DistributionFactory = Callable[[int], Distribution]
-"""Makes a distribution for that many rows."""
+"""Returns a distribution for the given number of rows."""
 
 _CHUNK = 1 << 16
-_ROOM = 8  # a context grows when it has to; millions of rows should start small
+_SPARE_TOKENS = 8  # initial capacity; kept small because there may be millions of rows
 
 
 def softmax_distribution(num_rows: int) -> Distribution:
-    """The default: plain softmax."""
+    """Plain softmax, the default."""
     return SoftmaxDistribution()
 
 
@@ -58,7 +59,7 @@ def greedy_distribution(num_rows: int) -> Distribution:
 
 @dataclass
 class ScriptedContext(Context):
-    """A context whose random numbers are replaced."""
+    """A context whose random numbers can be replaced by scripted ones."""
 
     script: Stream | None = None
 
@@ -79,7 +80,7 @@ class ScriptedContext(Context):
         one = Context.start([prompt], distribution(1), [0], [0], device)
         lengths = Lengths(one.lengths * num_rows, one.length_B.expand(num_rows))
         return cls(
-            one.tokens_BT[:, : len(prompt) + _ROOM].repeat(num_rows, 1),
+            one.tokens_BT[:, : len(prompt) + _SPARE_TOKENS].repeat(num_rows, 1),
             lengths,
             lengths.device_B,
             one.key_B.expand(num_rows) if key_B is None else key_B,
@@ -89,14 +90,14 @@ class ScriptedContext(Context):
 
 @dataclass(frozen=True)
 class RoundDistribution:
-    """What one round does, exactly.
+    """The exact output distribution of one round.
 
     Attributes:
-        emitted: probability of each sequence of emitted tokens.
-        completed_S: distribution of the emitted tokens, completed by the target to ``length``
+        emitted: the probability of each sequence of emitted tokens.
+        completed_S: the distribution of the emitted tokens, completed by the target to ``length``
             tokens.
-        target_S: distribution of ``length`` tokens sampled plainly from the target.
-        length: tokens in a sequence.
+        target_S: the distribution of ``length`` tokens sampled from the target without drafts.
+        length: number of tokens in a sequence.
     """
 
     emitted: dict[tuple[int, ...], float]
@@ -106,12 +107,12 @@ class RoundDistribution:
 
     @property
     def total_variation(self) -> float:
-        """Half the sum of the differences of the two distributions: below 1e-12 if lossless."""
+        """Total variation between the two distributions: below 1e-12 for a lossless method."""
         return 0.5 * float((self.completed_S - self.target_S).abs().sum())
 
     @property
     def acceptance_length(self) -> float:
-        """Expected number of tokens emitted, correction or bonus included."""
+        """Expected number of emitted tokens, including the correction or bonus token."""
         return sum(len(tokens) * mass for tokens, mass in self.emitted.items())
 
 
@@ -129,20 +130,20 @@ def enumerate_round(
     """The exact distribution of one round from a prompt.
 
     Args:
-        target: a toy (float64, V <= 4), scored as in production.
-        drafter: draws tokens through the inverse CDF of numbers of its stream.
-        verifier: decides by thresholds on numbers of its stream.
-        num_tokens: most tokens to draft.
-        prompt: what precedes the round.
-        row_tokens: tokens the row may draft if fewer than ``num_tokens`` (a ragged budget).
+        target: a toy model (float64, V <= 4).
+        drafter: a drafter that draws tokens by inverse CDFs of its stream's numbers.
+        verifier: a verifier that compares its stream's numbers with thresholds.
+        num_tokens: maximum number of tokens to draft.
+        prompt: the tokens before the round.
+        row_tokens: the row's own budget if it is smaller than ``num_tokens`` (a ragged budget).
         distribution: warps the logits of both models.
-        length: tokens of the sequences compared; default ``num_tokens + 1``.
+        length: number of tokens of the compared sequences; default ``num_tokens + 1``.
 
     Raises:
-        AssertionError: the method does not decide by thresholds (see ``partition``).
+        AssertionError: the decisions are not made by thresholds (see ``partition``).
     """
 
-    def play(rng: Stream | None, num_rows: int) -> Round:
+    def run(rng: Stream | None, num_rows: int) -> Round:
         context = ScriptedContext.repeat(prompt, num_rows, distribution)
         context.script = rng
         row_tokens_B = None if row_tokens is None else torch.full((num_rows,), row_tokens)
@@ -157,17 +158,17 @@ def enumerate_round(
         )
 
     recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
-    play(recorder, 64)
+    run(recorder, 64)
 
     def scripted(u_BJ: Tensor) -> Round:
-        return play(recorder.script(u_BJ), u_BJ.shape[0])
+        return run(recorder.script(u_BJ), u_BJ.shape[0])
 
     def decide(u_BJ: Tensor) -> Tensor:
         return torch.cat([_decision(scripted(chunk)) for chunk in u_BJ.split(_CHUNK)])
 
-    boxes = partition(decide, recorder.num_asked)
+    cells = partition(decide, recorder.num_requested)
     emitted: dict[tuple[int, ...], float] = {}
-    chunks = zip(boxes.middle_CJ.split(_CHUNK), boxes.volume_C.split(_CHUNK), strict=True)
+    chunks = zip(cells.middle_CJ.split(_CHUNK), cells.volume_C.split(_CHUNK), strict=True)
     for u_CJ, volume_C in chunks:
         done = scripted(u_CJ)
         num_emitted_C = done.verdict.num_accepted_B + 1
@@ -185,7 +186,7 @@ def complete(
     length: int,
     distribution: DistributionFactory = softmax_distribution,
 ) -> RoundDistribution:
-    """Completes emitted sequences by plain sampling from the target to ``length`` tokens."""
+    """Completes emitted sequences to ``length`` tokens by plain sampling from the target."""
     conditionals = _conditionals(target, prompt, length, distribution)
     V = conditionals[0].shape[1]
     completed_S, target_S = torch.zeros(1).double(), torch.ones(1).double()
@@ -207,14 +208,14 @@ def target_distribution(
     length: int,
     distribution: DistributionFactory = softmax_distribution,
 ) -> Tensor:
-    """Probability of every sequence of ``length`` tokens sampled plainly, shape (S,)."""
+    """Probability of every sequence of ``length`` tokens under plain sampling, shape (S,)."""
     return complete(target, {}, prompt, length, distribution).target_S
 
 
 def _conditionals(
     target: Model[Any], prompt: Sequence[int], length: int, distribution: DistributionFactory
 ) -> list[Tensor]:
-    """The distribution after every sequence of n tokens, for n = 0 … length-1, each (V^n, V)."""
+    """The next-token distributions after all sequences of n < length tokens, each (V^n, V)."""
     conditionals: list[Tensor] = []
     tails_SK = torch.zeros(1, 0, dtype=torch.int64)
     for _ in range(length):
@@ -232,11 +233,11 @@ def _conditionals(
 
 
 def _decision(done: Round) -> Tensor:
-    """One number per row that stands for everything visible that the round decided."""
+    """One number per row that identifies all visible decisions of the round."""
     draft, verdict = done.draft, done.verdict
-    column_K = torch.arange(done.emitted_BK.shape[1])
-    is_emitted_BK = column_K <= verdict.num_accepted_B[:, None]
-    is_path_BD = column_K[:-1] < verdict.num_accepted_B[:, None]
+    index_K = torch.arange(done.emitted_BK.shape[1])
+    is_emitted_BK = index_K <= verdict.num_accepted_B[:, None]
+    is_path_BD = index_K[:-1] < verdict.num_accepted_B[:, None]
     parts = [
         torch.where(draft.mask_BN, draft.tokens_BN, -1),
         torch.where(draft.mask_BN, draft.parents_BN, -1),

@@ -1,8 +1,8 @@
-"""MUT: wrong implementations that a proof must reject, most of them found in public code.
+"""MUT: wrong implementations that the checks must reject, most of them found in public code.
 
-A test that no wrong program fails proves nothing. Each class here does exactly one thing wrong;
-the suite records which check catches which. ``Reference`` and ``WithoutReplacement`` are right:
-they are the controls, written here so that the kit depends on nothing that it verifies.
+A test that accepts wrong programs proves nothing. Each class here has exactly one error, and the
+test suite records which check rejects it. ``Reference`` and ``WithoutReplacement`` are correct:
+they are the controls, defined here so that the kit does not depend on the methods that it verifies.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
@@ -52,8 +52,8 @@ class Reference:
 
 
 class WithoutReplacement(Reference):
-    """Right: a rejected sibling leaves the draft distribution too, which is renormalised (Sequoia,
-    MCSD)."""
+    """Right: a rejected sibling is also removed from the draft distribution, which is renormalised
+    (Sequoia, MCSD)."""
 
     accepts: frozenset[Drawn] = frozenset({"distinct"})
 
@@ -68,21 +68,21 @@ class WithoutReplacement(Reference):
 
 
 class ResidualFromTarget(Reference):
-    """Wrong: after a rejection it samples p, not ``(p - q)+``; what q proposes comes too often."""
+    """Wrong: samples from p after a rejection, not from ``(p - q)+``."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, q_V
 
 
 class NonStrict(Reference):
-    """Wrong: ``u q <= p`` accepts, at u = 0, a token that the target never emits."""
+    """Wrong: ``u q <= p`` accepts a token of target probability zero at u = 0."""
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         return u * _at(q_V, x) <= _at(p_V, x)
 
 
 class ShiftedDraftDistribution(Reference):
-    """Wrong: verifies a token by the draft distribution of the place before it."""
+    """Wrong: verifies a token with the draft distribution of the preceding position."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         if draft.probs_BNV is not None:
@@ -91,15 +91,15 @@ class ShiftedDraftDistribution(Reference):
 
 
 class Reseeded(Reference):
-    """Wrong: one u for all places, as if the generator were seeded inside the loop."""
+    """Wrong: one u for all positions, as if the generator were seeded inside the loop."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return super().__call__(draft, p_BNV, _OneNumber(rng.key_B, rng.position_B, rng))
 
 
 class BonusOmitted(Reference):
-    """Wrong: a wholly accepted draft earns no further token: right distribution, but one token too
-    few."""
+    """Wrong: no token after a fully accepted draft. The distribution is right, but each round emits
+    one token too few."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         verdict = super().__call__(draft, p_BNV, rng)
@@ -132,8 +132,8 @@ class BonusFromResidual(Reference):
 
 
 class BestOfK(Reference):
-    """Wrong: verifies the branches independently and keeps the longest ("Spectr" in MJSD's
-    code)."""
+    """Wrong: verifies the branches independently and keeps the longest ("Spectr" in the code of
+    MJSD)."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         B, N = draft.tokens_BN.shape
@@ -153,15 +153,15 @@ class BestOfK(Reference):
             x_B = x_BD.gather(1, child_BD.int().argmax(1, keepdim=True))[:, 0]
             q_BV = None if q_BNV is None else q_BNV[rows_B1[:, 0], node_B]
             left_BV, _ = self.reject(p_BV, q_BV, x_B)
-            some_B = rejected_B & (left_BV.sum(1) > 0)
-            p_BV = torch.where(some_B[:, None], left_BV, p_BV)
+            from_left_B = rejected_B & (left_BV.sum(1) > 0)
+            p_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
         next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         depth_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
         return Verdict(path_to(draft, node_B), depth_B, next_B)
 
 
 class SortedByDraftDistribution(Reference):
-    """Wrong: visits the root's children by falling q, not in the order of the draws."""
+    """Wrong: visits the root's children in descending order of q, not in draw order."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return self._visit(draft, p_BNV, rng, self.score(draft, p_BNV).argsort(1, descending=True))
@@ -171,55 +171,55 @@ class SortedByDraftDistribution(Reference):
         return draft.probs_BNV[:, 0].gather(1, draft.tokens_BN[:, 1:])
 
     def _visit(self, draft: Draft, p_BNV: Tensor, rng: Stream, order_BD: Tensor) -> Verdict:
-        """Verifies a tree of depth one with its leaves reordered."""
+        """Verifies a tree of depth one with its leaves in another order."""
         assert int(draft.parents_BN.max()) <= 0, "a tree of depth one"
         order_BN = torch.nn.functional.pad(order_BD + 1, (1, 0))
         p_BNV = p_BNV.gather(1, order_BN[..., None].expand_as(p_BNV))
         probs_BNV = draft.probs_BNV
         assert probs_BNV is not None
-        moved = replace(
+        reordered = replace(
             draft,
             tokens_BN=draft.tokens_BN.gather(1, order_BN),
             mask_BN=draft.mask_BN.gather(1, order_BN),
             probs_BNV=probs_BNV.gather(1, order_BN[..., None].expand_as(probs_BNV)),
         )
-        verdict = super().__call__(moved, p_BNV, rng)
+        verdict = super().__call__(reordered, p_BNV, rng)
         path_BD = order_BN.gather(1, verdict.path_BD)
         return Verdict(path_BD, verdict.num_accepted_B, verdict.next_token_B)
 
 
 class SortedByRatio(SortedByDraftDistribution):
-    """Wrong: visits the root's children by falling p/q, not in the order of the draws."""
+    """Wrong: visits the root's children in descending order of p/q, not in draw order."""
 
     def score(self, draft: Draft, p_BNV: Tensor) -> Tensor:
         return p_BNV[:, 0].gather(1, draft.tokens_BN[:, 1:]) / super().score(draft, p_BNV)
 
 
 class DuplicatesRemoved(Reference):
-    """Wrong: drops repeated draws before verifying; multiplicity is part of the sample."""
+    """Wrong: removes repeated draws before verifying; their multiplicity is part of the sample."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         same_BNN = (draft.tokens_BN[:, :, None] == draft.tokens_BN[:, None]) & (
             draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
         )
         repeated_BN = same_BNN.tril(-1).any(2)
-        gone_BN = (repeated_BN[:, None] & draft.ancestors_BNN).any(2)
-        return super().__call__(replace(draft, mask_BN=draft.mask_BN & ~gone_BN), p_BNV, rng)
+        removed_BN = (repeated_BN[:, None] & draft.ancestors_BNN).any(2)
+        return super().__call__(replace(draft, mask_BN=draft.mask_BN & ~removed_BN), p_BNV, rng)
 
 
-class ReadsBehindTheEnd(Reference):
-    """Wrong: rejects a token where the rows behind it hold no distribution, though it ends the
-    sequence."""
+class ReadsPastTheEnd(Reference):
+    """Wrong: reads the rows after an end token, and rejects the end token if they hold no
+    distribution."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        lawful_BN = p_BNV.sum(-1) > 0
-        lawful_BN[:, 0] = True
-        reached_BN = (lawful_BN[:, None] | ~draft.ancestors_BNN).all(2)
+        is_valid_BN = p_BNV.sum(-1) > 0
+        is_valid_BN[:, 0] = True
+        reached_BN = (is_valid_BN[:, None] | ~draft.ancestors_BNN).all(2)
         return super().__call__(replace(draft, mask_BN=draft.mask_BN & reached_BN), p_BNV, rng)
 
 
 class ReadsMissingNodes(Reference):
-    """Wrong: a row of a node that does not exist decides with the others."""
+    """Wrong: rows of nodes that do not exist influence the verdict."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         worst_B = p_BNV.sum(-1).amin(1)
@@ -233,7 +233,7 @@ class WithReplacementAssumed(Reference):
 
 
 class UnrenormalisedDraftDistribution(WithoutReplacement):
-    """Wrong: takes a rejected sibling out of q but does not renormalise what is left."""
+    """Wrong: removes a rejected sibling from q without renormalising q."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         assert q_V is not None
@@ -244,7 +244,7 @@ class UnrenormalisedDraftDistribution(WithoutReplacement):
 
 
 class UnwarpedDraftDistribution(ToyDrafter):
-    """Wrong: draws from the warped distribution, hands over the raw one."""
+    """Wrong: draws from the warped distribution but reports the raw one."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -253,7 +253,7 @@ class UnwarpedDraftDistribution(ToyDrafter):
 
 
 class UnlikelyDropped(ToyDrafter):
-    """Wrong: drops a drawn token because its own q is small. Stopping *behind* it would be fair."""
+    """Wrong: drops a drawn token because its own q is small. Stopping *after* it would be valid."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -266,7 +266,7 @@ class UnlikelyDropped(ToyDrafter):
 
 
 class TopKAsDraws(ToyDrafter):
-    """Wrong: proposes the k most probable children and calls them independent draws."""
+    """Wrong: proposes the k most probable children and declares them independent draws."""
 
     def __init__(self, model: ToyModel, width: int = 2) -> None:
         super().__init__(model, width, "chosen")
@@ -282,7 +282,7 @@ class TopKAsDraws(ToyDrafter):
 
 
 class EntryNotRolledBack(ToyModel):
-    """Wrong: after a rejection the cache keeps the entry of the first rejected node."""
+    """Wrong: the cache keeps the entry of the first rejected node."""
 
     def commit(self, cache: ToyCache, draft: Draft, verdict: Verdict) -> None:
         node_BN = cache.node_BN
@@ -298,7 +298,7 @@ class EntryNotRolledBack(ToyModel):
 
 @dataclass(frozen=True)
 class _OneNumber(Stream):
-    """Repeats the first acceptance number at all places."""
+    """Repeats the first acceptance number at all positions."""
 
     inner: Stream | None = None
 
@@ -310,7 +310,7 @@ class _OneNumber(Stream):
 
 
 def _at(probs_V: Tensor | None, x: Tensor) -> Tensor:
-    """Probability of x; 1 under the point mass that a chosen token has for its distribution."""
+    """The probability of x; 1 for a chosen token, whose distribution is a point mass."""
     if probs_V is None:
         return torch.ones((), dtype=torch.float64)
     return probs_V.gather(-1, x[..., None])[..., 0]

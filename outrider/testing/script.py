@@ -1,8 +1,9 @@
-"""Random numbers under a test's control: those that it chose, and a note of how many are asked for.
+"""Streams of random numbers under a test's control: one replays chosen numbers, one records how
+many are requested.
 
-The streams of rounds within a round (``Stream.child``) are scripted with it.
+Both include the streams of nested rounds (``Stream.child``).
 
-Legend: B rows, R numbers of a role, J numbers of all roles.
+Legend: B rows, J random numbers.
 """
 
 from dataclasses import dataclass, field
@@ -15,35 +16,39 @@ from outrider.core import Role, Stream
 
 @dataclass(frozen=True)
 class Script(Stream):
-    """Random numbers that somebody else chose: ``numbers[role]`` is (B, R)."""
+    """A stream of chosen numbers: ``numbers[role]`` has shape (B, J)."""
 
     numbers: dict[Role, Tensor] = field(default_factory=dict)
     inner: dict[int, "Script"] = field(default_factory=dict)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        chosen_BR = self.numbers[role]
-        if first + num > chosen_BR.shape[1]:
-            raise AssertionError(f"number {first + num - 1} of {role.name} was never asked before")
-        return chosen_BR[:, first : first + num]
+        chosen_BJ = self.numbers[role]
+        if first + num > chosen_BJ.shape[1]:
+            raise AssertionError(
+                f"number {first + num - 1} of {role.name} was not requested when recording"
+            )
+        return chosen_BJ[:, first : first + num]
 
     def child(self, number: int) -> Stream:
         if number not in self.inner:
-            raise AssertionError(f"inner round {number} never happened before")
+            raise AssertionError(f"nested round {number} did not happen when recording")
         return self.inner[number]
 
     def at(self, position_B: Tensor) -> Stream:
-        raise NotImplementedError("noise keyed by the token's position is not scripted; use chi2")
+        raise NotImplementedError(
+            "noise keyed by the token's position cannot be scripted; use chi2"
+        )
 
 
 @dataclass(frozen=True)
 class Recorder(Stream):
-    """The ordinary numbers, and a note of how many of each role were asked for."""
+    """An ordinary stream that records how many numbers of each role were requested."""
 
-    asked: dict[Role, int] = field(default_factory=dict)
+    requested: dict[Role, int] = field(default_factory=dict)
     inner: dict[int, "Recorder"] = field(default_factory=dict)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
-        self.asked[role] = max(self.asked.get(role, 0), first + num)
+        self.requested[role] = max(self.requested.get(role, 0), first + num)
         return super().uniform(role, num, first)
 
     def child(self, number: int) -> Stream:
@@ -53,20 +58,21 @@ class Recorder(Stream):
         return self.inner[number]
 
     @property
-    def num_asked(self) -> int:
-        """How many numbers there are in all, J."""
-        return sum(self.asked.values()) + sum(child.num_asked for child in self.inner.values())
+    def num_requested(self) -> int:
+        """The number of all requested numbers, J."""
+        nested = sum(child.num_requested for child in self.inner.values())
+        return sum(self.requested.values()) + nested
 
     def script(self, u_BJ: Tensor) -> Script:
-        """These numbers for those asked for, in the order in which a round decides by them: the
-        draft's own, those of the rounds within, the verdict's."""
-        draft = self.asked.get(Role.DRAFT, 0)
-        verdict = sorted(self.asked.keys() - {Role.DRAFT})
+        """A stream that replays ``u_BJ``, in the order in which a round uses its numbers: those of
+        the draft, of nested rounds, and of the verdict."""
+        draft = self.requested.get(Role.DRAFT, 0)
+        verdict = sorted(self.requested.keys() - {Role.DRAFT})
         rounds = sorted(self.inner)
-        counts = [self.inner[k].num_asked for k in rounds]
-        counts = [draft, *counts, *(self.asked[role] for role in verdict)]
-        drawn_BR, *parts = u_BJ.split(counts, 1)
+        counts = [self.inner[k].num_requested for k in rounds]
+        counts = [draft, *counts, *(self.requested[role] for role in verdict)]
+        draft_BJ, *parts = u_BJ.split(counts, 1)
         inner = {k: self.inner[k].script(part) for k, part in zip(rounds, parts, strict=False)}
-        numbers = {Role.DRAFT: drawn_BR} | dict(zip(verdict, parts[len(rounds) :], strict=True))
+        numbers = {Role.DRAFT: draft_BJ} | dict(zip(verdict, parts[len(rounds) :], strict=True))
         zero_B = torch.zeros(u_BJ.shape[0], dtype=torch.int64)
         return Script(zero_B, zero_B, numbers, inner)

@@ -1,13 +1,13 @@
-"""Toy models and drafters whose distributions are known: small enough to enumerate, real enough to
-run.
+"""Toy models and drafters with known distributions: small enough to enumerate, complete enough to
+run in real rounds.
 
-A toy model is a table of logits. What precedes a place is folded into one number, and the number
-points at a row of the table: the last ``order`` tokens, or a hash of the whole prefix.
-Distributions thus depend on the context, so that a token verified at the wrong place, a stale cache
-entry or a shifted draft distribution shows.
+A toy model is a table of logits. The tokens before a position are folded into one number that
+selects a row of the table: the last ``order`` tokens, or a hash of the whole prefix. Distributions
+therefore depend on the context, and tests notice a token verified at the wrong position, a stale
+cache entry or a shifted draft distribution.
 
-Legend: B rows, N nodes (node 0 is the root), K columns or drafted tokens, V vocabulary, E entries
-of the table.
+Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1), M positions, K drafted tokens,
+V vocabulary, E entries of the table.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,7 @@ from outrider.core.rng import fold, fold_by_numpy
 
 @dataclass
 class SoftmaxDistribution:
-    """The plainest ``core.Distribution``: softmax at a temperature, or the point mass at the
-    argmax."""
+    """A minimal ``core.Distribution``: softmax at a temperature, or a point mass at the argmax."""
 
     greedy: bool = False
     temperature: float = 1.0
@@ -51,11 +50,11 @@ class SoftmaxDistribution:
 
 @dataclass
 class ToyCache:
-    """What a toy remembers of a batch.
+    """The state of a toy model or drafter for a batch.
 
     Attributes:
-        past_B: the number that stands for all tokens before the root.
-        node_BN: that number behind each node of the last scored draft (written by ``score``).
+        past_B: the number that represents all tokens before the root.
+        node_BN: the same including each node of the last scored draft (written by ``score``).
     """
 
     past_B: Tensor
@@ -71,8 +70,8 @@ class ToyModel:
 
     Attributes:
         table_EV: the logits. ``-inf`` makes a token impossible.
-        order: how many last tokens the distribution depends on (then E = V^order); None for all of
-            them.
+        order: the number of preceding tokens that the distribution depends on (then E = V^order);
+            None means all of them.
     """
 
     table_EV: Tensor
@@ -88,7 +87,7 @@ class ToyModel:
         scale: float = 1.5,
         num_impossible: int = 0,
     ) -> "ToyModel":
-        """Normal logits in float64, of which ``num_impossible`` per row are ``-inf``."""
+        """Normally distributed logits in float64; ``num_impossible`` per row are ``-inf``."""
         generator = torch.Generator().manual_seed(seed)
         num_entries = 1009 if order is None else vocab_size**order
         shape = (num_entries, vocab_size)
@@ -123,13 +122,13 @@ class ToyModel:
         cache.past_B = torch.cat([cache.past_B, other.past_B])
 
     def read(self, past: Tensor, token: Tensor) -> Tensor:
-        """The past with one more token. Any shape."""
+        """Folds one more token into the past. Any shape."""
         if self.order is None:
             return fold_by_numpy(past, token) if past.device.type == "cpu" else fold(past, token)
         return (past * self.vocab_size + token) % self.table_EV.shape[0]
 
     def read_draft(self, past_B: Tensor, draft: Draft) -> Tensor:
-        """The past behind each node, shape (B, N)."""
+        """The past including each node, shape (B, N)."""
         rows_B = torch.arange(past_B.shape[0])
         node_BN = self.read(past_B, draft.tokens_BN[:, 0])[:, None].repeat(1, draft.num_nodes)
         for i in range(1, draft.num_nodes):
@@ -145,17 +144,17 @@ class ToyModel:
 class ToyDrafter:
     """Grows a ``width``-ary tree (a chain if the width is 1) from a toy model's distribution.
 
-    Node i hangs on node ``(i - 1) // width`` and is drawn by number i-1 of ``Role.DRAFT`` through
-    the inverse CDF of the context's distribution.
+    Node i is a child of node ``(i - 1) // width``. It is drawn with number i-1 of ``Role.DRAFT``,
+    by the inverse CDF of the context's distribution.
 
     Args:
-        model: whose logits.
+        model: the model that provides the logits.
         width: children per node.
-        drawn: ``iid`` draws, ``distinct`` draws without replacement, ``chosen``: the best, or
-            ``searched``: the better of two draws without replacement, which is beam sampling of
-            width 1.
-        confidence: below a token that was less probable than this, nothing more is drafted. The
-            token itself stays, so the draft remains a fair sample.
+        drawn: ``iid`` draws, ``distinct`` draws without replacement, ``chosen``: the most probable
+            tokens, or ``searched``: the more probable of two draws without replacement, which is
+            beam sampling of width 1.
+        confidence: tokens less probable than this get no children. The token itself stays, so the
+            draft remains a fair sample.
     """
 
     def __init__(
@@ -186,17 +185,17 @@ class ToyDrafter:
     def grow(
         self, state: ToyCache, context: Context, budget: Budget, rng: Stream
     ) -> tuple[Draft, Tensor]:
-        """The tree (without its distributions), and the distribution at every node, leaves too, (B,
-        N, V)."""
+        """The tree without its distributions, and the distribution at every node including leaves,
+        (B, N, V)."""
         N = budget.max_tokens + 1
         root_B = context.root_B
         B = root_B.shape[0]
         parents_N = torch.arange(-1, N - 1) // self.width
         u_BD = rng.uniform(Role.DRAFT, max(N - 1, 1))
         limit_B = torch.full((B,), N - 1) if budget.tokens_B is None else budget.tokens_B
-        everything_BN = torch.ones(B, N, dtype=torch.bool)
+        all_BN = torch.ones(B, N, dtype=torch.bool)
         parents_BN, root_BN = parents_N.expand(B, N), root_B[:, None].expand(B, N)
-        ancestors_BNN = Draft(root_BN, parents_BN, everything_BN, None, "chosen").ancestors_BNN
+        ancestors_BNN = Draft(root_BN, parents_BN, all_BN, None, "chosen").ancestors_BNN
 
         tokens, pasts = [root_B], [self.model.read(state.past_B, root_B)]
         exists = [torch.ones(B, dtype=torch.bool)]
@@ -204,7 +203,7 @@ class ToyDrafter:
         distributions: list[Tensor] = []
         for i in range(N):
             drafted_BK = torch.stack(tokens, 1)[:, 1:]
-            prefix = _prefix_of_node(context, drafted_BK, ancestors_BNN, i)
+            prefix = prefix_of_node(context, drafted_BK, ancestors_BNN, i)
             distributions.append(
                 context.distribution(self.model.logits(pasts[i])[:, None], prefix)[:, 0]
             )
@@ -219,7 +218,7 @@ class ToyDrafter:
             token_B = (
                 weights_BV.argmax(1)
                 if self.drawn == "chosen"
-                else draw(_better_of_two(weights_BV), u_BD[:, i])
+                else draw(_more_probable_of_two(weights_BV), u_BD[:, i])
                 if self.drawn == "searched"
                 else draw(weights_BV, u_BD[:, i])
             )
@@ -237,30 +236,32 @@ class ToyDrafter:
 
 
 def last_accepted(verdict: Verdict) -> Tensor:
-    """The deepest accepted node, the root if there is none, shape (B,)."""
+    """The deepest accepted node, or the root if none was accepted, shape (B,)."""
     nodes_BN = torch.nn.functional.pad(verdict.path_BD, (1, 0))
     return nodes_BN.gather(1, verdict.num_accepted_B[:, None])[:, 0]
 
 
-def _better_of_two(weights_BV: Tensor) -> Tensor:
-    """Distribution of the more probable of two draws without replacement, (B, V): x, then y is
-    drawn with probability ``q(x) q(y) / (1 - q(x))``. A distribution of one token is itself."""
+def _more_probable_of_two(weights_BV: Tensor) -> Tensor:
+    """The distribution of the more probable of two draws without replacement, (B, V).
+
+    x and then y are drawn with probability ``q(x) q(y) / (1 - q(x))``. A point mass stays as it is.
+    """
     q_BV = weights_BV / weights_BV.sum(1, keepdim=True).clamp(min=1e-300)
     others_BV = (1 - q_BV).clamp(min=1e-300)
     x_then_y_BVV = (q_BV / others_BV)[:, :, None] * q_BV[:, None]
     either_BVV = x_then_y_BVV + x_then_y_BVV.mT
-    number_V = torch.arange(q_BV.shape[1])
+    token_V = torch.arange(q_BV.shape[1])
     beats_BVV = (q_BV[:, :, None] > q_BV[:, None]) | (
-        (q_BV[:, :, None] == q_BV[:, None]) & (number_V[:, None] < number_V)
+        (q_BV[:, :, None] == q_BV[:, None]) & (token_V[:, None] < token_V)
     )
-    better_BV = either_BVV.where(beats_BVV, 0.0).sum(2)
-    return better_BV.where((q_BV > 0).sum(1, keepdim=True) > 1, q_BV)
+    best_BV = either_BVV.where(beats_BVV, 0.0).sum(2)
+    return best_BV.where((q_BV > 0).sum(1, keepdim=True) > 1, q_BV)
 
 
-def _prefix_of_node(
+def prefix_of_node(
     context: Context, drafted_BK: Tensor, ancestors_BNN: Tensor, node: int
 ) -> Prefix:
-    """What precedes one node of a tree that is still growing."""
+    """The prefix of one node of a tree that is still growing."""
     return Prefix(
         context, lambda: drafted_BK, lambda: ancestors_BNN[:, node : node + 1, 1 : node + 1]
     )

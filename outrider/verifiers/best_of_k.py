@@ -1,24 +1,24 @@
-"""Best of K: verifies every branch by itself and keeps the longest. A known-biased baseline.
+"""Best of K: verifies every branch independently and keeps the longest. A known-biased baseline.
 
-This is what the code released with Qin et al., "Multi-Token Joint Speculative Decoding", 2024, runs
-under the name Spectr; SpecTr itself is ``Spectr``. On K branches from one root:
+The code released with Qin et al., "Multi-Token Joint Speculative Decoding", 2024, runs this rule
+under the name Spectr; the real SpecTr is ``Spectr``. With K branches from one root:
 
-    accept x_j ~ q   iff   u_j q(x_j) < p(x_j),   for every node by its own number u_j
-    keep the branch accepted furthest, the first of equals
-    next token:   norm(max(p - q, 0)) where that branch stops, p behind its end
+    accept x_j ~ q   iff   u_j q(x_j) < p(x_j),   with its own uniform number u_j for every node
+    keep the longest accepted branch, the first of equals
+    next token ~ norm(max(p - q, 0))   where that branch was rejected;   ~ p   at its end
 
-Why it is biased: each branch by itself would be a fair sample, but the longest is chosen *because*
-of its tokens. Tokens that the draft likes too well get K chances, and only where all K are rejected
-does the residual of one rejection make up for them. At one place, with t = TV(p, q), up to t - t^K
-of the mass is misplaced: a quarter for K = 2, nearly a half for K = 4.
+Why the rule is biased: each branch alone would be a fair sample, but the longest is selected
+*because* of its tokens. Tokens to which the draft gives too much probability get K chances, and the
+residual compensates for one rejection only if all K are rejected. At one position, with
+t = TV(p, q), up to t - t^K of the mass is misplaced: a quarter for K = 2, nearly a half for K = 4.
 
-It is here to reproduce published tables and to give the tests of lossless rules something to be
-held against. Use ``Spectr``, ``Rejection`` or ``Distinct`` for K candidates.
+The rule exists to reproduce published tables, and to give the tests of lossless rules a wrong rule
+to reject. Use ``Spectr``, ``Rejection`` or ``Distinct`` to verify K candidates.
 
 Preserves: nothing but the target's support. Accepts i.i.d. drafts; in a tree, branches share the
-decisions about the nodes that they share.
+decisions about their common nodes.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -44,12 +44,12 @@ from outrider.verifiers.rejection import Rejection
 
 @dataclass(frozen=True)
 class BestOfK:
-    """The longest of K branches that were verified independently. Biased; a baseline."""
+    """Keeps the longest of K independently verified branches. Biased; a baseline."""
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
     needs: ClassVar[Needs] = "distribution"
-    bound: ClassVar[Bound] = Bound("biased: the target's support, nothing else; a baseline")
+    bound: ClassVar[Bound] = Bound("biased: only the target's support is preserved; a baseline")
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         if draft.probs_BNV is None:  # an empty draft
@@ -60,13 +60,13 @@ class BestOfK:
         above_BD = (rows_B[:, None], parents_BD, x_BD)
         u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))[:, : N - 1]
         accepted_BD = u_BD * draft.probs_BNV[above_BD] < p_BNV[above_BD]
-        numbers_BN = torch.arange(N, device=p_BNV.device).expand(B, N)
-        kept = match(draft, accepted_BD, numbers_BN)
+        index_BN = torch.arange(N, device=p_BNV.device).expand(B, N)
+        kept = match(draft, accepted_BD, index_BN)
 
-        node_B = kept.next_token_B  # `match` hands out what stands at the node where it stops
+        node_B = kept.next_token_B  # `match` gathers from `index_BN` at the last accepted node
         rejected_B = (draft.mask_BN[:, 1:] & (parents_BD == node_B[:, None])).any(1)
         p_BV, q_BV = p_BNV[rows_B, node_B], draft.probs_BNV[rows_B, node_B]
         left_BV = (p_BV - q_BV).clamp(min=0)
-        some_B = rejected_B & (left_BV.sum(1) > 0)
-        probs_BV = torch.where(some_B[:, None], left_BV, p_BV)
+        from_left_B = rejected_B & (left_BV.sum(1) > 0)
+        probs_BV = torch.where(from_left_B[:, None], left_BV, p_BV)
         return replace(kept, next_token_B=draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))

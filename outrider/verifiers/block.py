@@ -1,4 +1,4 @@
-"""Block verification: accept the longest prefix that the path as a whole can afford.
+"""Block verification: accepts the longest prefix that the path as a whole allows.
 
 Sun, Mendlovic, Leviathan, Aharoni, Ro, Beirami and Suresh, "Block Verification Accelerates
 Speculative Decoding", ICLR 2025, Algorithm 2 (which writes M_b for the target, M_s for the draft).
@@ -6,20 +6,20 @@ Speculative Decoding", ICLR 2025, Algorithm 2 (which writes M_b for the target, 
     P_0 = 1,   P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i))
     S_i = Σ_x max(P_i p_{i+1}(x) - q_{i+1}(x), 0)
     h_i = S_i / (S_i + 1 - P_i)   for i < γ,   h_γ = P_γ
-    τ   = the largest i with u_i < h_i, 0 if there is none
-    τ = γ: the next token comes from p_{γ+1};   else from norm(max(P_τ p_{τ+1} - q_{τ+1}, 0))
+    τ   = the largest i with u_i < h_i, or 0 if there is none
+    next token ~ p_{γ+1}   if τ = γ,   else   ~ norm(max(P_τ p_{τ+1} - q_{τ+1}, 0))
 
-As S_i <= P_i, h_i <= P_i: only places with u_i < P_i can be the last, and they are tried from the
-deepest upwards, so that S is summed at one or two places of a row instead of all.
+S_i <= P_i implies h_i <= P_i. Therefore τ is one of the positions with u_i < P_i; they are tried
+from the deepest upwards, so that S is summed at one or two positions per row instead of all.
 
-The P_i are a random walk in the logarithm, reflected at 0, so they are computed as such: no
-product runs, and γ = 64 does not underflow.
+log P_i is a random walk reflected at 0 and is computed as such. There are no running products, so
+long drafts do not underflow (tested with γ = 64).
 
-Preserves: the target's distribution, exactly, and accepts at least as many tokens in expectation as
-token-level rejection (the most of any rule for one path). Accepts chains, i.i.d. or chosen.
+Preserves: the target distribution exactly; in expectation it accepts at least as many tokens as
+token-level rejection, and the most of any rule for a single path. Accepts chains, i.i.d. or chosen.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary. Column i of a (B, D) tensor is the
-paper's i+1, so P_BN[:, i] belongs to node i.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary. Index i of a (B, D) tensor is the
+paper's i+1; P_BN[:, i] belongs to node i, which is the paper's P_i.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class Block:
         """Verifies a batch of chains.
 
         Raises:
-            IncompatibleError: a draft with branches; the rule is for one path.
+            IncompatibleError: the draft has branches; the rule verifies a single path.
         """
         require_chain(self, draft)
         B, N = draft.tokens_BN.shape
@@ -68,16 +68,16 @@ class Block:
         P_BN = path_probabilities(draft, p_BNV)
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         depth_D = torch.arange(1, N, device=p_BNV.device)
-        may_BD = (u_BD < P_BN[:, 1:]) & draft.mask_BN[:, 1:]
-        num_B = torch.where(may_BD, depth_D, 0).amax(1)
+        possible_BD = (u_BD < P_BN[:, 1:]) & draft.mask_BN[:, 1:]
+        num_B = torch.where(possible_BD, depth_D, 0).amax(1)
         open_B = (num_B > 0) & (num_B < draft.num_drafted_B)
         while bool(open_B.any()):
             P_B = P_BN.gather(1, num_B[:, None])[:, 0]
             u_B = u_BD.gather(1, (num_B - 1).clamp(min=0)[:, None])[:, 0]
             h_B = self._acceptance(P_B, self._mass(draft, p_BNV, P_BN, num_B))
             open_B = open_B & (u_B >= h_B)
-            may_BD = may_BD & ~(open_B[:, None] & (depth_D >= num_B[:, None]))
-            num_B = torch.where(may_BD, depth_D, 0).amax(1)
+            possible_BD = possible_BD & ~(open_B[:, None] & (depth_D >= num_B[:, None]))
+            num_B = torch.where(possible_BD, depth_D, 0).amax(1)
             open_B = open_B & (num_B > 0)
 
         left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
@@ -87,12 +87,12 @@ class Block:
         return Verdict(depth_D.expand(B, N - 1), num_B, next_B)
 
     def _acceptance(self, P_B: Tensor, S_B: Tensor) -> Tensor:
-        """h_i before the draft's end."""
+        """h_i for i < γ."""
         h_B = S_B / (S_B + 1 - P_B)
         return torch.where((S_B == 0) & (P_B == 1), 1.0, h_B)  # 0/0 := 1
 
     def _mass(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
-        """S_i, with i a node that has a candidate behind it."""
+        """S_i, where node i has a drafted token after it."""
         return self._residual(draft, p_BNV, P_BN, node_B.clamp(max=draft.num_nodes - 2)).sum(-1)
 
     def _residual(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
@@ -100,13 +100,15 @@ class Block:
         weighted_BV = P_BN.gather(1, node_B[:, None]) * at_node(p_BNV, node_B)
         if draft.probs_BNV is not None:
             return (weighted_BV - at_node(draft.probs_BNV, node_B)).clamp_(min=0)
-        x_B1 = draft.tokens_BN.gather(1, node_B[:, None] + 1)  # a chosen token is a point mass
+        x_B1 = draft.tokens_BN.gather(
+            1, node_B[:, None] + 1
+        )  # q is the point mass at a chosen token
         rest_B1 = (weighted_BV.gather(1, x_B1) - 1).clamp_(min=0)
         return weighted_BV.scatter_(1, x_B1, rest_B1)
 
 
 def path_probabilities(draft: Draft, p_BNV: Tensor) -> Tensor:
-    """P_0 … P_γ of a chain, shape (B, N): the logarithms reflected at 0 from above."""
+    """P_0 … P_γ of a chain, shape (B, N): a random walk of logarithms, reflected at 0."""
     x_BD1 = draft.tokens_BN[:, 1:, None]
     log_ratio_BD = p_BNV[:, :-1].gather(2, x_BD1)[..., 0].log()
     if draft.probs_BNV is not None:

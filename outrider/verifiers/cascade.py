@@ -1,4 +1,4 @@
-"""Speculative cascades: the draft's distribution where it is good enough, the target's elsewhere.
+"""Speculative cascades: emit the draft distribution where it is good enough, else the target's.
 
 Narasimhan, Jitkrittum, Rawat, Kim, Gupta, Menon and Kumar, "Faster Cascades via Speculative
 Decoding", ICLR 2025, arXiv 2405.19261 (q the small and p the large model, as here); equations as in
@@ -14,24 +14,25 @@ the authors' notebook (google-research/speculative_cascades), which calls α the
     π(v) = q(v) 1[v kept] + (1 - Σ_u q(u) 1[u kept]) p(v)
     accept x ~ q   iff   u q(x) < π(x);   else draw from  norm(max(π - q, 0))
 
-so that the first three emit q or p as a whole. π sums to one: with K the kept mass of q, to
-K + (1 - K) Σ p. It is what is emitted, as in any speculative sampling toward a distribution. The
-token behind a whole draft comes from p. The notebook takes the maxima from the distributions before
-temperature, here they come from the warped distributions; at temperature 1 without truncation these
-are the same.
+The first three rules decide for a whole position, so they emit either q or p. π sums to one: if κ
+is the kept mass of q, the sum is κ + (1 - κ) Σ p. The output distribution is π, as in any
+speculative sampling towards a distribution. The token after a fully accepted draft is drawn from p.
+The notebook takes the maxima from the distributions before temperature, this file from the warped
+distributions; at temperature 1 without truncation they are equal.
 
-The ends of α. At the upper end all is kept, and the draft's text accepted. At -1, diff, token_v1
-and token_v2 keep nothing (max p + 1 > 1) and are ``Rejection``, token for token. chow at 0 is so
-except where q is a point mass, which it keeps; opt where α TV <= -1. token_v3 at 0, which the
-notebook calls plain speculative decoding, still keeps the target's best token, as token_v2 at 0.
+Extreme values of α. At its maximum everything is kept, and every draft is fully accepted. At α =
+-1, diff, token_v1 and token_v2 keep nothing (max p + 1 > 1) and equal ``Rejection``, token for
+token. chow at α = 0 also equals ``Rejection``, except where q is a point mass, which it keeps; so
+does opt where α TV <= -1. token_v3 at α = 0, which the notebook calls plain speculative decoding,
+still keeps the target's most probable token, and so does token_v2 at α = 0.
 
-At temperature 0 point masses say nothing, so :class:`CascadeGreedy` verifies by the softmax of the
-logits: accept x iff it is the target's argmax or kept; otherwise, and behind a whole draft, emit
-the target's argmax.
+At temperature 0 the distributions are point masses and carry no information, so
+:class:`CascadeGreedy` verifies by the softmax of the logits: it accepts x iff x is the target's
+argmax or kept; after a rejection or a fully accepted draft it emits the target's argmax.
 
-Preserves: the deferral rule; no divergence from p is bounded, and tokens outside the target's
-support may be emitted, except by token_v3 with α < 1. Accepts i.i.d. chains; at temperature 0 all
-that come with logits.
+Preserves: the deferral rule. No divergence from p is bounded, and every rule except token_v3 with
+α < 1 may emit tokens outside the target's support. Accepts i.i.d. chains; at temperature 0, any
+chain that carries logits.
 
 Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
 """
@@ -83,15 +84,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Cascade:
-    """Speculative sampling toward the distribution of a cascade (Narasimhan et al.).
+    """Speculative sampling towards the distribution of a cascade (Narasimhan et al.).
 
     Attributes:
-        deferral: which tokens are kept.
-        alpha: α, the higher the more is kept: in [0, 1] for ``chow`` and ``token_v3``, in [-1, 1]
-            for ``diff``, ``token_v1`` and ``token_v2``, any finite number for ``opt``.
+        deferral: the rule that decides which tokens are kept.
+        alpha: α; a larger value keeps more. In [0, 1] for ``chow`` and ``token_v3``, in [-1, 1] for
+            ``diff``, ``token_v1`` and ``token_v2``, any finite number for ``opt``.
 
     Raises:
-        InvalidParameterError: another deferral rule, an alpha outside its domain.
+        InvalidParameterError: an unknown deferral rule, or an alpha outside its domain.
     """
 
     deferral: Deferral = "token_v3"
@@ -113,8 +114,8 @@ class Cascade:
         return walk(self, draft, p_BNV, rng)
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """``u q(x) < π(x)``, strictly; π(x) >= q(x) where x is kept."""
-        assert q_V is not None, "a chosen token has no distribution to keep"
+        """``u q(x) < π(x)``, strictly. A kept x is always accepted, because then π(x) >= q(x)."""
+        assert q_V is not None, "a chosen token has no draft distribution to keep"
         kept_V = self.kept(p_V, q_V)
         deferred = _deferred(kept_V, q_V)[..., 0]
         return _at(kept_V, x) | (u * _at(q_V, x) < deferred * _at(p_V, x))
@@ -124,7 +125,7 @@ class Cascade:
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """The residual ``max(π - q, 0)``, unnormalised."""
-        assert q_V is not None, "a chosen token has no distribution to keep"
+        assert q_V is not None, "a chosen token has no draft distribution to keep"
         return Rejection().reject(self.distribution(p_V, q_V), q_V, x)
 
     def distribution(self, p_V: Tensor, q_V: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class Cascade:
 
 @dataclass(frozen=True)
 class CascadeGreedy:
-    """The same deferral rules at temperature 0. The drafter has to hand over its logits.
+    """The same deferral rules at temperature 0. The drafter must provide its logits.
 
     Attributes and errors as in :class:`Cascade`.
     """
@@ -174,20 +175,20 @@ class CascadeGreedy:
         return Cascade(self.deferral, self.alpha).bound
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """``p`` holds the target's logits."""
+        """Verifies a batch of chains; ``p_BNV`` holds the target's logits."""
         require_chain(self, draft)
-        best_BN = p_BNV.argmax(-1)
-        fits_BD = candidates_equal(draft, best_BN)
+        argmax_BN = p_BNV.argmax(-1)
+        fits_BD = candidates_equal(draft, argmax_BN)
         if draft.num_nodes > 1:
-            assert draft.logits_BNV is not None, "the drafter hands over no logits"
+            assert draft.logits_BNV is not None, "the drafter provides no logits"
             p_BDV, q_BDV = (z_BNV[:, :-1].softmax(-1) for z_BNV in (p_BNV, draft.logits_BNV))
             kept_BDV = Cascade(self.deferral, self.alpha).kept(p_BDV, q_BDV)
             fits_BD = fits_BD | _at(kept_BDV, draft.tokens_BN[:, 1:])
-        return match(draft, fits_BD, best_BN)
+        return match(draft, fits_BD, argmax_BN)
 
 
 def _deferred(kept_V: Tensor, q_V: Tensor) -> Tensor:
-    """``1 - Σ_u q(u) 1[u kept]``, the mass left to the target; exactly 1 where nothing is kept."""
+    """``1 - Σ_u q(u) 1[u kept]``, the mass that defers to the target; exactly 1 if none is kept."""
     return (1 - torch.where(kept_V, q_V, 0.0).sum(-1, keepdim=True)).clamp_(min=0)
 
 

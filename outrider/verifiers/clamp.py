@@ -1,27 +1,28 @@
-"""The distribution nearest to the draft's within a divergence budget of the target's, for
-``Mentored``.
+"""The output distribution of ``Mentored``: the closest to q within a divergence budget around p.
 
-Among the distributions π whose f-divergence from p, D = Σ p φ(π/p), is at most the budget, the one
-that accepts most drafts, max Σ min(q, π), is on one path, the same for every convex φ:
+Consider the distributions π whose f-divergence D = Σ p φ(π/p) from p is at most the budget. The one
+with the highest acceptance, max Σ min(q, π), lies on a path that is the same for every convex φ:
 
     π = clamp(q, b p, p/α),   α <= 1, b <= 1,   ρ = Σ max(q - p/α, 0) = Σ max(b p - q, 0)
 
-The path is walked by ρ, the probability of a rejection, from TV(p, q), where π = p, downwards; D is
-convex and decreasing in ρ. With A the tokens held at p/α, B those held at b p, and P, Q their
-masses under the two distributions,
+(b is 1/β in ``mentored.py``.) The path is parametrised by ρ, the probability of a rejection. It
+starts at ρ = TV(p, q), where π = p; D is convex in ρ and grows as ρ falls. Let A be the tokens with
+π = p/α, B the tokens with π = b p, and P, Q their masses under p and q:
 
     D(ρ) = d(P_A, Q_A - ρ) + Σ_rest d(p, q) + d(P_B, Q_B + ρ),   d(P, m) = P φ(m/P)
     α = P_A / (Q_A - ρ),   b = (Q_B + ρ) / P_B
 
-Every token joins A or B at a ρ of its own, so prefix sums over the tokens in order of p/q give D
-at any ρ, and a Newton iteration kept between bounds finds where it is the budget.
+Every token joins A or B at a certain ρ. Prefix sums over the tokens in ascending order of p/q
+therefore give D at any ρ, and a bracketed Newton iteration finds the ρ at which D is the budget.
 
-Where p = 0 < q, π must be 0 unless tokens off the target's support are allowed: ρ >= q(p = 0).
-If they are, ρ goes on below that number at α = 0, and such a token is accepted with probability
-1 - ρ / q(p = 0). Where q = 0 < p, the token is in B from the start.
+Where p = 0 < q, π is 0 unless tokens outside the target's support are allowed; hence ρ >= q(p = 0).
+If they are allowed, the path continues below that ρ with α = 0, and such a token is accepted with
+probability 1 - ρ / q(p = 0). A token with q = 0 < p is in B from the start.
 
-Legend: R rows, V vocabulary, G groups of tokens in ascending order of p/q; a leading 2 is
-for A and B. All sums run in float64.
+All sums are in float64.
+
+Legend: R rows to solve, V vocabulary, G groups of tokens in ascending order of p/q, Z tokens with
+mass in both distributions; a leading dimension of 2 is for A and B.
 """
 
 from typing import NamedTuple
@@ -32,19 +33,19 @@ from torch.nn.functional import pad
 
 from outrider.core import Divergence
 
-_AIM = 1 - 7e-7  # of the budget, so that no rounding ends above it
-_CLOSE = 1e-7
+_AIM = 1 - 7e-7  # fraction of the budget to aim at, so that rounding never exceeds the budget
+_TOLERANCE = 1e-7
 _MAX_STEPS = 100
-_MANY = 1024  # tokens, from which on those of mass 0 are merged first
+_LARGE = 1024  # in vocabularies from this size on, tokens of mass 0 are merged first
 
 
 class Clamp(NamedTuple):
-    """π = clamp(q, b p, p/α), as the parts of a verification rule.
+    """π = clamp(q, b p, p/α), as the parameters of a verification rule.
 
     Attributes:
-        alpha_R: accept x iff ``u α q(x) < p(x)``; 0 where all of the target's tokens are accepted.
-        b_R: else draw from ``max(b p - q, 0)``.
-        off_R: probability of accepting a token that the target never emits.
+        alpha_R: accept x iff ``u α q(x) < p(x)``; 0 where every token with p(x) > 0 is accepted.
+        b_R: after a rejection, draw from ``max(b p - q, 0)``.
+        off_R: probability of accepting a token with p(x) = 0.
     """
 
     alpha_R: Tensor
@@ -53,7 +54,7 @@ class Clamp(NamedTuple):
 
 
 def mass_divergence(divergence: Divergence, P: Tensor, m: Tensor) -> Tensor:
-    """d(P, m): what tokens of target mass P add to D when they are emitted with mass m."""
+    """d(P, m): the contribution to D of tokens with target mass P and output mass m."""
     if divergence == "tv":
         return (m - P).abs() / 2
     if divergence == "kl":
@@ -66,7 +67,7 @@ def mass_divergence(divergence: Divergence, P: Tensor, m: Tensor) -> Tensor:
 
 
 def _slope(divergence: Divergence, P: Tensor, m: Tensor) -> Tensor:
-    """The derivative of d(P, m) by m."""
+    """The derivative of d(P, m) with respect to m."""
     if divergence == "tv":
         return (m - P).sign() / 2
     ratio = P / m
@@ -74,14 +75,14 @@ def _slope(divergence: Divergence, P: Tensor, m: Tensor) -> Tensor:
     return torch.where(P > 0, slope, 0.0)
 
 
-class Path:
-    """The distributions between p and q, by ρ.
+class ClampPath:
+    """The optimal output distributions between p and q, parametrised by ρ.
 
     Args:
-        divergence: what D is.
+        divergence: the divergence D.
         P_RG: target mass of the groups; rows sum to 1.
         Q_RG: draft mass of the groups; rows sum to 1.
-        d_RG: what each group adds to D where π = q, if neither mass is 0.
+        d_RG: contribution of each group to D where π = q, if neither mass is 0.
         off_support: whether tokens of target mass 0 may be emitted.
     """
 
@@ -91,15 +92,15 @@ class Path:
         self.divergence: Divergence = divergence
         d_RG = torch.where((P_RG > 0) & (Q_RG > 0), d_RG, 0.0)
         sums_3RG = torch.stack([P_RG, Q_RG, d_RG])
-        # Column i of [0] sums the first i groups, of [1] the last i: who is in A, who in B.
-        # Each is summed from its own end, where the small numbers are.
+        # Index i of [0] sums the first i groups (A), index i of [1] the last i groups (B). Each sum
+        # starts at its own end, where the small numbers are.
         self.sums_23RG = pad(torch.stack([sums_3RG, sums_3RG.flip(2)]).cumsum(3), (1, 0))
         self.ratio_RG = torch.where(Q_RG > 0, P_RG / Q_RG, torch.inf)
         ratio_2RG = torch.stack([self.ratio_RG, self.ratio_RG.flip(1)])
         joins_2RG = self.sums_23RG[:, 1, :, 1:] - self.sums_23RG[:, 0, :, 1:] / ratio_2RG
         joins_2RG[1].neg_()
-        # The ρ at which each group joins. The running maximum repairs what rounding does to the
-        # order, which the search needs.
+        # The ρ at which each group joins. The running maximum restores the order, which the search
+        # relies on and rounding may violate.
         joins_2RG = torch.where(ratio_2RG > 0, joins_2RG, 0.0).cummax(2).values
         self.joins_2RG = joins_2RG.clamp_(min=0)
         self.most_2R1 = torch.stack([self.ratio_RG < 1, self.ratio_RG > 1]).sum(2, keepdim=True)
@@ -108,18 +109,18 @@ class Path:
         self.top_R1 = (Q_RG - P_RG).clamp(min=0).sum(1, keepdim=True)  # TV(p, q)
 
     def sizes(self, rho_R1: Tensor) -> Tensor:
-        """How many groups are in A and in B at this ρ, (2, R, 1)."""
-        found_2R1 = torch.searchsorted(
+        """The number of groups in A and in B at this ρ, (2, R, 1)."""
+        size_2R1 = torch.searchsorted(
             self.joins_2RG, rho_R1.expand(2, -1, 1).contiguous(), right=True
         )
-        return found_2R1.minimum(self.most_2R1)
+        return size_2R1.minimum(self.most_2R1)
 
-    def held(self, rho_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Target mass of A and B, what they emit, (2, R, 1) each, and what the rest adds to D."""
+    def masses(self, rho_R1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Target mass and output mass of A and B, (2, R, 1) each, and the rest's share of D."""
         size_2R1 = self.sizes(rho_R1)
         at_231R = self.sums_23RG.gather(3, size_2R1[:, None].expand(-1, 3, -1, -1))
         P_2R1, Q_2R1, d_2R1 = at_231R.unbind(1)
-        # Never less than the target's mass in A, never more in B: rounding included.
+        # In A the output mass is at least the target mass, in B at most, even after rounding.
         m_A_R1 = (Q_2R1[0] - rho_R1).maximum(P_2R1[0])
         m_B_R1 = (Q_2R1[1] + rho_R1).minimum(P_2R1[1])
         to_B_R1 = self.ratio_RG.shape[1] - size_2R1[1]
@@ -128,13 +129,15 @@ class Path:
 
     def divergence_at(self, rho_R1: Tensor) -> Tensor:
         """D(ρ)."""
-        P_2R1, m_2R1, rest_R1 = self.held(rho_R1)
+        P_2R1, m_2R1, rest_R1 = self.masses(rho_R1)
         return mass_divergence(self.divergence, P_2R1, m_2R1).sum(0) + rest_R1
 
-    def exact(self, budget: float, start_R1: Tensor | None = None, close: float = _CLOSE) -> Tensor:
-        """The ρ whose D is the budget, less at most a millionth of it.
+    def exact(
+        self, budget: float, start_R1: Tensor | None = None, tolerance: float = _TOLERANCE
+    ) -> Tensor:
+        """The ρ at which D equals the budget, or falls short of it by at most a millionth.
 
-        Newton on the square root of D, which is nearly linear in ρ, kept between bounds.
+        A bracketed Newton iteration on the square root of D, which is nearly linear in ρ.
         """
         aim = _AIM * budget
         if start_R1 is None:
@@ -145,10 +148,10 @@ class Path:
         rho_R1 = torch.where(whole_R1, self.least_R1, start_R1)
         low_R1, high_R1 = self.least_R1, self.top_R1
         for _ in range(_MAX_STEPS):
-            P_2R1, m_2R1, rest_R1 = self.held(rho_R1)
+            P_2R1, m_2R1, rest_R1 = self.masses(rho_R1)
             D_R1 = mass_divergence(self.divergence, P_2R1, m_2R1).sum(0) + rest_R1
             excess_R1 = D_R1 - aim
-            done_R1 = (excess_R1.abs() <= close * budget) | whole_R1
+            done_R1 = (excess_R1.abs() <= tolerance * budget) | whole_R1
             if bool(done_R1.all()):
                 break
             over_R1 = excess_R1 > 0
@@ -163,7 +166,7 @@ class Path:
         return torch.where(done_R1, rho_R1, high_R1)
 
     def blog(self, budget: float) -> Tensor:
-        """The author's search: 10 halvings of α, or the first D within 0.8 … 1.2 of the budget."""
+        """The author's search: ten bisections of α, or until D is 0.8 … 1.2 times the budget."""
         low_R1, high_R1 = torch.zeros_like(self.top_R1), torch.ones_like(self.top_R1)
         for _ in range(10):
             alpha_R1 = (low_R1 + high_R1) / 2
@@ -181,8 +184,8 @@ class Path:
         return rho_R1
 
     def clamp(self, rho_R1: Tensor) -> Clamp:
-        """The distribution at ρ."""
-        P_2R1, m_2R1, _ = self.held(rho_R1)
+        """The output distribution at ρ."""
+        P_2R1, m_2R1, _ = self.masses(rho_R1)
         alpha_R1 = torch.where(rho_R1 > self.least_R1, P_2R1[0] / m_2R1[0], 0.0)
         b_R1 = torch.where(P_2R1[1] > 0, m_2R1[1] / P_2R1[1], 0.0)
         accepted_R1 = (self.off_R1 - rho_R1).clamp(min=0)
@@ -190,36 +193,36 @@ class Path:
         return Clamp(alpha_R1[:, 0], b_R1[:, 0], off_R1[:, 0])
 
 
-def sorted_path(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, off_support: bool) -> Path:
-    """The path with every token a group of its own."""
+def sorted_path(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, off_support: bool) -> ClampPath:
+    """The path of these distributions, with every token in its own group."""
     P_RV, Q_RV = (x.double() / x.sum(1, keepdim=True, dtype=torch.float64) for x in (p_RV, q_RV))
-    if P_RV.shape[1] >= _MANY:
+    if P_RV.shape[1] >= _LARGE:
         P_RV, Q_RV = _without_zeros(P_RV, Q_RV)
     order_RV = torch.where(Q_RV > 0, P_RV / Q_RV, torch.inf).argsort(1)
     P_RV, Q_RV = P_RV.gather(1, order_RV), Q_RV.gather(1, order_RV)
-    return Path(divergence, P_RV, Q_RV, mass_divergence(divergence, P_RV, Q_RV), off_support)
+    return ClampPath(divergence, P_RV, Q_RV, mass_divergence(divergence, P_RV, Q_RV), off_support)
 
 
 def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """The distributions with all tokens of target mass 0 in one group, and all of draft mass 0 in
-    another.
+    """Merges all tokens of target mass 0 into one group, and all of draft mass 0 into another.
 
-    They behave as one on the path. Distributions after top-k or top-p consist of little else.
+    The tokens of such a group join A or B together, so the path does not change. After top-k or
+    top-p, most tokens belong to these groups.
     """
     both_RV = (P_RV > 0) & (Q_RV > 0)
     count_R = both_RV.sum(1)
     most = int(count_R.max())
     if 4 * most > P_RV.shape[1]:
         return P_RV, Q_RV
-    row_Z, column_Z = both_RV.nonzero(as_tuple=True)
+    row_Z, token_Z = both_RV.nonzero(as_tuple=True)
     first_R = count_R.cumsum(0) - count_R
     slot_Z = torch.arange(len(row_Z), device=row_Z.device) - first_R[row_Z]
     groups = []
-    for mine_RV, other_RV in ((P_RV, Q_RV), (Q_RV, P_RV)):
-        near_RZ = mine_RV.new_zeros(len(count_R), most)
-        near_RZ[row_Z, slot_Z] = mine_RV[row_Z, column_Z]
-        alone_R1 = torch.where(other_RV > 0, 0.0, mine_RV).sum(1, keepdim=True)
-        groups.append((alone_R1, near_RZ))
+    for own_RV, other_RV in ((P_RV, Q_RV), (Q_RV, P_RV)):
+        kept_RZ = own_RV.new_zeros(len(count_R), most)
+        kept_RZ[row_Z, slot_Z] = own_RV[row_Z, token_Z]
+        alone_R1 = torch.where(other_RV > 0, 0.0, own_RV).sum(1, keepdim=True)
+        groups.append((alone_R1, kept_RZ))
     (P_only_R1, P_RZ), (Q_only_R1, Q_RZ) = groups
     none_R1 = torch.zeros_like(P_only_R1)
     return torch.cat([none_R1, P_only_R1, P_RZ], 1), torch.cat([Q_only_R1, none_R1, Q_RZ], 1)

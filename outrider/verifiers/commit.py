@@ -1,18 +1,18 @@
-"""Commits what a search found, whole: the rule of multi-token joint greedy decoding.
+"""Commits the result of a search unverified: the rule of multi-token joint greedy decoding.
 
 Qin et al., "Multi-Token Joint Speculative Decoding for Accelerating Large Language Model
-Inference", 2024, section 3 (MJGD): repeat a beam search of K tokens with the target, and append the
-best beam. The search is the drafter's (``MjgdDrafter``, over the target itself); the rule looks at
-no probability.
+Inference", 2024, section 3 (MJGD): repeat a beam search of γ tokens with the target, and append the
+best beam. The drafter runs the search (``MjgdDrafter``, with the target itself as its model); the
+rule reads no probabilities.
 
-    emit x_1 … x_K        (x_1 … x_{K-1} as accepted, x_K as the next token: there is no bonus)
+    emit x_1 … x_γ        (x_1 … x_{γ-1} as accepted, x_γ as the next token: there is no bonus)
 
-An empty draft emits argmax p, the best beam of length 1.
+An empty draft emits argmax p, which is the best beam of length 1.
 
-Preserves: the search's text; with the target's own beams, a joint likelihood no less than that of
-what else the search ended with. Accepts searched chains.
+Preserves: the result of the search. If the target searched, its joint likelihood is at least that
+of every other beam that the search ended with. Accepts searched chains.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ from outrider.core import Bound, Draft, Drawn, Needs, Stream, Verdict, require_c
 
 @dataclass(frozen=True)
 class Commit:
-    """Every candidate, and nothing else."""
+    """Emits every drafted token and nothing else."""
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"searched"})
     needs: ClassVar[Needs] = "argmax"
-    bound: ClassVar[Bound] = Bound("the best beam of a search, whatever p says of its tokens")
+    bound: ClassVar[Bound] = Bound("the best beam of a search, emitted without verification")
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Verifies a batch of chains.
 
         Raises:
-            IncompatibleError: a draft with branches; the rule is for one path.
+            IncompatibleError: the draft has branches; the rule emits a single path.
         """
         require_chain(self, draft)
         B, N = draft.tokens_BN.shape

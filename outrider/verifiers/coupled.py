@@ -1,20 +1,19 @@
-"""Drafter-invariant coupling: draft and target race with the same noise.
+"""Drafter-invariant coupling: draft and target sample with the same noise.
 
 Daliri, Musco and Suresh, "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024 (Gumbel coupling, Theorem 1). With Gumbel noise G keyed by the token's place in the
-text and by the token,
+Decoding", 2024 (Gumbel coupling, Theorem 1). With Gumbel noise G keyed by position and token,
 
     x = argmax_v ( log q(v) + G_v ),   y = argmax_v ( log p(v) + G_v ),   accept x   iff   x = y
 
-and y is emitted in any case. So the text is the one that plain decoding with the same noise writes,
-token for token, whatever the draft: a better draft makes it come faster, and cannot change it.
-x = y with probability at least (1 - TV) / (1 + TV), somewhat less than the 1 - TV of rejection
-sampling, the price of not knowing q.
+and y is emitted in either case. The output therefore equals that of plain decoding with the same
+noise, token for token, for any draft: a better draft makes decoding faster but cannot change the
+output. x = y with probability at least (1 - TV) / (1 + TV). Rejection sampling reaches 1 - TV; the
+difference is the price of not knowing q.
 
 ``method="plain"`` is this rule with an empty draft.
 
-Preserves: the target's distribution, exactly, and the text of plain decoding with the same seed.
-Accepts any draft; only one that races with the same noise agrees often.
+Preserves: the target distribution exactly, and the output of plain decoding with the same seed.
+Accepts any draft, but only drafts sampled with the same noise agree often.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -40,7 +39,7 @@ from outrider.core import (
 
 @dataclass(frozen=True)
 class Coupled:
-    """Equality with the target's draws under noise keyed by the place in the text."""
+    """Accepts tokens equal to the target's own draws, with noise keyed by position."""
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
@@ -48,8 +47,8 @@ class Coupled:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        place_BN = rng.position_B[:, None] + draft.depth_BN
-        key_BN = rng.key_B[:, None].expand_as(place_BN)
-        y_BN = race(p_BNV.flatten(0, 1), Stream(key_BN.flatten(), place_BN.flatten()))
+        position_BN = rng.position_B[:, None] + draft.depth_BN
+        key_BN = rng.key_B[:, None].expand_as(position_BN)
+        y_BN = race(p_BNV.flatten(0, 1), Stream(key_BN.flatten(), position_BN.flatten()))
         y_BN = y_BN.view_as(draft.tokens_BN)
         return match(draft, candidates_equal(draft, y_BN), y_BN)

@@ -1,4 +1,4 @@
-"""Siblings drawn without replacement: a rejected token leaves the draft distribution too.
+"""Rejection sampling over siblings drawn without replacement.
 
 Yang, Huang, Dai and Chen, "Multi-Candidate Speculative Decoding", 2024; Chen, May, Svirschevski,
 Huang, Ryabinin, Jia and Chen, "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding",
@@ -6,24 +6,24 @@ Huang, Ryabinin, Jia and Chen, "Sequoia: Scalable, Robust, and Hardware-aware Sp
 
     accept c   iff   u q(c) < p(c)
     else       p <- norm(max(p - q, 0)),   q(c) <- 0,   q <- norm(q)
-    when q has no mass left:   q <- the uniform distribution over the tokens not rejected yet
+    if q has no mass left:   q <- the uniform distribution over the tokens not rejected yet
 
-The second line is speculative sampling's; the third is what makes q the distribution of the next
-draw. The last is Sequoia's cover property: a draft distribution of small support still gets all its
-children tried, and as many children as there are tokens always contain an accepted one. A drafter
-that stops where its distribution runs out is verified rightly as well, for the line is then never
-reached.
+The update of p is that of speculative sampling. The update of q makes q the distribution of the
+next draw. The last line is Sequoia's cover property: the draft may have more children than q has
+tokens in its support, and if every token is a child, one of them is always accepted. For a drafter
+that stops where its distribution has no mass left, the rule is valid too: it never reaches that
+line.
 
 A rejected c has p(c) < q(c), so the residual has no mass at c, and a second independent draw of c
-would be wasted: what q has there is better spent on the other tokens. So of two siblings, distinct
-ones are accepted at least as often as independent ones under ``Rejection``.
+would be wasted: the mass that q has there is better spent on other tokens. Therefore two distinct
+siblings are accepted at least as often as two independent ones under ``Rejection``.
 
-Departure from Sequoia's code, which draws by the top k of ``log(u)/q`` and ends the generation
-where a residual has no mass: here ``walk`` goes on with the target's distribution.
+Departure from the authors' code: Sequoia draws by the top k of ``log(u)/q`` and ends the generation
+if a residual has no mass; here ``walk`` continues with the target distribution.
 
-Preserves: the target's distribution, exactly. Accepts distinct and chosen drafts (a chosen sibling
-is a point mass, of which nothing is left after a rejection: as in ``Rejection``). Independent draws
-are distinct only where every node has one child; for these there is ``Rejection``.
+Preserves: the target distribution exactly. Accepts distinct drafts, and chosen ones: there q is the
+point mass at each sibling, as in ``Rejection``. Independent draws, which are distinct only where
+every node has one child, need ``Rejection``.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -51,8 +51,7 @@ class Distinct:
         return walk(self, draft, p_BNV, rng)
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """As ``Rejection``; q is the distribution that x was drawn from, its earlier siblings
-        removed."""
+        """``u q(x) < p(x)``, strictly; q is the distribution of x without its earlier siblings."""
         return Rejection().accept(p_V, q_V, x, u)
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
@@ -60,22 +59,21 @@ class Distinct:
         return Rejection().acceptance(p_V, q_V)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual ``max(p - q, 0)``, unnormalised, and the distribution of the next
-        sibling."""
+        """The residual ``max(p - q, 0)``, unnormalised, and the next sibling's distribution."""
         left_V, _ = Rejection().reject(p_V, q_V, x)
         return left_V, None if q_V is None else without(q_V, x)
 
 
 def without(q_V: Tensor, x: Tensor) -> Tensor:
-    """q without x, renormalised; with no mass left, uniform over the tokens not rejected yet.
+    """q without x, renormalised. If no mass is left: uniform over the tokens not rejected yet.
 
-    The weight of a rejected token becomes -0.0. That is zero wherever numbers are added or
-    compared, but its sign sets the token apart from those that q never had, which the cover needs
-    to know.
+    The weight of a rejected token becomes -0.0, which adds and compares like zero. Its sign
+    distinguishes the token from those that had no mass in q to begin with, which the uniform
+    distribution includes.
     """
     left_V = q_V.scatter(-1, x[..., None], -0.0)
     mass = left_V.sum(-1, keepdim=True)
-    if mass.device.type == "cpu" and (mass > 0).all():  # elsewhere a look back costs more
+    if mass.device.type == "cpu" and (mass > 0).all():  # elsewhere synchronising costs more
         return left_V / mass
     open_V = ~left_V.signbit()
     cover_V = torch.where(open_V, 1 / open_V.sum(-1, keepdim=True, dtype=q_V.dtype), left_V)

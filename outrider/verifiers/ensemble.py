@@ -1,30 +1,31 @@
-"""Ensemble: speculative sampling toward a mixture of target and draft.
+"""Ensemble: speculative sampling towards a mixture of target and draft.
 
 Wang, Kasa, M S, Kasa, Zou, Negi, Zhang, Jiang and Song, "DIVERSED: Relaxed Speculative Decoding via
-Dynamic Ensemble Verification", AISTATS 2026, arXiv 2604.07622: the static ensemble (theirs also
-learns a weight that depends on the context). ``assistant_ensemble_weight`` in transformers, where π
-is v.
+Dynamic Ensemble Verification", AISTATS 2026, arXiv 2604.07622. This is their static ensemble (they
+also learn a weight that depends on the context); in transformers it is
+``assistant_ensemble_weight``, and π is called v.
 
     π = w p + (1 - w) q
-    accept x ~ q   iff   u q(x) < π(x),   that is with probability min(1, 1 - w + w p(x)/q(x))
-    else           draw from  norm(max(p - q, 0)),   which is norm(max(π - q, 0))
+    accept x ~ q   iff   u q(x) < π(x),   i.e. with probability min(1, 1 - w + w p(x)/q(x))
+    else           draw from  norm(max(p - q, 0))  =  norm(max(π - q, 0))
 
-as π - q = w (p - q). Speculative sampling toward π emits π. The token behind a whole draft is drawn
-from p, as there is no q. A chosen candidate has the point mass at x as its q.
+since π - q = w (p - q). Speculative sampling towards π emits π. The token after a fully accepted
+draft is drawn from p, because there is no q. For a chosen candidate, q is the point mass at x.
 
-At temperature 0, :class:`EnsembleGreedy`: the same mixture of the distributions before temperature,
+At temperature 0, :class:`EnsembleGreedy` uses the same mixture of the distributions before
+temperature, as transformers does:
 
-    accept x   iff   x = argmax π;   rejected: emit argmax π;   behind a whole draft: emit argmax p
+    accept x   iff   x = argmax π;   if rejected, emit argmax π;   after the draft, emit argmax p
 
-as transformers does. In sampling it accepts iff ``u <= ratio``, here ``<`` as everywhere; π(x) > 0
-wherever q(x) > 0, so the two differ with probability zero.
+When sampling, transformers accepts iff ``u <= ratio``, and this rule iff ``u < ratio``, like every
+rule here; π(x) > 0 wherever q(x) > 0, so the two differ with probability zero.
 
 Bound: π >= w p, hence KL(p‖π) <= -ln w; and TV(p, π) = (1 - w) TV(p, q) <= 1 - w. Tokens outside
-the target's support can be emitted, when the draft proposes them: π(x) = (1 - w) q(x) there.
+the target's support are emitted if the draft proposes them: there π(x) = (1 - w) q(x).
 
 Preserves: p up to that bound. Accepts chains, i.i.d. or chosen.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary; leading dimensions broadcast.
 """
 
 import math
@@ -52,14 +53,14 @@ from outrider.verifiers.rejection import Rejection
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Speculative sampling toward ``w p + (1 - w) q``.
+    """Speculative sampling towards ``w p + (1 - w) q``.
 
     Attributes:
-        weight: w, the target's share, in the open interval (0, 1) as in transformers; 1 would be
-            rejection sampling, 0 the draft model alone.
+        weight: w, the weight of the target, in the open interval (0, 1) as in transformers; 1 would
+            be rejection sampling, 0 the draft model alone.
 
     Raises:
-        InvalidParameterError: a weight outside (0, 1).
+        InvalidParameterError: the weight lies outside (0, 1).
     """
 
     weight: float = 0.9
@@ -91,7 +92,7 @@ class Ensemble:
         return Rejection().acceptance(_mixture(self.weight, p_V, q_V), q_V)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """``max(p - q, 0)``, proportional to ``max(π - q, 0)`` and free of its rounding."""
+        """``max(p - q, 0)``, proportional to ``max(π - q, 0)`` but without the rounding of π."""
         return Rejection().reject(p_V, q_V, x)
 
 
@@ -99,7 +100,7 @@ class Ensemble:
 class EnsembleGreedy:
     """Equality with the argmax of the mixture, at temperature 0 (transformers).
 
-    The drafter has to hand over its logits. Attributes and errors as in :class:`Ensemble`.
+    The drafter must provide its logits. Attributes and errors as in :class:`Ensemble`.
     """
 
     weight: float = 0.9
@@ -118,25 +119,25 @@ class EnsembleGreedy:
         return Bound(words, threshold=1 / w - 1)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """``p`` holds the target's logits."""
+        """Verifies a batch of chains; ``p_BNV`` holds the target's logits."""
         require_chain(self, draft)
-        best_BN = p_BNV.argmax(-1)
+        argmax_BN = p_BNV.argmax(-1)
         if draft.num_nodes > 1:
-            best_BN = self._mixed(draft, p_BNV, best_BN)
-        return match(draft, candidates_equal(draft, best_BN), best_BN)
+            argmax_BN = self._mixed(draft, p_BNV, argmax_BN)
+        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)
 
-    def _mixed(self, draft: Draft, p_BNV: Tensor, best_BN: Tensor) -> Tensor:
-        """The mixture's argmax where there is a candidate, the target's elsewhere."""
-        assert draft.logits_BNV is not None, "the drafter hands over no logits"
+    def _mixed(self, draft: Draft, p_BNV: Tensor, argmax_BN: Tensor) -> Tensor:
+        """The argmax of the mixture where there is a drafted token, the target's elsewhere."""
+        assert draft.logits_BNV is not None, "the drafter provides no logits"
         p_BDV = p_BNV[:, :-1].softmax(-1)
         q_BDV = draft.logits_BNV[:, :-1].softmax(-1)
         mixed_BD = _mixture(self.weight, p_BDV, q_BDV).argmax(-1)
-        mixed_BD = torch.where(draft.mask_BN[:, 1:], mixed_BD, best_BN[:, :-1])
-        return torch.cat([mixed_BD, best_BN[:, -1:]], 1)
+        mixed_BD = torch.where(draft.mask_BN[:, 1:], mixed_BD, argmax_BN[:, :-1])
+        return torch.cat([mixed_BD, argmax_BN[:, -1:]], 1)
 
 
 def _mixture(weight: float, p: Tensor, q: Tensor) -> Tensor:
-    """``w p + (1 - w) q``, written so that it is exactly p where both are equal."""
+    """``w p + (1 - w) q``, written so that it is exactly p where p = q."""
     return q + weight * (p - q)
 
 

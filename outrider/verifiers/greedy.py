@@ -1,11 +1,11 @@
-"""Greedy verification: keep drafted tokens while they are the target's argmax.
+"""Greedy verification: accepts drafted tokens while they are the target's argmax.
 
 The limit of speculative sampling at temperature 0 (Leviathan et al., ICML 2023, section 2.3), and
 SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024, Algorithm 2, ``VerifyGreedy``).
 
     accept x   iff   x = argmax p
 
-Preserves: the argmax sequence. Accepts any draft. Computes no probabilities.
+Preserves: the greedy output of the target. Accepts any draft. Computes no probabilities.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -23,7 +23,7 @@ from outrider.core import (
     Needs,
     Stream,
     Verdict,
-    best,
+    argmax,
     candidates_equal,
     match,
 )
@@ -31,7 +31,7 @@ from outrider.core import (
 
 @dataclass(frozen=True)
 class Greedy:
-    """Exact match with the target's argmax, on chains and trees."""
+    """Accepts tokens equal to the target's argmax, on chains and trees."""
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen", "searched"})
@@ -40,5 +40,5 @@ class Greedy:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        best_BN = best(p_BNV)
-        return match(draft, candidates_equal(draft, best_BN), best_BN)
+        argmax_BN = argmax(p_BNV)
+        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)

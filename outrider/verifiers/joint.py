@@ -1,4 +1,4 @@
-"""Joint decoding: accept the longest prefix that the target, too, finds likely as a whole.
+"""Joint decoding: accepts the longest prefix that is jointly likely under the target too.
 
 Qin, Hu, He, Prakriya, Cong and Sun, "Multi-Token Joint Speculative Decoding for Accelerating Large
 Language Model Inference", 2024, Algorithm 1; with strict comparison as in its successor MTAD,
@@ -8,35 +8,37 @@ Language Model Inference", 2024, Algorithm 1; with strict comparison as in its s
     η   = max { i : min(1, P_i / Q_i) > τ },   0 if there is none
     accept x_1 … x_η, then draw one token from p_{η+1}
 
-Every i is tested: a prefix that fails does not stop the scan, for a longer one may make up for it.
-The next token comes from the *full* distribution of the target, not from a residual: the aim is a
-likely text, and no attempt is made to keep the target's distribution. The draft is meant to be the
-best beam of a beam search under the draft model; a sampled chain is verified by the same numbers.
+Every i is tested: a prefix that fails does not end the scan, because a longer one may pass. The
+next token is drawn from the *full* target distribution, not from a residual: the method aims at a
+likely output and does not preserve the target distribution. The draft should be the best beam of a
+beam search under the draft model; a sampled chain is verified by the same quantities.
 
-Corrections to the paper's Algorithm 1: η becomes i (there: j), and starts at 0 with P_1 the first
-prefix (there: -1).
+Corrections to the paper's Algorithm 1: η is set to i (in the paper: j) and starts at 0, with P_1
+the first prefix (in the paper: -1).
 
-τ = 0 accepts as long as P_i > 0; τ >= 1 accepts nothing, which is plain sampling. After truncation
-p(x_i) may be 0: then all longer prefixes fail. Sums of logarithms, so long drafts do not underflow.
+τ = 0 accepts as long as P_i > 0. τ >= 1 accepts nothing, which is plain sampling. After truncation
+p(x_i) may be 0, and then all longer prefixes fail. The products are computed as sums of logarithms,
+so long drafts do not underflow.
 
-``quantity="step"`` puts what the released code calls Q_i in its place, the share of x_1 … x_i among
-all continuations that step i of the search chose from:
+``quantity="step"`` replaces Q_i by what the released code calls Q_i: the probability of x_1 … x_i
+relative to all continuations that step i of the search considered, which the drafter provides
+(``Draft.step_probs_BN``):
 
     S_i = Q_i / Σ_b Q(beam b before step i)
 
-which the draft hands over (``Draft.step_probs_BN``). That code runs with ``tau=0.9``, where the
-paper and its function's default say 0.1. It also starts from B copies of one beam, so that its S_1
-is q_1(x_1)/B and B equal paths count B times, without which S_i >= Q_i: the drafter does so with
-``search="copies"``. And it mixes up the histories of its beams, which is not repeated here.
+The released code runs with ``tau=0.9``; its function's default and the paper say 0.1. It also
+starts from w copies of one beam (w the beam width), so that S_1 = q_1(x_1)/w and equal paths count
+w times; without the copies S_i >= Q_i. The drafter reproduces the copies with ``search="copies"``.
+The released code also confuses the histories of its beams; that error is not reproduced.
 
-``distributions="raw"`` compares the models' own distributions, the softmax of the logits before
-bias, penalties, temperature and truncation; the next token still comes from the warped p. What is
-accepted may then lie outside the support of the warped distribution.
+``distributions="raw"`` compares the models' own distributions, i.e. the softmax of the logits
+before bias, penalties, temperature and truncation; the next token is still drawn from the warped p.
+Accepted tokens may then lie outside the support of the warped distribution.
 
-Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
+Preserves: P > τ Q for every accepted prefix as a whole. Nothing is bounded per token. Accepts
 chains, searched or i.i.d.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary.
+Legend: B rows, N nodes, V vocabulary.
 """
 
 import math
@@ -69,12 +71,13 @@ class Joint:
     """Joint verification of a chain (MJSD).
 
     Attributes:
-        tau: τ, the least ratio of target to draft probability of an accepted prefix, exclusive.
-        quantity: what P is held against: ``joint`` (Q) or ``step`` (S, of the released code).
-        distributions: whose products P and Q are: ``warped`` or ``raw``.
+        tau: τ, the lower limit, exclusive, of the ratio of target to draft probability of an
+            accepted prefix.
+        quantity: what P is compared with: ``joint`` (Q), or ``step`` (S, as in the released code).
+        distributions: which distributions P and Q are products of: ``warped`` or ``raw``.
 
     Raises:
-        InvalidParameterError: τ below 0 or not finite, another quantity, other distributions.
+        InvalidParameterError: τ is negative or not finite, or another option is unknown.
     """
 
     tau: float = 0.1
@@ -100,7 +103,7 @@ class Joint:
         words = f"P > {self.tau:g} {other} for the accepted tokens as a whole{before}, "
         return Bound(words + "nothing per token", threshold=self.tau)
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits."""
         if self.distributions == "warped":
             return self
@@ -110,7 +113,7 @@ class Joint:
         """Verifies a batch of chains.
 
         Raises:
-            IncompatibleError: a draft with branches, or without what the options ask for.
+            IncompatibleError: the draft has branches, or lacks what the options require.
         """
         require_chain(self, draft)
         B, N = draft.tokens_BN.shape
@@ -126,17 +129,17 @@ class Joint:
         return Verdict(depth_N[1:].expand(B, N - 1), num_accepted_B, next_B)
 
     def path_logs(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
-        """log P and log Q of each prefix, (B, N)."""
+        """log P and log Q of each prefix, (B, N) each."""
         if self.distributions == "raw":
             raise IncompatibleError(
-                "distributions='raw': the target's logits are missing; see reading()"
+                "distributions='raw': the target's logits are missing; see with_raw_logits()"
             )
         return path_logs(draft, p_BNV)
 
 
 @dataclass(frozen=True, eq=False)
 class _Raw(Joint):
-    """The rule in a round whose target has these logits."""
+    """The rule for a round in which the target has these raw logits."""
 
     target_BNV: Tensor | None = None
 
@@ -150,14 +153,13 @@ class _Raw(Joint):
 
 
 def check_tau(tau: float) -> None:
-    """Raises InvalidParameterError unless τ is a finite number of at least 0."""
+    """Raises InvalidParameterError unless τ is finite and at least 0."""
     if not 0 <= tau < math.inf:
         raise InvalidParameterError(f"tau={tau!r}: must be finite and at least 0")
 
 
 def passes(log_ratio: Tensor, tau: float) -> Tensor:
-    """``min(1, exp(log_ratio)) > τ``; NaN, from a token that neither distribution allows, does not
-    pass."""
+    """``min(1, exp(log_ratio)) > τ``. NaN, which a token outside both supports produces, fails."""
     log_tau = math.log(tau) if tau > 0 else -math.inf
     return (log_ratio > log_tau) & (tau < 1)
 
@@ -167,7 +169,7 @@ def path_logs(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
 
     Sums run in float64 where the device has it.
     """
-    if draft.probs_BNV is None:  # an empty draft, or chosen tokens: certain as far as q goes
+    if draft.probs_BNV is None:  # an empty draft, or chosen tokens: q(x) = 1
         q_BNV = torch.ones_like(p_BNV)
     else:
         q_BNV = draft.probs_BNV
@@ -175,21 +177,21 @@ def path_logs(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at(draft: Draft, probs_BNV: Tensor) -> Tensor:
-    """What each node's token has in its parent's row, (B, N); the root's is arbitrary."""
+    """The entry of each node's token in its parent's row, (B, N); arbitrary at the root."""
     dtype = torch.float32 if probs_BNV.device.type == "mps" else torch.float64
     rows_B1 = torch.arange(draft.tokens_BN.shape[0], device=probs_BNV.device)[:, None]
     return probs_BNV[rows_B1, draft.parents_BN.clamp(min=0), draft.tokens_BN].to(dtype)
 
 
 def _log_softmax(draft: Draft, logits_BNV: Tensor) -> Tensor:
-    """Log-probability of each node's token behind its parent, (B, N)."""
+    """Log-probability of each node's token given its parent, (B, N)."""
     wide_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
     total_BN = wide_BNV.logsumexp(-1).gather(1, draft.parents_BN.clamp(min=0))
     return _at(draft, wide_BNV) - total_BN
 
 
 def _sums(draft: Draft, log_BN: Tensor) -> Tensor:
-    """Sums along the path to each node; 0 at the root."""
+    """Sums along the path from the root to each node; 0 at the root."""
     log_BN = log_BN.clone()
     log_BN[:, 0] = 0.0
     if draft.is_chain:
@@ -200,6 +202,6 @@ def _sums(draft: Draft, log_BN: Tensor) -> Tensor:
 def _required(found: Tensor | None, option: str, what: str) -> Tensor:
     if found is None:
         raise IncompatibleError(
-            f"{option}: the drafter hands over no {what}; take one that does, such as BeamDrafter"
+            f"{option}: the drafter provides no {what}; use one that does, such as BeamDrafter"
         )
     return found

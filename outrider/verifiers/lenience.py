@@ -1,8 +1,9 @@
-"""Lenience: speculative sampling that forgives the draft a constant factor.
+"""Lenience: speculative sampling with the acceptance threshold lowered by a constant factor.
 
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", ICML
-2023, appendix A.5. Theirs is the factor l itself, 1 strict and towards 0 lenient; others, the
-authors of speculative cascades among them (``verifiers/cascade.py``), call 1 - l the lenience.
+2023, appendix A.5. Their lenience is the factor l itself: l = 1 is exact, and smaller values accept
+more. Other authors, among them those of speculative cascades (``verifiers/cascade.py``), call 1 - l
+the lenience.
 
     accept x ~ q   iff   u l q(x) < p(x)
     else           draw from  norm(max(p - q, 0))     residual="target-draft", as the paper states
@@ -13,11 +14,12 @@ Bound: π <= p/l at every token, hence KL(π‖p) = Σ π ln(π/p) <= -ln l, and
 Where q >= p/l, s = 0 and π = p/l. Elsewhere ρ s is at most
     "target-draft":  (p - q)+, as ρ <= Σ (q - p)+ = Σ (p - q)+;   so π <= max(p, q) <= p/l.
     "scaled":        p/l - q, as Σ (p/l - q)+ = ρ + 1/l - 1 >= ρ;  so π <= p/l.
-The paper's residual stays closer to p; both accept alike, and l = 1 is ``Rejection`` for both.
+The paper's residual stays closer to p. Both accept equally often, and l = 1 is ``Rejection`` for
+both.
 
-A chosen candidate has the point mass at x as its q; either residual is then p without x.
+For a chosen candidate, q is the point mass at x, and either residual is p without x.
 
-Preserves: p up to that bound. Accepts chains, i.i.d. or chosen.
+Preserves: p up to this bound. Accepts chains, i.i.d. or chosen.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -42,10 +44,10 @@ class Lenience:
 
     Attributes:
         lenience: l, in (0, 1]; 1 is lossless rejection sampling.
-        residual: what is drawn from after a rejection: ``target-draft`` or ``scaled``.
+        residual: the distribution drawn from after a rejection: ``target-draft`` or ``scaled``.
 
     Raises:
-        InvalidParameterError: a lenience outside (0, 1], another residual.
+        InvalidParameterError: the lenience lies outside (0, 1], or the residual is unknown.
     """
 
     lenience: float = 0.8
@@ -86,12 +88,12 @@ class Lenience:
         return Rejection().accept(p_V, q_V, x, u * self.lenience)
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        """``min(1, p / (l q))``; 0 where p is, however small l q is."""
+        """``min(1, p / (l q))``; 0 wherever p = 0, however small l q is."""
         ratio_V = p_V / (self.lenience * q_V)
         return torch.where(p_V > 0, ratio_V.clamp(max=1), 0.0)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual, unnormalised; the scaled one is written ``max(p - l q, 0)``."""
+        """The residual, unnormalised; the scaled one is computed as ``max(p - l q, 0)``."""
         scale = self.lenience if self.residual == "scaled" else 1.0
         left_V, _ = Rejection().reject(p_V, None if q_V is None else scale * q_V, x)
         return left_V, q_V

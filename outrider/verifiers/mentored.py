@@ -1,26 +1,28 @@
-"""Mentored decoding: accept as much as a divergence budget per token allows.
+"""Mentored decoding: accepts as much as a per-token divergence budget allows.
 
-Tran-Thien, "An optimal lossy variant of speculative decoding", 2023 (a post with a proof attached;
-it writes q for the target and p for the draft). Among all distributions π with KL(p‖π) <= D, the
-one that accepts most drafts is a clamp, and is reached by
+Tran-Thien, "An optimal lossy variant of speculative decoding", 2023 (a blog post with an attached
+proof; it writes q for the target and p for the draft). Among all distributions π with
+KL(p‖π) <= D, the one with the highest acceptance is a clamp of q, and the following rule emits it:
 
     accept x ~ q   iff   u α q(x) < p(x)
     else           p <- norm(max(p/β - q, 0))
     π = clamp(q, p/β, p/α),   α <= 1 <= β,   Σ max(q - p/α, 0) = Σ max(p/β - q, 0)
 
-with α as small as D permits; ``clamp.py`` finds it. D = 0 is rejection sampling, and D >= KL(p‖q)
-accepts everything. The same path is optimal for other divergences between p and π, so the budget
-may be one of KL(π‖p), total variation or χ²(p‖π) as well.
+α is as small as D permits; ``clamp.py`` computes it. D = 0 is rejection sampling, and D >= KL(p‖q)
+accepts everything. The same family of distributions is optimal for other divergences between p and
+π, so the budget may also limit KL(π‖p), total variation or χ²(p‖π).
 
-Departures from the author's code, which stops anywhere between 0.8 D and 1.2 D, computes β with an
-index one too low and adds 1e-12 to both distributions: here D is met to a millionth and never
-exceeded. ``bracket="blog"`` gives the wide tolerance back (but ends below 1.2 D, and has the right
-β). Tokens off the target's support are rejected at every D unless ``allow_off_support``.
+Departures from the author's code: that code stops anywhere between 0.8 D and 1.2 D, computes β with
+an index that is one too low, and adds 1e-12 to both distributions. Here the divergence reaches D
+within a millionth and never exceeds it. ``bracket="blog"`` restores the wide tolerance (but stays
+below 1.2 D, with the correct β). Tokens outside the target's support are rejected at every D unless
+``allow_off_support`` is set.
 
-Preserves: the divergence between target and output is at most D at every token; the KL
-divergences add up to N D along N tokens. Accepts chains, i.i.d. or chosen.
+Preserves: the divergence between target and output is at most D for every token; for the KL
+divergences, at most n D for n tokens. Accepts chains, i.i.d. or chosen.
 
-Legend: B rows, N nodes, R rows that rejection rejects, V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, D drafted tokens (N-1), R rows to solve (the others accept under rejection
+sampling already), V vocabulary; leading dimensions broadcast.
 """
 
 import math
@@ -50,7 +52,7 @@ from outrider.verifiers.zoom import zoom
 
 Bracket = Literal["exact", "blog"]
 
-_LARGE = 8192  # tokens from which on a vocabulary is not sorted
+_LARGE = 8192  # vocabularies from this size on are solved without sorting
 
 _WORDS = {"kl": "KL(p‖π)", "rkl": "KL(π‖p)", "tv": "TV(p, π)", "chi2": "χ²(p‖π)"}
 
@@ -60,11 +62,14 @@ class Mentored:
     """Optimal lossy verification under a divergence budget (Tran-Thien).
 
     Attributes:
-        budget: D, the divergence between target and output that no token exceeds.
-        divergence: which one.
-        allow_off_support: spend what is left of the budget on tokens that the target, after
-            truncation, never emits.
-        bracket: how closely D is met: ``exact``, or the author's 0.8 D … 1.2 D (KL only).
+        budget: D, upper bound on the divergence between target and output for every token.
+        divergence: which divergence.
+        allow_off_support: spend any remaining budget on tokens that have probability zero under the
+            truncated target.
+        bracket: how closely D is met: ``exact``, or within the author's 0.8 D … 1.2 D (KL only).
+
+    Raises:
+        InvalidParameterError: an option outside its domain, or a combination without meaning.
     """
 
     budget: float = 0.1
@@ -94,7 +99,7 @@ class Mentored:
         if self.allow_off_support and self.divergence == "rkl":
             raise InvalidParameterError(
                 f"allow_off_support={self.allow_off_support!r}: must be False with "
-                "divergence='rkl', which is infinite for any token off the target's support"
+                "divergence='rkl', which is infinite for any token outside the target's support"
             )
 
     @property
@@ -107,7 +112,7 @@ class Mentored:
         """Verifies a batch of chains.
 
         Raises:
-            IncompatibleError: a draft with branches.
+            IncompatibleError: the draft has branches.
         """
         require_chain(self, draft)
         B, N = draft.tokens_BN.shape
@@ -119,8 +124,8 @@ class Mentored:
         accepted_BD = Rejection().accept(p_BNV[:, :-1], q_BDV, x_BD, u_BD)
         rejected_B = torch.zeros_like(draft.mask_BN[:, 0])
         b_B = torch.ones_like(rejected_B, dtype=torch.float64)
-        # Only places that the chain gets to are solved: of every row its first rejection, and if
-        # the budget overturns that, the next. A look at the device each, at most N - 1.
+        # Only positions that the chain reaches are solved: the first rejection of every row and, if
+        # the budget overturns it, the next one. Each iteration synchronises; there are at most N-1.
         while True:
             num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
             row_R = (~rejected_B & (num_B < draft.num_drafted_B)).nonzero()[:, 0]
@@ -130,7 +135,7 @@ class Mentored:
             x_R, u_R = x_BD[row_R, at_R], u_BD[row_R, at_R]
             p_RV = p_BNV.flatten(0, 1).index_select(0, row_R * N + at_R)
             q_RV = None if q_BNV is None else q_BNV.flatten(0, 1)[row_R * N + at_R]
-            accepted_R, b_B[row_R] = self._verification(p_RV, q_RV, x_R, u_R)
+            accepted_R, b_B[row_R] = self._relax(p_RV, q_RV, x_R, u_R)
             accepted_BD[row_R, at_R] = accepted_R
             rejected_B[row_R] = ~accepted_R
 
@@ -138,39 +143,39 @@ class Mentored:
         p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
         q_BV = None if q_BDV is None else q_BDV[rows_B, stop_B]
         left_BV = _residual(p_BV, q_BV, x_BD[rows_B, stop_B], b_B)
-        emptied_B = left_BV.sum(1) == 0  # by rounding
+        emptied_B = left_BV.sum(1) == 0  # rounding may leave no mass
         probs_BV = torch.where((rejected_B & ~emptied_B)[:, None], left_BV, p_BV)
         path_BD = torch.arange(1, N, device=p_BNV.device).expand(B, N - 1)
         return Verdict(path_BD, num_B, draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0]))
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """Rejection's verdict; α is computed only where that is a rejection."""
+        """``u α q(x) < p(x)``. α <= 1 is only computed where rejection sampling rejects x."""
         accepted = Rejection().accept(p_V, q_V, x, u)
         if self.budget == 0:
             return accepted
         rejected = ~accepted
         q_RV = None if q_V is None else q_V[rejected]
         return accepted.masked_scatter(
-            rejected, self._verification(p_V[rejected], q_RV, x[rejected], u[rejected])[0]
+            rejected, self._relax(p_V[rejected], q_RV, x[rejected], u[rejected])[0]
         )
 
-    def _verification(
+    def _relax(
         self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor, u_R: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Whether candidates are accepted, and 1/β for the case that they are not."""
-        found = self.solve(p_RV, q_RV, x_R)
+        """Whether candidates that rejection sampling rejects are accepted after all, and 1/β."""
+        clamp = self.solve(p_RV, q_RV, x_R)
         p_R = p_RV.gather(1, x_R[:, None])[:, 0]
         q_R = 1.0 if q_RV is None else q_RV.gather(1, x_R[:, None])[:, 0]
-        on_R = u_R * found.alpha_R * q_R < p_R
-        off_R = (p_R == 0) & (u_R < found.off_R)
-        return on_R | off_R, found.b_R
+        on_R = u_R * clamp.alpha_R * q_R < p_R
+        off_R = (p_R == 0) & (u_R < clamp.off_R)
+        return on_R | off_R, clamp.b_R
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         """``min(1, p/(α q))``."""
         if self.budget == 0:
             return Rejection().acceptance(p_V, q_V)
-        found = self.solve(*_rows(p_V, q_V), None)
-        alpha, off = (x_R.view(p_V.shape[:-1])[..., None] for x_R in (found.alpha_R, found.off_R))
+        clamp = self.solve(*_rows(p_V, q_V), None)
+        alpha, off = (x_R.view(p_V.shape[:-1])[..., None] for x_R in (clamp.alpha_R, clamp.off_R))
         r_V = torch.where(alpha * q_V > p_V, p_V / (alpha * q_V), 1.0)
         return torch.where((p_V == 0) & (q_V > 0), off, r_V).to(p_V.dtype)
 
@@ -178,11 +183,12 @@ class Mentored:
         """The residual ``max(p/β - q, 0)``, unnormalised."""
         if self.budget == 0 or q_V is None:
             return Rejection().reject(p_V, q_V, x)
-        found = self.solve(*_rows(p_V, q_V), None)
-        return _residual(p_V, q_V, x, found.b_R.view(p_V.shape[:-1])), q_V
+        clamp = self.solve(*_rows(p_V, q_V), None)
+        return _residual(p_V, q_V, x, clamp.b_R.view(p_V.shape[:-1])), q_V
 
     def solve(self, p_RV: Tensor, q_RV: Tensor | None, x_R: Tensor | None) -> Clamp:
-        """α and β of each row; a chosen candidate x is a vocabulary of two: x and the rest."""
+        """The clamp of each row. For a chosen x (``q_RV`` is None), the vocabulary is reduced to
+        two tokens: x and all others."""
         if q_RV is None:
             assert x_R is not None
             p_R1 = p_RV.double().gather(1, x_R[:, None]).clamp(max=1)
@@ -190,12 +196,12 @@ class Mentored:
             q_RV = torch.tensor([[1.0, 0.0]], device=p_RV.device).expand_as(p_RV)
         if self.bracket == "blog" or p_RV.shape[1] < _LARGE or self.allow_off_support:
             return self._by_sorting(p_RV, q_RV)
-        found, exact_R = zoom(self.divergence, p_RV, q_RV, self.budget)
+        clamp, exact_R = zoom(self.divergence, p_RV, q_RV, self.budget)
         if bool(exact_R.all()):
-            return found
+            return clamp
         rest_R = (~exact_R).nonzero()[:, 0]
         rest = self._by_sorting(p_RV[rest_R], q_RV[rest_R])
-        return Clamp(*(x.index_copy(0, rest_R, y) for x, y in zip(found, rest, strict=True)))
+        return Clamp(*(x.index_copy(0, rest_R, y) for x, y in zip(clamp, rest, strict=True)))
 
     def _by_sorting(self, p_RV: Tensor, q_RV: Tensor) -> Clamp:
         path = sorted_path(self.divergence, p_RV, q_RV, self.allow_off_support)
@@ -204,7 +210,7 @@ class Mentored:
 
 
 def _residual(p_V: Tensor, q_V: Tensor | None, x: Tensor, b: Tensor) -> Tensor:
-    """``max(p/β - q, 0)``; after a chosen x, all other tokens are scaled alike."""
+    """``max(p/β - q, 0)``, with b = 1/β. After a chosen x it is proportional to p without x."""
     if q_V is None:
         return p_V.scatter(-1, x[..., None], 0.0)
     return torch.addcmul(-q_V, b[..., None].to(p_V.dtype), p_V).clamp_(min=0)

@@ -1,22 +1,22 @@
-"""MTAD on a tree: of all beams, the deepest prefix that the target finds likely as a whole.
+"""MTAD on a tree: accepts the deepest prefix of any beam that is jointly likely under the target.
 
 Qin, He, Hu, Prakriya, Cong and Sun, "Optimized Multi-Token Joint Decoding with Auxiliary Model for
-LLM Inference", ICLR 2025, in the multi-candidate form of the authors' code (April 2025). With P and
-Q the products of p and q along the path to a node, and Q* the largest Q at the node's depth:
+LLM Inference", ICLR 2025, in the multi-candidate form of the authors' code (April 2025). Let P and
+Q be the products of p and q along the path to a node, and Q* the largest Q at the node's depth:
 
     a node passes iff   min(1, P / Q*) > τ
-    accept the deepest depth at which a node passes, there the node of largest P
-    then draw one token from p there
+    at the greatest depth with a node that passes, accept the passing node with the largest P
+    then draw one token from p at that node
 
-Q* is the best beam's own probability, so that a beam that the draft liked less has to reach what
-the best one would have needed. As in ``Joint``, depths that fail are no obstacle to deeper ones,
-and the next token comes from the full distribution of the target. On a chain the two rules are the
-same.
+Q* is the probability of the best beam, so a beam with a lower draft probability must reach the same
+target probability as the best beam. As in ``Joint``, a depth at which no node passes does not
+exclude deeper ones, and the next token is drawn from the full target distribution. On a chain the
+two rules are equal.
 
-Departure from the authors' code: the ratio counts as 1 where it is larger, as in the chain's rule,
-so that τ >= 1 accepts nothing; for τ < 1 this changes nothing.
+Departure from the authors' code: the ratio is capped at 1, as in the rule for chains, so that
+τ >= 1 accepts nothing; for τ < 1 this changes nothing.
 
-Preserves: of every accepted prefix as a whole, P > τ Q. Nothing is bounded per token. Accepts
+Preserves: P > τ Q for every accepted prefix as a whole. Nothing is bounded per token. Accepts
 trees and chains, searched or i.i.d.
 
 Legend: B rows, N nodes, V vocabulary.
@@ -38,8 +38,11 @@ class Mtad:
     """Joint verification of a tree of beams (MTAD).
 
     Attributes:
-        tau: τ, the least ratio of a path's target probability to the best draft probability of
-            its depth, exclusive.
+        tau: τ, the lower limit, exclusive, of the ratio of a path's target probability to the
+            largest draft probability at its depth.
+
+    Raises:
+        InvalidParameterError: τ is negative or not finite.
     """
 
     tau: float = 0.5
@@ -73,7 +76,7 @@ class Mtad:
 
     def best_of_depth(self, draft: Draft, log_Q_BN: Tensor) -> Tensor:
         """log Q* at each node, (B, N): the largest log Q among the nodes of the same depth."""
-        known_BN = draft.mask_BN & ~log_Q_BN.isnan()  # q behind an end token may be anything
+        known_BN = draft.mask_BN & ~log_Q_BN.isnan()  # q after an end token is arbitrary
         log_Q_BN = torch.where(known_BN, log_Q_BN, -math.inf)
         best_BN = torch.full_like(log_Q_BN, -math.inf)
         best_BN.scatter_reduce_(1, draft.depth_BN.clamp(min=0), log_Q_BN, "amax")

@@ -1,4 +1,4 @@
-"""Speculative sampling: accept with probability min(1, p/q), else draw from the residual.
+"""Speculative sampling: accepts with probability min(1, p/q), else draws from the residual.
 
 Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", ICML
 2023, Algorithm 1; Chen et al., "Accelerating Large Language Model Decoding with Speculative
@@ -9,10 +9,10 @@ Algorithm 2).
     accept x ~ q   iff   u q(x) < p(x)
     else           p <- norm(max(p - q, 0))
 
-A chosen candidate (lookup, top-k) has the point mass at x as its q: it is accepted with
-probability p(x), and p without x is left.
+For a chosen candidate x (from prompt lookup or top-k), q is the point mass at x: x is accepted with
+probability p(x), and after a rejection p without x remains.
 
-Preserves: the target's distribution, exactly. Accepts i.i.d. and chosen drafts.
+Preserves: the target distribution exactly. Accepts i.i.d. and chosen drafts.
 
 Legend: V vocabulary; leading dimensions broadcast.
 """
@@ -28,7 +28,7 @@ from outrider.core import LOSSLESS, Bound, Draft, Drawn, Needs, Stream, Verdict,
 
 @dataclass(frozen=True)
 class Rejection:
-    """Token-level rejection sampling (Leviathan/Chen; SpecInfer over siblings)."""
+    """Token-level rejection sampling (Leviathan et al., Chen et al.; over siblings: SpecInfer)."""
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
@@ -40,7 +40,8 @@ class Rejection:
         return walk(self, draft, p_BNV, rng)
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """``u q(x) < p(x)``, strictly, so that a token of probability zero never passes."""
+        """``u q(x) < p(x)``, strictly, so that a token of target probability zero is never
+        accepted."""
         p_x = p_V.gather(-1, x[..., None])[..., 0]
         if q_V is None:
             return u < p_x
@@ -51,8 +52,7 @@ class Rejection:
         return torch.where(q_V > p_V, p_V / q_V, 1.0)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The residual ``max(p - q, 0)``, unnormalised; the next sibling's distribution is still
-        q."""
+        """The residual ``max(p - q, 0)``, unnormalised. The next sibling is still drawn from q."""
         if q_V is None:
             return p_V.scatter(-1, x[..., None], 0.0), None
         return (p_V - q_V).clamp_(min=0), q_V

@@ -1,16 +1,16 @@
-"""Sample and match: the target draws its own token everywhere, drafts are kept while they agree.
+"""Sample and match: the target draws its own tokens; drafted tokens are kept while they agree.
 
-Assisted generation in transformers, when sampling without the draft's distribution; the sampled
-form of SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024).
+The rule of assisted generation in transformers when it samples without draft distributions, and the
+sampled form of SpecInfer's greedy tree verification (Miao et al., ASPLOS 2024).
 
-    y_i ~ p_i,   accept x   iff   x = y,   the next token is y at the end of the path
+    y_i ~ p_i,   accept x   iff   x = y,   the next token is y at the end of the accepted path
 
-The emitted tokens are the y themselves, so their distribution is the target's whatever the draft.
-Accepts x ~ q with probability Σ p q, never more than the Σ min(p, q) of rejection sampling; equal
-to it for a chosen candidate. Needs no q.
+The emitted tokens are the y themselves, so they have the target distribution for any draft. A draw
+x ~ q is accepted with probability Σ p q, which never exceeds the Σ min(p, q) of rejection sampling;
+for a chosen candidate the two are equal. The rule needs no q.
 
-Preserves: the target's distribution, exactly. Accepts any draft; siblings share the draw of their
-    parent.
+Preserves: the target distribution exactly. Accepts any draft; all siblings are compared with the
+one draw at their parent.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -37,7 +37,7 @@ from outrider.core import (
 
 @dataclass(frozen=True)
 class SampleMatch:
-    """Equality with the target's own draws, on chains and trees."""
+    """Accepts tokens equal to the target's own draws, on chains and trees."""
 
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})

@@ -1,29 +1,30 @@
-"""K-SEQ: K sequences drawn independently from one root, verified position by position.
+"""K-SEQ: verifies several i.i.d. sequences from one root, position by position.
 
 Sun, Suresh, Ro, Beirami, Jain and Yu, "SpecTr: Fast Speculative Decoding via Optimal Transport",
-NeurIPS 2023, Algorithms 2 and 3. At a position with k sequences still active, whose next tokens
-are k independent draws from q:
+NeurIPS 2023, Algorithms 2 and 3. At a position where k sequences are still active, their next
+tokens are k independent draws from q:
 
     β(ρ) = Σ min(q, p/ρ),   p_acc(ρ) = 1 - (1 - β)^k
     ρ*   = the smallest ρ in [1, k] with p_acc <= ρ β
-    accept the first x in draw order with   u ρ q(x) < p(x);   probability p_acc
-    none:   draw from   p - min(q, p/ρ) p_acc / β,   and stop
+    accept the first x in draw order with   u ρ q(x) < p(x)      (succeeds with probability p_acc)
+    if there is none, draw from   p - min(q, p/ρ) p_acc / β   and stop
 
-Where x is accepted, every active sequence that continues by x stays active, and q is read where one
-of them goes on; at the end of a sequence the next token comes from p. K = 1 has ρ = 1, and is
-rejection sampling.
+After x is accepted, every active sequence whose next token is x stays active, and q is that of a
+sequence that continues. At the end of a sequence the next token is drawn from p. With k = 1, ρ is
+1, and the rule is rejection sampling.
 
-Each draw gives x with probability min(q, p/ρ), so the first accepted one has the distribution
-min(q, p/ρ) p_acc / β, and the last line supplies what p has beyond it. That holds for every ρ >= ρ*
-(for smaller ones the last line would be negative), and the bisection keeps the upper end: how far
-it goes decides how much is accepted, not whether the distribution is right. At one position p_acc
-is at least 1 - (1 - 1/k)^k of the best that any rule could do with k draws (shown in the paper).
+A draw yields x and accepts it with probability min(q, p/ρ), so the first accepted token has the
+distribution min(q, p/ρ) p_acc / β, and the residual supplies the rest of p. This is valid for every
+ρ >= ρ* (for smaller ρ the residual would be negative), and the bisection returns the upper end of
+its interval: its precision affects how much is accepted, not the output distribution. At one
+position, p_acc is at least 1 - (1 - 1/k)^k times the acceptance of the best rule for k draws (shown
+in the paper).
 
-Preserves: the target's distribution, exactly. Accepts i.i.d. drafts of one shape: sequences that
-part at the root (equal prefixes repeated, for multiplicity counts), of any lengths, numbered in any
-order. Reads the shape from the device once per round.
+Preserves: the target distribution exactly. Accepts i.i.d. drafts whose sequences branch only at the
+root (equal prefixes are repeated, because multiplicity counts), with any lengths and any order of
+the nodes. Synchronises with the device once per round, to read the shape.
 
-Legend: B rows, N nodes, V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError
 
-_NUM_BISECTIONS = 30  # ρ to 1e-9 of K
+_NUM_BISECTIONS = 30  # ρ within 1e-9 of k
 
 
 @dataclass(frozen=True)
@@ -59,30 +60,30 @@ class Spectr:
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        """Verifies a batch of bundles of sequences.
+        """Verifies a batch of drafts, each of several sequences.
 
         Raises:
-            IncompatibleError: a draft that branches below its root.
+            IncompatibleError: a draft branches below its root.
         """
         B, N = draft.tokens_BN.shape
         rows_B = torch.arange(B, device=p_BNV.device)
-        numbers_N = torch.arange(N, device=p_BNV.device)
+        node_N = torch.arange(N, device=p_BNV.device)
         u_BN = self._uniforms(draft, rng)
         node_B = torch.zeros_like(rows_B)
-        active_BN = (numbers_N == 0).expand(B, N)
+        active_BN = (node_N == 0).expand(B, N)
         probs_BV = p_BNV[:, 0]
         for _ in range(longest(draft)):
             next_BN = active_BN.gather(1, draft.parents_BN.clamp(min=0)) & draft.mask_BN
-            next_BN = next_BN & (numbers_N > 0)
+            next_BN = next_BN & (node_N > 0)
             above_B = draft.parents_BN[rows_B, next_BN.long().argmax(1)].clamp(min=0)
             p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, above_B]
             num_B = next_BN.sum(1)
-            if p_BNV.device.type == "cpu" and not num_B.any():  # elsewhere a look back costs more
+            if p_BNV.device.type == "cpu" and not num_B.any():  # elsewhere that costs more
                 break
             rho_B = self.smallest_rho(p_BV, q_BV, num_B)
             p_x_BN, q_x_BN = p_BV.gather(1, draft.tokens_BN), q_BV.gather(1, draft.tokens_BN)
             good_BN = next_BN & (u_BN * rho_B[:, None] * q_x_BN < p_x_BN)
-            first_B = torch.where(good_BN, numbers_N, N).amin(1)
+            first_B = torch.where(good_BN, node_N, N).amin(1)
             accepted_B = first_B < N
             node_B = torch.where(accepted_B, first_B, node_B)
             same_BN = draft.tokens_BN == draft.tokens_BN[rows_B, node_B][:, None]
@@ -96,10 +97,10 @@ class Spectr:
         return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
 
     def smallest_rho(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor) -> Tensor:
-        """ρ* of each row from above, in [1, k], for k = ``num`` draws."""
+        """ρ* in [1, k] for k = ``num`` draws: the upper end of the bisection's last interval."""
         low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
         high_B = num_B.to(low_B.dtype).clamp(min=1)
-        if p_BV.device.type == "cpu" and (num_B <= 1).all():  # elsewhere a look back costs more
+        if p_BV.device.type == "cpu" and (num_B <= 1).all():  # elsewhere that costs more
             return high_B
         p_BV, q_BV = p_BV.to(low_B.dtype), q_BV.to(low_B.dtype)
         for _ in range(_NUM_BISECTIONS):
@@ -111,7 +112,7 @@ class Spectr:
         return high_B
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
-        """``p - min(q, p/ρ) p_acc / β``; p where no draw is ever accepted, or nothing is left."""
+        """``p - min(q, p/ρ) p_acc / β``; p if no draw can be accepted or no mass remains."""
         common_BV = common(p_BV, q_BV, rho_B)
         beta_B = common_BV.sum(1).clamp(max=1)
         scale_B = torch.where(beta_B > 0, some_accepted(beta_B, num_B) / beta_B, 0.0)
@@ -119,15 +120,15 @@ class Spectr:
         return torch.where(left_BV.sum(1, keepdim=True) > 0, left_BV, p_BV.to(left_BV.dtype))
 
     def _uniforms(self, draft: Draft, rng: Stream) -> Tensor:
-        """A number for each node, (B, N), counted by depth first: which nodes of a depth are
-        verified depends on the numbers of the depths above."""
+        """A uniform number for each node, (B, N), assigned in order of depth: which nodes of a
+        depth are verified depends on the numbers used at the depths above."""
         u_BD = rng.uniform(Role.ACCEPT, max(draft.num_nodes - 1, 1))
         rank_BN = draft.depth_BN.argsort(dim=1, stable=True).argsort(1)
         return u_BD.gather(1, (rank_BN - 1).clamp(min=0))
 
 
 def longest(draft: Draft) -> int:
-    """Tokens of the longest sequence.
+    """The number of tokens in the longest sequence.
 
     Raises:
         IncompatibleError: a node other than the root has several children.
@@ -141,18 +142,18 @@ def longest(draft: Draft) -> int:
     most, depth = torch.stack([num_children_BN.amax(), depth_BN.amax()]).tolist()
     if most > 1:
         raise IncompatibleError(
-            "this rule verifies sequences that part at the root; the draft branches below it"
+            "this rule verifies sequences that branch only at the root; the draft branches below it"
         )
     return int(depth)
 
 
 def common(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor) -> Tensor:
-    """``min(q, p/ρ)``: how often one draw gives x and accepts it."""
+    """``min(q, p/ρ)``: the probability that one draw yields x and accepts it."""
     return torch.minimum(q_BV.to(rho_B.dtype), p_BV / rho_B[:, None])
 
 
 def some_accepted(beta_B: Tensor, num_B: Tensor) -> Tensor:
-    """``1 - (1 - β)^k``, without cancellation for small β."""
+    """``1 - (1 - β)^k``, computed without cancellation for small β."""
     return torch.where(num_B > 0, -torch.expm1(num_B * torch.log1p(-beta_B)), 0.0)
 
 

@@ -1,24 +1,27 @@
-"""Typical acceptance: keep a drafted token unless the target finds it atypical.
+"""Typical acceptance: accepts a drafted token unless it is atypical under the target.
 
 Cai, Li, Geng, Peng, Lee, Chen and Dao, "Medusa: Simple LLM Inference Acceleration Framework with
 Multiple Decoding Heads", ICML 2024, section 2.3.1; the threshold is that of truncation sampling
 (Hewitt, Manning and Liang, 2022).
 
     accept x   iff   p(x) > min(ε, δ exp(-H(p))),   H(p) = -Σ p ln p
-    rejected, or behind a whole draft: a draw from p    emit="sample"
-                                      or argmax p      emit="argmax"
+    after a rejection or a fully accepted draft:   draw from p     emit="sample"
+                                                   take argmax p   emit="argmax"
 
-The authors set ε = 0.09 and δ = 0.3 = √ε. Their entropy is -Σ p ln(p + 1e-5), smaller by up to 1e-5
-per token of the vocabulary; here it is exact, with 0 ln 0 = 0. In their fast mode the token behind
-an accepted path is the argmax at any temperature: ``emit="argmax"``, for comparison with their
-figures. With ``sample`` a place emits π = q r + (1 - Σ q r) p, with r the 0 or 1 of the rule.
+The authors set ε = 0.09 and δ = 0.3 = √ε. Their entropy is -Σ p ln(p + 1e-5), which is smaller by
+up to 1e-5 per token of the vocabulary; here it is exact, with 0 ln 0 = 0. In their fast mode the
+token after the accepted path is the argmax at any temperature; ``emit="argmax"`` reproduces this
+for comparison with their results. With ``emit="sample"`` the output distribution is
+π = q r + (1 - Σ q r) p, with r the 0 or 1 of the rule.
 
-As H(p) >= -ln max p, the best token passes whenever δ < 1. A point mass (temperature 0) has H = 0:
-its token passes if min(ε, δ) < 1, and no other ever does. ε = 0 or δ = 0 accepts all with p(x) > 0.
+Since H(p) >= -ln max p, the most probable token is accepted whenever δ < 1. A point mass
+(temperature 0) has H = 0: its token is accepted if min(ε, δ) < 1, and no other token ever is. ε = 0
+or δ = 0 accepts every token with p(x) > 0.
 
-Preserves: a threshold on each accepted token, no divergence. Accepts chains, i.i.d. or chosen.
+Preserves: a threshold on each accepted token; no divergence is bounded. Accepts chains, i.i.d. or
+chosen.
 
-Legend: B rows, N nodes, D candidates (N-1), V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary; leading dimensions broadcast.
 """
 
 from dataclasses import dataclass
@@ -45,16 +48,16 @@ Emit = Literal["sample", "argmax"]
 
 @dataclass(frozen=True)
 class Typical:
-    """A threshold that falls with the entropy of the target's distribution (Cai et al.).
+    """Acceptance above a threshold that falls with the target's entropy (Cai et al.).
 
     Attributes:
         epsilon: ε, the highest threshold, in [0, 1].
-        delta: δ, the threshold where the entropy is 0, times ``exp(-H)`` elsewhere; 0 or greater,
-            infinity leaves ε alone.
-        emit: what follows the accepted tokens: ``sample`` or ``argmax``.
+        delta: δ, the factor of ``exp(-H)`` in the threshold, 0 or greater; with infinity the
+            threshold is ε.
+        emit: how the token after the accepted path is chosen: ``sample`` or ``argmax``.
 
     Raises:
-        InvalidParameterError: a parameter outside its domain.
+        InvalidParameterError: a parameter lies outside its domain.
     """
 
     epsilon: float = 0.09
@@ -69,11 +72,11 @@ class Typical:
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:
             raise InvalidParameterError(
-                f"epsilon={self.epsilon!r}: must be in [0, 1]; 0 accepts all that is possible"
+                f"epsilon={self.epsilon!r}: must be in [0, 1]; 0 accepts every possible token"
             )
         if not self.delta >= 0:
             raise InvalidParameterError(
-                f"delta={self.delta!r}: must be 0 or greater (inf: epsilon alone decides)"
+                f"delta={self.delta!r}: must be 0 or greater (inf: the threshold is epsilon)"
             )
         if self.emit not in ("sample", "argmax"):
             raise InvalidParameterError(f"emit={self.emit!r}: must be 'sample' or 'argmax'")
@@ -91,7 +94,7 @@ class Typical:
         return match(draft, self._typical(p_BNV[:, :-1], x_BD), p_BNV.argmax(-1))
 
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
-        """Whether x is typical, whatever u."""
+        """Whether x is typical, independently of u."""
         return self._typical(p_V, x)
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
@@ -99,16 +102,16 @@ class Typical:
         return (p_V > self._threshold(p_V)).to(p_V.dtype)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The target's whole distribution, not a residual; or the point mass at its argmax."""
+        """The full target distribution, not a residual; or the point mass at its argmax."""
         if self.emit == "sample":
             return p_V, q_V
-        best_1 = p_V.argmax(-1, keepdim=True)
-        return torch.zeros_like(p_V).scatter(-1, best_1, 1.0), q_V
+        argmax_1 = p_V.argmax(-1, keepdim=True)
+        return torch.zeros_like(p_V).scatter(-1, argmax_1, 1.0), q_V
 
     def _typical(self, p_V: Tensor, x: Tensor) -> Tensor:
         return (p_V.gather(-1, x[..., None]) > self._threshold(p_V))[..., 0]
 
     def _threshold(self, p_V: Tensor) -> Tensor:
-        """``min(ε, δ e^-H)``, with a last dimension of one."""
+        """``min(ε, δ exp(-H))``; the last dimension has size one."""
         entropy: Tensor = torch.special.entr(p_V).sum(-1, keepdim=True)
         return (self.delta * (-entropy).exp()).clamp(max=self.epsilon)

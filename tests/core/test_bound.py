@@ -1,6 +1,6 @@
-"""Bounds of whole texts from bounds of tokens, held against products of distributions.
+"""Bounds for whole sequences from bounds per token, compared with products of distributions.
 
-Legend: V tokens, S texts (all sequences of n tokens).
+Legend: V vocabulary, S sequences of n tokens.
 """
 
 import pytest
@@ -18,7 +18,7 @@ def pair(scale: float) -> tuple[Tensor, Tensor]:
     return logits_V.softmax(-1), (logits_V + scale * noise_V).softmax(-1)
 
 
-def texts(p_V: Tensor, n: int) -> Tensor:
+def sequences(p_V: Tensor, n: int) -> Tensor:
     p_S = torch.ones(1, dtype=torch.float64)
     for _ in range(n):
         p_S = (p_S[:, None] * p_V).flatten()
@@ -27,13 +27,13 @@ def texts(p_V: Tensor, n: int) -> Tensor:
 
 @pytest.mark.parametrize("divergence", ["kl", "rkl", "tv", "chi2"])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
-def test_texts_of_independent_tokens(divergence: str, scale: float) -> None:
+def test_sequences_of_independent_tokens(divergence: str, scale: float) -> None:
     """KL and χ² are met exactly, total variation is bounded."""
     p_V, pi_V = pair(scale)
     per_token = float(getattr(divergences(p_V, pi_V), divergence))
     bound = Bound("test", divergence, per_token)  # type: ignore[arg-type]
     for n in range(1, 6):
-        exact = float(getattr(divergences(texts(p_V, n), texts(pi_V, n)), divergence))
+        exact = float(getattr(divergences(sequences(p_V, n), sequences(pi_V, n)), divergence))
         limit = bound.per_sequence(n)
         assert limit is not None
         assert exact <= limit * (1 + 1e-9) + 1e-12
@@ -44,7 +44,7 @@ def test_texts_of_independent_tokens(divergence: str, scale: float) -> None:
 def test_lossless_and_unbounded() -> None:
     assert LOSSLESS.lossless
     assert LOSSLESS.per_sequence(1000) == 0
-    threshold = Bound("keeps to a threshold", threshold=0.3)
+    threshold = Bound("meets a threshold", threshold=0.3)
     assert not threshold.lossless
     assert threshold.per_sequence(10) is None
-    assert Bound("all of it", "tv", 2.0).per_sequence(3) == 1.0
+    assert Bound("everything", "tv", 2.0).per_sequence(3) == 1.0

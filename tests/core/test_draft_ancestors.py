@@ -1,4 +1,4 @@
-"""Who is above whom in a draft, by following parents one at a time.
+"""Ancestors of nodes, compared with following parents one at a time.
 
 Legend: B rows, N nodes.
 """
@@ -17,7 +17,7 @@ def draft_of(parents: list[list[int]]) -> Draft:
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 4, 5, 8, 9, 17, 64])
 @pytest.mark.parametrize("reach", [1, 2, 64])
 def test_ancestors_and_depths(num_nodes: int, reach: int) -> None:
-    """Chains (reach 1), tall trees and bushes; each row another tree."""
+    """Chains (reach 1), deep trees and wide ones; each row has a different tree."""
     generator = torch.Generator().manual_seed(num_nodes)
     back_BN = torch.randint(1, reach + 1, (5, num_nodes), generator=generator)
     parents_BN = (torch.arange(num_nodes) - back_BN).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The exponential race: its noise, its distribution, and that opening few blocks changes nothing.
+"""The exponential race: its noise, its distribution, and the search that opens few blocks.
 
 Legend: B rows, V vocabulary.
 """
@@ -39,16 +39,16 @@ def test_draws_have_the_distribution() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
-def test_opening_few_blocks_finds_the_winner_of_all(scale: float) -> None:
-    """Parity of the fast search with its plain twin, with many more blocks than are opened; flat
-    distributions need all of them now and then."""
+def test_opening_few_blocks_finds_the_same_winner(scale: float) -> None:
+    """The fast search equals the exhaustive one, with many more blocks than it opens; flat
+    distributions sometimes need all blocks."""
     p_BV = distributions(300, 5000, scale)
     rng = stream(300)
     assert (race(p_BV, rng) == (noise(rng, 5000) / p_BV).argmin(1)).all()
 
 
-def test_the_noise_is_the_tokens_own() -> None:
-    """Neither the vocabulary's size nor the batch changes it; the position does."""
+def test_noise_is_keyed_by_the_token() -> None:
+    """Vocabulary size and batch do not change the noise; the position does."""
     rng = stream(3)
     assert (noise(rng, 100) == noise(rng, 37 + 100)[:, :100]).all()
     alone = Stream(rng.key_B[1:2], rng.position_B)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import AHEAD, Context, Lengths, Role, Stream, row_keys
+from outrider.core import NUM_PER_ROLE, Context, Lengths, Role, Stream, row_keys
 from outrider.core.rng import UpcomingUniforms, as_uniform, fold, mix
 from outrider.testing import chi2_p_value
 
@@ -25,7 +25,7 @@ def test_mix_is_the_finaliser_of_splitmix64():
 @pytest.mark.parametrize("vary", ["seed", "request", "position", "number"])
 @pytest.mark.parametrize("role", list(Role))
 def test_numbers_are_uniform(vary, role):
-    """Along each part of the key. False-alarm probability 1e-6 per case."""
+    """Varies each part of the key. False-alarm probability 1e-6 per case."""
     n = 50_000
     numbers = list(range(n))
     match vary:
@@ -76,7 +76,7 @@ def test_any_whole_number_is_a_seed(seed, request_number):
     assert ((u >= 0) & (u < 1)).all()
 
 
-def test_extremes_stay_below_one_and_off_by_a_whole_unit():
+def test_numbers_are_multiples_of_the_unit_below_one():
     u = stream([0], [0], [0]).uniform(Role.DRAFT, 100_000)
     units = u * 2.0**52
     assert (units == units.round()).all()
@@ -139,13 +139,13 @@ def test_children_are_independent(vary):
 
 @pytest.mark.parametrize(("num", "first"), [(1, 0), (5, 0), (3, 13), (2, 15), (40, 0), (3, 100)])
 @pytest.mark.parametrize("role", list(Role))
-def test_numbers_made_together_are_those_of_their_own_keys(role, num, first):
-    """Ahead or not, by numpy or by torch: the bits of their counter, to the last one."""
+def test_numbers_generated_together_are_those_of_their_keys(role, num, first):
+    """In advance or not, by numpy or by torch: bit for bit the hash of their counter."""
     rows = stream([7, -8, 2**63], [1, 2, 3], [10, 0, 2**40])
     key_B1 = fold(rows.key_B, rows.position_B)[:, None]
-    counter_R = torch.arange(first, first + num) + (int(role) << 40)
-    assert torch.equal(rows.uniform(role, num, first), as_uniform(fold(key_B1, counter_R)))
-    assert torch.equal(rows.bits(role, torch.arange(first, first + num)), fold(key_B1, counter_R))
+    counter_J = torch.arange(first, first + num) + (int(role) << 40)
+    assert torch.equal(rows.uniform(role, num, first), as_uniform(fold(key_B1, counter_J)))
+    assert torch.equal(rows.bits(role, torch.arange(first, first + num)), fold(key_B1, counter_J))
 
 
 def test_a_child_is_keyed_by_its_number():
@@ -155,22 +155,22 @@ def test_a_child_is_keyed_by_its_number():
         assert torch.equal(rows.child(number).key_B, expected_B1[:, 0])
 
 
-def test_numbers_made_ahead_are_those_of_their_positions():
+def test_upcoming_numbers_are_those_of_their_positions():
     key_B = row_keys([1, 2, 3], [4, 5, 6], "cpu")
     coming = UpcomingUniforms(key_B, [7, 30, 2])
     assert coming.num_positions > 4
     for step in (0, 1, coming.num_positions - 1):
         lengths = [7 + step, 30, 2 + step]
-        assert coming.reaches(lengths)
-        wanted = Stream(key_B, torch.tensor(lengths)).together_BR
+        assert coming.covers(lengths)
+        wanted = Stream(key_B, torch.tensor(lengths)).uniforms_BJ
         assert torch.equal(coming.at(lengths), wanted)
-    assert not coming.reaches([7, 30, 2 + coming.num_positions])
-    assert not coming.reaches([6, 30, 2])
+    assert not coming.covers([7, 30, 2 + coming.num_positions])
+    assert not coming.covers([6, 30, 2])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])
-def test_a_context_draws_what_its_rows_draw_alone(rows):
-    """Whatever was made ahead, when rows grow unevenly, leave and join."""
+def test_a_context_and_its_rows_alone_have_the_same_numbers(rows):
+    """Also with upcoming numbers, when rows grow at different rates, leave and join."""
     generator = torch.Generator().manual_seed(rows)
 
     def context(first, num):
@@ -200,11 +200,13 @@ def test_a_context_draws_what_its_rows_draw_alone(rows):
     check(batch)
 
 
-def test_given_numbers_are_taken_first():
-    given_BR = torch.rand(2, 3 * AHEAD, dtype=torch.float64)
+def test_precomputed_numbers_are_used_first():
+    given_BJ = torch.rand(2, 3 * NUM_PER_ROLE, dtype=torch.float64)
     there = stream([1, 2], [3, 4], [5, 6])
-    given = Stream(there.key_B, there.position_B, made=lambda: given_BR)
-    assert torch.equal(given.uniform(Role.DRAFT, 4), given_BR[:, :4])
-    assert torch.equal(given.uniform(Role.NEXT, 2, 1), given_BR[:, 2 * AHEAD + 1 : 2 * AHEAD + 3])
-    for role, num in ((Role.NOISE, 4), (Role.DRAFT, AHEAD + 1)):
+    given = Stream(there.key_B, there.position_B, precomputed=lambda: given_BJ)
+    assert torch.equal(given.uniform(Role.DRAFT, 4), given_BJ[:, :4])
+    assert torch.equal(
+        given.uniform(Role.NEXT, 2, 1), given_BJ[:, 2 * NUM_PER_ROLE + 1 : 2 * NUM_PER_ROLE + 3]
+    )
+    for role, num in ((Role.NOISE, 4), (Role.DRAFT, NUM_PER_ROLE + 1)):
         assert torch.equal(given.uniform(role, num), there.uniform(role, num))

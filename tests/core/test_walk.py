@@ -1,4 +1,4 @@
-"""Chains and trees are verified alike, in any batch."""
+"""Chains and trees are verified by the same rules, in any batch."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def random_chain(seed, B, D, V, drawn, zeros):
 
 
 def random_tree(seed, B, N, V, drawn, zeros):
-    """A batch of ragged trees, each row another one, with their target distributions."""
+    """A batch of ragged trees, different in each row, with their target distributions."""
     generator = torch.Generator().manual_seed(seed)
     p_BNV = random_distributions(generator, B, N, V, zeros=zeros)
     q_BNV = random_distributions(generator, B, N, V, zeros=zeros)
@@ -52,7 +52,7 @@ def random_tree(seed, B, N, V, drawn, zeros):
 
 
 def walk_node_by_node(rule, draft, p_BNV, rng):
-    """The plain twin of ``walk_tree``: for each row, each node in the order of their numbers."""
+    """Reference implementation of ``walk_tree``: row by row, node by node in index order."""
     B, N = draft.tokens_BN.shape
     u_BD, w_B = rng.uniform(Role.ACCEPT, N - 1), rng.uniform(Role.NEXT, 1)[:, 0]
     told = []
@@ -97,7 +97,7 @@ chains = st.tuples(
 
 @settings(deadline=None)
 @given(chains)
-def test_a_chain_is_verified_like_the_thin_tree_it_is(parameters):
+def test_a_chain_is_verified_like_a_tree(parameters):
     draft, p_BNV, rng = random_chain(*parameters)
     as_chain = decisions(walk_chain(Rejection(), draft, p_BNV, rng), draft)
     assert as_chain == decisions(walk_tree(Rejection(), draft, p_BNV, rng), draft)
@@ -112,25 +112,25 @@ def test_a_chain_is_verified_like_the_thin_tree_it_is(parameters):
     st.sampled_from(["iid", "distinct", "chosen"]),
     st.sampled_from([0.0, 0.5]),
 )
-def test_trees_are_walked_as_node_by_node(seed, B, N, V, drawn, zeros):
+def test_walk_tree_equals_a_walk_node_by_node(seed, B, N, V, drawn, zeros):
     draft, p_BNV, rng = random_tree(seed, B, N, V, drawn, zeros)
     rule = Distinct() if drawn == "distinct" else Rejection()
     plain = walk_node_by_node(rule, draft, p_BNV, rng)
     assert decisions(walk_tree(rule, draft, p_BNV, rng), draft) == plain
-    known = replace(draft, longest_walk=int(draft.visit_order_BN.max()))
+    known = replace(draft, max_walk_length=int(draft.walk_step_BN.max()))
     assert decisions(walk_tree(rule, known, p_BNV, rng), known) == plain
 
 
-def test_the_turn_of_a_node_counts_all_that_stands_before_it():
+def test_walk_step_counts_the_nodes_visited_before():
     parents_BN = torch.tensor([[-1, 0, 0, 1, 1, 3, 2, 0]])
     ones_BN = torch.ones_like(parents_BN)
     draft = Draft(ones_BN, parents_BN, ones_BN.bool(), None, "chosen")
-    assert draft.visit_order_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
+    assert draft.walk_step_BN.tolist() == [[0, 1, 2, 2, 3, 3, 3, 3]]
 
 
 @settings(deadline=None)
 @given(chains)
-def test_greedy_verifies_a_chain_like_the_thin_tree_it_is(parameters):
+def test_greedy_verifies_a_chain_like_a_tree(parameters):
     draft, p_BNV, rng = random_chain(*parameters)
     tree = replace(draft, is_chain=False)
     as_chain = decisions(Greedy()(draft, p_BNV, rng), draft)
@@ -181,7 +181,7 @@ def test_equal_distributions_accept_everything():
 
 
 def test_siblings_follow_the_order_of_their_draws():
-    """Greedy does not care; the first of equal siblings is taken."""
+    """The rule takes the first of equal siblings."""
     tokens_BN = torch.tensor([[0, 2, 1, 2]])
     parents_BN = torch.tensor([[-1, 0, 0, 0]])
     draft = Draft(tokens_BN, parents_BN, torch.ones_like(tokens_BN).bool(), None, "chosen")

@@ -108,5 +108,5 @@ def test_rules_for_one_path_or_for_draws_refuse_it() -> None:
     with torch.inference_mode():
         draft = drafter.propose(drafter.start(context), context, Budget(γ), context.rng)
     for rule in (Joint(), Commit()):
-        with pytest.raises(IncompatibleError, match="one path"):
+        with pytest.raises(IncompatibleError, match="a single path"):
             rule(draft, torch.zeros(1, draft.num_nodes, VOCAB), context.rng)

@@ -84,7 +84,7 @@ def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
     propose(recorder, 64)
     boxes = partition(
         lambda u_BJ: _index(propose(recorder.script(u_BJ), len(u_BJ)), drafter.model.num_tokens),
-        recorder.num_asked,
+        recorder.num_requested,
     )
     return propose(recorder.script(boxes.middle_CJ), len(boxes.volume_C)), boxes.volume_C
 

@@ -46,7 +46,7 @@ def test_ancestors_depths_and_turns_are_the_drafts(shape: str) -> None:
     draft = Draft(parents_BN, parents_BN, parents_BN >= -1, None, "chosen")
     assert draft.ancestors_BNN[0].tolist() == [list(row) for row in tree.ancestors]
     assert draft.depth_BN[0].tolist() == list(tree.depths)
-    assert draft.visit_order_BN[0].tolist() == list(tree.turns)
+    assert draft.walk_step_BN[0].tolist() == list(tree.turns)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -13,7 +13,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
-from outrider.core.chain import _cached_chain_tensors, _kept_counting
+from outrider.core.chain import _cached_arange, _cached_chain_tensors
 from outrider.core.errors import InvalidParameterError, OutOfMemoryError
 from outrider.core.rng import _spread
 from outrider.engine.admission import parse_bytes
@@ -216,7 +216,7 @@ def test_no_tensor_is_leaked_as_requests_come_and_go(
         if call in (3, 11):
             for kept in (
                 _cached_chain_tensors,
-                _kept_counting,
+                _cached_arange,
                 column,
                 _spread,
             ):  # by shape, and bounded

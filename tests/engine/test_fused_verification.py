@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from outrider import Engine, Sampling, verifiers
-from outrider.core import AHEAD, Draft, Stream, Verdict, verify_eagerly
+from outrider.core import NUM_PER_ROLE, Draft, Stream, Verdict, verify_eagerly
 from outrider.core.context import Context
 from outrider.core.errors import OutriderWarning
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
@@ -185,7 +185,7 @@ def test_other_lengths_and_masks_are_verified_eagerly() -> None:
     CompiledVerifier(maker, γ - 1)(Greedy(), draft, *rest)
     masked = Draft.chain(draft.tokens_BN, draft.mask_BN.clone(), None, "chosen")
     CompiledVerifier(maker, γ)(Greedy(), masked, *rest)
-    CompiledVerifier(maker, AHEAD).warm_up(Rejection(), torch.zeros(1, AHEAD + 1, V))
+    CompiledVerifier(maker, NUM_PER_ROLE).warm_up(Rejection(), torch.zeros(1, NUM_PER_ROLE + 1, V))
     assert maker.graphs == 0
 
 

@@ -120,5 +120,5 @@ def test_a_model_without_a_generation_config() -> None:
 def test_sampling_parameters_compare_by_their_given_values() -> None:
     assert Sampling() == Sampling()
     assert Sampling() != Sampling(temperature=1.0), "the generation config may say otherwise"
-    assert Sampling().settled() == Sampling(temperature=1.0).settled()
+    assert Sampling().with_defaults() == Sampling(temperature=1.0).with_defaults()
     assert GenerationConfig().do_sample is None, "nothing said is not a no"

@@ -191,7 +191,7 @@ def test_a_verifier_that_needs_logits_rejects_drafts_without_them() -> None:
 
     engine = engine_of(TARGET, DRAFT, "mjsd", 3, verifier=Joint(distributions="raw"))
     with pytest.raises(
-        IncompatibleError, match="distributions='raw': the drafter hands over no logits"
+        IncompatibleError, match="distributions='raw': the drafter provides no logits"
     ):
         engine.generate(PROMPTS, SAMPLING)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from interpreted_graphs import interpreted, without_compiler
+from operator_tape import record_on_tape
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, tiny_module, token_ids
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -31,7 +32,6 @@ from outrider.runtime.executors.cuda_graphs import (
     rounded_span,
 )
 from outrider.runtime.executors.traced import TreeForward
-from outrider.testing import record_on_tape
 
 SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=30, ignore_eos=True)
 
@@ -133,7 +133,7 @@ def test_what_cannot_be_recorded_goes_on_after_one_warning() -> None:
 
     graph = GraphedProgram(looks, 1, record_on_tape, "toy")
     assert graph([numbers(1.0, 2.0)])[0].tolist() == [3, 6]
-    with pytest.warns(OutriderWarning, match="toy has no CUDA graph.*looks at a number"):
+    with pytest.warns(OutriderWarning, match="toy has no CUDA graph.*reads a value on the host"):
         assert graph([numbers(1.0, 3.0)])[0].tolist() == [4, 12]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exact_texts import assert_exact
+from exact_outputs import assert_exact
 from interpreted_graphs import interpreted
 from tiny_models import tiny
 from torch import Tensor, nn

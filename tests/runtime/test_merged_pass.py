@@ -50,7 +50,7 @@ def test_equals_a_pass_over_all_nodes(family: str) -> None:
                 round_(model, cache, draft, merge)
                 for cache, merge in zip(caches, (True, False), strict=True)
             )
-            saved += draft.num_nodes - draft.columns.node_BM.shape[1]
+            saved += draft.num_nodes - draft.query_tokens.node_BQ.shape[1]
             off_BN = (merged[0] - whole[0]).abs().amax(2)[draft.mask_BN]
             assert float(off_BN.max()) <= 1e-5 * float(whole[0].abs().max())
             assert contexts[0].lengths == contexts[1].lengths

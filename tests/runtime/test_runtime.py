@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact_texts import assert_exact
+from exact_outputs import assert_exact
 from interpreted_graphs import interpreted, without_compiler
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from tiny_seq2seq import tiny_seq2seq

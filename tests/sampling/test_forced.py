@@ -1,4 +1,4 @@
-"""Forced tokens stand at their place in the output, in chains and trees, and nowhere else."""
+"""Forced tokens appear at their position in the output, in chains and trees, and nowhere else."""
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ PARENTS = [-1, 0, 0, 1, 3, 2]
 
 
 def warped(forced: list[dict[int, int]], output: list[int], temperature: float) -> torch.Tensor:
-    """Distributions at the nodes of a tree behind rows with so many tokens of output, (B, N, V)."""
+    """Distributions at the nodes of a tree, for rows with the given numbers of output tokens, (B,
+    N, V)."""
     B = len(forced)
     context = Context.start(
         [[1] * (b + 1) for b in range(B)], SoftmaxDistribution(), [0] * B, range(B)
@@ -31,8 +32,8 @@ def warped(forced: list[dict[int, int]], output: list[int], temperature: float) 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_a_token_is_forced_at_its_place_only(temperature: float) -> None:
-    """Node i stands ``output + depth`` tokens into the output; a forbidden token can be forced."""
+def test_a_token_is_forced_at_its_position_only(temperature: float) -> None:
+    """Node i has output position ``output + depth``; a forbidden token can be forced."""
     forced = [{3: 4, 4: 8}, {}, {0: 5}]
     output = [2, 0, 0]
     p_BNV = warped(forced, output, temperature)

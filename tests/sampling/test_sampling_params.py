@@ -72,12 +72,12 @@ def test_every_parameter_is_in_the_tables():
     assert names == WRONG.keys() == RIGHT.keys()
 
 
-def test_it_cannot_be_changed():
+def test_it_is_immutable():
     with pytest.raises(FrozenInstanceError):
         Sampling().temperature = 2.0
 
 
-def test_it_does_not_share_what_the_caller_may_change():
+def test_it_copies_collections_of_the_caller():
     bias, stop = {1: 2.0}, ["a"]
     sampling = Sampling(logit_bias=bias, stop=stop)
     bias[1] = 3.0
@@ -86,7 +86,7 @@ def test_it_does_not_share_what_the_caller_may_change():
     assert sampling.stop == ("a",)
 
 
-def test_stops_are_told_apart():
+def test_stop_strings_and_stop_token_ids_are_separated():
     sampling = Sampling(stop=["end", 7, "fin", 9])
     assert sampling.stop_strings == ("end", "fin")
     assert sampling.stop_token_ids == {7, 9}

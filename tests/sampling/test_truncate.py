@@ -14,7 +14,7 @@ def distribution(values):
 
 
 def full_sort_top_p(p_V, top_p, strict):
-    """The plain twin: sort everything, equal probabilities by token id."""
+    """Reference implementation: sorts everything, equal probabilities by token id."""
     order_V = p_V.argsort(descending=True, stable=True)
     keep_V, before = torch.zeros_like(p_V, dtype=torch.bool), torch.zeros((), dtype=p_V.dtype)
     for rank, token in enumerate(order_V.tolist()):
@@ -47,17 +47,17 @@ def test_the_partial_ranking_keeps_what_a_full_sort_keeps(weights, top_p, strict
     """Small whole weights make many ties."""
     p_V = torch.tensor(weights, dtype=torch.float64)
     p_V = p_V / p_V.sum()
-    before, truncate._FIRST_CANDIDATES = truncate._FIRST_CANDIDATES, first
+    before, truncate._FIRST_RANKED = truncate._FIRST_RANKED, first
     try:
         kept_V = keep_top_p(p_V[None, None], [top_p], [strict])[0, 0]
     finally:
-        truncate._FIRST_CANDIDATES = before
+        truncate._FIRST_RANKED = before
     assert kept_V.tolist() == full_sort_top_p(p_V, top_p, strict).tolist()
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
 def test_the_partial_ranking_of_a_large_vocabulary(scale):
-    """Flat distributions need more candidates than the first look takes, peaked ones do not."""
+    """Flat distributions need more tokens than the first ranking has, peaked ones do not."""
     z_V = scale * torch.randn(5000, dtype=torch.float64)
     p_V = z_V.softmax(0)
     for top_p in (0.05, 0.5, 0.95, 0.9999):

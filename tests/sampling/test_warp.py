@@ -1,4 +1,4 @@
-"""The warp: parity with transformers, penalties per drafted place, rows of their own."""
+"""The warp: parity with transformers, penalties per drafted position, parameters per row."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9]]
 
 
 def contexts(prompts=PROMPTS, output=3):
-    """Prompts with a few tokens of output behind them."""
+    """Prompts followed by a few tokens of output."""
     context = Context.start(prompts, SoftmaxDistribution(), [0] * len(prompts), range(len(prompts)))
     generator = torch.Generator().manual_seed(1)
     emitted_BK = torch.randint(V, (len(prompts), output), generator=generator)
@@ -106,7 +106,7 @@ def test_parity_with_transformers_at_every_node(name):
             assert ((p_BNV[b, n] > 0) == (expected > 0)).all()
 
 
-def test_a_users_logits_processor_list_is_the_same_distribution():
+def test_a_logits_processor_list_gives_the_same_distribution():
     processors = LogitsProcessorList(
         [RepetitionPenaltyLogitsProcessor(1.7), TemperatureLogitsWarper(0.7), TopKLogitsWarper(9)]
     )
@@ -128,8 +128,8 @@ def test_processors_see_the_drafted_path_and_only_their_row():
 
 
 def slow_penalties(z_V, tokens, num_prompt, sampling):
-    """The definition, token by token."""
-    z, output, sampling = z_V.tolist(), tokens[num_prompt:], sampling.settled()
+    """Reference implementation, token by token."""
+    z, output, sampling = z_V.tolist(), tokens[num_prompt:], sampling.with_defaults()
     for v in set(tokens):
         z[v] = (
             z[v] / sampling.repetition_penalty if z[v] > 0 else z[v] * (sampling.repetition_penalty)
@@ -200,7 +200,7 @@ def test_temperature_zero_is_the_argmax_of_the_penalised_logits():
     assert (p_BNV == torch.nn.functional.one_hot(z_BNV.argmax(-1), V)).all()
 
 
-def test_temperature_zero_takes_the_first_of_equals_and_bears_infinities():
+def test_temperature_zero_takes_the_first_of_equals_beside_infinities():
     logits_BNV = torch.tensor([[[1.0, 2.0, 2.0, -torch.inf]]])
     context = Context.start([[0]], SoftmaxDistribution(), [0], [0])
     prefix = Prefix.of_draft(context, Draft.root_only(context.root_B))
@@ -208,7 +208,7 @@ def test_temperature_zero_takes_the_first_of_equals_and_bears_infinities():
     assert p_BNV.tolist() == [[[0, 1, 0, 0]]]
 
 
-def test_greedy_is_said_only_of_all_rows():
+def test_a_warp_is_greedy_only_if_all_rows_are():
     assert not Warp(MIXED, V).greedy
     assert Warp([MIXED[1]] * 2, V).greedy
 
@@ -223,7 +223,7 @@ def test_greedy_is_said_only_of_all_rows():
     ],
 )
 def test_truncation_is_idempotent(sampling):
-    """Top-p is not: it refers to the mass that is left."""
+    """Top-p is not: it refers to the remaining mass."""
     once = warped(sampling)
     twice = warped(sampling, logits_BNV=once.log())
     assert ((once > 0) == (twice > 0)).all()
@@ -242,7 +242,8 @@ def test_top_k_goes_before_top_p():
 @pytest.mark.parametrize("sampling", [*MIXED, Sampling(top_p=0.9)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_equal_logits_give_bit_identical_distributions(sampling, dtype):
-    """Draft and target scored in batches of other shapes: p = q exactly, so nothing is refused."""
+    """Draft and target scored in batches of different shapes: p = q exactly, so nothing is
+    rejected."""
     context = contexts()
     draft, logits_BNV = drafts(context), logits_of(context, dtype=dtype)
     p_BNV = Warp([sampling] * 3, V)(logits_BNV, Prefix.of_draft(context, draft))
@@ -278,6 +279,6 @@ def test_a_bias_of_minus_infinity_forbids():
     assert not p_BNV.isnan().any()
 
 
-def test_a_bias_beyond_the_vocabulary_is_refused():
+def test_a_bias_beyond_the_vocabulary_is_an_error():
     with pytest.raises(InvalidParameterError, match="token ids go up to 49"):
         Warp([Sampling(logit_bias={V: 1.0})], V)

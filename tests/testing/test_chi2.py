@@ -32,11 +32,11 @@ def test_a_small_pool_joins_a_neighbour():
     assert chi2_p_value(counts_C, probs_C) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_an_impossible_count_is_damning():
+def test_a_count_in_an_impossible_cell_gives_zero():
     assert chi2_p_value(torch.tensor([999, 1]), torch.tensor([1.0, 0.0])) == 0
 
 
-def test_one_possible_outcome_proves_nothing():
+def test_a_single_possible_outcome_gives_one():
     assert chi2_p_value(torch.tensor([1000, 0]), torch.tensor([1.0, 0.0])) == 1
 
 

@@ -1,4 +1,4 @@
-"""Contract: right toys pass, and each broken promise is named."""
+"""Contract checks: correct toys pass, and each violated guarantee is named."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -23,17 +23,17 @@ GUESS = ToyModel.random(3, seed=2)
 
 
 @pytest.mark.parametrize("order", [None, 0, 1, 3])
-def test_toy_models_keep_the_contract(order):
+def test_toy_models_meet_the_contract(order):
     check_model(ToyModel.random(3, order, seed=3), 3)
 
 
-def test_toy_models_with_impossible_tokens_keep_the_contract():
+def test_toy_models_with_impossible_tokens_meet_the_contract():
     check_model(ToyModel.random(4, seed=3, num_impossible=2), 4)
 
 
 @pytest.mark.parametrize("drawn", ["iid", "distinct", "chosen", "searched"])
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_toy_drafters_keep_the_contract(width, drawn):
+def test_toy_drafters_meet_the_contract(width, drawn):
     """False-alarm probability below 1e-6 per case."""
     check_drafter(ToyDrafter(GUESS, width, drawn), 3)
 
@@ -41,7 +41,7 @@ def test_toy_drafters_keep_the_contract(width, drawn):
 @pytest.mark.parametrize(
     "distribution", [SoftmaxDistribution(greedy=True), SoftmaxDistribution(temperature=0.5)]
 )
-def test_toy_drafters_keep_the_contract_under_other_distributions(distribution):
+def test_toy_drafters_meet_the_contract_under_other_distributions(distribution):
     """False-alarm probability below 1e-6 per case."""
     check_drafter(ToyDrafter(GUESS, confidence=0.4), 3, distribution=lambda B: distribution)
 
@@ -85,8 +85,8 @@ class BrokenDrafter(ToyDrafter):
         ("range", "out of range"),
         ("row budget", "exceeds its own budget"),
         ("sum", "does not sum to one"),
-        ("drawn", "draft says 'distinct'"),
-        ("chain", "not a chain"),
+        ("drawn", "the draft declares 'distinct'"),
+        ("chain", "the draft is not a chain"),
     ],
 )
 def test_a_malformed_draft_is_named(broken, message):
@@ -130,7 +130,7 @@ def test_a_drafter_with_a_wrong_state_is_named(kind, message):
 
 
 class SiblingsSeen(ToyModel):
-    """Wrong: a tree without a mask, each node sees the node before it."""
+    """Wrong: a tree without a mask, where each node attends to the preceding node."""
 
     def score(self, cache, draft):
         chain = Draft.chain(draft.tokens_BN, draft.mask_BN, None, "chosen")
@@ -173,15 +173,15 @@ def test_commit_without_score_is_an_error():
 
 
 @dataclass(frozen=True)
-class JudgesSearches(Rejection):
-    """Wrong: takes what a search found for a draw."""
+class AcceptsSearches(Rejection):
+    """Wrong: treats the result of a search as a draw."""
 
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"searched"})
 
 
 def test_a_lossless_rule_that_accepts_searches_is_named():
     with pytest.raises(AssertionError, match=r"claims to be lossless.*searched chain"):
-        check_verifier(JudgesSearches())
+        check_verifier(AcceptsSearches())
 
 
 class TakesAll(Rejection):
@@ -190,8 +190,8 @@ class TakesAll(Rejection):
 
 
 def test_the_toy_search_is_beam_sampling_of_width_one():
-    """The better of two draws without replacement; by hand for q = (1/2, 1/3, 1/6): the second
-    token wins where it is drawn with the third, in either order."""
+    """The more probable of two draws without replacement, by hand for q = (1/2, 1/3, 1/6): the
+    second token wins if it is drawn with the third, in either order."""
     toy = ToyModel(torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64).log(), order=0)
     done = enumerate_round(toy, ToyDrafter(toy, 1, "searched"), TakesAll(), 1, prompt=(0,))
     second = 1 / 3 * (1 / 6) / (1 - 1 / 3) + 1 / 6 * (1 / 3) / (1 - 1 / 6)

@@ -146,7 +146,7 @@ def test_completion_of_a_wrong_distribution_shows_its_distance():
 
 
 class Noisy(Rejection):
-    """Asks for noise at the tokens' own positions, as a coupled rule does."""
+    """Requests noise keyed by the tokens' own positions, as a coupled rule does."""
 
     def __call__(self, draft, p_BNV, rng):
         rng.at(rng.position_B + 1).uniform(Role.NOISE, 1)
@@ -154,7 +154,7 @@ class Noisy(Rejection):
 
 
 class Moody(Rejection):
-    """Asks for more numbers when the draft is short."""
+    """Requests more numbers when the draft is short."""
 
     def __call__(self, draft, p_BNV, rng):
         rng.uniform(Role.NOISE, 1 + draft.tokens_BN.shape[0] % 2)
@@ -163,7 +163,10 @@ class Moody(Rejection):
 
 @pytest.mark.parametrize(
     ("verifier", "error", "message"),
-    [(Noisy(), NotImplementedError, "use chi2"), (Moody(), AssertionError, "never asked before")],
+    [
+        (Noisy(), NotImplementedError, "use chi2"),
+        (Moody(), AssertionError, "not requested when recording"),
+    ],
 )
 def test_numbers_that_cannot_be_scripted_are_an_error(verifier, error, message):
     with pytest.raises(error, match=message):

@@ -33,10 +33,10 @@ def plain(num_rows):
 
 
 REFERENCE = m.Reference()
-# What is wrong, drafter, verifier, distribution, least total variation that ENUM must find
-KILLED_BY_ENUM = [
+# error, drafter, verifier, distribution, minimum total variation that ENUM must find
+REJECTED_BY_ENUM = [
     ("residual from p", CHAIN, m.ResidualFromTarget(), plain, 0.02),
-    ("q shifted by one place", CHAIN, m.ShiftedDraftDistribution(), plain, 0.02),
+    ("q shifted by one position", CHAIN, m.ShiftedDraftDistribution(), plain, 0.02),
     ("same u everywhere", CHAIN, m.Reseeded(), plain, 0.002),
     ("bonus from the residual", CHAIN, m.BonusFromResidual(), plain, 0.02),
     ("best of K", SIBLINGS, m.BestOfK(), plain, 0.02),
@@ -50,11 +50,11 @@ KILLED_BY_ENUM = [
     ("q not warped", m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot, 0.02),
     ("unlikely token dropped", m.UnlikelyDropped(GUESS), REFERENCE, plain, 0.02),
 ]
-IDS = [row[0] for row in KILLED_BY_ENUM]
+IDS = [row[0] for row in REJECTED_BY_ENUM]
 
 
 @pytest.mark.parametrize(
-    ("_", "drafter", "verifier", "distribution", "least"), KILLED_BY_ENUM, ids=IDS
+    ("_", "drafter", "verifier", "distribution", "least"), REJECTED_BY_ENUM, ids=IDS
 )
 def test_enum_rejects(_, drafter, verifier, distribution, least):
     assert (
@@ -83,14 +83,14 @@ def test_enum_passes_the_controls(drafter, verifier, distribution):
 
 
 def test_enum_rejects_an_omitted_bonus_by_the_acceptance_length():
-    """Its distribution is right; a draft from the target's own distribution earns 2 tokens instead
-    of 3."""
+    """The distribution is right, but a draft from the target's own distribution yields 2 tokens
+    instead of 3."""
     result = enumerate_round(TARGET, ToyDrafter(TARGET), m.BonusOmitted(), 2)
     assert result.total_variation < 1e-12
     assert result.acceptance_length == pytest.approx(2, abs=1e-12)
 
 
-KILLED_BY_CHECK_VERIFIER = [
+REJECTED_BY_CHECK_VERIFIER = [
     (m.ResidualFromTarget(), "off by"),
     (m.NonStrict(), "never emits"),
     (m.ShiftedDraftDistribution(), "3 tokens and a bonus"),
@@ -101,14 +101,14 @@ KILLED_BY_CHECK_VERIFIER = [
     (m.DuplicatesRemoved(), "off by"),
     (m.WithReplacementAssumed(), "off by"),
     (m.UnrenormalisedDraftDistribution(), "off by"),
-    (m.ReadsBehindTheEnd(), "behind the end"),
-    (m.ReadsMissingNodes(), "belong to no node"),
+    (m.ReadsPastTheEnd(), "after the end"),
+    (m.ReadsMissingNodes(), "of nodes that do not exist"),
 ]
 
 
 @pytest.mark.parametrize(
     ("mutant", "broken"),
-    KILLED_BY_CHECK_VERIFIER,
+    REJECTED_BY_CHECK_VERIFIER,
     ids=lambda x: type(x).__name__ if isinstance(x, m.Reference) else "",
 )
 def test_check_verifier_rejects(mutant, broken):
@@ -163,13 +163,13 @@ def test_every_mutant_is_in_a_table():
         and value.__module__ == m.__name__
         and (value.__doc__ or "").startswith("Wrong")
     }
-    killed = {type(x).__name__ for row in KILLED_BY_ENUM for x in row}
-    killed |= {type(mutant).__name__ for mutant, _ in KILLED_BY_CHECK_VERIFIER}
+    killed = {type(x).__name__ for row in REJECTED_BY_ENUM for x in row}
+    killed |= {type(mutant).__name__ for mutant, _ in REJECTED_BY_CHECK_VERIFIER}
     assert named == (killed & named) | {"EntryNotRolledBack"}
 
 
 def test_non_strict_mutant_differs_only_at_zero():
-    """Which is why frequencies cannot kill it, and the check at u = 0 has to."""
+    """Frequencies therefore cannot reveal it; the check at u = 0 does."""
     context = Context.start([[0]], SoftmaxDistribution(), [0], [0])
     assert context.num_rows == 1
     p_V = torch.tensor([0.0, 1.0]).double()

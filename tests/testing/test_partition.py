@@ -1,4 +1,4 @@
-"""Boxes of uniform numbers: exact volumes, and an alarm where the assumptions fail."""
+"""Cells of uniform numbers: exact volumes, and an error where the assumptions do not hold."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_a_sliver_of_one_number_is_found():
 
 
 def test_a_sliver_between_two_others_is_found():
-    """Too thin for the first search, which finds one change where there are two."""
+    """Too thin for the coarse search, which finds one change where there are two."""
 
     def decide(u_BJ):
         first = (u_BJ[:, 0] >= 0.3).long() + (u_BJ[:, 0] >= 0.3 + 2.0**-40).long()
@@ -30,7 +30,7 @@ def test_a_sliver_between_two_others_is_found():
     assert shares.tolist() == pytest.approx([0.25, 0.5, 0.75], rel=1e-12)
 
 
-def test_a_program_without_numbers_is_one_box():
+def test_a_program_without_numbers_is_one_cell():
     assert partition(lambda u_BJ: torch.zeros(len(u_BJ), dtype=torch.int64), 0).volume_C.item() == 1
 
 
@@ -63,6 +63,6 @@ def test_the_largest_winner_takes_all():
     assert float(boxes.volume_C.sum()) == pytest.approx(1, abs=1e-15)
 
 
-def test_decisions_that_mix_numbers_are_refused():
+def test_decisions_that_mix_numbers_are_an_error():
     with pytest.raises(AssertionError, match="threshold function of its own uniform number"):
         partition(lambda u_BJ: u_BJ.argmax(1), 2)

@@ -1,4 +1,4 @@
-"""Best of K: its bias is there, grows with K, and is the one written down; a chain has none.
+"""Best of K: its bias exists, has the expected size and grows with K; a chain is unbiased.
 
 Legend: V vocabulary, K sequences.
 """
@@ -32,7 +32,7 @@ def test_contract() -> None:
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
-def test_the_bias_is_the_one_written_down(num: int) -> None:
+def test_the_bias_is_the_expected_one(num: int) -> None:
     p_V = torch.tensor([0.1, 0.2, 0.7]).double()
     q_V = torch.tensor([0.6, 0.3, 0.1]).double()
     target, guess = (ToyModel(probs_V.log()[None], order=0) for probs_V in (p_V, q_V))
@@ -42,7 +42,7 @@ def test_the_bias_is_the_one_written_down(num: int) -> None:
 
 
 def test_the_bias_grows_with_the_number_of_branches() -> None:
-    """Up to ``t - t^K``, which is met where the residual lies off the draft's support."""
+    """Up to ``t - t^K``, with equality if the residual lies outside the draft's support."""
     p_V = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
     q_V = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     for num in (1, 2, 4):
@@ -86,7 +86,7 @@ def test_one_sequence_is_rejection_sampling_draw_for_draw() -> None:
 
 
 class FirstBranchOnly(BestOfK):
-    """Wrong: never looks at the other branches."""
+    """Wrong: ignores all branches but the first."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         assert draft.probs_BNV is not None
@@ -96,8 +96,8 @@ class FirstBranchOnly(BestOfK):
         return Rejection()(first, p_BNV[:, :2], rng)
 
 
-def test_a_mutant_dies() -> None:
-    """It is unbiased on one position, which best of K is not."""
+def test_a_mutant_is_rejected() -> None:
+    """It is unbiased at a single position, unlike best of K."""
     drafter = TreeDrafter(GUESS, [0, 0])
     ours, mutant = (
         enumerate_round(TARGET, drafter, rule, 2, length=1).total_variation

@@ -1,4 +1,4 @@
-"""BiLD: its limits, where it rolls back, who is called how often, and mutants of its own.
+"""BiLD: its limits, where it rolls back, how often the large model runs, and mutants.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -32,14 +32,14 @@ def chain(tokens: list[int], logits_NV: Tensor) -> tuple[Draft, Tensor, Stream]:
     return draft, logits_NV[None], Stream(row_keys([0], [0], "cpu"), torch.tensor([5]))
 
 
-def test_threshold_zero_and_no_trust_are_the_large_model_alone() -> None:
+def test_strict_thresholds_give_the_large_model_alone() -> None:
     """α_RB = 0, α_FB = 1: token for token; 0 means 0, not the default."""
     large = engine_of(LARGE).generate(PROMPTS, greedy(NUM))
     assert token_ids(bild(rollback=0.0, fallback=1.0)) == token_ids(large)
     assert token_ids(bild(rollback=0.0, fallback=0.0)) == token_ids(large)
 
 
-def test_no_rollback_and_full_trust_are_the_small_model_with_a_large_token_each_round() -> None:
+def test_without_rollback_and_fallback_the_large_model_emits_one_token_per_round() -> None:
     """α_RB = ∞, α_FB = 0: the first token and every (γ+1)-th are the large model's."""
     γ, num = 3, 1 + 5 * 4
     results = bild(γ, num, rollback=math.inf, fallback=0.0)
@@ -53,7 +53,8 @@ def test_no_rollback_and_full_trust_are_the_small_model_with_a_large_token_each_
 
 
 def test_large_calls_are_fallbacks_and_forced_calls() -> None:
-    """Every round is one call: at the start, after γ tokens, at an unsure step, or at the end."""
+    """Every round calls the large model once: at the start, after γ tokens, at an uncertain step,
+    or at the end."""
     γ = 4
     (first, *_) = results = bild(γ, fallback=0.5, rollback=math.inf)
     assert first.origins[0] == "plain"
@@ -129,7 +130,7 @@ class TestMjsd:
             assert (-p_V[kept_V].log() <= rollback + 1e-12).all()
             assert (-p_V[~kept_V].log() > rollback - 1e-12).all()
 
-    def test_the_unsure_token_is_kept_and_verified(self) -> None:
+    def test_the_uncertain_token_is_kept_and_verified(self) -> None:
         """With fallback 1 every draft is one token, not none."""
         sampling = Sampling(max_new_tokens=NUM, ignore_eos=True)
         options = {"mode": "mjsd", "fallback": 1.0, "rollback": math.inf}
@@ -139,7 +140,7 @@ class TestMjsd:
 
 
 def difference(target: ToyModel, drafter: ToyDrafter, rule: Bild) -> float:
-    """Largest difference of the enumerated distribution of one place from the closed form."""
+    """Largest difference between the enumerated distribution and the closed form."""
     found = enumerate_round(target, drafter, rule, 1, length=1)
     guess = enumerate_round(drafter.model, ToyDrafter(drafter.model), rule, 0, length=1)
     pi_V = output_distribution(Bild(rule.rollback, "mjsd"), found.target_S, guess.target_S)
@@ -159,7 +160,7 @@ class FromTheResidual(Bild):
 
 @dataclass(frozen=True)
 class ZeroIsTheDefault(Bild):
-    """Wrong: a threshold of 0 becomes 5, as ``rollback or 5.0`` makes it."""
+    """Wrong: a threshold of 0 becomes 5, as in ``rollback or 5.0``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rollback", self.rollback or 5.0)
@@ -169,7 +170,7 @@ class ZeroIsTheDefault(Bild):
         return super().bound
 
 
-def test_mutants_die() -> None:
+def test_mutants_are_rejected() -> None:
     target, drafter = ToyModel.random(4, seed=1), ToyDrafter(ToyModel.random(4, seed=51))
     assert difference(target, drafter, FromTheResidual(1.0)) > 1e-3
     logits_NV = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)

@@ -31,7 +31,8 @@ def test_lossless_by_enumeration(drafter: str) -> None:
 
 
 def test_the_papers_example_gives_eleven_ninths_against_ten_ninths() -> None:
-    """Target (1/3, 2/3), draft (2/3, 1/3) everywhere, γ = 2: accepted tokens, bonus not counted."""
+    """Target (1/3, 2/3), draft (2/3, 1/3) everywhere, γ = 2: accepted tokens without the bonus
+    token."""
     target = ToyModel(torch.tensor([[1.0, 2.0]], dtype=torch.float64).log(), order=0)
     draft = ToyModel(torch.tensor([[2.0, 1.0]], dtype=torch.float64).log(), order=0)
     drafter = ToyDrafter(draft)
@@ -79,8 +80,9 @@ def test_64_tokens_do_not_underflow() -> None:
     assert P_BN[0, 30] == pytest.approx(torch.tensor(-60.0).exp().item(), rel=1e-4)
 
 
-def at_all_places(draft: Draft, p_BNV: Tensor, u_BD: Tensor) -> Tensor:
-    """The plain twin: Algorithm 2 with every h_i computed, as it is written; num_accepted."""
+def verdict_with_every_h(draft: Draft, p_BNV: Tensor, u_BD: Tensor) -> Tensor:
+    """Reference implementation of Algorithm 2 that computes every h_i: the number of accepted
+    tokens."""
     P_BN = path_probabilities(draft, p_BNV)
     assert draft.probs_BNV is not None
     S_BN = (P_BN[..., None] * p_BNV - draft.probs_BNV).clamp(min=0).sum(-1)
@@ -92,7 +94,7 @@ def at_all_places(draft: Draft, p_BNV: Tensor, u_BD: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 16])
-def test_trying_few_places_is_trying_all(num_tokens: int) -> None:
+def test_skipped_positions_do_not_change_the_verdict(num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     B, N, V = 500, num_tokens + 1, 30
     z_BNV = torch.randn(B, N, V, generator=generator, dtype=torch.float64)
@@ -103,24 +105,24 @@ def test_trying_few_places_is_trying_all(num_tokens: int) -> None:
     lengths_B1 = torch.randint(0, N, (B, 1), generator=generator)
     draft = Draft.chain(tokens_BN, torch.arange(N) <= lengths_B1, q_BNV, "iid")
     rng = Stream(row_keys([0] * B, list(range(B)), "cpu"), torch.full((B,), 3))
-    expected_B = at_all_places(draft, p_BNV, rng.uniform(Role.ACCEPT, num_tokens))
+    expected_B = verdict_with_every_h(draft, p_BNV, rng.uniform(Role.ACCEPT, num_tokens))
     assert (Block()(draft, p_BNV, rng).num_accepted_B == expected_B).all()
     assert len(expected_B.unique()) > 1
 
 
-def test_a_tree_is_refused() -> None:
+def test_a_tree_is_an_error() -> None:
     tokens_BN = torch.zeros(1, 3, dtype=torch.int64)
     parents_BN = torch.tensor([[-1, 0, 0]])
     probs_BNV = torch.full((1, 3, 2), 0.5)
     draft = Draft(tokens_BN, parents_BN, torch.ones(1, 3, dtype=torch.bool), probs_BNV, "iid")
     rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         Block()(draft, probs_BNV, rng)
 
 
 @dataclass(frozen=True)
 class FirstFailureStops(Block):
-    """Wrong: the scan ends at the first failure, as token-level rules do."""
+    """Wrong: stops at the first failure, as token-level rules do."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         verdict = super().__call__(draft, p_BNV, rng)
@@ -142,13 +144,13 @@ class LastRatioOnly(Block):
 
 @dataclass(frozen=True)
 class SumOneEarly(Block):
-    """Wrong: h_i takes the residual mass of the node before."""
+    """Wrong: h_i uses the residual mass of the preceding node."""
 
     def _mass(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, node_B: Tensor) -> Tensor:
         return super()._mass(draft, p_BNV, P_BN, (node_B - 1).clamp(min=0))
 
 
 @pytest.mark.parametrize("mutant", [FirstFailureStops(), LastRatioOnly(), SumOneEarly()])
-def test_mutants_die(mutant: Block) -> None:
+def test_mutants_are_rejected(mutant: Block) -> None:
     target, drafter = ToyModel.random(3, seed=1), ToyDrafter(ToyModel.random(3, seed=2))
     assert enumerate_round(target, drafter, mutant, 3).total_variation > 1e-3

@@ -50,7 +50,7 @@ RNG = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
 
 @DEFERRALS
 def test_contract(deferral):
-    """Judging by tokens, the draft is not kept whole even if it is the target."""
+    """The token rules do not keep every token even if the draft is the target."""
     rule = Cascade(deferral, MIDDLE[deferral])
     whole = deferral in ("chow", "diff", "opt")
     keeps_support = deferral == "token_v3"
@@ -84,18 +84,18 @@ def test_deferrals_are_named(rule_of):
 
 
 @CLASSES
-def test_a_tree_is_refused(rule_of):
-    with pytest.raises(IncompatibleError, match="one path"):
+def test_a_tree_is_an_error(rule_of):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), rule_of(), 2)
 
 
-def test_a_chosen_draft_is_refused():
+def test_a_chosen_draft_is_an_error():
     with pytest.raises(IncompatibleError, match="cannot verify 'chosen'"):
         check_compatible(ToyDrafter(ToyModel.random(3), drawn="chosen"), Cascade())
 
 
 def by_the_paper(deferral, alpha, p_V, q_V):
-    """Which tokens are kept, and π, written down a second time, in numpy."""
+    """Reference implementation in numpy: which tokens are kept, and π."""
     p, q = p_V.numpy(), q_V.numpy()
     distance = np.maximum(q - p, 0).sum()
     kept = {
@@ -116,8 +116,8 @@ def random_alpha(deferral, generator) -> float:
 
 
 def worst_error(rule_of, num: int) -> float:
-    """How far the claimed distribution is from the paper's, and from summing to one, over random
-    distributions."""
+    """The largest deviation of the claimed distribution from the paper's, and of its sum from one,
+    over random distributions."""
     worst = 0.0
     generator = torch.Generator().manual_seed(1)
     for p_V, q_V in random_pairs(num, seed=2):
@@ -137,7 +137,7 @@ def test_the_distribution_is_the_papers_for_10000_random_distributions():
 
 @DEFERRALS
 def test_acceptance_is_decided_where_its_probability_says(deferral):
-    """By the cheap form of ``accept``, against min(1, π/q), at u just below and just above it."""
+    """Compares the short form of ``accept`` with min(1, π/q), at u just below and just above it."""
     generator = torch.Generator().manual_seed(3)
     decided = 0
     for p_V, q_V in random_pairs(800, seed=3):
@@ -163,7 +163,7 @@ def test_the_cascades_distribution_is_emitted(deferral):
             assert (enumerated_distribution(rule, p_V, q_V) - pi_V).abs().max() < 1e-10
 
 
-def texts(verification, *, num_impossible=0):
+def emitted_tokens(verification, *, num_impossible=0):
     target, guess = (
         ToyModel.random(4, seed=seed, num_impossible=num_impossible) for seed in (1, 2)
     )
@@ -177,8 +177,8 @@ def texts(verification, *, num_impossible=0):
 def test_the_lower_end_is_rejection_token_for_token(deferral, alpha):
     rule = Cascade(deferral, alpha)
     for num_impossible in (0, 1):
-        strict = texts(Rejection(), num_impossible=num_impossible)
-        assert (texts(rule, num_impossible=num_impossible) == strict).all()
+        strict = emitted_tokens(Rejection(), num_impossible=num_impossible)
+        assert (emitted_tokens(rule, num_impossible=num_impossible) == strict).all()
 
 
 def test_the_lower_end_holds_for_all_distributions_but_those_that_the_docstring_names():
@@ -197,7 +197,7 @@ def test_the_lower_end_holds_for_all_distributions_but_those_that_the_docstring_
 
 
 def test_v3_at_zero_is_not_plain_speculative_decoding():
-    """It keeps the target's best token; so does v2. p = (.1, .2, .7), q = (.6, .3, .1)."""
+    """It keeps the target's most probable token; so does v2. p = (.1, .2, .7), q = (.6, .3, .1)."""
     p_V, q_V = toy_pairs()["unlike"]
     expected_V = 0.9 * p_V + torch.tensor([0.0, 0.0, 0.1], dtype=torch.float64)
     for deferral in ("token_v2", "token_v3"):
@@ -336,7 +336,7 @@ class DefersWhatItShouldKeep(Cascade):
 
 @dataclass(frozen=True)
 class ResidualTowardTheTarget(Cascade):
-    """Wrong: accepts toward π, but draws from (p - q)+ after a rejection."""
+    """Wrong: accepts towards π, but draws from (p - q)+ after a rejection."""
 
     def reject(self, p_V, q_V, x):
         return Rejection().reject(p_V, q_V, x)
@@ -345,7 +345,7 @@ class ResidualTowardTheTarget(Cascade):
 @pytest.mark.parametrize(
     "mutant", [DeferredMassKept, ModelsSwapped, DefersWhatItShouldKeep, ResidualTowardTheTarget]
 )
-def test_mutants_die(mutant):
+def test_mutants_are_rejected(mutant):
     assert worst_error(mutant, 300) > 0.1
 
 

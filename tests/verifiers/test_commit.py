@@ -1,4 +1,4 @@
-"""The rule that takes a searched draft whole.
+"""The rule that emits a searched draft without verification.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -22,7 +22,7 @@ def test_contract() -> None:
 
 
 def emitted(rule: Commit, num_drafted: int) -> list[int]:
-    """What is emitted of a draft 1, 2, 1, … by a target whose argmax is 0 everywhere."""
+    """The tokens emitted for a draft 1, 2, 1, … by a target whose argmax is 0 everywhere."""
     tokens_BN = torch.tensor([[0, 1, 2, 1, 2]])
     mask_BN = torch.arange(5)[None] <= num_drafted
     probs_BNV = torch.full((1, 5, V), 1 / V)
@@ -33,7 +33,7 @@ def emitted(rule: Commit, num_drafted: int) -> list[int]:
 
 
 def check_whole(rule: Commit) -> None:
-    """All of the draft and no bonus, impossible tokens too; of an empty draft the argmax."""
+    """All drafted tokens, even impossible ones, and no bonus; for an empty draft the argmax."""
     found = [emitted(rule, num) for num in range(5)]
     assert found == [[0], [1], [1, 2], [1, 2, 1], [1, 2, 1, 2]]
 
@@ -43,7 +43,7 @@ def test_all_of_a_draft_and_no_bonus() -> None:
 
 
 class Best(ToyDrafter):
-    """The toy's argmax chain, handed over as what a search found."""
+    """The toy's argmax chain, declared as the result of a search."""
 
     def __init__(self, model: ToyModel) -> None:
         super().__init__(model, 1, "chosen")
@@ -53,8 +53,8 @@ class Best(ToyDrafter):
         return Draft.chain(draft.tokens_BN, draft.mask_BN, q_BNV, "searched")
 
 
-def text(target: ToyModel, drafter: ToyDrafter, row_tokens: list[int]) -> Tensor:
-    """Rows with a budget each, over many rounds."""
+def emitted_tokens(target: ToyModel, drafter: ToyDrafter, row_tokens: list[int]) -> Tensor:
+    """The output of rows with their own budgets, over many rounds."""
     return sample_rounds(
         target,
         drafter,
@@ -66,23 +66,23 @@ def text(target: ToyModel, drafter: ToyDrafter, row_tokens: list[int]) -> Tensor
     )
 
 
-def test_the_text_is_the_drafters() -> None:
-    """Whatever the blocks; without a draft it is the target's argmax."""
+def test_the_output_is_the_drafters() -> None:
+    """For any budget; without a draft it is the target's argmax."""
     target, guess = ToyModel.random(V, seed=1), ToyModel.random(V, seed=2)
-    drafted, own = (text(target, Best(model), [1, 2, 3, 4]) for model in (guess, target))
+    drafted, own = (emitted_tokens(target, Best(model), [1, 2, 3, 4]) for model in (guess, target))
     assert (drafted == drafted[0]).all()
-    assert (own == text(target, Best(guess), [0])).all()
+    assert (own == emitted_tokens(target, Best(guess), [0])).all()
     assert not (own == drafted).all()
 
 
-def test_a_tree_is_refused() -> None:
+def test_a_tree_is_an_error() -> None:
     tokens_BN = torch.zeros(1, 3, dtype=torch.int64)
     probs_BNV = torch.full((1, 3, 2), 0.5)
     draft = Draft(
         tokens_BN, torch.tensor([[-1, 0, 0]]), torch.ones(1, 3).bool(), probs_BNV, "searched"
     )
     rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         Commit()(draft, probs_BNV, rng)
 
 
@@ -115,6 +115,6 @@ class TrustsTheTarget(Commit):
 
 
 @pytest.mark.parametrize("mutant", [AddsABonus(), ForgetsTheMask(), TrustsTheTarget()])
-def test_mutants_die(mutant: Commit) -> None:
+def test_mutants_are_rejected(mutant: Commit) -> None:
     with pytest.raises(AssertionError):
         check_whole(mutant)

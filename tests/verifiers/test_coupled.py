@@ -1,8 +1,8 @@
-"""The coupling: the text of plain decoding, token for token, and hence its distribution.
+"""The coupling: the output of plain decoding, token for token, and hence its distribution.
 
-ENUM cannot script noise that belongs to places in the text (an argmax over noisy scores is no
-threshold). The proof is in two parts instead: the distribution of plain decoding, which is one race
-per token, and identity with it for any draft.
+ENUM cannot script noise keyed by position (an argmax over noisy scores is not a threshold). The
+proof has two parts instead: the distribution of plain decoding, which is one race per token, and
+equality with plain decoding for any draft.
 
 Legend: B rows, K tokens.
 """
@@ -30,15 +30,17 @@ GUESSES = {
 }
 
 
-def text(drafter: ToyDrafter, rule: Coupled, num_tokens: int, num_rows: int = 2000) -> Tensor:
+def emitted_tokens(
+    drafter: ToyDrafter, rule: Coupled, num_tokens: int, num_rows: int = 2000
+) -> Tensor:
     return sample_rounds(TARGET, drafter, rule, num_tokens, length=8, num_rows=num_rows)
 
 
 @pytest.mark.parametrize("guess", GUESSES)
-def test_any_draft_gives_the_text_of_plain_decoding(guess: str) -> None:
-    plain_BK = text(GUESSES["bad"], Coupled(), 0)
-    assert (text(GUESSES[guess], Coupled(), 3) == plain_BK).all()
-    assert len(plain_BK.unique(dim=0)) > 1000  # and the rows are not all one text
+def test_any_draft_gives_the_output_of_plain_decoding(guess: str) -> None:
+    plain_BK = emitted_tokens(GUESSES["bad"], Coupled(), 0)
+    assert (emitted_tokens(GUESSES[guess], Coupled(), 3) == plain_BK).all()
+    assert len(plain_BK.unique(dim=0)) > 1000  # and the rows differ from each other
 
 
 @pytest.mark.slow
@@ -58,7 +60,7 @@ def test_the_real_sampler_has_the_distribution(num_tokens: int) -> None:
     ],
     ids=["plain", "cold", "penalised", "greedy"],
 )
-def test_method_coupled_writes_what_method_plain_writes(sampling: Sampling) -> None:
+def test_method_coupled_equals_method_plain(sampling: Sampling) -> None:
     """Real transformers in float64, ragged batches, any γ and batch size."""
     target, near = tiny("llama", 0, dtype=torch.float64), tiny("llama", 5, dtype=torch.float64)
     prompts = ragged_prompts([5, 1, 9, 3])
@@ -70,7 +72,7 @@ def test_method_coupled_writes_what_method_plain_writes(sampling: Sampling) -> N
 
 
 def test_a_draft_that_shares_the_noise_is_kept_more_often() -> None:
-    """The same model as its own draft is kept whole; with independent draws Σ p² is kept."""
+    """As its own draft, a model is fully accepted; of independent draws a fraction Σ p² is."""
     target = tiny("llama", 0, dtype=torch.float64)
     sampling = Sampling(max_new_tokens=30, ignore_eos=True)
 
@@ -83,18 +85,18 @@ def test_a_draft_that_shares_the_noise_is_kept_more_often() -> None:
 
 
 class KeyedByRound(Coupled):
-    """Wrong: all places of a round use the noise of its first place."""
+    """Wrong: all positions of a round use the noise of its first position."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         key_BN = rng.key_B[:, None].expand_as(draft.tokens_BN)
-        place_BN = rng.position_B[:, None].expand_as(draft.tokens_BN)
-        y_BN = race(p_BNV.flatten(0, 1), Stream(key_BN.flatten(), place_BN.flatten()))
+        position_BN = rng.position_B[:, None].expand_as(draft.tokens_BN)
+        y_BN = race(p_BNV.flatten(0, 1), Stream(key_BN.flatten(), position_BN.flatten()))
         y_BN = y_BN.view_as(draft.tokens_BN)
         return match(draft, candidates_equal(draft, y_BN), y_BN)
 
 
-def test_mutant_dies_by_both_proofs() -> None:
+def test_a_mutant_is_rejected_by_both_proofs() -> None:
     drafter = GUESSES["perfect"]
-    plain_BK: Sequence[Tensor] = text(drafter, Coupled(), 0)
-    assert (text(drafter, KeyedByRound(), 3) != plain_BK).any()
+    plain_BK: Sequence[Tensor] = emitted_tokens(drafter, Coupled(), 0)
+    assert (emitted_tokens(drafter, KeyedByRound(), 3) != plain_BK).any()
     assert chi2(TARGET, drafter, KeyedByRound(), 3, length=3, num_rows=20_000) < 1e-4

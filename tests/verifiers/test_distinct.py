@@ -34,7 +34,7 @@ def test_contract() -> None:
 @pytest.mark.parametrize("row_tokens", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_lossless_by_enumeration(width: int, row_tokens: int) -> None:
-    """Chains, and trees whose last siblings are missing for want of budget."""
+    """Chains, and trees whose budget is too small for their last siblings."""
     num_tokens = min(4, 2 + width)
     result = enumerate_round(
         TARGET,
@@ -51,7 +51,7 @@ def test_lossless_by_enumeration(width: int, row_tokens: int) -> None:
 def test_lossless_where_subtrees_are_dropped_and_supports_are_small(
     width: int, num_impossible: int
 ) -> None:
-    """Nothing is drafted below an unlikely token, nor where the draft distribution is used up."""
+    """Unlikely tokens get no children, and siblings stop where no mass is left."""
     target = ToyModel.random(3, seed=3, num_impossible=num_impossible // 2)
     guess = ToyModel.random(3, seed=4, num_impossible=num_impossible)
     drafter = ToyDrafter(guess, width, "distinct", confidence=0.4)
@@ -61,12 +61,12 @@ def test_lossless_where_subtrees_are_dropped_and_supports_are_small(
 @pytest.mark.parametrize("num_tokens", [2, 3, 4])
 @pytest.mark.parametrize("guess", [CERTAIN_GUESS, ToyModel.random(3, seed=5, num_impossible=1)])
 def test_the_cover_is_lossless(guess: ToyModel, num_tokens: int) -> None:
-    """A drafter that goes on uniformly where its distribution is used up."""
+    """A drafter that continues uniformly where its distribution has no mass left."""
     drafter = TreeDrafter(guess, [0, 0, 0, 1], "distinct", cover=True)
     result = enumerate_round(TARGET, drafter, Distinct(), num_tokens)
     assert result.total_variation < 1e-12
     if num_tokens == 3:
-        assert result.acceptance_length == pytest.approx(2, abs=1e-12)  # all V tokens are tried
+        assert result.acceptance_length == pytest.approx(2, abs=1e-12)  # all V tokens are children
 
 
 def test_the_distribution_of_the_next_sibling() -> None:
@@ -83,7 +83,7 @@ def test_the_distribution_of_the_next_sibling() -> None:
 def test_accepts_more_than_independent_siblings(
     vocab_size: int, width: int, num_tokens: int
 ) -> None:
-    """Exactly, on 9 random pairs, soft and sharp ones in turn."""
+    """Exactly, on 9 random pairs, alternating between soft and sharp ones."""
     gains = []
     for seed in range(9):
         target, guess = (
@@ -117,7 +117,7 @@ def test_the_real_sampler_has_the_distribution(drafter: ToyDrafter) -> None:
     "mutant", [mutants.WithReplacementAssumed(), mutants.UnrenormalisedDraftDistribution()]
 )
 @pytest.mark.parametrize("width", [2, 3])
-def test_the_kits_mutants_die(mutant: mutants.Reference, width: int) -> None:
+def test_the_mutants_of_the_kit_are_rejected(mutant: mutants.Reference, width: int) -> None:
     drafter = ToyDrafter(GUESS, width, "distinct")
     assert enumerate_round(TARGET, drafter, Distinct(), width).total_variation < 1e-12
     assert enumerate_round(TARGET, drafter, mutant, width).total_variation > 5e-3
@@ -125,7 +125,7 @@ def test_the_kits_mutants_die(mutant: mutants.Reference, width: int) -> None:
 
 @dataclass(frozen=True)
 class NoCover(Distinct):
-    """Wrong: where q is used up it stays zero, so that whatever p allows is accepted."""
+    """Wrong: where q has no mass left it stays zero, so every token with p > 0 is accepted."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         left_V, next_V = super().reject(p_V, q_V, x)
@@ -137,7 +137,7 @@ class NoCover(Distinct):
 
 @dataclass(frozen=True)
 class CoverOfEverything(NoCover):
-    """Wrong: the cover is uniform over all tokens, those rejected before among them."""
+    """Wrong: the cover is uniform over all tokens, including rejected ones."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         left_V, next_V = super().reject(p_V, q_V, x)
@@ -148,14 +148,14 @@ class CoverOfEverything(NoCover):
 
 @dataclass(frozen=True)
 class TargetNotReduced(Distinct):
-    """Wrong: takes the rejected token out of q, but verifies the next sibling by the whole p."""
+    """Wrong: removes the rejected token from q, but verifies the next sibling with the full p."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, super().reject(p_V, q_V, x)[1]
 
 
 @pytest.mark.parametrize("mutant", [NoCover(), CoverOfEverything(), TargetNotReduced()])
-def test_mutants_die(mutant: Distinct) -> None:
+def test_mutants_are_rejected(mutant: Distinct) -> None:
     drafter = TreeDrafter(CERTAIN_GUESS, [0, 0, 0], "distinct", cover=True)
     assert enumerate_round(TARGET, drafter, Distinct(), 2).total_variation < 1e-12
     assert enumerate_round(TARGET, drafter, mutant, 2).total_variation > 5e-3

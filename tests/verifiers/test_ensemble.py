@@ -41,8 +41,8 @@ def test_weight_has_an_open_domain(rule_of, weight):
 
 
 @CLASSES
-def test_a_tree_is_refused(rule_of):
-    with pytest.raises(IncompatibleError, match="one path"):
+def test_a_tree_is_an_error(rule_of):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), rule_of(), 2)
 
 
@@ -58,9 +58,9 @@ def test_the_mixture_is_emitted(weight, drawn):
 
 
 def worst_excess(rule_of, num: int = 10_000) -> float:
-    """By how much the bounds are exceeded anywhere, over random distributions and weights.
+    """The largest excess over the bounds, over random distributions and weights.
 
-    Tokens rarer than the rounding of a sum of probabilities can be lost, so KL leaves them out.
+    KL ignores tokens rarer than the rounding error of a sum of probabilities.
     """
     worst = -math.inf
     generator = torch.Generator().manual_seed(1)
@@ -83,7 +83,7 @@ def test_the_bounds_hold_for_10000_random_distributions():
 
 
 def test_the_bound_is_met_with_equality():
-    """Nothing in common: π = w p on all of p's support, and KL(p‖π) = -ln w."""
+    """Disjoint supports: π = w p on all of p's support, and KL(p‖π) = -ln w."""
     p_V, q_V = toy_pairs()["disjoint"]
     rule = Ensemble(0.7)
     assert rule.bound.divergence == "kl"
@@ -94,7 +94,7 @@ def test_the_bound_is_met_with_equality():
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 def test_towards_one_it_is_rejection_token_for_token(drawn):
-    """Up to one draw in 10^9; the seed is fixed."""
+    """Except for one draw in 10^9; the seed is fixed."""
     target, guess = ToyModel.random(4, seed=1), ToyModel.random(4, seed=2, num_impossible=1)
     strict, mixed = (
         sample_rounds(
@@ -110,7 +110,7 @@ def test_towards_zero_every_draft_is_accepted_even_where_the_target_has_no_mass(
         assert (Ensemble(1e-12).acceptance(p_V, q_V)[q_V > 0] > 1 - 1e-10).all()
 
 
-def test_a_token_that_neither_distribution_knows_never_passes():
+def test_a_token_outside_both_supports_is_never_accepted():
     probs_V, x, u = torch.tensor([1.0, 0.0]), torch.tensor(1), torch.tensor(0.0).double()
     assert not Ensemble(0.5).accept(probs_V, probs_V, x, u)
 
@@ -127,7 +127,7 @@ def test_the_real_sampler_has_the_distribution(drawn):
 
 
 class Recorded:
-    """Stands for ``torch.rand_like`` and ``torch.multinomial`` inside transformers."""
+    """Replaces ``torch.rand_like`` and ``torch.multinomial`` inside transformers."""
 
     def __init__(self, u: float) -> None:
         self.u = u
@@ -142,12 +142,12 @@ class Recorded:
 
 
 def test_acceptance_and_residual_are_those_of_transformers(monkeypatch):
-    """Where the threshold lies is found by u just below and above our acceptance probability."""
+    """Tests u just below and just above our acceptance probability."""
     utils = pytest.importorskip("transformers.generation.utils")
     theirs = getattr(utils, "_speculative_sampling", None)
     if theirs is None:
         pytest.skip("transformers has moved _speculative_sampling")
-    refusals = 0
+    num_rejected = 0
     for p_V, q_V in random_pairs(400, seed=4):
         if len(q_V) > 50:
             continue
@@ -173,8 +173,8 @@ def test_acceptance_and_residual_are_those_of_transformers(monkeypatch):
             if not ours:
                 left_V, _ = rule.reject(p_V, q_V, x)
                 assert (left_V / left_V.sum() - record.weights_V).abs().max() < 1e-9
-                refusals += 1
-    assert refusals > 20
+                num_rejected += 1
+    assert num_rejected > 20
 
 
 def chain_of(q_logits_BNV, x_BD, mask_BN=None) -> Draft:
@@ -184,7 +184,7 @@ def chain_of(q_logits_BNV, x_BD, mask_BN=None) -> Draft:
 
 
 def test_greedy_is_the_loop_of_transformers():
-    """Its lines: ``selected = [argmax ν at the candidates, argmax p behind]``, first mismatch."""
+    """As there: ``selected = [argmax ν for the candidates, argmax p after]``, first mismatch."""
     generator = torch.Generator().manual_seed(5)
     seen = set()
     for _ in range(200):
@@ -203,8 +203,8 @@ def test_greedy_is_the_loop_of_transformers():
     assert seen == {0, 1, 2, 3}
 
 
-def test_behind_a_short_rows_last_candidate_the_target_decides():
-    """Row 1 drafted nothing, row 0 two tokens of two; the draft loves token 1, the target 0."""
+def test_after_the_last_drafted_token_of_a_row_the_target_decides():
+    """Row 1 drafted nothing, row 0 two tokens; the draft prefers token 1, the target token 0."""
     p_BNV = torch.tensor([0.2, 0.0]).expand(2, 3, 2).clone()
     q_BNV = torch.tensor([0.0, 9.0]).expand(2, 3, 2).clone()
     mask_BN = torch.tensor([[True, True, True], [True, False, False]])
@@ -225,8 +225,8 @@ def test_greedy_towards_one_is_greedy():
         assert (ours == plain).all()
 
 
-def test_greedy_never_falls_far_below_the_best():
-    """p(x) >= max p - (1 - w)/w for all that is accepted; half of that is exceeded at times."""
+def test_greedy_stays_within_its_bound_of_the_largest_probability():
+    """p(x) >= max p - (1 - w)/w for every accepted token; some use more than half of it."""
     furthest = 0.0
     for p_V, q_V in random_pairs(4_000, seed=7):
         p_BNV, q_BNV = (probs_V.log().expand(1, 2, -1) for probs_V in (p_V, q_V))
@@ -252,7 +252,7 @@ def test_greedy_needs_the_drafts_logits():
 
 @dataclass(frozen=True)
 class WeightsSwapped(Ensemble):
-    """Wrong: w is the draft's share."""
+    """Wrong: w is the weight of the draft."""
 
     def accept(self, p_V, q_V, x, u):
         return Ensemble(1 - self.weight).accept(p_V, q_V, x, u)
@@ -268,7 +268,7 @@ class ResidualFromTheMixture(Ensemble):
 
 @dataclass(frozen=True)
 class MixtureAgainstTarget(Ensemble):
-    """Wrong: accepts iff u q < w p, the draft's share forgotten."""
+    """Wrong: accepts iff u q < w p, without the draft's term."""
 
     def accept(self, p_V, q_V, x, u):
         return Rejection().accept(self.weight * p_V, q_V, x, u)
@@ -277,7 +277,7 @@ class MixtureAgainstTarget(Ensemble):
 @pytest.mark.parametrize(
     "mutant", [WeightsSwapped(0.8), ResidualFromTheMixture(0.8), MixtureAgainstTarget(0.8)]
 )
-def test_mutants_die(mutant):
+def test_mutants_are_rejected(mutant):
     p_V, q_V = toy_pairs()["unlike"]
     emitted_V = enumerated_distribution(mutant, p_V, q_V)
     assert (emitted_V - (0.8 * p_V + 0.2 * q_V)).abs().max() > 1e-2

@@ -40,7 +40,7 @@ TARGET, GUESS = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
 
 
 def ratios_chain(ratios: list[float], q: float = 0.25) -> tuple[Draft, Tensor]:
-    """A chain of token 0 whose prefixes have these P_i / Q_i, with two tokens; and its p."""
+    """A chain of token 0 with these P_i / Q_i, over two tokens, and its p."""
     D = len(ratios)
     steps_D = torch.tensor(ratios).double() / torch.tensor([1.0, *ratios[:-1]]).double()
     p_BNV = torch.full((1, D + 1, 2), 0.5).double()
@@ -118,7 +118,7 @@ def test_zeros_of_the_target_end_every_longer_prefix() -> None:
 
 @pytest.mark.parametrize("step", [-4.0, -9.0])
 def test_64_tokens_do_not_underflow_and_only_the_ratio_counts(step: float) -> None:
-    """Products of 64 float32 numbers of e^step are 0 on both sides; their ratio is as it was."""
+    """Both products of 64 float32 numbers underflow to 0; their ratio does not change."""
     drift_D = torch.zeros(64)
     drift_D[[10, 63]] = torch.tensor([-1.0, 0.9])  # ratios: 1, then e^-1, at last e^-0.1
     shift_D = torch.full((64,), step)
@@ -148,7 +148,7 @@ def test_logs_of_a_tree_are_those_of_its_paths() -> None:
 
 
 @pytest.mark.parametrize(("tau", "accepted"), [(0.0, 4), (0.35, 3), (0.45, 1), (0.75, 1), (0.9, 0)])
-def test_the_step_quantity_takes_the_place_of_q(tau: float, accepted: int) -> None:
+def test_the_step_quantity_replaces_q(tau: float, accepted: int) -> None:
     """P_i / S_i = 0.8, 0.15, 0.4, 0.1, from P_i / Q_i twice as large where S_i = 2 Q_i."""
     draft, p_BNV = ratios_chain([0.8, 0.3, 0.8, 0.1])
     shares_BN = 0.25 ** torch.arange(5)[None] * torch.tensor([[1, 1, 2, 2, 1]])
@@ -170,7 +170,7 @@ class Sharper(SoftmaxDistribution):
 
 
 class WithLogits(ToyDrafter):
-    """Hands over its model's logits, too."""
+    """Also provides its model's logits."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -179,13 +179,13 @@ class WithLogits(ToyDrafter):
 
 
 def raw_distribution_by_hand(tau: float) -> Tensor:
-    """As ``distribution_by_hand``: drafted and emitted by the sharper distributions, verified by
-    the raw ones."""
+    """As ``distribution_by_hand``, with tokens drafted and emitted from the sharper distributions
+    and verified by the raw ones."""
     return distribution_by_hand(tau, sharpness=2.0)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9])
-def test_raw_distributions_verify_and_warped_distributions_write(tau: float) -> None:
+def test_raw_distributions_verify_and_warped_distributions_emit(tau: float) -> None:
     rule = Joint(tau, distributions="raw")
     result = enumerate_round(TARGET_1, WithLogits(GUESS_1), rule, 2, distribution=sharper)
     assert float((result.completed_S - raw_distribution_by_hand(tau)).abs().sum()) < 1e-12
@@ -193,9 +193,9 @@ def test_raw_distributions_verify_and_warped_distributions_write(tau: float) -> 
 
 @dataclass(frozen=True)
 class RawThroughout(Joint):
-    """Wrong: the next token comes from the raw distribution, too."""
+    """Wrong: the next token is drawn from the raw distribution, too."""
 
-    def reading(self, logits_BNV: Tensor) -> Verifier:
+    def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         return RawNext(self.tau, logits_BNV=logits_BNV)
 
 
@@ -205,13 +205,13 @@ class RawNext(Joint):
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         assert self.logits_BNV is not None
-        raw = Joint(self.tau, distributions="raw").reading(self.logits_BNV)
+        raw = Joint(self.tau, distributions="raw").with_raw_logits(self.logits_BNV)
         return raw(draft, self.logits_BNV.softmax(-1), rng)
 
 
 @pytest.mark.parametrize("mutant", [Joint(0.1), RawThroughout(0.5)])
-def test_mutants_of_raw_distributions_die(mutant: Joint) -> None:
-    """Warped distributions as verifies, a raw one as the writer."""
+def test_mutants_of_raw_distributions_are_rejected(mutant: Joint) -> None:
+    """One verifies by the warped distributions, the other emits from the raw ones."""
     result = enumerate_round(TARGET_1, WithLogits(GUESS_1), mutant, 2, distribution=sharper)
     assert float((result.completed_S - raw_distribution_by_hand(mutant.tau)).abs().sum()) > 1e-3
 
@@ -227,15 +227,18 @@ def test_what_the_options_need_must_be_there() -> None:
     for rule, message in (
         (Joint(distributions="raw"), "the target's logits are missing"),
         (
-            Joint(distributions="raw").reading(p_BNV.log()),
-            "distributions='raw': .* no logits; take one that does",
+            Joint(distributions="raw").with_raw_logits(p_BNV.log()),
+            "distributions='raw': .* no logits; use one that does",
         ),
         (Joint(quantity="step"), "quantity='step': .* no search steps"),
     ):
         with pytest.raises(IncompatibleError, match=message):
             rule(draft, p_BNV, stream(1))
     empty = Draft.root_only(torch.tensor([1]))
-    for rule in (Joint(quantity="step"), Joint(distributions="raw").reading(p_BNV[:, :1].log())):
+    for rule in (
+        Joint(quantity="step"),
+        Joint(distributions="raw").with_raw_logits(p_BNV[:, :1].log()),
+    ):
         assert int(rule(empty, p_BNV[:, :1], stream(1)).num_accepted_B) == 0
 
 
@@ -252,8 +255,8 @@ def test_tau_outside_its_range(tau: float) -> None:
         Joint(tau)
 
 
-def test_a_tree_is_refused() -> None:
-    with pytest.raises(IncompatibleError, match="one path"):
+def test_a_tree_is_an_error() -> None:
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(TARGET, TreeDrafter(GUESS, [0, 0]), Joint(), 2)
 
 
@@ -261,7 +264,8 @@ def distribution_by_hand(tau: float, prompt_state: int = 1, sharpness: float = 1
     """Distribution of three tokens after one round of Joint on toys that look one token back, γ =
     2.
 
-    Judged by the softmax; with a sharpness other than 1 drafted and written by other distributions.
+    The rule verifies by the softmax; with a sharpness other than 1, tokens are drafted and emitted
+    from sharper distributions.
     """
     raw_p_VV, raw_q_VV = TARGET_1.table_EV.softmax(-1), GUESS_1.table_EV.softmax(-1)
     p_VV, q_VV = ((sharpness * model.table_EV).softmax(-1) for model in (TARGET_1, GUESS_1))
@@ -285,7 +289,7 @@ TARGET_1, GUESS_1 = (ToyModel.random(3, order=1, seed=s) for s in (1, 2))
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.1, 0.5, 0.9])
-def test_the_distribution_is_the_one_written_down(tau: float) -> None:
+def test_the_distribution_is_the_expected_one(tau: float) -> None:
     result = enumerate_round(TARGET_1, ToyDrafter(GUESS_1), Joint(tau), 2)
     assert float((result.completed_S - distribution_by_hand(tau)).abs().sum()) < 1e-12
 
@@ -302,7 +306,7 @@ class FirstFailureStops(Joint):
 
 @dataclass(frozen=True)
 class OneTooMany(Joint):
-    """Wrong: counts prefixes from 0, as the paper's η <- -1 invites, and accepts one too many."""
+    """Wrong: counts prefixes from 0, as the paper's η <- -1 suggests, and accepts one too many."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         num_B = super().__call__(draft, p_BNV, rng).num_accepted_B
@@ -341,6 +345,6 @@ def _stop_at(num_B: Tensor, draft: Draft, probs_BNV: Tensor, rng: Stream) -> Ver
 @pytest.mark.parametrize(
     "mutant", [FirstFailureStops(0.5), OneTooMany(0.5), Residual(0.5), StepByStep(0.5)]
 )
-def test_mutants_die(mutant: Joint) -> None:
+def test_mutants_are_rejected(mutant: Joint) -> None:
     result = enumerate_round(TARGET_1, ToyDrafter(GUESS_1), mutant, 2)
     assert float((result.completed_S - distribution_by_hand(0.5)).abs().sum()) > 1e-3

@@ -44,13 +44,13 @@ def test_residuals_are_named():
         Lenience(residual="other")
 
 
-def test_a_tree_is_refused():
-    with pytest.raises(IncompatibleError, match="one path"):
+def test_a_tree_is_an_error():
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), Lenience(), 2)
 
 
 def by_the_paper(lenience, residual, p_V, q_V):
-    """π, written down a second time: min(q, p/l), and what is rejected drawn from the residual."""
+    """Reference implementation of π: min(q, p/l), plus the rejected mass times the residual."""
     kept_V = torch.minimum(q_V, p_V / lenience)
     left_V = ((p_V if residual == "target-draft" else p_V / lenience) - q_V).clamp(min=0)
     rejected = (q_V - kept_V).sum()
@@ -70,7 +70,7 @@ def test_the_papers_distribution_is_emitted(lenience, drawn, residual):
 
 
 def worst_excess(rule_of, num: int = 10_000) -> float:
-    """By how much the bounds are exceeded anywhere, over random distributions and leniences."""
+    """The largest excess over the bounds, over random distributions and leniences."""
     worst = -math.inf
     generator = torch.Generator().manual_seed(1)
     for p_V, q_V in random_pairs(num, seed=2):
@@ -151,7 +151,7 @@ def test_the_real_sampler_has_the_distribution(drawn, residual):
 
 @dataclass(frozen=True)
 class Inverted(Lenience):
-    """Wrong: multiplies p by l where q should be, so that it is strict, not lenient."""
+    """Wrong: multiplies p by l instead of q, which accepts less instead of more."""
 
     def accept(self, p_V, q_V, x, u):
         return Rejection().accept(self.lenience * p_V, q_V, x, u)
@@ -162,7 +162,7 @@ class Inverted(Lenience):
 
 @dataclass(frozen=True)
 class OneMinus(Lenience):
-    """Wrong: takes the parameter for 1 - l, as other authors count."""
+    """Wrong: interprets the parameter as 1 - l, as other authors do."""
 
     def accept(self, p_V, q_V, x, u):
         return Lenience(1 - self.lenience).accept(p_V, q_V, x, u)
@@ -170,15 +170,15 @@ class OneMinus(Lenience):
 
 @dataclass(frozen=True)
 class ResidualOfTheDraft(Lenience):
-    """Wrong: after a rejection draws from (q - p)+, where the draft has too much already."""
+    """Wrong: draws from (q - p)+ after a rejection."""
 
     def reject(self, p_V, q_V, x):
         return Rejection().reject(q_V, p_V, x)[0], q_V
 
 
 @pytest.mark.parametrize("mutant", [Inverted(0.8), OneMinus(0.8), ResidualOfTheDraft(0.8)])
-def test_mutants_die(mutant):
-    """The distribution that is claimed, Lenience(0.8)'s, is not the one that they emit."""
+def test_mutants_are_rejected(mutant):
+    """They do not emit the claimed distribution, that of Lenience(0.8)."""
     p_V, q_V = toy_pairs()["unlike"]
     emitted_V = enumerated_distribution(mutant, p_V, q_V)
     assert (emitted_V - output_distribution(Lenience(0.8), p_V, q_V)).abs().max() > 1e-2

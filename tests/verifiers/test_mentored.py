@@ -34,7 +34,7 @@ PROMPT = (0, 1)
 
 
 def distributions_at_prompt(target: ToyModel, guess: ToyModel, drawn: str) -> tuple[Tensor, Tensor]:
-    """p and q of the first place, (V,); a chosen candidate has the point mass."""
+    """p and q of the first position, (V,); for a chosen candidate q is a point mass."""
     p_V, q_V = target_distribution(target, PROMPT, 1), target_distribution(guess, PROMPT, 1)
     if drawn == "chosen":
         q_V = torch.zeros_like(q_V).scatter(0, q_V.argmax()[None], 1.0)
@@ -48,7 +48,7 @@ def test_contract(rule: Mentored) -> None:
 
 
 def test_contract_of_budget_zero_is_lossless_in_distribution() -> None:
-    """Not by its claim, which does not depend on the budget's value."""
+    """The attribute ``lossless`` does not depend on the budget and stays False."""
     assert not Mentored(0.0).lossless
     target, drafter = ToyModel.random(3, seed=1), ToyDrafter(ToyModel.random(3, seed=2))
     assert enumerate_round(target, drafter, Mentored(0.0), 3).total_variation < 1e-12
@@ -73,7 +73,7 @@ def test_the_emitted_distribution_is_the_closed_form(
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 def test_kl_of_three_tokens_is_at_most_three_budgets(drawn: str) -> None:
-    """Ends of rounds cost nothing, so a round of three drafted tokens keeps within 3 D."""
+    """The last token of a round adds nothing, so three drafted tokens stay within 3 D."""
     target, guess = ToyModel.random(3, seed=21), ToyModel.random(3, seed=22)
     rule = Mentored(0.05)
     found = enumerate_round(target, ToyDrafter(guess, drawn=drawn), rule, 3, prompt=PROMPT)
@@ -87,8 +87,8 @@ def test_kl_of_three_tokens_is_at_most_three_budgets(drawn: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 def test_the_real_sampler_has_the_distribution(drawn: str) -> None:
-    """The first token of 200,000 texts against π. False alarm with probability 1e-4; with as
-    many samples the same test tells π from p."""
+    """The first token of 200,000 outputs against π. False alarm with probability 1e-4; with the
+    same number of samples, the test distinguishes π from p."""
     target, guess = ToyModel.random(3, seed=31, order=1), ToyModel.random(3, seed=32, order=1)
     rule, drafter = Mentored(0.1), ToyDrafter(guess, drawn=drawn)
     exact = enumerate_round(target, drafter, rule, 1, prompt=PROMPT, length=1)
@@ -116,9 +116,7 @@ def random_chains(B: int, N: int, V: int, seed: int, dtype: torch.dtype) -> tupl
 
 @pytest.mark.parametrize("divergence", ["kl", "rkl", "tv", "chi2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_without_a_budget_it_is_rejection_token_for_token(
-    divergence: str, dtype: torch.dtype
-) -> None:
+def test_budget_zero_is_rejection_token_for_token(divergence: str, dtype: torch.dtype) -> None:
     rule = Mentored(0.0, divergence)  # type: ignore[arg-type]
     for seed in range(20):
         draft, p_BNV = random_chains(32, 6, 50, seed, dtype)
@@ -139,10 +137,8 @@ def test_without_a_budget_it_is_rejection_token_for_token(
 
 @pytest.mark.parametrize("drawn", ["iid", "chosen"])
 @pytest.mark.parametrize("budget", [0.02, 0.2, 1.0])
-def test_only_the_places_reached_are_solved_and_nothing_else_changes(
-    drawn: str, budget: float
-) -> None:
-    """Token for token the general walk, which asks about every place of the chain."""
+def test_solving_only_reached_positions_equals_the_general_walk(drawn: str, budget: float) -> None:
+    """Equal, token for token, to the general walk, which solves every position of the chain."""
     rule = Mentored(budget)
     for seed in range(10):
         draft, p_BNV = random_chains(32, 9, 20, seed, torch.float64)
@@ -175,7 +171,7 @@ def test_at_temperature_0_it_is_rejection(divergence: str) -> None:
             assert found.total_variation < 1e-12
 
 
-def test_tokens_off_the_support_are_never_emitted_unless_allowed() -> None:
+def test_tokens_outside_the_support_are_never_emitted_unless_allowed() -> None:
     target = ToyModel.random(4, seed=61, num_impossible=2)
     drafter = ToyDrafter(ToyModel.random(4, seed=62))
     for budget in (0.1, 1.0, 10.0):
@@ -190,7 +186,7 @@ def test_tokens_off_the_support_are_never_emitted_unless_allowed() -> None:
 
 
 def test_64_tokens_and_vanishing_probabilities() -> None:
-    """Ratios down to e^-80 in float32 on 64 places: finite, and within the bound."""
+    """Ratios down to e^-80 in float32 at 64 positions: finite, and within the bound."""
     torch.manual_seed(0)
     z_BNV = 20 * torch.randn(2, 65, 40)
     p_BNV, q_BNV = z_BNV.softmax(2), z_BNV.roll(1, 2).softmax(2)
@@ -224,26 +220,26 @@ def test_parameters_out_of_range_are_named(options: dict[str, object], message: 
         Mentored(**options)  # type: ignore[arg-type]
 
 
-def test_the_bound_says_what_was_asked_for() -> None:
+def test_the_bound_names_the_divergence() -> None:
     assert Mentored(0.2, "chi2").bound.per_token == 0.2
     assert Mentored(0.2, "chi2").bound.divergence == "chi2"
     assert Mentored(0.5, bracket="blog").bound.per_token == pytest.approx(0.6)
     assert "TV(p, π)" in Mentored(divergence="tv").bound.words
 
 
-def test_a_tree_is_refused() -> None:
+def test_a_tree_is_an_error() -> None:
     tokens_BN = torch.zeros(1, 3, dtype=torch.int64)
     parents_BN = torch.tensor([[-1, 0, 0]])
     probs_BNV = torch.full((1, 3, 2), 0.5)
     draft = Draft(tokens_BN, parents_BN, torch.ones(1, 3, dtype=torch.bool), probs_BNV, "iid")
     rng = Stream(row_keys([0], [0], "cpu"), torch.tensor([1]))
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         Mentored()(draft, probs_BNV, rng)
 
 
 @dataclass(frozen=True)
 class BetaOmitted(Mentored):
-    """Wrong: the residual of rejection, as in ports that leave β out."""
+    """Wrong: the residual of rejection, as in ports that omit β."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return Rejection().reject(p_V, q_V, x)

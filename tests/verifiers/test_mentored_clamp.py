@@ -61,7 +61,7 @@ def off_mass(p_RV: Tensor, q_RV: Tensor) -> Tensor:
 
 
 def check(rule: Mentored, p_RV: Tensor, q_RV: Tensor) -> None:
-    """Everything that the solution promises."""
+    """Checks all guarantees of a solution."""
     D, name = rule.budget, rule.divergence
     found = rule.solve(p_RV, q_RV, None)
     pi_RV = output_distribution(rule, p_RV, q_RV)
@@ -70,15 +70,15 @@ def check(rule: Mentored, p_RV: Tensor, q_RV: Tensor) -> None:
     whole_R = found.alpha_R == 0
     if rule.allow_off_support:
         whole_R &= (found.off_R == 1) | (off_mass(p_RV, q_RV) == 0)
-    # A rejection rarer than 1e-8 is 1 - Σ q r to less than eight digits: nothing can be read off π.
+    # If 1 - Σ q r < 1e-8, it has fewer than eight correct digits, too few to compute π from.
     rejected_R = (found.b_R[:, None] * p_RV - q_RV).clamp(min=0).sum(1)
     legible_R = (rejected_R > 1e-8) | (whole_R & (off_mass(q_RV, p_RV) == 0))
-    # 1e-14: rounding in `measure` itself, which the smallest budgets can feel
+    # 1e-14: the rounding error of `measure`, which matters for the smallest budgets
     assert bool((reached_R <= D + 1e-14)[legible_R].all())
     assert bool(((reached_R >= D * (1 - 1e-6) - 1e-14) | whole_R | ~legible_R).all())
     if not rule.allow_off_support:
         assert bool((pi_RV[p_RV == 0] == 0).all())
-    # the clamp, without the tokens off the support, which α = 0 accepts in part
+    # the clamp, without the tokens outside the support, which α = 0 accepts in part
     lower_RV, upper_RV = p_RV * found.b_R[:, None], p_RV / found.alpha_R[:, None]
     inner_RV = torch.minimum(upper_RV, torch.maximum(q_RV, lower_RV))
     inner_RV = torch.where(p_RV > 0, inner_RV, found.off_R[:, None] * q_RV)
@@ -115,7 +115,7 @@ def test_the_budget_is_met_for_any_pair(
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_ties_and_repeated_ratios(divergence: str) -> None:
-    """Distributions of few distinct values: whole groups of tokens join at one α."""
+    """Distributions with few distinct values: groups of tokens join at the same α."""
     p_RV = torch.tensor([[1, 1, 1, 1, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1]]).double()
     q_RV = torch.tensor([[2, 2, 2, 2, 2, 2, 1, 3], [3, 3, 3, 3, 1, 1, 1, 1]]).double()
     p_RV, q_RV = p_RV / p_RV.sum(1, keepdim=True), q_RV / q_RV.sum(1, keepdim=True)
@@ -194,9 +194,9 @@ def best_by_slsqp(
     [(name, off) for name in DIVERGENCES for off in (False, True) if not (off and name == "rkl")],
 )
 def test_no_distribution_within_the_budget_accepts_more(divergence: str, off: bool) -> None:
-    """Against SLSQP, from p and from our own solution; it may not win by more than 1e-6.
+    """Compared with SLSQP, started from p and from our solution: it gains at most 1e-6.
 
-    The budgets that it is given are met to 1e-7, hence the small memory budget.
+    SLSQP meets its budget only within 1e-7, hence the small allowance.
     """
     compared = 0
     for seed, kind in product(range(4), ("plain", "off support")):
@@ -249,11 +249,11 @@ def test_the_authors_bracket_stays_within_a_fifth() -> None:
             assert bool((reached_R <= rule.bound.per_token * (1 + 1e-9)).all())  # type: ignore[operator]
             whole_R = rule.solve(p_RV, q_RV, None).alpha_R == 0
             missed = ((reached_R < 0.8 * D) & ~whole_R).double().mean()
-            assert float(missed) < 0.2  # ten halvings do not always suffice
+            assert float(missed) < 0.2  # ten bisections do not always suffice
 
 
 def kl_error(rule_clamp: tuple[Tensor, Tensor], p_RV: Tensor, q_RV: Tensor, D: float) -> float:
-    """How far over the budget a rule with these α and b ends."""
+    """By how much a rule with these α and b exceeds the budget."""
     alpha_R, b_R = rule_clamp
     r_RV = (p_RV / (alpha_R[:, None] * q_RV)).clamp(max=1)
     left_RV = (b_R[:, None] * p_RV - q_RV).clamp(min=0)
@@ -262,8 +262,8 @@ def kl_error(rule_clamp: tuple[Tensor, Tensor], p_RV: Tensor, q_RV: Tensor, D: f
     return float((measure("kl", p_RV, pi_RV) - D).max())
 
 
-def test_mutants_die() -> None:
-    """β left out; β with one token too many (the author's n-1); the wrong direction of KL."""
+def test_mutants_are_rejected() -> None:
+    """No β; β with one token too many (the author's n-1); the wrong direction of KL."""
     p_RV, q_RV = distributions("plain", 6, seed=8, R=32)
     D = 0.05
     found = Mentored(D).solve(p_RV, q_RV, None)
@@ -287,14 +287,14 @@ def test_mutants_die() -> None:
 def test_merging_tokens_of_mass_zero_changes_nothing(
     divergence: Divergence, off_support: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Distributions after top-k: parity of the short path with one group per token."""
+    """For distributions after top-k, the merged path equals the path with one group per token."""
     generator = torch.Generator().manual_seed(0)
     z_2RV = 2 * torch.randn(2, 40, 2000, generator=generator, dtype=torch.float64)
     z_2RV[1] += z_2RV[0]
     kept_2RV = z_2RV >= z_2RV.topk(50).values[..., -1:]
     p_RV, q_RV = z_2RV.masked_fill(~kept_2RV, -torch.inf).softmax(-1)
     short = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
-    monkeypatch.setattr(clamp, "_MANY", 10**9)
+    monkeypatch.setattr(clamp, "_LARGE", 10**9)
     whole = clamp.sorted_path(divergence, p_RV, q_RV, off_support)
     assert short.ratio_RG.shape[1] <= 52 < whole.ratio_RG.shape[1]
     for budget in (0.01, 0.1, 1.0):

@@ -1,4 +1,4 @@
-"""Large vocabularies: binning finds the same solution as sorting, or says that it does not.
+"""Large vocabularies: binning finds the same solution as sorting, or reports that it cannot.
 
 Legend: R rows, V vocabulary.
 """
@@ -44,10 +44,10 @@ def test_the_same_solution_as_by_sorting(divergence: str, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_the_budget_is_met_on_a_large_vocabulary(divergence: str) -> None:
-    """Whoever solves it: also the rows that are left to the sort."""
+    """By binning or, for the rows that binning leaves, by sorting."""
     for seed, (noise, D) in enumerate([(0.8, 0.1), (2.0, 0.3), (0.8, 1e-3)]):
         p_RV, q_RV = large_distributions(noise, seed, torch.float64)
-        p_RV[1, ::2] = 0  # zeros on either side
+        p_RV[1, ::2] = 0  # zeros in both distributions
         q_RV[1, ::3] = 0
         p_RV[2], q_RV[2] = p_RV[3], p_RV[3] * (1 + 1e-6 * torch.rand(20_000).double())
         p_RV, q_RV = p_RV / p_RV.sum(1, keepdim=True), q_RV / q_RV.sum(1, keepdim=True)
@@ -69,9 +69,8 @@ def test_the_budget_is_met_on_a_large_vocabulary(divergence: str) -> None:
         assert bool(met_R[0])
 
 
-def test_what_cannot_be_solved_by_bins_is_said() -> None:
-    """Equal distributions up to a shade, zeros, and a budget too small for the width of the
-    bins."""
+def test_rows_that_binning_cannot_solve_are_reported() -> None:
+    """Nearly equal distributions, zeros, and a budget too small for the width of the bins."""
     p_RV, q_RV = large_distributions(0.8, 1, torch.float64)
     assert not bool(zoom("kl", p_RV, q_RV, 1e-7)[1].any())
     p_RV[:, 0] = 0

@@ -24,12 +24,12 @@ TARGET, GUESS = ToyModel.random(3, seed=32), ToyModel.random(3, seed=33)
 def beams(
     steps: list[tuple[int, float, float]], seen: list[bool] | None = None
 ) -> tuple[Draft, Tensor]:
-    """A tree whose nodes 1, 2, … have these (parent, p, q), each its own token; and the target."""
+    """A tree whose nodes 1, 2, … have these (parent, p, q) and different tokens, and the target."""
     N = len(steps) + 1
     p_BNV, q_BNV = torch.zeros(1, N, N).double(), torch.zeros(1, N, N).double()
     for node, (parent, p, q) in enumerate(steps, 1):
         p_BNV[0, parent, node], q_BNV[0, parent, node] = p, q
-    for probs_BNV in (p_BNV, q_BNV):  # token 0 has what is left
+    for probs_BNV in (p_BNV, q_BNV):  # token 0 has the remaining mass
         probs_BNV[..., 0] = 1 - probs_BNV.sum(-1)
     assert float(torch.minimum(p_BNV, q_BNV).min()) >= 0
     parents_BN = torch.tensor([[-1, *(parent for parent, _, _ in steps)]])
@@ -70,11 +70,11 @@ def test_two_beams(tau: float, accepted: list[int]) -> None:
     ("tau", "accepted"), [(0.0, [2, 4]), (0.44, [2, 4]), (0.46, [1]), (0.59, [1]), (0.61, [])]
 )
 def test_two_shorter_beams(tau: float, accepted: list[int]) -> None:
-    """Node 4 is held against the Q of node 3: .18 / .4 = .45, though its own ratio is above 1."""
+    """Node 4 is compared with the Q of node 3: .18 / .4 = .45, though its own ratio is above 1."""
     assert path(Mtad(tau), *beams(TWO_BEAMS[:4])) == accepted
 
 
-def test_nodes_that_do_not_exist_neither_pass_nor_set_the_mark() -> None:
+def test_nodes_that_do_not_exist_have_no_influence() -> None:
     seen = [True, True, False, True, False, True]
     draft, p_BNV = beams(TWO_BEAMS, seen)
     assert path(Mtad(0.99), draft, p_BNV) == [2, 4, 6]
@@ -133,7 +133,7 @@ def test_an_empty_draft() -> None:
 
 @dataclass(frozen=True)
 class EachAgainstItself(Mtad):
-    """Wrong: holds each beam against its own Q, as a line commented out in the code does."""
+    """Wrong: compares each beam with its own Q, as a commented-out line of the code does."""
 
     def best_of_depth(self, draft: Draft, log_Q_BN: Tensor) -> Tensor:
         return log_Q_BN
@@ -141,13 +141,13 @@ class EachAgainstItself(Mtad):
 
 @dataclass(frozen=True)
 class AgainstTheWholeTree(Mtad):
-    """Wrong: holds every node against the best Q of any depth."""
+    """Wrong: compares every node with the largest Q of any depth."""
 
     def best_of_depth(self, draft: Draft, log_Q_BN: Tensor) -> Tensor:
         return log_Q_BN[:, 1:].amax(1, keepdim=True).expand_as(log_Q_BN)
 
 
-def test_mutants_die() -> None:
-    """By the constructed beams: [1] is right for a threshold of 0.46, [2, 4, 6] for 0.7."""
+def test_mutants_are_rejected() -> None:
+    """With the constructed beams, [1] is correct for a threshold of 0.46 and [2, 4, 6] for 0.7."""
     assert path(EachAgainstItself(0.46), *beams(TWO_BEAMS[:4])) != [1]
     assert path(AgainstTheWholeTree(0.7), *beams(TWO_BEAMS)) != [2, 4, 6]

@@ -62,20 +62,19 @@ def test_delta_has_a_domain(rule_of, delta):
 
 
 @CLASSES
-def test_a_tree_is_refused(rule_of):
-    with pytest.raises(IncompatibleError, match="one path"):
+def test_a_tree_is_an_error(rule_of):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), ToyDrafter(ToyModel.random(3), 2), rule_of(), 2)
 
 
 def by_sorting(p_V, top_k, delta):
-    """The rule as its authors write it, ties counted in, shape of p."""
+    """Reference implementation by sorting, ties included, shape of p."""
     ranked_V = p_V.sort(descending=True).values
     return (p_V >= ranked_V[:top_k][-1]) & (p_V >= ranked_V[0] - delta) & (p_V > 0)
 
 
 def disagreement(rule_of, num: int = 10_000) -> int:
-    """Random distributions and parameters on which the rule, or what it claims, is not the sorted
-    one."""
+    """The number of random cases in which the rule or its ``acceptance`` differs from sorting."""
     generator = torch.Generator().manual_seed(1)
     wrong = 0
     for p_V, q_V in random_pairs(num, seed=2):
@@ -121,7 +120,7 @@ def test_the_strict_ends_accept_all_argmaxes_and_nothing_else(rule):
         assert (rule.acceptance(p_V, q_V).bool() == (p_V == p_V.max())).all()
 
 
-def test_ties_at_the_kth_place_all_count():
+def test_all_ties_with_the_kth_token_count():
     p_V = torch.tensor([0.4, 0.2, 0.2, 0.2, 0.0])
     accepted = [bool(Relaxed(2, 1.0).accept(p_V, None, torch.tensor(x), U)) for x in range(5)]
     assert accepted == [True, True, True, True, False]
@@ -151,7 +150,7 @@ def test_greedy_at_its_strict_ends_is_greedy_token_for_token(rule):
 
 
 def test_greedy_reads_the_distributions_before_temperature_and_emits_the_argmax():
-    """p = (.5, .3, .2): token 1 is 0.2 below the best, token 2 is 0.3 below it and third."""
+    """p = (.5, .3, .2): token 1 is 0.2 below the largest, token 2 is 0.3 below it and third."""
     p_BNV = torch.tensor([0.5, 0.3, 0.2]).log().expand(1, 4, 3)
     tokens_BN = torch.tensor([[0, 1, 2, 1]])
     draft = Draft.chain(tokens_BN, torch.ones_like(tokens_BN).bool(), None, "chosen")
@@ -179,7 +178,7 @@ def test_the_real_sampler_has_the_distribution(drawn):
 
 @dataclass(frozen=True)
 class RankFromOne(Relaxed):
-    """Wrong: counts the token itself, so that k is one too small."""
+    """Wrong: counts the token itself, so k is one too small."""
 
     def accept(self, p_V, q_V, x, u):
         p_x1 = p_V.gather(-1, x[..., None])
@@ -188,7 +187,7 @@ class RankFromOne(Relaxed):
 
 @dataclass(frozen=True)
 class RatioForDifference(Relaxed):
-    """Wrong: δ is taken as a share of the best probability."""
+    """Wrong: interprets δ relative to the largest probability."""
 
     def accept(self, p_V, q_V, x, u):
         p_x = p_V.gather(-1, x[..., None])[..., 0]
@@ -199,7 +198,7 @@ class RatioForDifference(Relaxed):
 
 @dataclass(frozen=True)
 class EitherCondition(Relaxed):
-    """Wrong: near the best or among the k best, not both."""
+    """Wrong: requires one of the two conditions, not both."""
 
     def accept(self, p_V, q_V, x, u):
         near = Relaxed(10**6, self.delta).accept(p_V, q_V, x, u)
@@ -207,11 +206,11 @@ class EitherCondition(Relaxed):
 
 
 @pytest.mark.parametrize("mutant", [RankFromOne, RatioForDifference, EitherCondition])
-def test_mutants_die(mutant):
+def test_mutants_are_rejected(mutant):
     assert disagreement(mutant, 200) > 10
 
 
-def test_a_residual_instead_of_the_distribution_dies():
+def test_a_residual_instead_of_the_distribution_is_rejected():
     @dataclass(frozen=True)
     class Residual(Relaxed):
         def reject(self, p_V, q_V, x):

@@ -46,7 +46,7 @@ def test_the_real_sampler_has_the_distribution() -> None:
 
 
 class RedrawnWhenDifferent(SampleMatch):
-    """Wrong: where the tokens differ, another draw from p takes the place of the first."""
+    """Wrong: draws again from p where the tokens differ."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         verdict = super().__call__(draft, p_BNV, rng)
@@ -58,7 +58,7 @@ class RedrawnWhenDifferent(SampleMatch):
 
 
 class OneNumberForAll(SampleMatch):
-    """Wrong: all places share one random number."""
+    """Wrong: all positions share one random number."""
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         u_BN = rng.uniform(Role.NEXT, 1).expand_as(draft.tokens_BN)
@@ -67,5 +67,5 @@ class OneNumberForAll(SampleMatch):
 
 
 @pytest.mark.parametrize("mutant", [RedrawnWhenDifferent(), OneNumberForAll()])
-def test_mutants_die(mutant: SampleMatch) -> None:
+def test_mutants_are_rejected(mutant: SampleMatch) -> None:
     assert enumerate_round(TARGET, ToyDrafter(GUESS), mutant, 3).total_variation > 1e-3

@@ -1,6 +1,6 @@
-"""K-SEQ: the distribution for every shape of bundle, ρ*, rejection as its case K = 1, mutants.
+"""K-SEQ: the distribution for drafts of every shape, ρ*, the case K = 1, and mutants.
 
-Legend: B rows, V vocabulary, K sequences, L tokens of a sequence.
+Legend: B rows, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def test_contract() -> None:
 @pytest.mark.parametrize("by_depth", [False, True], ids=["by sequence", "by depth"])
 @pytest.mark.parametrize("row_tokens", [2, 3, 4])
 def test_lossless_by_enumeration(by_depth: bool, row_tokens: int) -> None:
-    """Two sequences of two tokens, or what a smaller budget leaves of them."""
+    """Two sequences of two tokens, cut by smaller budgets."""
     drafter = TreeDrafter(GUESS, sequences(2, 2, by_depth=by_depth))
     result = enumerate_round(TARGET, drafter, Spectr(), 4, row_tokens=row_tokens, length=3)
     assert result.total_variation < 1e-12
@@ -56,7 +56,7 @@ def test_lossless_by_enumeration(by_depth: bool, row_tokens: int) -> None:
     ],
     ids=["stopped early", "zeros", "three tokens", "three, one longer", "three and one"],
 )
-def test_lossless_for_other_bundles(target: ToyModel, drafter: TreeDrafter) -> None:
+def test_lossless_for_other_shapes(target: ToyModel, drafter: TreeDrafter) -> None:
     result = enumerate_round(target, drafter, Spectr(), len(drafter.parents))
     assert result.total_variation < 1e-12
 
@@ -108,7 +108,7 @@ def test_the_distribution_does_not_depend_on_how_well_rho_is_found(
     assert lengths[0] < lengths[-1] - 0.05
 
 
-def test_a_tree_that_branches_below_its_root_is_refused() -> None:
+def test_a_tree_that_branches_below_its_root_is_an_error() -> None:
     with pytest.raises(IncompatibleError, match="branches below"):
         enumerate_round(TARGET, TreeDrafter(GUESS, [0, 0, 1, 1]), Spectr(), 4)
 
@@ -130,7 +130,7 @@ class RhoOfOne(Spectr):
 
 @dataclass(frozen=True)
 class ResidualOfRejection(Spectr):
-    """Wrong: after a rejection it draws from ``(p - q)+``."""
+    """Wrong: draws from ``(p - q)+`` after a rejection."""
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
         return (p_BV - q_BV).clamp(min=0)
@@ -138,7 +138,7 @@ class ResidualOfRejection(Spectr):
 
 @dataclass(frozen=True)
 class ResidualOfOneDraw(Spectr):
-    """Wrong: takes from p what one draw supplies, not what k draws do."""
+    """Wrong: subtracts from p the contribution of one draw, not of k."""
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
         return (p_BV - common(p_BV, q_BV, rho_B)).clamp(min=0)
@@ -157,12 +157,12 @@ class AlwaysK(Spectr):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", [RhoOfOne(), ResidualOfRejection(), ResidualOfOneDraw()])
-def test_mutants_die_on_siblings(mutant: Spectr) -> None:
+def test_mutants_are_rejected_on_siblings(mutant: Spectr) -> None:
     drafter = TreeDrafter(GUESS, [0, 0])
     assert enumerate_round(TARGET, drafter, mutant, 2).total_variation > 1e-2
 
 
 @pytest.mark.slow
-def test_mutants_die_on_sequences() -> None:
+def test_mutants_are_rejected_on_sequences() -> None:
     drafter = TreeDrafter(GUESS, TWO_BY_TWO)
     assert enumerate_round(TARGET, drafter, AlwaysK(), 4, length=3).total_variation > 1e-2

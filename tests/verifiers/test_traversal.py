@@ -88,7 +88,7 @@ def test_a_chain_is_block_verification_draw_for_draw(drawn: Drawn) -> None:
 
 @pytest.mark.parametrize("drawn", ["iid", "distinct"])
 def test_a_draft_from_the_targets_distribution_is_accepted_whole(drawn: Drawn) -> None:
-    """On a tree, too: the first leaf is never dropped."""
+    """Also on a tree: the first leaf is never dropped."""
     drafter = TreeDrafter(TARGET, [0, 0, 1, 1], drawn)
     result = enumerate_round(TARGET, drafter, Traversal(), 4, length=3)
     assert result.acceptance_length == pytest.approx(3, abs=1e-12)
@@ -97,7 +97,8 @@ def test_a_draft_from_the_targets_distribution_is_accepted_whole(drawn: Drawn) -
 @pytest.mark.slow
 @pytest.mark.parametrize("drawn", ["iid", "distinct"])
 def test_accepts_at_least_as_much_as_from_the_root(drawn: Drawn) -> None:
-    """Exactly, on 5 random pairs; from the root: ``Rejection`` or ``Distinct``."""
+    """Exactly, on 5 random pairs; the rules that walk from the root are ``Rejection`` and
+    ``Distinct``."""
     gains = []
     for seed in range(5):
         target = ToyModel.random(3, seed=seed, num_impossible=seed % 2)
@@ -112,7 +113,7 @@ def test_accepts_at_least_as_much_as_from_the_root(drawn: Drawn) -> None:
 
 
 def plain_shares(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
-    """The plain twin of ``shares``: node by node, as the docstring of the rule says it."""
+    """Reference implementation of ``shares``: node by node, as in the docstring of the rule."""
     share_BN, probs_BNV = torch.ones(draft.tokens_BN.shape, dtype=torch.float64), p_BNV.clone()
     q_BNV = None if draft.probs_BNV is None else draft.probs_BNV.clone()
     rule = Distinct() if draft.drawn == "distinct" else Rejection()
@@ -133,7 +134,7 @@ def plain_shares(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("drawn", KINDS)
-def test_shares_turn_by_turn_are_those_node_by_node(drawn: Drawn) -> None:
+def test_shares_by_walk_step_equal_those_node_by_node(drawn: Drawn) -> None:
     """On 60 rows of different trees, some of their nodes missing."""
     generator = torch.Generator().manual_seed(1)
     B, N, V = 60, 14, 5
@@ -189,7 +190,7 @@ def test_the_real_sampler_has_the_distribution(drawn: Drawn) -> None:
 
 @dataclass(frozen=True)
 class ShareKept(Traversal):
-    """Wrong: a node's share stays what it was, whatever its children took."""
+    """Wrong: a node's share does not change when a child is dropped."""
 
     def share_after(self, share_B: Tensor, left_B: Tensor) -> Tensor:
         return share_B
@@ -205,7 +206,7 @@ class ShareNotConditional(Traversal):
 
 @dataclass(frozen=True)
 class TokenLevelShare(Traversal):
-    """Wrong: shares from the last ratio alone, not along the path, as token-level rules have."""
+    """Wrong: computes shares from the last ratio alone, as token-level rules do."""
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         share_BN, probs_BNV = super().shares(draft, p_BNV)
@@ -216,26 +217,26 @@ class TokenLevelShare(Traversal):
 
 
 @pytest.mark.parametrize("mutant", [ShareKept(), ShareNotConditional(), TokenLevelShare()])
-def test_mutants_die(mutant: Traversal) -> None:
-    """On a pair in which an unlikely token is followed by a likely one."""
+def test_mutants_are_rejected(mutant: Traversal) -> None:
+    """On a pair where an unlikely token is followed by a likely one."""
     target, drafter = ToyModel.random(3, seed=3), TreeDrafter(ToyModel.random(3, seed=4), [0, 0, 1])
     assert enumerate_round(target, drafter, Traversal(), 3).total_variation < 1e-12
     assert enumerate_round(target, drafter, mutant, 3).total_variation > 1e-2
 
 
 def deepest(draft: Draft, good_BN: Tensor) -> Tensor:
-    """Wrong: of all nodes that may be kept the deepest, not the first of the traversal."""
+    """Wrong: the deepest passing node, not the first of the traversal."""
     return torch.where(good_BN, draft.depth_BN, -1).argmax(1)
 
 
 def last(draft: Draft, good_BN: Tensor) -> Tensor:
-    """Wrong: the last by number, which verifies siblings against the order of their draws."""
+    """Wrong: the last passing node, which reverses the draw order of siblings."""
     numbers_BN = torch.arange(draft.num_nodes).expand_as(good_BN)
     return torch.where(good_BN, numbers_BN, -1).argmax(1)
 
 
 @pytest.mark.parametrize("order", [deepest, last])
-def test_wrong_orders_die(order: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_orders_are_rejected(order: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traversal, "first_of_traversal", order)
     drafter = TreeDrafter(GUESS, [0, 0, 2])
     assert enumerate_round(TARGET, drafter, Traversal(), 3).total_variation > 1e-3
@@ -243,7 +244,7 @@ def test_wrong_orders_die(order: object, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @dataclass(frozen=True)
 class BonusFromTarget(Traversal):
-    """Wrong: the token after the kept node always comes from the target's distribution there."""
+    """Wrong: the next token is always drawn from the target distribution at the accepted node."""
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         return super().shares(draft, p_BNV)[0], p_BNV

@@ -60,15 +60,14 @@ def test_emit_is_one_of_two():
 
 
 @EMITS
-def test_a_tree_is_refused(emit):
+def test_a_tree_is_an_error(emit):
     drafter = ToyDrafter(ToyModel.random(3), 2)
-    with pytest.raises(IncompatibleError, match="one path"):
+    with pytest.raises(IncompatibleError, match="a single path"):
         enumerate_round(ToyModel.random(3), drafter, Typical(emit=emit), 2)
 
 
 def disagreement(rule_of, num: int = 10_000) -> int:
-    """Random distributions and parameters on which the rule, or what it claims, is not the
-    paper's."""
+    """The number of random cases in which the rule or its ``acceptance`` differs from the paper."""
     generator = torch.Generator().manual_seed(1)
     wrong = 0
     for p_V, q_V in random_pairs(num, seed=2):
@@ -78,7 +77,7 @@ def disagreement(rule_of, num: int = 10_000) -> int:
         entropy = float(scipy.special.entr(p_V.numpy()).sum())
         threshold = min(epsilon, delta * math.exp(-entropy))
         at_V = torch.stack([p_V.argmax(), q_V.argmax(), p_V.argmin()])
-        clear_V = (p_V - threshold).abs() > 1e-12  # not decided by rounding
+        clear_V = (p_V - threshold).abs() > 1e-12  # unless rounding decides
         accepted_V = rule.accept(p_V.expand(3, -1), None, at_V, U.expand(3))
         claimed_V = rule.acceptance(p_V, q_V)
         wrong += bool(((accepted_V != (p_V > threshold)[at_V]) & clear_V[at_V]).any())
@@ -146,8 +145,8 @@ def test_at_temperature_zero_it_is_greedy_token_for_token(emit):
     assert (plain == typical).all()
 
 
-def test_argmax_mode_leaves_nothing_to_chance_but_the_draft():
-    """With chosen drafts all rows write one text: also behind a whole draft comes the argmax."""
+def test_argmax_mode_is_deterministic_given_the_draft():
+    """With chosen drafts all rows have the same output: the bonus token is the argmax, too."""
     target, guess = ToyModel.random(4, seed=5), ToyModel.random(4, seed=6)
     for num_tokens in (0, 1, 4):
         tokens_BK = sample_rounds(
@@ -182,7 +181,7 @@ class EntropyUpsideDown(Typical):
 
 @dataclass(frozen=True)
 class Greater(Typical):
-    """Wrong: the greater of the two thresholds."""
+    """Wrong: takes the larger of the two thresholds."""
 
     def _threshold(self, p_V):
         entropy = torch.special.entr(p_V).sum(-1, keepdim=True)
@@ -207,5 +206,5 @@ class EntropyInBits(Typical):
 
 
 @pytest.mark.parametrize("mutant", [EntropyUpsideDown, Greater, Swapped, EntropyInBits])
-def test_mutants_die(mutant):
+def test_mutants_are_rejected(mutant):
     assert disagreement(mutant, 400) > 10

@@ -1,4 +1,4 @@
-"""One row per rule: the whole contract, ENUM included."""
+"""The full contract, including ENUM, with one table row per rule."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_every_lossless_rule_by_enumeration(verifier, drafter):
     )
 
 
-def test_a_rule_refuses_draws_it_cannot_verify():
+def test_incompatible_drafts_are_an_error():
     drafter = ToyDrafter(ToyModel.random(3), 2, "distinct")
     with pytest.raises(IncompatibleError, match="cannot verify 'distinct'"):
         check_compatible(drafter, Rejection())
@@ -57,7 +57,7 @@ def test_a_rule_refuses_draws_it_cannot_verify():
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("drawn", ["iid", "distinct", "chosen"])
 def test_greedy_is_plain_greedy_over_many_rounds(width, drawn):
-    """Token for token, for a good, a bad and a perfect draft."""
+    """Token for token, with a good, a bad and a perfect draft."""
     target = ToyModel.random(4, seed=1)
     prompt, length = (0, 1, 2), 24
     plain = sample_rounds(

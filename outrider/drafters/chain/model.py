@@ -29,8 +29,8 @@ from outrider.core import (
     Prefix,
     Scores,
     Stream,
-    best,
-    counting,
+    argmax,
+    cached_arange,
 )
 from outrider.core.draft_chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
@@ -122,7 +122,7 @@ class ModelBacked:
         if context.is_even and min(cache.lengths) == max(cache.lengths):
             tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
         else:
-            place_BK = cache.length_B[:, None] + counting(K, context.device)
+            place_BK = cache.length_B[:, None] + cached_arange(K, context.device)
             place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
             tokens_BK = context.tokens_BT.gather(1, place_BK)
         if self.model.num_tokens < self.num_tokens:  # the target may emit a token of its padding
@@ -213,7 +213,7 @@ class ModelDrafter(ModelBacked):
         """Which nodes of a chain are within each row's budget, (B, N); None if all are."""
         if budget.tokens_B is None:
             return None
-        return counting(num_nodes, context.device) <= budget.tokens_B[:, None]
+        return cached_arange(num_nodes, context.device) <= budget.tokens_B[:, None]
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution of the next token, (B, V); its logits if all rows are greedy."""
@@ -251,7 +251,7 @@ class _Going:
 
 
 def _argmax(row_BV: Tensor, i: int) -> Tensor:
-    return best(row_BV)
+    return argmax(row_BV)
 
 
 def _token_probs(rows: list[Tensor], tokens: list[Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Lengths, counting, moved
+from outrider.core import Budget, Context, Draft, Lengths, cached_arange, to_device
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 _ABSENT = 1 << 30
@@ -100,7 +100,7 @@ class HostState(Generic[R]):
 
     def tensor(self, table: "Table | np.ndarray[Any, np.dtype[np.bool_]]") -> Tensor:
         """A table on the host as a tensor on the context's device."""
-        return moved(torch.from_numpy(table), self._device)
+        return to_device(torch.from_numpy(table), self._device)
 
     def _unread(self) -> list[list[int]]:
         """The tokens of each row that its reader has not read."""
@@ -127,7 +127,7 @@ def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -
         end_B = np.array([len(tokens) for tokens in found])
         mask_BN = state.tensor(np.arange(N) <= end_B[:, None])
     if budget.tokens_B is not None:
-        within_BN = counting(N, device) <= budget.tokens_B[:, None]
+        within_BN = cached_arange(N, device) <= budget.tokens_B[:, None]
         mask_BN = within_BN if mask_BN is None else mask_BN & within_BN
     tokens_BN = state.tensor(_table(state.last, found, N))
     return Draft.chain(tokens_BN, mask_BN, None, "chosen")

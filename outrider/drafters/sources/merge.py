@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Drawn, Stream
-from outrider.core.columns import Columns
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.chain.pick import Pick, Picker
 from outrider.drafters.sources.sources import MultiSourceDrafter, Source, SourcesState
@@ -93,11 +92,11 @@ def union(drafts: Sequence[Draft]) -> Draft:
 
 def without_repeats(draft: Draft) -> Draft:
     """The same chosen tree with one node per path of tokens, (B, M)."""
-    columns = Columns.merged(draft)
-    node_BM, column_BN = columns.node_BM, columns.column_BN
+    query_tokens = draft.merged_query_tokens()
+    node_BM, index_BN = query_tokens.node_BQ, query_tokens.index_BN
     number_M = torch.arange(node_BM.shape[1], device=node_BM.device)
-    mask_BM = _exists(draft, column_BN, node_BM)
-    above_BN = column_BN.gather(1, draft.parents_BN.clamp(min=0))
+    mask_BM = _exists(draft, index_BN, node_BM)
+    above_BN = index_BN.gather(1, draft.parents_BN.clamp(min=0))
     parents_BM = torch.where(mask_BM, above_BN.gather(1, node_BM), number_M - 1)
     parents_BM[:, 0] = -1
     is_chain = bool((parents_BM == number_M - 1).all())
@@ -105,9 +104,9 @@ def without_repeats(draft: Draft) -> Draft:
     return Draft(tokens_BM, parents_BM, mask_BM, None, "chosen", is_chain)
 
 
-def _exists(draft: Draft, column_BN: Tensor, node_BM: Tensor) -> Tensor:
+def _exists(draft: Draft, index_BN: Tensor, node_BM: Tensor) -> Tensor:
     """Which of the M nodes exist: a row may have fewer."""
-    if column_BN is node_BM:
+    if index_BN is node_BM:
         return draft.mask_BN
     number_M = torch.arange(node_BM.shape[1], device=node_BM.device)
-    return number_M <= column_BN.amax(1, keepdim=True)
+    return number_M <= index_BN.amax(1, keepdim=True)

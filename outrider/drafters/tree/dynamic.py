@@ -87,8 +87,10 @@ class DynamicTreeDrafter(ModelBacked):
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
         parents_BD = _renumbered(parent_BC, place_BD, mask_BD)
         parents_BN = torch.cat([torch.full_like(root_B1, -1), parents_BD], 1)
-        longest_walk = min(depth * self.width, tokens_BN.shape[1] - 1)
-        return Draft(tokens_BN, parents_BN, mask_BN, None, "chosen", longest_walk=longest_walk)
+        max_walk_length = min(depth * self.width, tokens_BN.shape[1] - 1)
+        return Draft(
+            tokens_BN, parents_BN, mask_BN, None, "chosen", max_walk_length=max_walk_length
+        )
 
     def _grow(
         self, state: ModelState, context: Context, depth: int

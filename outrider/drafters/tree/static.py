@@ -163,8 +163,10 @@ class TreeDrafter(ModelBacked):
         if len(levels) == N - 1:
             return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn)
         parents_BN = self._parents_N[:N].expand_as(tokens_BN)
-        longest_walk = max(self.topology.turns[:N])
-        return Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, longest_walk=longest_walk)
+        max_walk_length = max(self.topology.turns[:N])
+        return Draft(
+            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
+        )
 
     def _logits(
         self, state: ModelState, context: Context, tokens_BN: Tensor, level: Level

@@ -168,7 +168,7 @@ class Topology:
 
     @cached_property
     def turns(self) -> tuple[int, ...]:
-        """When a walk from the root down may come to each node (``Draft.visit_order_BN``)."""
+        """When a walk from the root down may come to each node (``Draft.walk_step_BN``)."""
         turns = [0]
         for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
             turns.append(turns[parent] + rank + 1)

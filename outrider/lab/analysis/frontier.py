@@ -21,7 +21,7 @@ from typing import Any, Protocol, get_args
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Divergence, output_distribution
+from outrider.core import ClosedFormRule, Divergence, output_distribution
 from outrider.core.divergences import Divergences, divergences
 
 TOLERANCE = 1e-9
@@ -81,7 +81,7 @@ class RuleOutcome:
         return means
 
 
-def rule_outcome(rule: ClosedForm, p_KV: Tensor, q_KV: Tensor) -> RuleOutcome:
+def rule_outcome(rule: ClosedFormRule, p_KV: Tensor, q_KV: Tensor) -> RuleOutcome:
     """Acceptance and divergences of a rule at K positions.
 
     Args:
@@ -99,7 +99,7 @@ def rule_outcome(rule: ClosedForm, p_KV: Tensor, q_KV: Tensor) -> RuleOutcome:
 class _KnownAcceptance:
     """A rule with its acceptance computed in advance, since that can take a sort."""
 
-    rule: ClosedForm
+    rule: ClosedFormRule
     r_KV: Tensor
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.core import Divergence
 from outrider.verifiers import Mentored
-from outrider.verifiers.clamp import Clamp, Path, sorted_path
+from outrider.verifiers.clamp import Clamp, ClampPath, sorted_path
 
 
 class MentoredEnvelope:
@@ -25,7 +25,7 @@ class MentoredEnvelope:
 
     def __init__(self, p_KV: Tensor, q_KV: Tensor) -> None:
         self._distributions = p_KV, q_KV
-        self._paths: dict[tuple[Divergence, bool], Path] = {}
+        self._paths: dict[tuple[Divergence, bool], ClampPath] = {}
 
     def __call__(self, divergence: Divergence, budget_K: Tensor, off_support: bool) -> Tensor:
         """1 - ρ, where ρ is the probability of a rejection."""
@@ -33,7 +33,7 @@ class MentoredEnvelope:
         rho_K1 = self.path(divergence, off_support).exact(budget_K[:, None])  # type: ignore[arg-type]
         return 1 - rho_K1[:, 0]
 
-    def path(self, divergence: Divergence, off_support: bool) -> Path:
+    def path(self, divergence: Divergence, off_support: bool) -> ClampPath:
         """The distributions between p and q along which the budget is spent; cached."""
         key = divergence, off_support
         if key not in self._paths:

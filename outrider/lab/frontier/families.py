@@ -1,13 +1,13 @@
 """What is compared: node-local rules over their parameter, and methods for whole generations.
 
-To add a rule with closed-form acceptance (``core.ClosedForm``), add a line to FAMILIES.
+To add a rule with closed-form acceptance (``core.ClosedFormRule``), add a line to FAMILIES.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.core import ClosedForm
+from outrider.core import ClosedFormRule
 from outrider.verifiers import (
     Bild,
     Cascade,
@@ -33,12 +33,12 @@ class Family:
     """
 
     name: str
-    rule: Callable[..., ClosedForm]
+    rule: Callable[..., ClosedFormRule]
     parameter: str = ""
     grid: tuple[float, ...] = (0.0,)
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def rules(self) -> Iterator[tuple[float, ClosedForm]]:
+    def rules(self) -> Iterator[tuple[float, ClosedFormRule]]:
         """Every value of the parameter, with its rule."""
         for value in self.grid:
             varied = {self.parameter: value} if self.parameter else {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import ClosedForm, Divergence
+from outrider.core import ClosedFormRule, Divergence
 from outrider.lab.analysis.frontier import Envelope, RuleOutcome, rule_outcome
 from outrider.lab.frontier.envelope import MentoredEnvelope, chunks
 from outrider.lab.frontier.families import FAMILIES, Family
@@ -80,11 +80,11 @@ def compare_rules(
     return Plane(families, joined, envelope)
 
 
-def _with_cached_paths(rule: ClosedForm, best: MentoredEnvelope) -> ClosedForm:
+def _with_cached_paths(rule: ClosedFormRule, best: MentoredEnvelope) -> ClosedFormRule:
     return best.with_cached_paths(rule) if isinstance(rule, Mentored) else rule
 
 
-def _optimal_for(rule: ClosedForm) -> Divergence | None:
+def _optimal_for(rule: ClosedFormRule) -> Divergence | None:
     """The divergence for which a rule is the best one; None for the other rules."""
     exact = isinstance(rule, Mentored) and rule.bracket == "exact"
     return rule.divergence if exact and isinstance(rule, Mentored) else None

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from outrider.core import (
-    AHEAD,
+    NUM_PER_ROLE,
     Context,
     Distribution,
     Draft,
@@ -38,7 +38,7 @@ from outrider.core import (
     Verdict,
     Verification,
     Verifier,
-    full_chains,
+    chain_tensors_like,
     verify_eagerly,
 )
 from outrider.core.errors import OutriderWarning
@@ -136,12 +136,12 @@ class CompiledVerifier:
         inputs = [logits_BNV.contiguous(), draft.tokens_BN.contiguous()]
         if draft.probs_BNV is not None:
             temperature_B = cast(Warp, context.distribution).temperature_B
-            inputs += [rng.together_BR.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
+            inputs += [rng.uniforms_BJ.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, emitted_BK, *of_distribution = program(inputs)
         if context.ends is not None:
             draft = context.ends.cut(draft)
-        path_BD = full_chains(draft.tokens_BN).path_BD
+        path_BD = chain_tensors_like(draft.tokens_BN).path_BD
         verdict = Verdict(path_BD, num_accepted_B, next_B)
         if not of_distribution:
             return Verification(draft, logits_BNV, verdict, emitted_BK)
@@ -176,7 +176,9 @@ class CompiledVerifier:
         return program
 
     def _allows(self, verifier: Verifier) -> bool:
-        return self._num_nodes <= AHEAD and not (self._exact and verifier.needs == "distribution")
+        return self._num_nodes <= NUM_PER_ROLE and not (
+            self._exact and verifier.needs == "distribution"
+        )
 
     def _program_of(
         self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None
@@ -230,7 +232,7 @@ def _fits(verifier: Verifier, draft: Draft, distribution: Distribution) -> bool:
 def _is_traceable(verifier: Verifier) -> bool:
     """Whether a rule opts in, is the same in all rounds, and its representation names all of its
     parameters."""
-    traceable = getattr(verifier, "traceable", False) and not hasattr(verifier, "reading")
+    traceable = getattr(verifier, "traceable", False) and not hasattr(verifier, "with_raw_logits")
     if not traceable or not is_dataclass(verifier):
         return False
     frozen = type(verifier).__dataclass_params__.frozen
@@ -256,13 +258,13 @@ def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tenso
     tokens_BN = torch.where(index_BN % 3 > 0, best_BN, index_BN % V)
     if q_BNV is None:
         return [z_BNV, tokens_BN]
-    u_BR = Stream(tokens_BN[:, 0], tokens_BN[:, 1]).together_BR
+    u_BR = Stream(tokens_BN[:, 0], tokens_BN[:, 1]).uniforms_BJ
     return [z_BNV, tokens_BN, u_BR, torch.linspace(0.5, 1.5, rows, device=device), q_BNV]
 
 
 def _numbers(key_B: Tensor, u_BR: Tensor | None = None) -> Stream:
     """A stream that has these numbers only, whatever its key."""
-    return Stream(key_B, key_B, made=None if u_BR is None else lambda: u_BR)
+    return Stream(key_B, key_B, precomputed=None if u_BR is None else lambda: u_BR)
 
 
 def _compare(each: FusedLogitVerification, inputs: list[Tensor], found: list[Tensor]) -> str:

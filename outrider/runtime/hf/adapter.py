@@ -223,14 +223,14 @@ class HFModel:
         if draft.is_chain:
             output = self.forward(ForwardBatch(cache, draft.tokens_BN, hidden_layers=layers))
             return Scores(output.logits_BNV, output.hidden_BNH)
-        columns = draft.columns
-        tokens_BM = draft.tokens_BN.gather(1, columns.node_BM)
-        nodes = Nodes(columns.ancestors_BMM, columns.depth_BM)
-        output = self.forward(ForwardBatch(cache, tokens_BM, nodes, hidden_layers=layers))
-        hidden_BMH = output.hidden_BNH
+        queries = draft.query_tokens
+        tokens_BQ = draft.tokens_BN.gather(1, queries.node_BQ)
+        nodes = Nodes(queries.ancestors_BQQ, queries.depth_BQ)
+        output = self.forward(ForwardBatch(cache, tokens_BQ, nodes, hidden_layers=layers))
+        hidden_BQH = output.hidden_BNH
         return Scores(
-            columns.spread(output.logits_BNV),
-            None if hidden_BMH is None else columns.spread(hidden_BMH),
+            queries.to_nodes(output.logits_BNV),
+            None if hidden_BQH is None else queries.to_nodes(hidden_BQH),
         )
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:

@@ -96,7 +96,7 @@ def with_defaults(sampling: Sampling, config: GenerationConfig | None, name: str
         InvalidParameterError: the generation config has a value outside its domain.
     """
     try:
-        return sampling.settled(defaults_of(config))
+        return sampling.with_defaults(defaults_of(config))
     except InvalidParameterError as error:
         raise InvalidParameterError(
             f"the generation config of {name} has {error}; set it in Sampling, or load the model "

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outrider.core import Context, moved
+from outrider.core import Context, to_device
 from outrider.core.errors import UnsupportedModelError
 from outrider.runtime.hf.views import with_parts
 
@@ -55,7 +55,7 @@ def marked(positions_BN: Tensor, long: Sequence[bool], original: int) -> Tensor:
     """
     long_BN = positions_BN >= original
     if any(long):
-        long_BN = long_BN | moved(torch.tensor(long), positions_BN.device)[:, None]
+        long_BN = long_BN | to_device(torch.tensor(long), positions_BN.device)[:, None]
     return torch.where(long_BN, ~positions_BN, positions_BN)
 
 

@@ -1,6 +1,6 @@
-"""Contract: what every model, drafter and verifier promises, checked for any implementation.
+"""Contract checks: what every model, drafter and verifier must guarantee.
 
-Each check raises AssertionError with the broken promise in its message.
+Each check raises AssertionError with a message that names the violated guarantee.
 """
 
 from outrider.testing.checks.drafter import check_draft, check_drafter

@@ -1,6 +1,6 @@
-"""Helpers of the checks.
+"""Helpers of the contract checks.
 
-Legend: B rows, N nodes.
+Legend: B rows, N nodes, D drafted tokens (N-1).
 """
 
 import torch
@@ -11,19 +11,19 @@ from outrider.core import Acceptance, Context, Draft, Verdict, path_to
 PROMPT_LENGTHS = (1, 5, 3, 8)
 
 
-def require(ok: bool, broken: str) -> None:
-    """Says which promise is broken."""
+def require(ok: bool, message: str) -> None:
+    """Raises AssertionError with this message unless ``ok``."""
     if not ok:
-        raise AssertionError(broken)
+        raise AssertionError(message)
 
 
 def holds(ok: Tensor) -> bool:
-    """True everywhere."""
+    """Whether all entries are true."""
     return bool(ok.all())
 
 
 def random_prompts(vocab_size: int, generator: torch.Generator) -> list[list[int]]:
-    """A ragged batch."""
+    """Random prompts of different lengths."""
     return [
         torch.randint(vocab_size, (length,), generator=generator).tolist()
         for length in PROMPT_LENGTHS

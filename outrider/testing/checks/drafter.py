@@ -1,7 +1,7 @@
-"""What every drafter promises: well-formed drafts within budget, drawn from the declared
+"""Contract of drafters: drafts are well-formed, within budget, and drawn from the declared
 distributions.
 
-Legend: B rows, N nodes, D drafted tokens (N-1), K some rows, V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), X selected nodes of all rows, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -35,23 +35,25 @@ def check_drafter(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
-    """A drafter's drafts are well formed, within budget, and drawn from the distributions they
-    declare.
+    """Checks that drafts are well-formed, within budget, and drawn from the declared distributions.
 
-    That ``probs`` is the distribution really drawn from is tested by counting tokens against it,
-    node by node and separately for each token before, over ``num_samples`` drafts of one prompt; a
-    right drafter fails with probability below 1e-6. Pass 0 to leave that out. Chosen and searched
-    tokens are no draws, and are not counted.
+    To test that ``probs`` is the distribution that tokens are really drawn from, the check counts
+    the tokens of ``num_samples`` drafts of one prompt, per node and per preceding token. A correct
+    drafter fails with probability below 1e-6. Pass 0 to skip this test. Chosen and searched tokens
+    are not draws and are not counted.
 
     Args:
         drafter: the drafter.
-        vocab_size: tokens lie below it.
-        num_tokens: budget to draft with.
-        distribution: the context's distribution, for that many rows.
-        num_samples: drafts to count.
-        prompts: of the rows, two or more; ragged and random if None.
-        device: where contexts are built.
-        seed: of prompts and draws.
+        vocab_size: size of the vocabulary.
+        num_tokens: the draft budget.
+        distribution: returns the context's distribution for a number of rows.
+        num_samples: number of drafts to count.
+        prompts: the prompts of the rows, two or more; random and ragged if None.
+        device: the device of the contexts.
+        seed: seed of prompts and draws.
+
+    Raises:
+        AssertionError: the message names the violated guarantee.
     """
     generator = torch.Generator().manual_seed(seed)
     prompts = prompts or random_prompts(vocab_size, generator)
@@ -84,7 +86,7 @@ def check_drafter(
         for row in range(B):
             alone = _only(context, row, distribution(1))
             alone_draft = propose(alone, drafter.start(alone))
-            what = "a row alone gets another draft than" + (
+            what = "a row alone gets a different draft than" + (
                 " in its batch" if round_ == 0 else " after commit: state and context disagree"
             )
             _same(draft, alone_draft, [row], what, other_rows=[0])
@@ -106,7 +108,7 @@ def check_drafter(
     joined = propose(context, state)
     _same(joined, draft, range(len(kept)), "keep or join changed a row's draft", other_rows=kept)
 
-    state.keep([])  # a batch ends so, and nothing may go wrong
+    state.keep([])  # this is how a batch ends
 
     if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
@@ -117,23 +119,29 @@ def check_drafter(
 def check_draft(
     draft: Draft, context: Context, budget: Budget, vocab_size: int, drawn: Drawn
 ) -> None:
-    """A draft is well formed: shapes, order, mask, budget, distributions."""
+    """Checks that a draft is well-formed: shapes, order, mask, budget and distributions.
+
+    Raises:
+        AssertionError: the message names the violated guarantee.
+    """
     B, N = draft.tokens_BN.shape
     require(context.num_rows == B, f"draft has {B} rows, the context {context.num_rows}")
     for name in ("parents_BN", "mask_BN"):
         shape = tuple(getattr(draft, name).shape)
         require(shape == (B, N), f"{name} has shape {shape}, tokens_BN {(B, N)}")
-    require(draft.drawn == drawn, f"draft says {draft.drawn!r}, the drafter {drawn!r}")
+    require(draft.drawn == drawn, f"the draft declares {draft.drawn!r}, the drafter {drawn!r}")
     require(draft.mask_BN.dtype == torch.bool, "mask_BN is not bool")
     require(holds(draft.tokens_BN[:, 0] == context.root_B), "node 0 is not the last token")
-    require(holds(draft.mask_BN[:, 0]), "a row lacks its root")
+    require(holds(draft.mask_BN[:, 0]), "the root of a row does not exist")
     require(holds(draft.parents_BN[:, 0] == -1), "the root's parent is not -1")
     node_N = torch.arange(N, device=draft.tokens_BN.device)
     parents_BD = draft.parents_BN[:, 1:]
     in_order = (parents_BD >= 0) & (parents_BD < node_N[1:])
     require(holds(in_order), "nodes are not in topological order")
     if draft.is_chain:
-        require(holds(draft.parents_BN == node_N - 1), "is_chain, but not a chain")
+        require(
+            holds(draft.parents_BN == node_N - 1), "is_chain is set, but the draft is not a chain"
+        )
     orphan_BD = draft.mask_BN[:, 1:] & ~draft.mask_BN.gather(1, parents_BD)
     require(not bool(orphan_BD.any()), "a node exists whose parent does not")
     tokens_BN = draft.tokens_BN[draft.mask_BN]
@@ -150,12 +158,12 @@ def check_draft(
         return
     require(draft.probs_BNV.shape[:2] == (B, N), f"probs_BNV: shape {draft.probs_BNV.shape}")
     rows_BD = torch.arange(B, device=parents_BD.device)[:, None].expand_as(parents_BD)
-    q_KV = draft.probs_BNV[rows_BD, parents_BD][draft.mask_BN[:, 1:]]
-    require(holds(q_KV >= 0), "a draft distribution is negative somewhere")
-    off = (q_KV.double().sum(1) - 1).abs()
+    q_XV = draft.probs_BNV[rows_BD, parents_BD][draft.mask_BN[:, 1:]]
+    require(holds(q_XV >= 0), "a draft distribution is negative somewhere")
+    off = (q_XV.double().sum(1) - 1).abs()
     require(holds(off < 1e-4), "a draft distribution does not sum to one")
-    drawn_K = draft.tokens_BN[:, 1:][draft.mask_BN[:, 1:]]
-    require(holds(q_KV.gather(1, drawn_K[:, None]) > 0), "a drawn token has q = 0")
+    drawn_X = draft.tokens_BN[:, 1:][draft.mask_BN[:, 1:]]
+    require(holds(q_XV.gather(1, drawn_X[:, None]) > 0), "a drawn token has q = 0")
     if drawn in ("distinct", "searched"):
         same_BNN = (draft.tokens_BN[:, :, None] == draft.tokens_BN[:, None]) & (
             draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
@@ -165,12 +173,11 @@ def check_draft(
 
 
 def _check_draws(draft: Draft) -> None:
-    """Counts of drawn tokens against the declared distributions: a z-test per node, condition and
-    token.
+    """Compares counts of drawn tokens with the declared distributions by z-tests.
 
-    The condition is the parent's token, or the token of the node before. Cells with a variance
-    below 25 are left out: beyond 7.5 standard deviations the others go with probability 2e-10,
-    and there are a few hundred of them per node.
+    There is one test per node, condition and token; the condition is the parent's token, or the
+    token of the preceding node. Tests with a variance below 25 are skipped. The others exceed 7.5
+    standard deviations with a probability of 2e-10 each, and there are a few hundred per node.
     """
     assert draft.probs_BNV is not None
     rows_B = torch.arange(draft.tokens_BN.shape[0], device=draft.tokens_BN.device)
@@ -184,11 +191,11 @@ def _check_draws(draft: Draft) -> None:
         q_BV = q_BV / q_BV.sum(1, keepdim=True).clamp(min=1e-300)
         for given_B in (draft.tokens_BN[rows_B, parent_B], draft.tokens_BN[:, i - 1]):
             for value in given_B.unique().tolist()[:8]:
-                counted_B = exists_B & (given_B == value)
-                q_KV, x_K = q_BV[counted_B], draft.tokens_BN[counted_B, i]
-                count_V = torch.bincount(x_K, minlength=q_KV.shape[1])
-                variance_V = (q_KV * (1 - q_KV)).sum(0)
-                z_V = (count_V - q_KV.sum(0)).abs() / variance_V.clamp(min=1e-300).sqrt()
+                selected_B = exists_B & (given_B == value)
+                q_XV, x_X = q_BV[selected_B], draft.tokens_BN[selected_B, i]
+                count_V = torch.bincount(x_X, minlength=q_XV.shape[1])
+                variance_V = (q_XV * (1 - q_XV)).sum(0)
+                z_V = (count_V - q_XV.sum(0)).abs() / variance_V.clamp(min=1e-300).sqrt()
                 worst = float(z_V.where(variance_V >= 25, 0.0).max())
                 require(
                     worst < 7.5,
@@ -219,7 +226,7 @@ def _same(
     what: str,
     other_rows: Sequence[int] | None = None,
 ) -> None:
-    """Existing nodes carry equal tokens and parents; one draft may be padded further."""
+    """Requires existing nodes to have equal tokens and parents; the padding may differ."""
     for row, other_row in zip(rows, rows if other_rows is None else other_rows, strict=True):
         mine, theirs = _nodes(draft, row), _nodes(other, other_row)
         require(mine == theirs, f"{what} (row {row}: {mine} and {theirs})")

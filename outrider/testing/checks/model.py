@@ -1,4 +1,4 @@
-"""What every model promises: scores equal separate runs from scratch, whatever came before.
+"""Contract of models: scores equal those of separate runs from scratch, whatever happened before.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -25,17 +25,20 @@ def check_model(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
-    """Scoring, committing, keeping and joining equal separate runs from scratch.
+    """Checks that score, commit, keep and join give the logits of separate runs from scratch.
 
     Args:
         model: the model.
-        vocab_size: tokens are drawn below it.
-        trees: also score trees, not only chains.
-        atol: largest difference of two logits that should be equal.
-        prompts: of the rows; ragged and random if None.
-        sources: one per prompt, for a model with an encoder.
-        device: where contexts are built.
-        seed: of prompts and drafts.
+        vocab_size: size of the vocabulary.
+        trees: score trees in addition to chains.
+        atol: maximum difference between logits that should be equal.
+        prompts: the prompts of the rows; random and ragged if None.
+        sources: the encoder inputs, one per prompt, for a model with an encoder.
+        device: the device of the contexts.
+        seed: seed of prompts and drafts.
+
+    Raises:
+        AssertionError: the message names the violated guarantee.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -92,7 +95,7 @@ def check_model(
 
 
 def _draft(context: Context, tokens_BN: Tensor, parents_N: Sequence[int]) -> Draft:
-    """A chosen draft of that shape; row b lacks its last ``b % 3`` nodes."""
+    """A chosen draft of the given shape; in row b the last ``b % 3`` nodes do not exist."""
     B, N = tokens_BN.shape
     tokens_BN = torch.cat([context.root_B[:, None], tokens_BN[:, 1:]], 1)
     node_N = torch.arange(N, device=tokens_BN.device)
@@ -115,7 +118,7 @@ def _score(model: Model[Any], cache: Any, draft: Draft) -> Tensor:
 
 
 def _from_scratch(model: Model[Any], context: Context, draft: Draft) -> Tensor:
-    """Logits at every node, each from a run of its own on the whole path, (B, N, V)."""
+    """Logits at every node, each from a separate run on the whole path, (B, N, V)."""
     rows = []
     for b, length in enumerate(context.lengths):
         committed = context.tokens_BT[b, :length].tolist()
@@ -131,8 +134,8 @@ def _from_scratch(model: Model[Any], context: Context, draft: Draft) -> Tensor:
     return torch.stack(rows).view(*draft.tokens_BN.shape, -1)
 
 
-def _equal(a: Tensor, b: Tensor, mask_BN: Tensor, atol: float, broken: str) -> None:
+def _equal(a: Tensor, b: Tensor, mask_BN: Tensor, atol: float, message: str) -> None:
     a, b = a[mask_BN].double(), b[mask_BN].double()
     difference = torch.where(a == b, 0.0, (a - b).abs())
     worst = float(difference.max())
-    require(worst <= atol, f"{broken} (by up to {worst:.3g}, allowed {atol:.3g})")
+    require(worst <= atol, f"{message} (by up to {worst:.3g}, allowed {atol:.3g})")

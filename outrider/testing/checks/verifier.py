@@ -1,6 +1,6 @@
-"""What every verifier promises: well-formed verdicts, and the distribution that it claims.
+"""Contract of verifiers: verdicts are well-formed, and lossless rules preserve the distribution.
 
-Legend: B rows, N nodes, D steps of a path, V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
 
 from dataclasses import replace
@@ -43,20 +43,25 @@ def check_verifier(
     accepts_own_distribution: bool = True,
     keeps_support: bool = True,
 ) -> dict[str, float]:
-    """A verifier's verdicts are well formed, and its claim to be lossless holds exactly.
+    """Checks that verdicts are well-formed, and that a rule that claims to be lossless is.
 
-    Runs ENUM for every kind of draft that it accepts, on chains and trees. Returns the total
-    variations found, by name of the case; a lossy rule's caller holds them against its bound.
-    Rows that lie behind the end of a sequence, or belong to no node, may hold anything, NaN too,
-    and must not change what is emitted up to the end.
+    Runs ENUM for every kind of draft that the rule accepts, on chains and trees. Rows after the end
+    of a sequence, and rows of nodes that do not exist, may hold anything including NaN; they must
+    not change what is emitted up to the end.
 
     Args:
         verifier: the rule.
-        trees: it verifies trees too.
-        accepts_own_distribution: a chain drawn from the target's own distribution is accepted whole
-            (as by every rule that accepts with probability min(1, p/q)).
-        keeps_support: no token is emitted that has probability zero under the target (as by every
-            rule whose distribution is not mixed from the draft's).
+        trees: whether the rule verifies trees.
+        accepts_own_distribution: whether the rule fully accepts a chain drawn from the target's own
+            distribution (as does every rule that accepts with probability min(1, p/q)).
+        keeps_support: whether the rule never emits a token that has probability zero under the
+            target (as does every rule that does not mix in the draft distribution).
+
+    Returns:
+        The total variation of each case, by name; for a lossy rule, compare them with its bound.
+
+    Raises:
+        AssertionError: the message names the violated guarantee.
     """
     require(bool(verifier.accepts), "accepts no kind of draft")
     require(verifier.accepts <= set(get_args(Drawn)), f"accepts {verifier.accepts}")
@@ -104,12 +109,12 @@ def check_verifier(
                         f"claims to be lossless, but is off by {result.total_variation:.3g} "
                         f"in total variation: {case}",
                     )
-                _check_rows_behind_the_end(verifier, model, drafter, distributions)
+                _check_irrelevant_rows(verifier, model, drafter, distributions)
     return found
 
 
 class _WithLogits(ToyDrafter):
-    """Hands over the model's logits too, as drafters do for rules that verify by them."""
+    """Also provides the model's logits, as drafters do for rules that read them."""
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -124,8 +129,8 @@ def _check_verdicts(
     distributions: dict[str, DistributionFactory],
     keeps_support: bool,
 ) -> None:
-    """Shapes, paths, impossible tokens, extreme random numbers, row alone = row in batch, and rows
-    behind the end of a sequence."""
+    """Checks shapes, paths, impossible tokens and extreme random numbers, and that a row alone is
+    verified as in its batch."""
     B = len(_PROMPTS)
     for distribution in distributions.values():
         for num_tokens in (0, 3):
@@ -160,14 +165,14 @@ def _check_verdicts(
                     n == int(together.num_accepted_B[b])
                     and verdict.emitted(alone)[0, : n + 1].tolist()
                     == together.emitted(draft)[b, : n + 1].tolist(),
-                    f"row {b} alone is verified otherwise than in its batch",
+                    f"row {b} alone is verified differently than in its batch",
                 )
 
 
 def _round(
     target: ToyModel, drafter: ToyDrafter, distribution: DistributionFactory, num_tokens: int
 ) -> tuple[Context, Draft, Tensor]:
-    """A batch of ragged prompts and budgets, its draft, and the target's logits."""
+    """A batch with ragged prompts and budgets, its draft, and the target's logits."""
     B = len(_PROMPTS)
     context = Context.start(_PROMPTS, distribution(B), [5] * B, range(B))
     budget = Budget(num_tokens, torch.arange(B) % (num_tokens + 1))
@@ -175,17 +180,17 @@ def _round(
     return context, draft, target.score(target.start(context), draft).logits_BNV
 
 
-def _check_rows_behind_the_end(
+def _check_irrelevant_rows(
     verifier: Verifier,
     target: ToyModel,
     drafter: ToyDrafter,
     distributions: dict[str, DistributionFactory],
 ) -> None:
-    """A verdict does not hang on rows that it has no business with.
+    """Checks that a verdict does not depend on rows that it must not read.
 
-    Those are: all rows of nodes that do not exist; the draft's rows of nodes without children; and,
-    where a token ends the sequence, all rows at and behind its node, whether or not the draft is
-    cut there. They are poisoned with NaN, and the tokens emitted up to the end have to stay.
+    These are all rows of nodes that do not exist, the draft's rows at nodes without children, and
+    all rows at and after an end token, whether or not the draft is cut there. They are filled with
+    NaN, and the tokens emitted up to the end must not change.
     """
     for distribution, token in product(distributions.values(), (None, *range(target.vocab_size))):
         context, draft, verified_BNV = _round(target, drafter, distribution, 3)
@@ -198,36 +203,36 @@ def _check_rows_behind_the_end(
         healthy = _emitted(verifier(cut, verified_BNV, rng), cut, token)
         ended_BN = ends.are_ends(draft.tokens_BN)
         ended_BN[:, 0] = False
-        behind_BN = (draft.ancestors_BNN & ended_BN[:, None]).any(2)
-        gone_BN = ~cut.mask_BN | behind_BN
-        unread_BN = gone_BN | ~_has_children(cut)
+        ended_path_BN = (draft.ancestors_BNN & ended_BN[:, None]).any(2)
+        unused_BN = ~cut.mask_BN | ended_path_BN
+        unread_BN = unused_BN | ~_has_children(cut)
         for what, one in (("cut at its end token", cut), ("that runs past its end", draft)):
             poisoned = replace(
                 one,
                 probs_BNV=_poisoned(one.probs_BNV, unread_BN),
                 logits_BNV=_poisoned(one.logits_BNV, unread_BN),
             )
-            p_BNV = _poisoned(verified_BNV, gone_BN)
+            p_BNV = _poisoned(verified_BNV, unused_BN)
             assert p_BNV is not None
             verdict = verifier(poisoned, p_BNV, rng)
             within = (verdict.next_token_B >= 0) & (verdict.next_token_B < p_BNV.shape[2])
-            require(holds(within), "next_token out of range behind the end of a sequence")
+            require(holds(within), "next_token out of range after the end of a sequence")
             require(
                 _emitted(verdict, poisoned, token) == healthy,
-                f"rows that lie behind the end, or belong to no node, change a verdict on a draft "
+                f"rows after the end, or of nodes that do not exist, change a verdict on a draft "
                 f"{what}",
             )
 
 
 def _emitted(verdict: Verdict, draft: Draft, end: int | None) -> list[list[int]]:
-    """The emitted tokens of each row, up to the end token."""
+    """The emitted tokens of each row, up to and including the end token."""
     lines = verdict.emitted(draft).tolist()
     lines = [line[: n + 1] for line, n in zip(lines, verdict.num_accepted_B.tolist(), strict=True)]
     return [line[: line.index(end) + 1] if end in line else line for line in lines]
 
 
 def _has_children(draft: Draft) -> Tensor:
-    """Which nodes have existing children, (B, N)."""
+    """Which nodes have a child that exists, (B, N)."""
     is_parent_BNN = draft.parents_BN[:, None] == torch.arange(draft.num_nodes)[:, None]
     return (is_parent_BNN & draft.mask_BN[:, None]).any(2)
 
@@ -243,13 +248,15 @@ def _check_verdict(verdict: Verdict, draft: Draft, p_BNV: Tensor) -> None:
     require(verdict.next_token_B.shape == (B,), "next_token_B is not one token per row")
     require(path_BD.shape[0] == B, f"path_BD has shape {tuple(path_BD.shape)}")
     require(holds((num_B >= 0) & (num_B <= path_BD.shape[1])), "num_accepted exceeds the path")
-    require(holds((path_BD >= 0) & (path_BD < N)), "path_BD holds numbers of no node")
+    require(holds((path_BD >= 0) & (path_BD < N)), "path_BD holds indices of no node")
     step_D = torch.arange(path_BD.shape[1], device=path_BD.device)
     on_path_BD = step_D < num_B[:, None]
     above_BD = torch.nn.functional.pad(path_BD, (1, 0))[:, :-1]
     linked_BD = draft.parents_BN.gather(1, path_BD) == above_BD
     require(holds(linked_BD | ~on_path_BD), "the accepted path is not a path from the root")
-    require(holds(draft.mask_BN.gather(1, path_BD) | ~on_path_BD), "accepts a masked node")
+    require(
+        holds(draft.mask_BN.gather(1, path_BD) | ~on_path_BD), "accepts a node that does not exist"
+    )
     tokens_BD = draft.tokens_BN.gather(1, path_BD)
     p_above_BDV = p_BNV.gather(1, above_BD[..., None].expand(*above_BD.shape, p_BNV.shape[2]))
     possible_BD = p_above_BDV.gather(2, tokens_BD[..., None])[..., 0] > 0
@@ -263,7 +270,7 @@ def _check_verdict(verdict: Verdict, draft: Draft, p_BNV: Tensor) -> None:
 
 
 def _constant(num_rows: int, accept: float, other: float) -> Stream:
-    """A stream whose acceptance numbers are all one value and whose others are another."""
+    """A stream with one constant for acceptance numbers and another for all others."""
     zero_B = torch.zeros(num_rows, dtype=torch.int64)
     numbers = {
         role: torch.full(

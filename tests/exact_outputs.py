@@ -1,4 +1,4 @@
-"""What exactness promises, as a check of a pair of models."""
+"""Checks that a pair of models decodes exactly: drafts never change the output."""
 
 from tiny_models import engine_of, greedy, ragged_prompts, token_ids
 
@@ -9,8 +9,8 @@ SAMPLED = Sampling(temperature=0.9, seed=3, max_new_tokens=12, ignore_eos=True)
 
 
 def assert_exact(target: HFModel, draft: HFModel) -> None:
-    """Outputs by drafts are plain decoding's, token for token: by chains and trees, alone and in
-    batches, greedy and under the coupled rule."""
+    """Outputs with drafts equal those of plain decoding, token for token: with chains and trees,
+    alone and in batches, greedy and under the coupled rule."""
     prompts = ragged_prompts([9, 3, 14, 6], target.num_tokens)
     plain = engine_of(target, max_batch_size=1)
     for sampling, methods in ((greedy(24), ("speculative", "top-k-tree")), (SAMPLED, ("coupled",))):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_module, token_ids
 
+from benchmarks.inflate import Shape, inflate
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
 from outrider.runtime import HFModel
-from outrider.testing.inflate import Shape, inflate
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

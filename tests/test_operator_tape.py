@@ -1,12 +1,11 @@
-"""The stand-in for CUDA graphs holds places, not numbers, and refuses what a GPU would refuse."""
+"""The stand-in for CUDA graphs refers to tensors by address, and rejects what capture rejects."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
+from operator_tape import record_on_tape
 from torch import Tensor
-
-from outrider.testing import record_on_tape
 
 
 def test_replays_on_the_same_tensors() -> None:
@@ -26,7 +25,7 @@ def test_replays_on_the_same_tensors() -> None:
 
 
 def test_what_python_decided_stays_decided() -> None:
-    """As with a CUDA graph: another branch would need another recording."""
+    """As with a CUDA graph, another branch would need another recording."""
     x_N, turns = torch.ones(2), iter([2, 3])
     replay, (result,) = record_on_tape(lambda: [x_N * next(turns)])
     replay()

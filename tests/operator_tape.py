@@ -1,8 +1,8 @@
-"""A stand-in for CUDA graphs on a CPU: records the operators of a run, and replays them alone.
+"""A stand-in for CUDA graphs on a CPU: records the operators of a run and replays them.
 
-Like a CUDA graph it holds tensors by their place, knows nothing of the Python between them, and
-refuses what a capturing stream refuses: looking at a number, copying one from the host, results
-whose sizes depend on numbers. Unlike one it computes already while it records.
+Like a CUDA graph it refers to tensors by address, does not see the Python code between operators,
+and rejects what stream capture rejects: reading a value on the host, copying a value from the host,
+and results whose size depends on values. Unlike a CUDA graph, it computes while it records.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,23 +13,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten: Any = torch.ops.aten
-_REFUSED = {
-    _aten._local_scalar_dense: "looks at a number",
-    _aten.equal: "looks at numbers",
-    _aten.is_nonzero: "looks at a number",
-    _aten.lift_fresh: "copies numbers from the host",
-    _aten.nonzero: "has a result of a size that depends on numbers",
-    _aten.masked_select: "has a result of a size that depends on numbers",
-    _aten._unique2: "has a result of a size that depends on numbers",
+_NOT_CAPTURABLE = {
+    _aten._local_scalar_dense: "reads a value on the host",
+    _aten.equal: "reads values on the host",
+    _aten.is_nonzero: "reads a value on the host",
+    _aten.lift_fresh: "copies values from the host",
+    _aten.nonzero: "has a result whose size depends on values",
+    _aten.masked_select: "has a result whose size depends on values",
+    _aten._unique2: "has a result whose size depends on values",
 }
 _INDEXING = (_aten.index, _aten.index_put, _aten.index_put_)
 
 
 class Tape(TorchDispatchMode):
-    """Records what runs inside it.
+    """A context manager that records the operators that run inside it.
 
     Raises:
-        RuntimeError: inside it, an operator that a capturing stream refuses.
+        RuntimeError: an operator ran that stream capture rejects.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class Tape(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        refused = _REFUSED.get(func.overloadpacket)
+        problem = _NOT_CAPTURABLE.get(func.overloadpacket)
         if func.overloadpacket in _INDEXING and _has_booleans(args):
-            refused = "has a result of a size that depends on numbers"
-        if refused is not None:
-            raise RuntimeError(f"operation not permitted while recording: {func} {refused}")
+            problem = "has a result whose size depends on values"
+        if problem is not None:
+            raise RuntimeError(f"operation not permitted while recording: {func} {problem}")
         result = func(*args, **(kwargs or {}))
         kept = _tensors(result)
         if kept:
@@ -55,18 +55,20 @@ class Tape(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Runs the operators again, on the same tensors."""
+        """Runs the recorded operators again on the same tensors."""
         for func, args, kwargs, kept in self._steps:
             for held, new in zip(kept, _tensors(func(*args, **kwargs)), strict=True):
-                if held.data_ptr() != new.data_ptr():  # else written in place, or a view
+                if (
+                    held.data_ptr() != new.data_ptr()
+                ):  # otherwise the operator wrote in place or returned a view
                     held.copy_(new)
 
 
 def record_on_tape(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[Tensor]]:
-    """What replays all operators of ``run``, and the tensors where it leaves the results.
+    """Records ``run``. Returns a function that replays its operators, and the result tensors.
 
     Raises:
-        RuntimeError: an operator that a capturing stream refuses.
+        RuntimeError: ``run`` uses an operator that stream capture rejects.
     """
     with Tape() as tape:
         results = run()

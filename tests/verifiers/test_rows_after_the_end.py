@@ -1,4 +1,4 @@
-"""A token that ends the sequence keeps its probability, whatever the rows behind it hold.
+"""An end token keeps its probability, whatever the rows after it hold.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
@@ -40,8 +40,8 @@ RULES: list[tuple[Any, Drawn]] = [
 
 @pytest.mark.parametrize(("rule", "drawn"), RULES, ids=lambda x: str(x))
 def test_rule_alone(rule: Verifier, drawn: Drawn) -> None:
-    """A chain of two whose first token may end the sequence, with NaN behind it and no mask that
-    says so. False-alarm probability 6e-7 per rule."""
+    """A chain of two tokens whose first may be an end token, with NaN after it and no mask.
+    False-alarm probability 6e-7 per rule."""
     context = Context.start(
         [[1]] * NUM_ROWS, SoftmaxDistribution(), [0] * NUM_ROWS, range(NUM_ROWS)
     )
@@ -56,8 +56,8 @@ def test_rule_alone(rule: Verifier, drawn: Drawn) -> None:
     assert abs(share - 0.3) < 5 * (0.3 * 0.7 / NUM_ROWS) ** 0.5
 
 
-def test_a_beam_that_ended_does_not_spoil_its_neighbours() -> None:
-    """MTAD holds every beam against the best one of its depth."""
+def test_a_beam_that_ended_does_not_affect_the_others() -> None:
+    """MTAD compares every beam with the best one of its depth."""
     tokens_BN = torch.tensor([[1, END, 1, 1, 1]])
     parents_BN = torch.tensor([[-1, 0, 0, 1, 2]])
     everything_BN = torch.ones_like(tokens_BN, dtype=torch.bool)

@@ -1,6 +1,7 @@
-"""Which sampling parameter left no token to sample at a position.
+"""Finds the sampling parameter that left no token to sample at a position.
 
-Found by applying the parameters one more at a time, in the order in which they always are applied.
+The parameters are applied cumulatively, in the order of :class:`outrider.sampling.Sampling`, until
+no token is left.
 
 Legend: V vocabulary.
 """
@@ -16,16 +17,16 @@ from outrider.sampling.params import Sampling
 from outrider.sampling.warp import Warp
 
 
-def what_forbids(
+def dead_end_cause(
     sampling: Sampling, logits_V: Tensor, ids: Sequence[int], prompt_length: int
 ) -> str:
-    """Names the first parameter after which no token is left, and what it did.
+    """The first parameter after which no token is left, and its effect, as words for an error.
 
     Args:
         sampling: the request's parameters.
         logits_V: the model's logits at the position.
         ids: all tokens before the position.
-        prompt_length: how many of them are the prompt.
+        prompt_length: how many of ``ids`` belong to the prompt.
     """
     V, device = logits_V.shape[0], logits_V.device
     for name, part in _cumulative(sampling):
@@ -43,7 +44,7 @@ def what_forbids(
 
 
 def _cumulative(sampling: Sampling) -> Iterator[tuple[str, Sampling]]:
-    """One more parameter at a time, by name."""
+    """The name of each parameter, and the sampling parameters up to and including it."""
     part = Sampling(logit_bias=sampling.logit_bias)
     yield "logit_bias (with the tokens that the generation config suppresses)", part
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
