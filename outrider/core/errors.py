@@ -1,8 +1,17 @@
 """Every error a user can cause: a type of its own, and one line that names the remedy."""
 
+from typing import Any
+
 
 class OutriderError(Exception):
-    """Base of all errors raised on purpose; the command line prints them on one line."""
+    """Base of all errors raised on purpose; the command line prints them on one line.
+
+    Attributes:
+        results: where ``Engine.generate`` raises the error of one prompt, a result per prompt of
+            the call, None for each that failed. Empty elsewhere.
+    """
+
+    results: tuple[Any, ...] = ()
 
 
 class InvalidParameterError(OutriderError, ValueError):
