@@ -116,7 +116,7 @@ class Work:
         """The batch behind its prefill and a few rounds that are not counted."""
         engine = self.engine
         recipe = engine.recipe
-        slots = RunningBatch(
+        batch = RunningBatch(
             engine.target,
             engine.drafter,
             lambda greedy: recipe.greedy_verifier if greedy else recipe.verifier,
@@ -130,19 +130,19 @@ class Work:
         for number, prompt in enumerate(map(tuple, self.prompts)):
             ending = Ending(sampling, (), engine.limit - len(prompt), None)
             rows.append(Row(Request(prompt, prompt, sampling, number), ending))
-        slots.admit(rows)
+        batch.admit(rows)
         for _ in range(WARM_UP):
-            self.step(slots)
-        return slots
+            self.step(batch)
+        return batch
 
-    def step(self, slots: RunningBatch) -> None:
+    def step(self, batch: RunningBatch) -> None:
         """A round of all rows.
 
         Raises:
             InvalidParameterError: a row has no room for another one.
         """
-        slots.step()
-        if any(row.finished for row in slots.rows):
+        batch.step()
+        if any(row.finished for row in batch.rows):
             raise InvalidParameterError(
                 f"the context of {self.engine.limit} tokens is full: ask for fewer rounds, or for "
                 f"a smaller γ"
@@ -150,27 +150,27 @@ class Work:
 
     def timed(self, rounds: int) -> Rounds:
         """So many rounds, each until the device has done its part."""
-        slots = self.started()
-        seconds, before = [], sum(len(row.token_ids) for row in slots.rows)
+        batch = self.started()
+        seconds, before = [], sum(len(row.token_ids) for row in batch.rows)
         for _ in range(rounds):
             began = time.perf_counter()
-            self.step(slots)
+            self.step(batch)
             seconds.append(time.perf_counter() - began)
-        tokens = sum(len(row.token_ids) for row in slots.rows) - before
-        stats = Stats.total(row.stats for row in slots.rows)
-        slots.close()
+        tokens = sum(len(row.token_ids) for row in batch.rows) - before
+        stats = Stats.total(row.stats for row in batch.rows)
+        batch.close()
         return Rounds(tuple(seconds), tokens, stats)
 
     def phases(self, rounds: int) -> Phases:
         """The passes in so many rounds; the device is waited for around each, so that its time is
         known, and rounds take longer than they do."""
-        slots, device = self.started(), self.engine.target.device
+        batch, device = self.started(), self.engine.target.device
         wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
         recorder = SpanRecorder(wait=wait)
         with recorded(self.engine, recorder):
             for _ in range(rounds):
-                self.step(slots)
-        slots.close()
+                self.step(batch)
+        batch.close()
         return Phases.of(recorder.spans)
 
     def floor(self, phases: Phases, bandwidth: float) -> dict[str, float]:

@@ -1,9 +1,18 @@
 """Every error that a user can cause, each with its own type and a one-line message that names the
 remedy."""
 
+from typing import Any
+
 
 class OutriderError(Exception):
-    """Base class of all errors that Outrider raises; the command line prints them on one line."""
+    """Base class of all errors that Outrider raises; the command line prints them on one line.
+
+    Attributes:
+        results: where ``Engine.generate`` raises the error of one prompt, a result per prompt of
+            the call, None for each that failed. Empty elsewhere.
+    """
+
+    results: tuple[Any, ...] = ()
 
 
 class InvalidParameterError(OutriderError, ValueError):
