@@ -213,15 +213,15 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     lines = ["# Speculative outputs against plain decoding, token for token"]
     for name, part in report.items():
-        about, asked, rows = part["about"], part["asked"], total(part)
+        about, settings, rows = part["about"], part["asked"], total(part)
         lines += [
             "",
             f"## {name[0].upper()}{name[1:]}",
             "",
             f"{about['date']}, {about['hardware']}, {about['threads']} "
             f"thread{'' if about['threads'] == 1 else 's'}, torch "
-            f"{about['torch']}; γ = {asked['gamma']}, temperature 0, "
-            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {asked['tokens']} tokens "
+            f"{about['torch']}; γ = {settings['gamma']}, temperature 0, "
+            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {settings['tokens']} tokens "
             f"each.{about['note']}",
             "",
             f"Command: `{about['command']}`",
@@ -296,14 +296,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     width = torch.backends.cpu.get_cpu_capability()
     name = f"{TARGETS[args.target]}, {LEVELS[args.compile]}, {args.dtype}, {width}"
-    asked_width = os.environ.get("ATEN_CPU_CAPABILITY")
-    setting = f"ATEN_CPU_CAPABILITY={asked_width} " if asked_width else ""
-    asked = {key: getattr(args, key) for key in ("batch", "prompts", "tokens", "gamma", "pieces")}
+    width_setting = os.environ.get("ATEN_CPU_CAPABILITY")
+    setting = f"ATEN_CPU_CAPABILITY={width_setting} " if width_setting else ""
+    keys = ("batch", "prompts", "tokens", "gamma", "pieces")
+    settings = {key: getattr(args, key) for key in keys}
     part = report.get(name)
-    if args.fresh or part is None or part["asked"] != asked:
-        part = {"asked": asked, "pieces": {}}
-    told = " ".join(f"--{key} {value}" for key, value in asked.items() if key != "batch")
-    told += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
+    if args.fresh or part is None or part["asked"] != settings:
+        part = {"asked": settings, "pieces": {}}
+    flags = " ".join(f"--{key} {value}" for key, value in settings.items() if key != "batch")
+    flags += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
     part["about"] = {
         "date": date.today().isoformat(),
         "hardware": hardware(),
@@ -312,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "note": f" {args.note}" if args.note else "",
         "command": f"{setting}python -m benchmarks.exact --target {args.target} "
         f"--compile {args.compile} --dtype {args.dtype} --batch "
-        f"{' '.join(map(str, args.batch))} {told}",
+        f"{' '.join(map(str, args.batch))} {flags}",
     }
     report[name] = part
     args.out.mkdir(parents=True, exist_ok=True)

@@ -110,12 +110,12 @@ class Configuration:
         step = partial(self.work.step, running)
         device = traced(step, _INSTRUMENTED)
         on_gpu = self.work.engine.target.device.type == "cuda"
-        places = sync_places(step, _INSTRUMENTED) if on_gpu else None
+        waits = sync_places(step, _INSTRUMENTED) if on_gpu else None
         running.close()
         return {
             "gaps": None if device is None else max(0.0, 1 - device.busy_ms / (1e3 * each)),
             "activity": None if device is None else device.as_dict(),
-            "sync_places": places,
+            "sync_places": waits,
         }
 
 

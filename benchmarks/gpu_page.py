@@ -91,10 +91,10 @@ def _waits(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Every line of code in which the host waits, with its most waits per round."""
     most: dict[str, float] = {}
     for row in rows:
-        for place, count in (row.get("sync_places") or {}).items():
-            most[place] = max(count, most.get(place, 0.0))
+        for line, count in (row.get("sync_places") or {}).items():
+            most[line] = max(count, most.get(line, 0.0))
     if most:
         yield from ("", "## Where the host waits for the device", "")
         yield from ("| line | most waits per round |", "|---|---:|")
-        for place, count in sorted(most.items(), key=lambda item: -item[1]):
-            yield f"| {place} | {count:.2f} |"
+        for line, count in sorted(most.items(), key=lambda item: -item[1]):
+            yield f"| {line} | {count:.2f} |"

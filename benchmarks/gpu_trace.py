@@ -103,7 +103,7 @@ def sync_places(step: Callable[[], object], rounds: int) -> dict[str, float]:
             torch.cuda.set_sync_debug_mode("default")
     waits = [w for w in caught if "synchronizing CUDA operation" in str(w.message)]
     counts = Counter(f"{_short(w.filename)}:{w.lineno}" for w in waits)
-    return {place: count / rounds for place, count in counts.most_common()}
+    return {line: count / rounds for line, count in counts.most_common()}
 
 
 def _is_round(event: dict[str, Any]) -> bool:

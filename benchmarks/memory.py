@@ -87,13 +87,13 @@ def buffers(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
     work = texts(pair.target, num, tokens)
     half = tokens // 2
     sampling = Sampling(temperature=0, max_new_tokens=half, ignore_eos=True)
-    asked = [Task(tuple(text[:half]), sampling) for text in work[:timed]]
+    timed_tasks = [Task(tuple(text[:half]), sampling) for text in work[:timed]]
     engines = {}
     for kind in KINDS:
         for method in ("plain", "speculative"):
             name = method if kind == "auto" else f"{method}, {kind}"
             engines[name] = outrider.load(pair.target, pair.draft, method, GAMMA, kv_dtype=kind)
-    speeds = gain(engines, asked, repeats)
+    speeds = gain(engines, timed_tasks, repeats)
     rows = {}
     for kind in KINDS:
         suffix = "" if kind == "auto" else f", {kind}"
@@ -194,14 +194,14 @@ def main() -> None:
     file = options.out / "memory.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
-    def keep(where: dict[str, Any], name: str, found: dict[str, Any], asked: str) -> None:
+    def keep(where: dict[str, Any], name: str, found: dict[str, Any], flags: str) -> None:
         about = {
             "date": date.today().isoformat(),
             "hardware": hardware(),
             "threads": options.threads,
             "torch": torch.__version__,
             "note": f" {options.note}" if options.note else "",
-            "command": f"python -m benchmarks.memory {asked}",
+            "command": f"python -m benchmarks.memory {flags}",
         }
         where[name] = {"about": about} | found
         options.out.mkdir(parents=True, exist_ok=True)
@@ -211,13 +211,13 @@ def main() -> None:
     for key in options.engines if options.rounds else ():
         name, make = ENGINES[key]
         found = rounds(options.rounds, make())
-        asked = f"--texts 0 --rounds {options.rounds} --engines {key}"
-        keep(report.setdefault("rounds", {}), name, found, asked)
+        flags = f"--texts 0 --rounds {options.rounds} --engines {key}"
+        keep(report.setdefault("rounds", {}), name, found, flags)
     if options.texts:
         found = buffers(options.texts, options.tokens, options.timed, options.repeats)
-        asked = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
-        asked += f"--timed {options.timed} --repeats {options.repeats}"
-        keep(report, BUFFERS, found, asked)
+        flags = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
+        flags += f"--timed {options.timed} --repeats {options.repeats}"
+        keep(report, BUFFERS, found, flags)
     print(markdown(report))
 
 

@@ -94,8 +94,9 @@ def rounds(num: int, engine: Engine) -> dict[str, Any]:
     dice = random.Random(0)
     while done < num:
         prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 60))] for _ in range(8)]
-        asked = [Sampling(max_new_tokens=dice.randint(1, 240), ignore_eos=True) for _ in prompts]
-        finished += len(engine.generate(prompts, asked))
+        lengths = [dice.randint(1, 240) for _ in prompts]
+        samplings = [Sampling(max_new_tokens=each, ignore_eos=True) for each in lengths]
+        finished += len(engine.generate(prompts, samplings))
     slope = statistics.linear_regression(list(found), list(found.values())).slope
     return {
         "resident": found,

@@ -120,15 +120,15 @@ def build(
         documents = (ids[a:b] for a, b in pairwise(ends) if a < b)
         began = time.perf_counter()
         digest = vocabulary_digest(tokenizer.get_vocab())
-        told = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)
-        told |= {
+        numbers = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)
+        numbers |= {
             "seconds": time.perf_counter() - began,
             "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             "vocabulary": vocab_size,
             "order": order,
             "min_count": min_count,
         }
-        figures.write_text(json.dumps(told))
+        figures.write_text(json.dumps(numbers))
     return file, json.loads(figures.read_text())
 
 
@@ -356,22 +356,22 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     sizes = ((EMBEDDED, 1), (EMBEDDED, 2), (options.large_vocabulary, 1))
     built = [build(options.work, options.tokens, V, options.order, least) for V, least in sizes]
-    ours = [file for file, told in built if told["vocabulary"] == EMBEDDED]
+    ours = [file for file, numbers in built if numbers["vocabulary"] == EMBEDDED]
     drafted, parts = [], []
-    for file, told in built:
-        told["opening"] = opening(file)
-        if told["min_count"] > 1:
+    for file, numbers in built:
+        numbers["opening"] = opening(file)
+        if numbers["min_count"] > 1:
             continue
-        tokenizer = tokenizer_of(options.work, told["vocabulary"])
+        tokenizer = tokenizer_of(options.work, numbers["vocabulary"])
         texts = encoded(tokenizer, islice(corpus(held_out=True), _HELD_OUT_FILES))
         ids = [token for text in texts for token in text]
-        table, about = NgramTable.open(file), {"vocabulary": told["vocabulary"]}
+        table, about = NgramTable.open(file), {"vocabulary": numbers["vocabulary"]}
         for (name, draws), B in product(DRAWS.items(), (1, 16)):
             microseconds = drafting(table, ids, B, *draws, options.repeats)
             drafted.append(about | {"draw": name, "rows": B, "microseconds": microseconds})
         parts.append(about | {"microseconds": split(table, ids, options.repeats)})
-    for (_, told), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
-        told["alpha"] = rows
+    for (_, numbers), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
+        numbers["alpha"] = rows
     report = {
         "about": {
             "date": date.today().isoformat(),
@@ -385,7 +385,7 @@ def main() -> None:
             "command": f"python -m benchmarks.ngram --tokens {options.tokens} "
             f"--order {options.order} --threads {options.threads}",
         },
-        "tables": [told for _, told in built],
+        "tables": [numbers for _, numbers in built],
         "drafting": drafted,
         "split": parts,
     }
