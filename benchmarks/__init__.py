@@ -1,1 +1,1 @@
-"""Side-by-side measurements, each one command, with results under ``benchmarks/results``."""
+"""Benchmarks: each is one command, and writes its results to ``benchmarks/results``."""

@@ -2,12 +2,12 @@
 
     python -m benchmarks.alpha [--texts 32] [--tokens 128] [--megabytes 8] [--out DIR]
 
-Each source drafts one token per round (γ = 1) for the embedded target, at temperature 0 and 1; α is
-the mean of min(1, p(x)/q(x)) over the drafted places, an unbiased estimate of Σ min(p, q), with the
-standard error over texts. At temperature 0 it is the share of drafted tokens that are the target's
-argmax. A source that finds nothing to copy drafts nothing: coverage is the share of rounds in which
-it drafted. The n-gram table is counted on this Python's standard library, as much of it as
-``--megabytes`` says. Writes JSON and a Markdown table, beside the paper's ranges.
+Each source drafts one token per round (γ = 1) for the embedded target, at temperature 0 and 1. α is
+the mean of min(1, p(x)/q(x)) over the drafted positions, an unbiased estimate of Σ min(p, q), with
+the standard error over outputs. At temperature 0, it is the share of drafted tokens that are the
+target's argmax. A source that finds nothing to copy drafts nothing: coverage is the share of rounds
+with a draft. The n-gram table is counted on ``--megabytes`` of this Python's standard library.
+Writes JSON, and a Markdown table that also shows the paper's ranges.
 """
 
 import argparse
@@ -38,7 +38,7 @@ TEMPERATURES = (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Source:
-    """Where drafts come from, and what the paper's table says of such a one."""
+    """A source of drafts, and the range that the paper reports for sources of its kind."""
 
     name: str
     method: str
@@ -47,7 +47,7 @@ class Source:
 
 
 def sources(table: str) -> list[Source]:
-    """All that is compared."""
+    """All sources that are compared; ``table`` is the file of the n-gram table."""
     return [
         Source("unigram", "ngram", {"file": table, "order": 1}, "0.03-0.13"),
         Source("bigram", "ngram", {"file": table, "order": 2}, "0.05-0.23"),
@@ -60,7 +60,7 @@ def sources(table: str) -> list[Source]:
 
 
 def library(megabytes: float) -> Iterator[str]:
-    """Sources of this Python's standard library, in the order of their paths."""
+    """Source files of this Python's standard library, in the order of their paths."""
     left = megabytes * 1e6
     for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
@@ -71,7 +71,7 @@ def library(megabytes: float) -> Iterator[str]:
 
 
 def count(target: HFModel, megabytes: float, file: Path) -> dict[str, Any]:
-    """Builds the n-gram table."""
+    """Builds the n-gram table; returns the numbers of its tokens and grams."""
     tokenizer = target.tokenizer
     assert tokenizer is not None
     digest = vocabulary_digest(tokenizer.get_vocab())
@@ -82,7 +82,7 @@ def count(target: HFModel, megabytes: float, file: Path) -> dict[str, Any]:
 def measure(
     pair: tuple[HFModel, HFModel], source: Source, temperature: float, texts: int, tokens: int
 ) -> dict[str, float]:
-    """α with its standard error, and coverage."""
+    """α with its standard error over outputs, and coverage."""
     engine = Engine(
         *pair,
         find_method(source.method),
@@ -109,9 +109,9 @@ def markdown(report: dict[str, Any]) -> str:
         "# α of cheap drafts",
         "",
         f"{about['date']}, {about['hardware']}, embedded target in {about['dtype']}; "
-        f"{about['texts']} texts of {about['tokens']} tokens per cell; n-grams counted on "
-        f"{about['ngram_tokens']:,} tokens. α ± standard error over texts; coverage: share of "
-        "rounds in which something was drafted. Last column: Leviathan et al., Table 3, over their "
+        f"{about['texts']} outputs of {about['tokens']} tokens per cell; n-grams counted on "
+        f"{about['ngram_tokens']:,} tokens. α ± standard error over outputs; coverage: share of "
+        "rounds with a draft. Last column: Leviathan et al., Table 3, over their "
         "models and tasks.",
         "",
         f"Command: `{about['command']}`",
@@ -133,7 +133,7 @@ def _cell(cell: dict[str, float]) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Counts, then measures every source."""
+    """Builds the n-gram table, then measures every source."""
     engine = outrider.load()
     assert engine.draft is not None
     pair = engine.target, engine.draft

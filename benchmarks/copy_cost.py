@@ -1,7 +1,7 @@
-"""What a draft by copying costs: along a text of the corpus, as the engine asks for it.
+"""The cost of drafts by copying, measured along a text of the corpus without running a model.
 
-Each round commits what the draft got right and one token more, and the time of ``propose`` is
-taken, the reading of the new tokens and the index included; no model runs.
+Each round commits the drafted tokens that match the text, and one token more. Timed is ``propose``,
+which includes reading the new tokens and updating the index.
 """
 
 import statistics
@@ -25,49 +25,51 @@ SHIFT = 53
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A drafter that knows some earlier texts, and how many tokens it is asked for."""
+class Configuration:
+    """A drafter, perhaps with a corpus of earlier texts, and its budget in tokens."""
 
     name: str
     drafter: PromptLookup | SuffixDecoding
     num_tokens: int
 
 
-def contenders(earlier: list[int]) -> Iterator[Contender]:
-    """Those whose cost is measured."""
-    yield Contender("prompt lookup", PromptLookup(), 10)
-    yield Contender("suffix", SuffixDecoding(), 16)
+def configurations(earlier: list[int]) -> Iterator[Configuration]:
+    """All drafters whose cost is measured; ``earlier`` is the corpus that some of them know."""
+    yield Configuration("prompt lookup", PromptLookup(), 10)
+    yield Configuration("suffix", SuffixDecoding(), 16)
     for shape in ("chain", "tree"):
         drafter = SuffixDecoding(shape)
         for begin in range(0, len(earlier), 1000):
             drafter.corpus.add(earlier[begin : begin + 1000])
         tokens = drafter.corpus.num_tokens
-        yield Contender(f"suffix, {shape}, {tokens:,} tokens of corpus", drafter, 16)
+        yield Configuration(f"suffix, {shape}, {tokens:,} tokens of corpus", drafter, 16)
 
 
 @torch.inference_mode()
-def cost(contender: Contender, text: list[int], context_length: int, rows: int) -> dict[str, Any]:
-    """Microseconds per draft and row along the text, bytes per token of the requests' indices.
+def cost(
+    configuration: Configuration, text: list[int], context_length: int, rows: int
+) -> dict[str, Any]:
+    """Microseconds per draft and row along the text, and bytes per token of the rows' indices.
 
-    Each row begins a little later in the text than the one before.
+    Each row begins ``SHIFT`` tokens later in the text than the row before.
     """
     texts = [text[SHIFT * row :] for row in range(rows)]
     distribution = Warp([Sampling(temperature=0)] * rows, max(text) + 1)
     prompts = [each[:context_length] for each in texts]
     context = Context.start(prompts, distribution, [0] * rows, range(rows))
-    drafter, budget = contender.drafter, Budget(contender.num_tokens)
+    drafter, budget = configuration.drafter, Budget(configuration.num_tokens)
     began = time.perf_counter()
     state: Any = drafter.start(context)
     started = time.perf_counter() - began
     times, drafted, accepted = [], 0, 0
-    while max(context.lengths) + SHIFT * rows + contender.num_tokens < len(text):
+    while max(context.lengths) + SHIFT * rows + configuration.num_tokens < len(text):
         rng = context.rng
         began = time.perf_counter()
         draft = drafter.propose(state, context, budget, rng)
         times.append(1e6 * (time.perf_counter() - began) / rows)
         new = [
-            each[place : place + 1 + _agreeing(tokens, parents, mask, each, place)]
-            for tokens, parents, mask, each, place in zip(
+            each[at : at + 1 + _num_matching(tokens, parents, mask, each, at)]
+            for tokens, parents, mask, each, at in zip(
                 draft.tokens_BN.tolist(),
                 draft.parents_BN.tolist(),
                 draft.mask_BN.tolist(),
@@ -98,12 +100,12 @@ def cost(contender: Contender, text: list[int], context_length: int, rows: int) 
     }
 
 
-def _agreeing(
-    tokens: list[int], parents: list[int], mask: list[bool], text: list[int], place: int
+def _num_matching(
+    tokens: list[int], parents: list[int], mask: list[bool], text: list[int], position: int
 ) -> int:
-    """Tokens of a draft that the text has, too."""
+    """The number of drafted tokens along a path that match the text from a position on."""
     node, depth = 0, 0
     for child in range(1, len(tokens)):
-        if mask[child] and parents[child] == node and tokens[child] == text[place + depth]:
+        if mask[child] and parents[child] == node and tokens[child] == text[position + depth]:
             node, depth = child, depth + 1
     return depth

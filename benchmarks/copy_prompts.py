@@ -1,14 +1,14 @@
-"""Prompts of three kinds of text, made from the corpus: the standard library's held-out files.
+"""Prompts of four kinds of text, made from the held-out files of the standard library.
 
-    edit     a function, and the beginning of a copy in which one name is another throughout
-    repeat   a function, and the beginning of a copy under another name
+    edit     a function, and the beginning of a copy in which one name is replaced throughout
+    repeat   a function, and the beginning of a copy with another function name
     code     the beginning of a file
     free     the beginning of a docstring of several sentences
 
-The first two come with the text that belongs there. The embedded target is too small to write it
-by itself, so a benchmark of copying makes it the target's text by ``Sampling.forced``: the passes
-are as they are, only the distribution is a point mass. What a model that can copy would gain is
-measured thereby, and what this one gains by itself stands in the other kinds.
+The first two kinds come with a reference continuation. The embedded target is too small to produce
+it, so benchmarks of copying force it by ``Sampling.forced``: forward passes are unchanged, but the
+distribution is a point mass. This measures the gain of a model that can copy. The other kinds
+measure the gain of the embedded target itself.
 """
 
 import ast
@@ -32,28 +32,28 @@ FREE_WORDS = 40
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and what is to be written there; "" where that is the model's own business."""
+    """A prompt and its reference continuation; "" if the model continues it freely."""
 
     text: str
     reference: str = ""
 
 
 def prompts(kind: Kind, num: int) -> list[Prompt]:
-    """That many prompts, spread over the files; fewer if there are no more."""
+    """At most ``num`` prompts of a kind, spread evenly over the files."""
     found = list(_MAKERS[kind](documents()))
     return found[:: max(len(found) // num, 1)][:num]
 
 
 @lru_cache(maxsize=1)
 def documents() -> tuple[Document, ...]:
-    """The held-out files that are programs, not tables."""
+    """The held-out files, without the tables of the ``encodings`` package."""
     (source,) = collect([STDLIB])
     held_out = (document for document in source.documents if document.held_out)
     return tuple(document for document in held_out if not document.name.startswith("encodings"))
 
 
 def _functions(documents: tuple[Document, ...]) -> Iterator[tuple[str, str]]:
-    """Names and sources of functions of middling length."""
+    """Names and sources of functions of medium length."""
     for document in documents:
         lines = document.text.splitlines()
         for node in ast.walk(ast.parse(document.text)):
@@ -68,7 +68,7 @@ def _renamed(source: str, name: str) -> str:
 
 
 def _begun(source: str, copy: str) -> Prompt:
-    """The function and the first lines of its copy."""
+    """A prompt of a function and the first lines of its copy; the rest is the reference."""
     lines = copy.splitlines(keepends=True)
     head, rest = "".join(lines[:HEAD_LINES]), "".join(lines[HEAD_LINES:])
     return Prompt(f"{source}\n\n\n{head}", rest)

@@ -1,4 +1,4 @@
-"""What copying drafts cost and gain: prompt lookup and suffix decoding.
+"""The cost and the gain of drafts by copying: prompt lookup and suffix decoding.
 
     python -m benchmarks.copying [--repeats 5] [--texts 6] [--tokens 64] [--out DIR]
 
@@ -6,11 +6,12 @@ Cost: microseconds per draft and bytes per token at 8,000 tokens of context, bat
 (``benchmarks.copy_cost``).
 
 Gain: tokens per second of the embedded pair, batch 1, prefill included, by kind of text
-(``benchmarks.copy_prompts``). In ``edit`` and ``repeat`` the text is the copy, made the target's by
-``Sampling.forced``; in ``code`` and ``free`` it is the target's own. Each repeat runs every method
-on every prompt, in an order that rotates; the ratio is to plain decoding in the same repeat, the
-median with the smallest and the largest. ``suffix, asked before`` keeps a corpus, and since every
-repeat asks the same it has all the answers; the others keep none. Writes JSON and a Markdown table.
+(``benchmarks.copy_prompts``). In ``edit`` and ``repeat``, the output is the copy, forced by
+``Sampling.forced``; in ``code`` and ``free``, it is the target's own. Each repeat runs every method
+on every prompt, in an order that rotates. Ratios are to plain decoding in the same repeat: the
+median, the smallest and the largest. ``suffix, asked before`` keeps a corpus of outputs, which
+contains all of them after the first repeat; the other methods keep none. Writes JSON and a Markdown
+table.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 import outrider
-from benchmarks.copy_cost import CONTEXT, CORPUS, ROWS, contenders, cost
+from benchmarks.copy_cost import CONTEXT, CORPUS, ROWS, configurations, cost
 from benchmarks.copy_prompts import KINDS, Kind, documents, prompts
 from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling, Stats
@@ -47,14 +48,14 @@ BARS = {"microseconds": 50.0, "bytes": 100.0, "gain": 1.8}
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt, and how it is to be continued."""
+    """A prompt with its sampling parameters."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
 
 
 def tasks(kind: Kind, target: HFModel, num: int, tokens: int, temperature: float) -> list[Task]:
-    """The prompts of a kind; where there is a reference, it is what will be written."""
+    """The prompts of a kind; references are forced as outputs."""
     assert target.tokenizer is not None
     made = []
     for prompt in prompts(kind, num):
@@ -72,7 +73,7 @@ def gain(engines: dict[str, Engine], work: list[Task], repeats: int) -> dict[str
     """Tokens per second of each method, and its ratio to plain, repeat by repeat."""
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     stats: dict[str, list[Stats]] = {name: [] for name in engines}
-    for repeat in range(-1, repeats):  # one to warm up, with the first prompt alone
+    for repeat in range(-1, repeats):  # the first is warm-up, with one prompt only
         names = list(engines)
         for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
             began = time.perf_counter()
@@ -104,7 +105,7 @@ def gain(engines: dict[str, Engine], work: list[Task], repeats: int) -> dict[str
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, float, bool]]:
-    """What is promised, the worst that was measured, and whether it is kept."""
+    """Each bar with the worst measured value, and whether it is met."""
     largest = max(row["bytes"] for row in report["cost"])
     found = [("an index takes at most 100 bytes per token", largest, largest <= BARS["bytes"])]
     for rows in sorted({row["rows"] for row in report["cost"]}):
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -207,7 +208,7 @@ def main() -> None:
         "cost": [
             {"name": each.name} | cost(each, text, CONTEXT, rows)
             for rows in ROWS
-            for each in contenders(earlier)
+            for each in configurations(earlier)
         ],
         "gain": {},
     }

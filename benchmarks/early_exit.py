@@ -1,23 +1,23 @@
-"""What early exit saves: the target's pass over a draft of its own first layers, whole and not.
+"""The saving of early exit: the target's pass over its own draft, with and without reuse.
 
     python -m benchmarks.early_exit [--repeats 30] [--out DIR]
 
-The target of the embedded pair drafts with half of its layers. Each repeat drafts γ tokens, passes
-the remaining layers over them and their root as the method does, and then passes the whole model
-over the same draft, as a target would that shares nothing. Contexts have 256 tokens of source code.
-All times are medians; ratios are medians of the repeats' own, whose passes follow each other, so
-other load on the machine touches them less than the times.
+The target of the embedded pair drafts with half of its layers. Each repeat drafts γ tokens, then
+runs the remaining layers over them and their root, as the method does, and then the whole model
+over the same draft, as a target without reuse would. Contexts have 256 tokens of source code. Times
+are medians. Ratios are medians over repeats; the passes of a repeat follow each other, so other
+load on the machine affects ratios less than times.
 
-The draft takes γ + 1 passes of the first layers, the last of them without the head: so the first
-layers of the last drafted token, which a separate draft model would never see, are paid there. What
-is saved is what the whole pass computes and the draft has already computed: (γ + 1) k of the
-(γ + 1) L layer-tokens of a pass. Where a pass over γ + 1 tokens costs hardly more than one over a
-single token, that is worth one pass of k layers; where time goes with tokens, γ + 1 of them.
+The draft takes γ + 1 passes of the first layers, the last of them without the head. It computes the
+first layers for the last drafted token too, which a separate draft model would not process. The
+saving is what the draft has computed already: (γ + 1) k of the (γ + 1) L layer-tokens of a whole
+pass. If a pass over γ + 1 tokens costs hardly more than one over a single token, the saving is
+worth one pass of k layers; if the time is proportional to the tokens, γ + 1 such passes.
 
-How much of such a draft is accepted is another question: this target was not trained to exit early.
-Acceptance is measured by decoding, for completeness.
+This target was not trained for early exit, so few of its drafts are accepted. Acceptance is
+measured by decoding, for completeness.
 
-Writes JSON and a Markdown table. Legend: B rows.
+Writes JSON and a Markdown table. Legend: B rows, L layers.
 """
 
 import argparse
@@ -46,19 +46,19 @@ CONTEXT = 256
 def measure(
     target: EarlyExit, prompts: list[list[int]], gamma: int, repeats: int
 ) -> dict[str, Any]:
-    """Times of one size, in seconds."""
+    """Times for one batch size and γ, in seconds."""
     B = len(prompts)
     drafter = EarlyExitDrafter(target)
     distribution = Warp([Sampling()] * B, target.num_tokens, target.device)
     context = Context.start(prompts, distribution, [0] * B, range(B), target.device)
     cache, state = target.start(context), drafter.start(context)
     seconds: dict[str, list[float]] = {"draft": [], "remaining": [], "whole": []}
-    for repeat in range(-3, repeats):  # three to warm up
+    for repeat in range(-3, repeats):  # three of warm-up
         rng = context.rng.at(torch.full_like(context.length_B, repeat + 3))
         began = time.perf_counter()
         draft = drafter.propose(state, context, Budget(gamma), rng)
         drafted = time.perf_counter()
-        target.score(cache, draft)  # what was kept of the draft serves this one pass
+        target.score(cache, draft)  # reuses the draft's results, for this pass only
         remaining = time.perf_counter()
         target.score(cache, draft)
         whole = time.perf_counter()
@@ -90,7 +90,7 @@ def _summary(times: list[float]) -> dict[str, float]:
 
 
 def acceptance(target: HFModel, prompts: list[list[int]], temperature: float) -> dict[str, float]:
-    """What decoding accepts at γ = 5."""
+    """Acceptance in decoding at γ = 5."""
     engine = Engine(target, None, METHODS["early-exit"])
     sampling = Sampling(temperature=temperature, max_new_tokens=48, ignore_eos=True)
     stats = engine.generate(prompts, sampling).stats
@@ -126,9 +126,9 @@ def markdown(report: dict[str, Any]) -> str:
     share = report["sizes"][0]["layer_ratio"]
     lines += [
         "",
-        f"The remaining layers are {share:.2f} of all; embedding, masks, norm and head belong to "
-        f"both passes. A draft is γ + 1 passes of the first layers over one token, whose keys, "
-        f"values and hidden states the target's pass finds.",
+        f"The remaining layers are {share:.2f} of all; embedding, masks, norm and head are part of "
+        f"both passes. A draft takes γ + 1 passes of the first layers over one token, and the "
+        f"target's pass reuses their keys, values and hidden states.",
         "",
         "| temperature | α | acceptance length, γ = 5 |",
         "|---:|---:|---:|",
@@ -137,12 +137,12 @@ def markdown(report: dict[str, Any]) -> str:
         f"| {found['temperature']:g} | {found['alpha']:.2f} | {found['acceptance_length']:.2f} |"
         for found in report["acceptance"]
     ]
-    lines += ["", "The target was not trained to exit early, so few of its early words are kept."]
+    lines += ["", "The target was not trained for early exit, so few of its drafts are accepted."]
     return "\n".join(lines) + "\n"
 
 
 def code_prompts(target: HFModel, num: int) -> list[list[int]]:
-    """Pieces of this project's own source, in tokens."""
+    """Contexts of ``CONTEXT`` tokens from this project's own source."""
     assert target.tokenizer is not None
     paths = sorted(Path(__file__).parent.parent.glob("outrider/core/*.py"))
     ids = target.tokenizer("".join(path.read_text() for path in paths))["input_ids"]
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 3, 5, 8])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--dtype", default=None)
-    parser.add_argument("--note", default="", help="said in the report, such as other load")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,23 +1,24 @@
-"""Is speculative text plain decoding's, token for token? As it comes and exact, alone, in batches.
+"""Compares speculative outputs with plain decoding token for token, with and without ``exact``.
 
     python -m benchmarks.exact [--target embedded] [--compile off] [--batch 1 8] [--minutes 4]
 
-A pass over six tokens rounds differently from a pass over one, so where two tokens are as probable
-as each other, greedy text may part from plain decoding's, and most of what follows with it. With
-``exact=True`` it may not. The reference is plain decoding of the same runtime, one prompt at a
-time. Prompts are beginnings of the texts of ``benchmarks.copy_prompts``, all kinds in turn.
+A forward pass over six tokens rounds differently from a pass over one. Where two tokens are almost
+equally probable, greedy output may therefore differ from plain decoding, and so may most of what
+follows. With ``exact=True``, it must not. The reference is plain decoding of the same runtime, one
+prompt at a time. Prompts are beginnings of the texts of ``benchmarks.copy_prompts``, of all kinds
+in turn.
 
-A part is a target, a level of ``compile``, a precision and the processor's vector width, which
-``ATEN_CPU_CAPABILITY`` (default, avx2, avx512) makes narrower, with and without ``exact`` taking
-turns, or ``--exact-only``. Targets:
+A part of the report is a target, a level of ``compile``, a precision and the processor's vector
+width, which ``ATEN_CPU_CAPABILITY`` (default, avx2, avx512) can lower. It runs with and without
+``exact`` alternately, or with ``--exact-only``. Targets:
 
     embedded   with the embedded draft
     inflated   the same function at the cost of 180 million parameters, ``benchmarks.inflate``
     odd        random weights, sizes that are no multiples of a vector width; its draft is the same
                with 2 % noise
 
-Prompts come in pieces; a piece that is done is kept, so a part can be measured in several calls,
-each of some ``--minutes``. Writes JSON and Markdown.
+The prompts are split into pieces. Finished pieces are kept, so a part can be measured in several
+calls of about ``--minutes`` each. Writes JSON and Markdown.
 """
 
 import argparse
@@ -63,13 +64,17 @@ ODD = {
 }
 NOISE = 0.02
 LEVELS: dict[Compile, str] = {"off": "eager", "auto": "compiled", "max": "compiled, max"}
-PROMPT_KINDS: tuple[Kind, ...] = ("code", "repeat", "free")  # an edit begins as a repeat does
+PROMPT_KINDS: tuple[Kind, ...] = (
+    "code",
+    "repeat",
+    "free",
+)  # an edit has the same beginning as a repeat
 PROMPT_TOKENS = 24
 COST_BAR = 0.10
 
 
 def prompts(num: int) -> list[list[int]]:
-    """Beginnings of texts, kinds in turn; fewer if there are no more."""
+    """At most ``num`` beginnings of texts, of all kinds in turn."""
     tokenizer = load_model(outrider.assets.target_path()).tokenizer
     assert tokenizer is not None
     found: dict[tuple[int, ...], None] = {}
@@ -82,7 +87,7 @@ def prompts(num: int) -> list[list[int]]:
 
 
 def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: int) -> Engine:
-    """The pair."""
+    """The engine for a target, with its draft."""
     source: str | HFModel = "embedded"
     draft: str | HFModel = "embedded"
     if target == "odd":
@@ -102,7 +107,7 @@ def load(target: str, level: Compile, exact: bool, dtype: str, batch: int, γ: i
 
 
 def odd_pair(dtype: str) -> tuple[HFModel, HFModel]:
-    """A random target, and a draft that agrees with it for the most part."""
+    """A random target, and a draft that mostly agrees with it."""
     tokenizer = load_model(outrider.assets.target_path()).tokenizer
     assert tokenizer is not None
     config = LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=False, **ODD)
@@ -124,7 +129,7 @@ def odd_pair(dtype: str) -> tuple[HFModel, HFModel]:
 
 
 def timed(engine: Engine, work: Sequence[Sequence[int]], sampling: Sampling) -> tuple[Any, float]:
-    """Texts, and the seconds they took."""
+    """The output tokens, and the seconds that they took."""
     began = time.perf_counter()
     results = engine.generate([list(prompt) for prompt in work], sampling)
     return [result.token_ids for result in results], time.perf_counter() - began
@@ -133,36 +138,38 @@ def timed(engine: Engine, work: Sequence[Sequence[int]], sampling: Sampling) -> 
 def against_plain(
     engine: Engine, batches: Sequence[int], work: Sequence[Sequence[int]], sampling: Sampling
 ) -> Iterator[Row]:
-    """Texts in batches of each size held against plain decoding's: how many are equal, and the
-    earliest place where one parts, if one does."""
+    """Compares outputs in batches of each size with plain decoding.
+
+    Yields the number of equal outputs and the earliest position of a difference, None without one.
+    """
     target, draft = engine.target, engine.draft
     plain = Engine(target, None, METHODS["plain"], max_batch_size=1)
-    timed(plain, work[:1], Sampling(temperature=0, max_new_tokens=8))  # what comes first is slow
+    timed(plain, work[:1], Sampling(temperature=0, max_new_tokens=8))  # warm-up
     wanted, plain_seconds = timed(plain, work, sampling)
     for batch in batches:
         γ = engine.num_speculative_tokens
         method = METHODS["speculative"]
         fast = Engine(target, draft, method, num_speculative_tokens=γ, max_batch_size=batch)
         timed(fast, work[:batch], Sampling(temperature=0, max_new_tokens=8))
-        texts, seconds = timed(fast, work, sampling)
-        parted = [
+        outputs, seconds = timed(fast, work, sampling)
+        differences = [
             next((i for i, (a, b) in enumerate(zip(x, y, strict=False)) if a != b), len(x))
-            for x, y in zip(wanted, texts, strict=True)
+            for x, y in zip(wanted, outputs, strict=True)
             if x != y
         ]
         yield {
             "batch": batch,
             "prompts": len(work),
-            "equal": len(work) - len(parted),
-            "first": min(parted, default=None),
-            "tokens": sum(map(len, texts)),
+            "equal": len(work) - len(differences),
+            "first": min(differences, default=None),
+            "tokens": sum(map(len, outputs)),
             "plain_seconds": plain_seconds,
             "seconds": seconds,
         }
 
 
 def total(part: dict[str, Any]) -> list[Row]:
-    """The rows of a part's pieces, added up; speeds in tokens per second."""
+    """The rows of all pieces of a part, added up; speeds in tokens per second."""
     groups: dict[tuple[bool, int], list[Row]] = {}
     for piece in part["pieces"].values():
         for row in piece:
@@ -186,12 +193,16 @@ def total(part: dict[str, Any]) -> list[Row]:
 
 
 def bars(rows: Sequence[Row]) -> Iterator[tuple[str, str, bool]]:
-    """What is promised of a part, what was measured, and whether it held."""
+    """Each bar of a part with the measured value, and whether it is met."""
     loose = {row["batch"]: row["speed"] for row in rows if not row["exact"]}
     for row in rows:
         if row["exact"]:
             batch, share = row["batch"], f"{row['equal']} of {row['prompts']}"
-            yield f"batch {batch}: every text is plain's", share, row["equal"] == row["prompts"]
+            yield (
+                f"batch {batch}: every output equals plain decoding",
+                share,
+                row["equal"] == row["prompts"],
+            )
             if batch in loose:
                 cost = loose[batch] / row["speed"] - 1
                 met = cost <= COST_BAR
@@ -200,26 +211,26 @@ def bars(rows: Sequence[Row]) -> Iterator[tuple[str, str, bool]]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    lines = ["# Speculative text against plain decoding's, token for token"]
+    lines = ["# Speculative outputs against plain decoding, token for token"]
     for name, part in report.items():
-        about, asked, rows = part["about"], part["asked"], total(part)
+        about, settings, rows = part["about"], part["asked"], total(part)
         lines += [
             "",
             f"## {name[0].upper()}{name[1:]}",
             "",
             f"{about['date']}, {about['hardware']}, {about['threads']} "
             f"thread{'' if about['threads'] == 1 else 's'}, torch "
-            f"{about['torch']}; γ = {asked['gamma']}, temperature 0, "
-            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {asked['tokens']} tokens "
+            f"{about['torch']}; γ = {settings['gamma']}, temperature 0, "
+            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {settings['tokens']} tokens "
             f"each.{about['note']}",
             "",
             f"Command: `{about['command']}`",
             "",
-            "| | batch | same text | first difference | plain tokens/s | tokens/s |",
+            "| | batch | same output | first difference | plain tokens/s | tokens/s |",
             "|---|---:|---:|---:|---:|---:|",
         ]
         lines += [
-            f"| {'exact' if row['exact'] else 'as it comes'} | {row['batch']} | {row['equal']} of "
+            f"| {'exact' if row['exact'] else 'default'} | {row['batch']} | {row['equal']} of "
             f"{row['prompts']} | {'' if row['first'] is None else row['first']} | "
             f"{row['plain']:.0f} | {row['speed']:.0f} |"
             for row in rows
@@ -230,7 +241,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def measure(part: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
-    """Adds the pieces that a part lacks; says what it did, a line at a time."""
+    """Measures the missing pieces of a part; yields a line of progress after each."""
     began = time.perf_counter()
     sampling = Sampling(temperature=0, max_new_tokens=args.tokens, ignore_eos=True)
     work = prompts(args.prompts)
@@ -256,7 +267,7 @@ def measure(part: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, measures what is lacking, and writes the report after each piece."""
+    """Parses the options, measures the missing pieces, and writes the report after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", choices=TARGETS, default="embedded")
     parser.add_argument("--compile", choices=LEVELS, default="off")
@@ -265,12 +276,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--gamma", type=int, default=5)
-    parser.add_argument("--pieces", type=int, default=5, help="that the prompts are measured in")
-    parser.add_argument("--exact-only", action="store_true", help="leave out what it costs")
-    parser.add_argument("--minutes", type=float, help="begin no piece that would end later")
-    parser.add_argument("--fresh", action="store_true", help="keep nothing of this part")
+    parser.add_argument(
+        "--pieces", type=int, default=5, help="number of pieces that the prompts are split into"
+    )
+    parser.add_argument("--exact-only", action="store_true", help="do not measure without exact")
+    parser.add_argument(
+        "--minutes", type=float, help="begin no piece that would end after this time"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="discard the finished pieces of this part"
+    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore", UserWarning)
@@ -279,14 +296,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     width = torch.backends.cpu.get_cpu_capability()
     name = f"{TARGETS[args.target]}, {LEVELS[args.compile]}, {args.dtype}, {width}"
-    asked_width = os.environ.get("ATEN_CPU_CAPABILITY")
-    setting = f"ATEN_CPU_CAPABILITY={asked_width} " if asked_width else ""
-    asked = {key: getattr(args, key) for key in ("batch", "prompts", "tokens", "gamma", "pieces")}
+    width_setting = os.environ.get("ATEN_CPU_CAPABILITY")
+    setting = f"ATEN_CPU_CAPABILITY={width_setting} " if width_setting else ""
+    keys = ("batch", "prompts", "tokens", "gamma", "pieces")
+    settings = {key: getattr(args, key) for key in keys}
     part = report.get(name)
-    if args.fresh or part is None or part["asked"] != asked:
-        part = {"asked": asked, "pieces": {}}
-    told = " ".join(f"--{key} {value}" for key, value in asked.items() if key != "batch")
-    told += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
+    if args.fresh or part is None or part["asked"] != settings:
+        part = {"asked": settings, "pieces": {}}
+    flags = " ".join(f"--{key} {value}" for key, value in settings.items() if key != "batch")
+    flags += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
     part["about"] = {
         "date": date.today().isoformat(),
         "hardware": hardware(),
@@ -295,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "note": f" {args.note}" if args.note else "",
         "command": f"{setting}python -m benchmarks.exact --target {args.target} "
         f"--compile {args.compile} --dtype {args.dtype} --batch "
-        f"{' '.join(map(str, args.batch))} {told}",
+        f"{' '.join(map(str, args.batch))} {flags}",
     }
     report[name] = part
     args.out.mkdir(parents=True, exist_ok=True)

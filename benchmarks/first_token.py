@@ -1,9 +1,10 @@
-"""How long a first token takes: prompts read by the compiled graph, and as they were without it.
+"""Time to first token, with prompts prefilled by the compiled graph and without it.
 
     python -m benchmarks.first_token [--tokens 5 10 24 48 100 128 300] [--repeats 25]
 
-The embedded pair, compiled, γ 5, temperature 0: prefill of both models and one round, by the wall
-clock. Both ways take turns. Beyond 128 tokens there is one way only. Writes JSON and Markdown.
+The embedded pair, compiled, γ 5, temperature 0: wall-clock time of the prefill of both models and
+one round. Both modes alternate. Prompts of more than 128 tokens are always prefilled eagerly.
+Writes JSON and Markdown.
 """
 
 import argparse
@@ -22,13 +23,13 @@ from outrider import Engine, Sampling
 from outrider.lab.metadata import run_metadata
 from outrider.runtime import runner
 
-WAYS = ("eager", "graph")
+MODES = ("eager", "graph")
 ONE = Sampling(temperature=0, max_new_tokens=1, ignore_eos=True)
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Lets no prompt go by a graph."""
+    """Turns prefill by the compiled graph off."""
     kept, runner._PRODUCTS_PER_LAYER = runner._PRODUCTS_PER_LAYER, 0
     try:
         yield
@@ -37,33 +38,34 @@ def eagerly() -> Iterator[None]:
 
 
 def measure(engine: Engine, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds to the first token of such a prompt, median, least and most, by way."""
+    """Milliseconds to the first token by mode: median, lowest and highest."""
     vocabulary = engine.target.num_tokens
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    times: dict[str, list[float]] = {mode: [] for mode in MODES}
     for repeat in range(repeats + 1):
-        prompt = [[(37 * place + repeat) % (vocabulary - 10) + 10 for place in range(num_tokens)]]
-        for way in WAYS:
+        prompt = [[(37 * i + repeat) % (vocabulary - 10) + 10 for i in range(num_tokens)]]
+        for mode in MODES:
             began = time.perf_counter()
-            if way == "graph":
+            if mode == "graph":
                 engine.generate(prompt, ONE)
             else:
                 with eagerly():
                     engine.generate(prompt, ONE)
-            if repeat:  # the first one warms up
-                times[way].append(1e3 * (time.perf_counter() - began))
-    ways = {way: [statistics.median(of), min(of), max(of)] for way, of in times.items()}
-    return {"tokens": num_tokens, **ways}
+            if repeat:  # the first is warm-up
+                times[mode].append(1e3 * (time.perf_counter() - began))
+    modes = {mode: [statistics.median(ms), min(ms), max(ms)] for mode, ms in times.items()}
+    return {"tokens": num_tokens, **modes}
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The page."""
-    told = report["about"]
+    """The report as a page."""
+    metadata = report["about"]
     lines = [
         "# First token, embedded pair, compiled",
         "",
-        f"{told['date']}, {told['hardware']}, {told['threads']} threads, torch "
-        f"{told['versions']['torch']}; γ 5, temperature 0, prefill of both models and one round; "
-        f"median of {told['repeats']} (least to most), both ways in turns.",
+        f"{metadata['date']}, {metadata['hardware']}, {metadata['threads']} threads, torch "
+        f"{metadata['versions']['torch']}; γ 5, temperature 0, prefill of both models and one "
+        f"round; "
+        f"median of {metadata['repeats']} (lowest to highest), both modes alternating.",
         "",
         f"Command: `{report['command']}`",
         "",
@@ -71,7 +73,7 @@ def markdown(report: dict[str, Any]) -> str:
         "|---:|---:|---:|---:|",
     ]
     for row in report["rows"]:
-        cells = ("{:.1f} ({:.1f}–{:.1f})".format(*row[way]) for way in WAYS)
+        cells = ("{:.1f} ({:.1f}–{:.1f})".format(*row[mode]) for mode in MODES)
         ratio = row["eager"][0] / row["graph"][0]
         lines.append(f"| {row['tokens']} | {' | '.join(cells)} | {ratio:.2f}× |")
     return "\n".join(lines) + "\n"

@@ -1,9 +1,9 @@
-"""How long the first use takes: kernels and programs of the embedded pair, from an empty cache.
+"""Duration of the first use: compiling kernels and programs of the embedded pair.
 
     python -m benchmarks.first_use [--dtypes float32 bfloat16] [--method speculative]
 
-Each precision is loaded with ``compile="auto"`` by a process of its own whose cache folders are
-empty, and then again, with what is kept. Seconds of each program by the wall clock, and of
+Each precision is loaded with ``compile="auto"`` in its own process with empty cache folders, and
+then a second time with the filled caches. For each program, measures the wall clock and the
 processor time (Python, and the C++ compilers that it runs). Writes JSON and Markdown.
 """
 
@@ -27,7 +27,7 @@ KERNELS = "kernels, and loading the models"
 
 
 def now() -> list[float]:
-    """The wall clock, processor time of this process, and of those that it has waited for."""
+    """The wall clock, and the processor time of this process and of its finished children."""
     own, others = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
@@ -39,7 +39,7 @@ def now() -> list[float]:
 
 
 def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
-    """Loads the engine in this process: seconds of each program, and warnings."""
+    """Loads the engine in this process; returns the seconds of each program, and warnings."""
     import torch
 
     import outrider
@@ -65,7 +65,7 @@ def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
 
 
 def measure(method: str, dtype: str, threads: int) -> dict[str, Any]:
-    """The first load and the second one, each in a process of its own."""
+    """Measures the first load and the second one, each in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         empty = {
             "OUTRIDER_CACHE": f"{folder}/outrider",
@@ -84,22 +84,22 @@ def measure(method: str, dtype: str, threads: int) -> dict[str, Any]:
 
 
 def total(loaded: dict[str, Any]) -> tuple[float, float]:
-    """Seconds by the wall clock, and of processor time."""
+    """Seconds of wall-clock time, and of processor time."""
     stages = loaded["stages"]
     return sum(s["wall"] for s in stages), sum(s["python"] + s["compilers"] for s in stages)
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The page."""
-    told = report["about"]
+    """The report as a page."""
+    metadata = report["about"]
     lines = [
         "# First use, embedded pair",
         "",
-        f"{told['date']}, {told['hardware']}, {told['threads']} threads, torch "
-        f'{told["versions"]["torch"]}; `compile="auto"`, method {report["method"]}, γ 5, from '
-        f"empty cache folders; one run. Processor time is of Python and of the C++ compilers "
-        f"that it runs. Load average before: {told['load']:.1f}; on an idle machine the wall clock "
-        f"shows little more than processor time.",
+        f"{metadata['date']}, {metadata['hardware']}, {metadata['threads']} threads, torch "
+        f'{metadata["versions"]["torch"]}; `compile="auto"`, method {report["method"]}, γ 5, from '
+        f"empty cache folders; one run. Processor time is that of Python and of the C++ "
+        f"compilers that it runs. Load average before: {metadata['load']:.1f}; on an idle machine, "
+        f"the wall-clock time is only slightly longer than the processor time.",
         "",
         f"Command: `{report['command']}`",
     ]
@@ -112,7 +112,7 @@ def markdown(report: dict[str, Any]) -> str:
             f"First use {wall:.0f} s ({busy:.0f} s of processor time); later loads {wall_2:.1f} s "
             f"({busy_2:.1f} s).",
             "",
-            "| made | wall clock, s | Python, s | C++ compilers, s |",
+            "| compiled | wall clock, s | Python, s | C++ compilers, s |",
             "|---|---:|---:|---:|",
         ]
         for stage in run["first"]["stages"]:

@@ -1,18 +1,19 @@
-"""Models of 7 and 13 billion parameters on a GPU: speed, floors, gaps, waits, by batch and draft.
+"""Models of 7 and 13 billion parameters on a GPU: speed, floors, gaps and waits.
 
     python -m benchmarks.gpu [--shapes 7b 13b inflated] [--batches 1 4 16 64] [--gammas 4 8]
     python -m benchmarks.gpu --device cpu --shapes tiny           # a rehearsal, in seconds
 
-Targets and drafts have the shapes of the papers, not their weights (``gpu_shapes.py``). What drafts
-are worth is then either set, each token accepted with one probability, once with no draft model at
-all and once with the draft's passes (``gpu_rounds.py``); or real, that of the embedded pair, whose
-function inflated models have, with the method ``synthetic`` beside it.
+Targets and drafts have the shapes of published models, not their weights (``gpu_shapes.py``).
+Acceptance is either set, with one probability for every token, with and without the passes of a
+draft model (``gpu_rounds.py``); or real, that of the embedded pair, whose function the inflated
+models compute. The method ``synthetic`` is measured beside the latter.
 
-Per batch, plain decoding and every contender take turns: some rounds of a full batch, prefill and
-the first rounds not counted, by the wall clock, each until the device is done. Then a few rounds
-with the device waited for around each pass, a few under the profiler, a few in CUDA's debug mode.
-The floor of a pass is the bytes of its weights, keys and values over the measured bandwidth; at
-large batches arithmetic takes longer. Whatever fails is noted, and the rest goes on.
+For each batch size, plain decoding and all configurations alternate. Timed are rounds of a full
+batch after prefill and a few rounds of warm-up, by the wall clock, each until the device has
+finished. Then follow a few rounds with synchronisation around each pass, a few under the profiler,
+and a few in CUDA's debug mode. The floor of a pass is the bytes of its weights, keys and values
+over the measured bandwidth; at large batches, arithmetic takes longer. Failures are reported, and
+the other measurements continue.
 """
 
 import argparse
@@ -29,7 +30,7 @@ import torch
 import transformers
 
 import outrider
-from benchmarks.gpu_contenders import FAILURES, Settings, contenders, first_line, measure
+from benchmarks.gpu_configurations import FAILURES, Settings, configurations, first_line, measure
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
 from outrider.core.errors import OutriderWarning
@@ -47,7 +48,7 @@ REHEARSAL = Settings((1, 2), (2,), ("off",), 0.8, 2, 1)
 def run(
     group: Group, settings: Settings, device: torch.device, bandwidth: float, notes: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """All rows of a target; what went wrong is added to the notes."""
+    """Yields all rows of a target; adds warnings to the notes."""
     dtype = resolve_dtype(None, device)
     print(f"{group.target.name}: building", flush=True)
     built = [member.build(device, dtype) for member in (group.target, *group.drafts)]
@@ -58,7 +59,7 @@ def run(
             for batch in settings.batches:
                 print(f"{group.target.name}, compile={mode}, batch {batch}", flush=True)
                 where = {"target": target.name, "compile": mode, "batch": batch}
-                entries = list(contenders(target, drafts, group.trained, batch, settings))
+                entries = list(configurations(target, drafts, group.trained, batch, settings))
                 for row in measure(entries, settings, bandwidth):
                     yield where | row
         messages = {str(w.message) for w in caught if issubclass(w.category, OutriderWarning)}
@@ -66,7 +67,7 @@ def run(
 
 
 def _prepared(model: HFModel, mode: Compile) -> HFModel:
-    """The model run in that way, beside the same weights run in others."""
+    """The model in a compile mode, sharing its weights with the other modes."""
     own = HFModel(model.module, model.tokenizer, model.name)
     return outrider.load(own, method="plain", compile=mode).target
 
@@ -77,8 +78,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(FOR_GPUS))
     parser.add_argument("--batches", type=int, nargs="+")
     parser.add_argument("--gammas", type=int, nargs="+")
-    parser.add_argument("--modes", nargs="+", choices=["off", "auto"], help="of running a model")
-    parser.add_argument("--acceptance", type=float, help="where it is set")
+    parser.add_argument(
+        "--modes", nargs="+", choices=["off", "auto"], help="compile modes of the models"
+    )
+    parser.add_argument(
+        "--acceptance", type=float, help="probability that a token is accepted, where it is set"
+    )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--out", type=Path, help=f"folder; {RESULTS} on a GPU, else none")
@@ -86,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _checked(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; without a GPU, only a rehearsal."""
+    """Parses the options; without a GPU, only a rehearsal is allowed."""
     options = parser.parse_args(arguments)
     options.device = device = torch.device(options.device)
     remedy = "to see it run without a GPU: --device cpu --shapes tiny"
@@ -106,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = replace(ON_GPU if on_gpu else REHEARSAL, **given)
     out = options.out or (RESULTS if on_gpu else None)
     if "auto" in settings.modes:
-        torch._dynamo.config.recompile_limit = 64  # the graphs of all models share a frame
+        torch._dynamo.config.recompile_limit = 64  # dynamo counts the graphs of all models together
     transformers.logging.set_verbosity_error()
     num_bytes = max(LARGE, 8 * (last_level_cache(device) or 0)) if on_gpu else 2**24
     memory = read_bandwidth(device, num_bytes)
@@ -123,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 report["rows"].append(row)
                 _write(report, out)
         except FAILURES as error:
-            report["notes"].append(f"{group.target.name}, given up: {first_line(error)}")
+            report["notes"].append(f"{group.target.name}, aborted: {first_line(error)}")
         gc.collect()
         if on_gpu:
             torch._dynamo.reset()

@@ -25,7 +25,7 @@ _HEAD = (
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Tables by target, way of running and batch; then waits and notes."""
+    """Tables by target, compile mode and batch size; then waits and notes."""
     about, memory = report["about"], report["memory"]
     lines = [
         "# On a GPU",
@@ -35,14 +35,15 @@ def markdown(report: dict[str, Any]) -> str:
         f"{about['versions']['transformers']}. Memory is read at {memory['median'] / 1e9:.0f} GB/s "
         f"({memory['lowest'] / 1e9:.0f}–{memory['highest'] / 1e9:.0f}). {about['rounds']} rounds, "
         f"median of {about['repeats']} interleaved repeats. Where acceptance is set it is "
-        f"{about['acceptance']} per token; models have shapes of the papers, not their weights.",
+        f"{about['acceptance']} per token; models have the shapes of published ones, not their "
+        "weights.",
         "",
         f"Command: `{report['command']}`",
         "",
         "*Of floor*: bytes of weights, keys and values over the bandwidth, as a share of the time "
-        "taken. *Gaps*: share of a round in which nothing runs on the device. *Launches*, *waits*: "
-        "of kernels, and of the host for the device, per round; one of these is for the "
-        "engine's clock.",
+        "taken. *Gaps*: share of a round in which nothing runs on the device. *Launches*: kernel "
+        "launches per round. *Waits*: synchronisations of the host with the device per round, one "
+        "of them for the engine's clock.",
     ]
     rows = report["rows"]
     for target, mode in dict.fromkeys((row["target"], row["compile"]) for row in rows):
@@ -87,13 +88,13 @@ def _pass(taken: dict[str, float] | None) -> tuple[str, str]:
 
 
 def _waits(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Every place in which the host waited, with the most waits per round of any row."""
+    """Every line of code in which the host waits, with its most waits per round."""
     most: dict[str, float] = {}
     for row in rows:
-        for place, count in (row.get("sync_places") or {}).items():
-            most[place] = max(count, most.get(place, 0.0))
+        for line, count in (row.get("sync_places") or {}).items():
+            most[line] = max(count, most.get(line, 0.0))
     if most:
         yield from ("", "## Where the host waits for the device", "")
-        yield from ("| place | most times a round |", "|---|---:|")
-        for place, count in sorted(most.items(), key=lambda item: -item[1]):
-            yield f"| {place} | {count:.2f} |"
+        yield from ("| line | most waits per round |", "|---|---:|")
+        for line, count in sorted(most.items(), key=lambda item: -item[1]):
+            yield f"| {line} | {count:.2f} |"

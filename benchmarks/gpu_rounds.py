@@ -1,10 +1,10 @@
-"""Rounds of a full batch: what they are verified by, how long they take, what they must read.
+"""Rounds of a full batch: set acceptance, their time, and the bytes that they must read.
 
-A rate of acceptance is *set* by a rule that accepts each token with that probability, whatever the
-target thinks of it; vLLM has such a mode. The text is then nobody's, but a round does all the work
-of a greedy one. (The method ``synthetic`` keeps to the target's text, which it remembers from an
-earlier run. In bfloat16 a pass over more tokens rounds otherwise, so every few tokens the text of a
-random model, and once in a while that of a trained one, parts from the remembered one.)
+Acceptance is *set* by a rule that accepts each token with a given probability, whatever the target
+predicts; vLLM has such a mode. The output is meaningless, but a round does all the work of a greedy
+round. (The method ``synthetic`` keeps the target's output, which it has recorded in an earlier run.
+In bfloat16, a wider pass rounds differently, so the output differs from the recorded one every few
+tokens for a random model, and occasionally for a trained one.)
 
 Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1).
 """
@@ -39,7 +39,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Chance:
-    """Accepts each drafted token with the same probability, until the first refusal."""
+    """Accepts each drafted token with the same probability, until the first rejection."""
 
     acceptance: float = 0.8
     lossless: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Chance:
 
 
 class Free(NoDraft):
-    """Drafts the root again and again, which takes no time."""
+    """Drafts copies of the root, which takes no time."""
 
     def max_nodes(self, num_tokens: int) -> int:
         return num_tokens + 1
@@ -75,12 +75,12 @@ FREE = Method(
 
 @dataclass(frozen=True)
 class Rounds:
-    """Rounds of a batch in which all rows took part.
+    """Timed rounds of a full batch.
 
     Attributes:
-        seconds: of each.
-        tokens: emitted, of all rows.
-        stats: of all rows, the rounds before these included.
+        seconds: of each round.
+        tokens: emitted by all rows.
+        stats: of all rows, rounds of warm-up included.
     """
 
     seconds: tuple[float, ...]
@@ -94,16 +94,16 @@ class Rounds:
 
     @property
     def each(self) -> float:
-        """Seconds of a round, the median."""
+        """Median seconds of a round."""
         return statistics.median(self.seconds)
 
 
 @dataclass(frozen=True)
 class Work:
-    """An engine and what it continues.
+    """An engine with the prompts of its batch.
 
     Attributes:
-        engine: whose rounds.
+        engine: runs the rounds.
         prompts: token ids, one list per row.
         temperature: of all rows.
     """
@@ -113,10 +113,10 @@ class Work:
     temperature: float = 0.0
 
     def started(self) -> RunningBatch:
-        """The batch behind its prefill and a few rounds that are not counted."""
+        """The batch after prefill and a few rounds of warm-up."""
         engine = self.engine
         recipe = engine.recipe
-        batch = RunningBatch(
+        running = RunningBatch(
             engine.target,
             engine.drafter,
             lambda greedy: recipe.greedy_verifier if greedy else recipe.verifier,
@@ -130,51 +130,54 @@ class Work:
         for number, prompt in enumerate(map(tuple, self.prompts)):
             ending = Ending(sampling, (), engine.limit - len(prompt), None)
             rows.append(Row(Request(prompt, prompt, sampling, number), ending))
-        batch.admit(rows)
+        running.admit(rows)
         for _ in range(WARM_UP):
-            self.step(batch)
-        return batch
+            self.step(running)
+        return running
 
-    def step(self, batch: RunningBatch) -> None:
-        """A round of all rows.
+    def step(self, running: RunningBatch) -> None:
+        """Runs a round of all rows.
 
         Raises:
-            InvalidParameterError: a row has no room for another one.
+            InvalidParameterError: the context of a row is full.
         """
-        batch.step()
-        if any(row.finished for row in batch.rows):
+        running.step()
+        if any(row.finished for row in running.rows):
             raise InvalidParameterError(
                 f"the context of {self.engine.limit} tokens is full: ask for fewer rounds, or for "
                 f"a smaller γ"
             )
 
     def timed(self, rounds: int) -> Rounds:
-        """So many rounds, each until the device has done its part."""
-        batch = self.started()
-        seconds, before = [], sum(len(row.token_ids) for row in batch.rows)
+        """Times rounds, each until the device has finished."""
+        running = self.started()
+        seconds, before = [], sum(len(row.token_ids) for row in running.rows)
         for _ in range(rounds):
             began = time.perf_counter()
-            self.step(batch)
+            self.step(running)
             seconds.append(time.perf_counter() - began)
-        tokens = sum(len(row.token_ids) for row in batch.rows) - before
-        stats = Stats.total(row.stats for row in batch.rows)
-        batch.close()
+        tokens = sum(len(row.token_ids) for row in running.rows) - before
+        stats = Stats.total(row.stats for row in running.rows)
+        running.close()
         return Rounds(tuple(seconds), tokens, stats)
 
     def phases(self, rounds: int) -> Phases:
-        """The passes in so many rounds; the device is waited for around each, so that its time is
-        known, and rounds take longer than they do."""
-        batch, device = self.started(), self.engine.target.device
+        """Records rounds by phase.
+
+        The host synchronises with the device around each span. That gives the device's time, but
+        makes rounds slower than usual.
+        """
+        running, device = self.started(), self.engine.target.device
         wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
         recorder = SpanRecorder(wait=wait)
         with recorded(self.engine, recorder):
             for _ in range(rounds):
-                self.step(batch)
-        batch.close()
+                self.step(running)
+        running.close()
         return Phases.of(recorder.spans)
 
     def floor(self, phases: Phases, bandwidth: float) -> dict[str, float]:
-        """Least seconds of a pass of each model, by what it reads: weights, keys and values."""
+        """Least seconds of a pass of each model, by the weights, keys and values that it reads."""
         found = {}
         for track, model in tracks(self.engine).items():
             if track in phases.passes:

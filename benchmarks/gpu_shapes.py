@@ -1,11 +1,11 @@
-"""Models in the shapes of the papers, without their weights.
+"""Models in the shapes of published ones, without their weights.
 
-random     the shape, its own vocabulary, random weights made on the device in their precision:
-           nothing of them passes through the host's memory. Only passes are worth timing
+random     the shape with its own vocabulary and random weights, which are made on the device in
+           their precision. Only the time of passes is meaningful
 inflated   the embedded pair with parameters that contribute nothing (benchmarks.inflate):
-           the texts and the acceptance of the small pair at the cost of the large one, with its
-           vocabulary of 6144 tokens and its heads of 64. Made on the host: as much free memory
-           there as the model takes here
+           the outputs and the acceptance of the small pair at the cost of a large one, with a
+           vocabulary of 6144 tokens and heads of 64. Made on the host, which needs as much free
+           memory as the model takes on the device
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ class Llama:
     vocabulary: int = 32000
 
     def config(self) -> LlamaConfig:
-        """The shape as ``transformers`` writes it."""
+        """The shape as a ``transformers`` config."""
         return LlamaConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -51,13 +51,13 @@ class Llama:
         )
 
     def build(self, device: torch.device, dtype: torch.dtype) -> HFModel:
-        """The model, made where it will run."""
+        """The model, with weights made on the device."""
         with torch.device(device):
             module = AutoModelForCausalLM.from_config(self.config(), dtype=dtype)
         generator = torch.Generator(device).manual_seed(self.layers)
         with torch.no_grad():
             for parameter in module.parameters():
-                if parameter.dim() > 1:  # weights of norms are ones
+                if parameter.dim() > 1:  # norm weights stay ones
                     parameter.normal_(std=_STD, generator=generator)
         return HFModel(module, name=self.name)
 
@@ -81,9 +81,9 @@ class Group:
     """A target and the drafts that it is measured with.
 
     Attributes:
-        target: is loaded once.
-        drafts: are loaded one after the other.
-        trained: whether they know a language, so that acceptance means something.
+        target: the target.
+        drafts: the draft models.
+        trained: whether they are trained, so that acceptance is meaningful.
     """
 
     target: Llama | Inflated

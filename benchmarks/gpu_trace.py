@@ -1,9 +1,9 @@
-"""What a device did during rounds: how long it had nothing to do, how often the host waited for it.
+"""Activity of a device during rounds: its idle time, and how often the host waits for it.
 
-From the profiler's Chrome trace. A *gap* is time of a round in which no kernel, copy or fill runs;
-the profiler itself slows the host down and so widens gaps, so its busy time is to be held against
-rounds that were timed without it. A copy from or to memory that is not pinned waits for the device.
-``sync_places`` says where in the code the host waits, by CUDA's own debug mode.
+The data comes from the profiler's Chrome trace. A *gap* is time of a round in which no kernel, copy
+or fill runs. The profiler slows the host down, which widens gaps, so the busy time should be
+compared with rounds timed without it. A copy from or to pageable memory waits for the device.
+``sync_places`` uses CUDA's debug mode to find where in the code the host waits.
 """
 
 import json
@@ -27,15 +27,15 @@ _ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Activity:
-    """A device during rounds, on average of one.
+    """The activity of a device per round, on average.
 
     Attributes:
-        round_ms: the round, under the profiler.
-        busy_ms: of it, with a kernel, copy or fill on the device.
-        kernels: that ran.
-        launches: calls that launched them.
+        round_ms: time of the round, under the profiler.
+        busy_ms: time in which a kernel, copy or fill runs on the device.
+        kernels: number of kernels.
+        launches: number of calls that launch kernels.
         waits: calls by which the host waits for the device, by name.
-        copies: between host and device, by kind; those of pageable memory are waits, too.
+        copies: copies between host and device, by kind; those of pageable memory wait too.
     """
 
     round_ms: float
@@ -46,13 +46,13 @@ class Activity:
     copies: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The activity as a JSON document."""
         gaps = 1 - self.busy_ms / self.round_ms
         return {**vars(self), "gaps_under_profiler": gaps}
 
 
 def activity(events: Iterable[dict[str, Any]]) -> Activity | None:
-    """What a trace says of its rounds; None where no device is in it."""
+    """The activity in a trace; None if the trace contains no device."""
     events = [event for event in events if event.get("ph") == "X"]
     rounds = [(e["ts"], e["ts"] + e["dur"]) for e in events if _is_round(e)]
     inside = [e for e in events if any(begin <= e["ts"] < end for begin, end in rounds)]
@@ -77,7 +77,7 @@ def activity(events: Iterable[dict[str, Any]]) -> Activity | None:
 
 
 def traced(step: Callable[[], object], rounds: int) -> Activity | None:
-    """Runs so many rounds under the profiler."""
+    """Runs rounds under the profiler; None without a device."""
     with profile(activities=supported_activities()) as profiler:
         for _ in range(rounds):
             with record_function(ROUND):
@@ -89,8 +89,10 @@ def traced(step: Callable[[], object], rounds: int) -> Activity | None:
 
 
 def sync_places(step: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Where the host waits for the device, ``file:line``, and how often in a round. Explicit calls
-    of ``torch.cuda.synchronize`` are not among them."""
+    """Waits of the host for the device per round, by ``file:line``.
+
+    Explicit calls of ``torch.cuda.synchronize`` are not counted.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -101,7 +103,7 @@ def sync_places(step: Callable[[], object], rounds: int) -> dict[str, float]:
             torch.cuda.set_sync_debug_mode("default")
     waits = [w for w in caught if "synchronizing CUDA operation" in str(w.message)]
     counts = Counter(f"{_short(w.filename)}:{w.lineno}" for w in waits)
-    return {place: count / rounds for place, count in counts.most_common()}
+    return {line: count / rounds for line, count in counts.most_common()}
 
 
 def _is_round(event: dict[str, Any]) -> bool:
@@ -109,7 +111,7 @@ def _is_round(event: dict[str, Any]) -> bool:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
+    """The length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))
@@ -118,6 +120,6 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _short(path: str) -> str:
-    """A file of the project by its place in it, any other by its last two parts."""
+    """The path within the project, or the last two parts of any other path."""
     file = Path(path)
     return str(file.relative_to(_ROOT)) if file.is_relative_to(_ROOT) else "/".join(file.parts[-2:])

@@ -1,17 +1,18 @@
-"""How to fuse sources of drafts: copies and a draft model, alone and together, by kind of text.
+"""Fusions of draft sources: copying and a draft model, alone and together, by kind of text.
 
     python -m benchmarks.hybrid [--repeats 3] [--texts 3] [--tokens 64] [--out DIR]
 
 The embedded pair, batch 1, prefill included, at temperature 0 and 1. The parts are the draft model
 (a chain), prompt lookup and suffix decoding. The fusions are a fixed order (suffix, then model, or
-lookup before both), the bandit (each request for itself, or all together), everything in one tree,
-and the copies alone in one. Kinds of text are those of ``benchmarks.copy_prompts``: ``edit`` is the
-copy-heavy one, its text forced, which makes the draft model right as well; ``code`` and ``free``
-are the target's own. No corpus of earlier outputs is kept, since every repeat asks the same.
+lookup before both), the bandit (separate for each request, or shared), and a tree of all sources or
+of the copying ones. Kinds of text are those of ``benchmarks.copy_prompts``. ``edit`` is mostly
+copied; its output is forced, so the draft model often matches it too. ``code`` and ``free`` are
+the target's own outputs. No corpus of earlier outputs is kept, since every repeat has the same
+prompts.
 
-Each repeat runs every contender on every prompt, in an order that rotates; ratios are to plain
-decoding in the same repeat, the median with the smallest and the largest. The bar holds each fusion
-against the best of its parts on the same kind. Writes JSON and a Markdown table.
+Each repeat runs every configuration on every prompt, in an order that rotates. Ratios are to plain
+decoding in the same repeat: the median, the smallest and the largest. The bar compares each fusion
+with the best of its parts on the same kind. Writes JSON and a Markdown table.
 """
 
 import argparse
@@ -50,12 +51,12 @@ BAR = 0.98
 
 
 def best_part(rows: dict[str, dict[str, Any]]) -> float:
-    """The largest gain of a part."""
+    """The largest speed-up of a single source."""
     return max(rows[name]["ratio"] for name in PARTS)
 
 
 def bars(gains: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, float, bool]]:
-    """What is promised of ``hybrid``, its gain over the best of its parts, and whether it holds."""
+    """Each bar of ``hybrid`` with its speed relative to the best part, and whether it is met."""
     found = []
     for temperature, kinds in gains.items():
         for kind, rows in kinds.items():
@@ -92,7 +93,7 @@ def markdown(report: dict[str, Any]) -> str:
         for name in (*PARTS, *FUSIONS):
             cells = [_cell(name, rows) for rows in kinds.values()]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", f"| bar, for `hybrid` as it is ({DEFAULT}) | share | met |", "|---|---:|---|"]
+    lines += ["", f"| bar, for `hybrid` by default ({DEFAULT}) | share | met |", "|---|---:|---|"]
     for text, share, met in bars(report["gains"]):
         lines.append(f"| {text} | {share:.2f} | {'yes' if met else 'no'} |")
     return "\n".join(lines) + "\n"
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

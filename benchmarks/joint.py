@@ -2,20 +2,20 @@
 
     python -m benchmarks.joint [--quick] [--seeds 2] [--repeats 2] [--out DIR]
 
-Every contender continues the same prompts by the same number of tokens, whatever they are.
-*Accepted per round* counts drafted tokens that were emitted; for MJGD and beam search the numbers
-say only how many tokens were found at a time. *Perplexity* is exp of minus the mean log-probability
-under the target's raw distribution (temperature 1, no truncation): *macro* is the mean over texts
-of their means, as in the paper; *micro* the mean over tokens, which is the same for texts of one
-length, and so is left out. Spreads are standard deviations over the seeds.
+Every configuration continues the same prompts by the same number of tokens. *Accepted per round*
+counts drafted tokens that were emitted; for MJGD and beam search, it only counts the tokens found
+per round. *Perplexity* is exp of minus the mean log-probability under the target's raw distribution
+(temperature 1, no truncation), averaged over the tokens of each output and then over outputs, as in
+the paper. Since all outputs have the same length, that equals the mean over all tokens. Spreads are
+standard deviations over the seeds.
 
-Speed is of single prompts, one after the other, in repeats that interleave the contenders; the
-ratio is to speculative sampling in the same run, its spread from the worst to the best repeat.
+Speed is measured on single prompts, in repeats that interleave the configurations. The ratio is to
+speculative sampling in the same run, and its spread from the worst to the best repeat.
 
-What search alone brings is seen from argmax, low-temperature sampling and beam search, which stand
-in the same table. The last table has MJGD by its block length K; K = 1 is greedy decoding. It
-continues more prompts, those of the others with some sampled tokens behind them: decoding without
-chance has no seeds to average over. Writes JSON, a Markdown page and a figure.
+Argmax, low-temperature sampling and beam search in the same table show the effect of search alone.
+The last table has MJGD by its block length K; K = 1 is greedy decoding. Since decoding without
+randomness has no seeds to average over, it continues more prompts, the same ones extended by
+sampled tokens. Writes JSON, a Markdown page and a figure.
 """
 
 import argparse
@@ -61,8 +61,8 @@ PROMPTS = (
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A method under a name, and how it samples."""
+class Configuration:
+    """A named method with its options and sampling parameters."""
 
     name: str
     method: str
@@ -90,53 +90,57 @@ class Contender:
 
 SAMPLING, SPECULATIVE, MJSD = "sampling", "speculative", "MJSD, 8 beams, τ 0.1"
 WARPED = (
-    Contender(SAMPLING, "plain", gamma=None),
-    Contender(SPECULATIVE, "speculative"),
-    Contender("SpecTr (K-SEQ), 4 chains", "spectr", {"num_sequences": 4}),
-    Contender("best of 4 chains (biased)", "best-of-k", {"num_sequences": 4}),
-    Contender(MJSD, "mjsd", {"beams": 8, "tau": 0.1}),
-    Contender("MJSD, beams not sampled", "mjsd", {"beams": 8, "tau": 0.1, "search": "greedy"}),
-    Contender("MJSD, raw distributions", "mjsd", {"beams": 8, "tau": 0.1, "distributions": "raw"}),
-    Contender(
+    Configuration(SAMPLING, "plain", gamma=None),
+    Configuration(SPECULATIVE, "speculative"),
+    Configuration("SpecTr (K-SEQ), 4 chains", "spectr", {"num_sequences": 4}),
+    Configuration("best of 4 chains (biased)", "best-of-k", {"num_sequences": 4}),
+    Configuration(MJSD, "mjsd", {"beams": 8, "tau": 0.1}),
+    Configuration("MJSD, beams not sampled", "mjsd", {"beams": 8, "tau": 0.1, "search": "greedy"}),
+    Configuration(
+        "MJSD, raw distributions", "mjsd", {"beams": 8, "tau": 0.1, "distributions": "raw"}
+    ),
+    Configuration(
         "MJSD as the code runs it, τ 0.9",
         "mjsd",
         {"beams": 8, "tau": 0.9, "quantity": "step", "search": "copies"},
     ),
-    Contender("MTAD, 4 beams, τ 0.5", "mtad", {"beams": 4, "tau": 0.5}),
-    Contender("sampling, temperature 0.5", "plain", temperature=0.5, gamma=None),
-    Contender("argmax", "plain", temperature=0, gamma=None),
-    Contender("MJGD, K 5, 8 beams", "mjgd", {"beams": 8}, temperature=0),
-    Contender("beam search, 8 beams", "beam-search", {"num_beams": 8}, temperature=0, gamma=None),
+    Configuration("MTAD, 4 beams, τ 0.5", "mtad", {"beams": 4, "tau": 0.5}),
+    Configuration("sampling, temperature 0.5", "plain", temperature=0.5, gamma=None),
+    Configuration("argmax", "plain", temperature=0, gamma=None),
+    Configuration("MJGD, K 5, 8 beams", "mjgd", {"beams": 8}, temperature=0),
+    Configuration(
+        "beam search, 8 beams", "beam-search", {"num_beams": 8}, temperature=0, gamma=None
+    ),
 )
 UNTRUNCATED = tuple(
-    Contender(c.name, c.method, c.options, truncated=False, gamma=c.gamma)
+    Configuration(c.name, c.method, c.options, truncated=False, gamma=c.gamma)
     for c in WARPED
     if c.name in (SAMPLING, SPECULATIVE, MJSD)
 )
 
 
-def mjgd(K: int) -> Contender:
+def mjgd(K: int) -> Configuration:
     """MJGD with blocks of K tokens; K = 1 is greedy decoding."""
     if K == 1:
-        return Contender("K 1", "plain", temperature=0, gamma=None)
-    return Contender(f"K {K}", "mjgd", {"beams": 8}, temperature=0, gamma=K - 1)
+        return Configuration("K 1", "plain", temperature=0, gamma=None)
+    return Configuration(f"K {K}", "mjgd", {"beams": 8}, temperature=0, gamma=K - 1)
 
 
 def log_perplexity(results: Sequence[Result]) -> float:
-    """Minus the mean over texts of their mean log-probability."""
+    """Minus the mean log-probability over the tokens of each output, averaged over outputs."""
     return -statistics.fmean(statistics.fmean(result.logprobs) for result in results)
 
 
 def quality(
-    contender: Contender,
+    configuration: Configuration,
     engine: Engine,
     prompts: Sequence[str | list[int]],
     tokens: int,
     seeds: int,
 ) -> dict[str, Any]:
     """Tokens per round and perplexity, over all prompts and seeds."""
-    seeds = seeds if contender.temperature else 1
-    runs = [engine.generate(prompts, contender.sampling(tokens, seed)) for seed in range(seeds)]
+    seeds = seeds if configuration.temperature else 1
+    runs = [engine.generate(prompts, configuration.sampling(tokens, seed)) for seed in range(seeds)]
     stats = Stats.total(run.stats for run in runs)
     logs = [log_perplexity(run) for run in runs]
     each = [math.exp(log) for log in logs]
@@ -150,31 +154,31 @@ def quality(
 
 
 def continued(engine: Engine, prompts: Sequence[str]) -> list[list[int]]:
-    """Each prompt three times, with 24 sampled tokens behind it."""
+    """Each prompt three times, each extended by 24 sampled tokens."""
     sampling = [WARPED[0].sampling(24, seed) for seed in range(3)]
     results = [result for each in sampling for result in engine.generate(prompts, each)]
     return [[*result.prompt_ids, *result.token_ids] for result in results]
 
 
 def speeds(
-    contenders: Sequence[Contender],
+    configurations: Sequence[Configuration],
     engines: dict[str, Engine],
     prompts: Sequence[str],
     tokens: int,
     repeats: int,
 ) -> dict[str, dict[str, Any]]:
     """Tokens per second of single prompts; repeats interleave, in an order that rotates."""
-    found: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    found: dict[str, list[float]] = {configuration.name: [] for configuration in configurations}
     for repeat in range(repeats):
-        shift = repeat % len(contenders)
-        for contender in (*contenders[shift:], *contenders[:shift]):
+        shift = repeat % len(configurations)
+        for configuration in (*configurations[shift:], *configurations[:shift]):
             began = time.perf_counter()
             for prompt in prompts:
-                engines[contender.name].generate(prompt, contender.sampling(tokens, repeat))
+                engines[configuration.name].generate(prompt, configuration.sampling(tokens, repeat))
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - began
-            found[contender.name].append(len(prompts) * tokens / seconds)
+            found[configuration.name].append(len(prompts) * tokens / seconds)
     base, rows = found[SPECULATIVE], {}
     for name, each in found.items():
         ratios = [mine / other for mine, other in zip(each, base, strict=True)]
@@ -195,7 +199,7 @@ def measure(
     repeats: int,
     timed: int = 2,
 ) -> dict[str, Any]:
-    """All tables."""
+    """Measures all tables of the report."""
     engines = {c.name: c.engine(target, draft) for c in WARPED}
     rows = {c.name: quality(c, engines[c.name], prompts, tokens, seeds) for c in WARPED}
     for name, row in speeds(WARPED, engines, prompts[:timed], tokens, repeats).items():
@@ -207,7 +211,7 @@ def measure(
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """What is promised, what was measured, whether it was met."""
+    """Each bar with the measured value, and whether it is met."""
     found = []
     for key, words in (("warped", "top-k 20, top-p 0.9"), ("untruncated", "no truncation")):
         rows = report[key]
@@ -274,9 +278,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--timed", type=int, default=2, help="prompts that speed is measured on")
+    parser.add_argument("--timed", type=int, default=2, help="number of prompts for speed")
     parser.add_argument("--max-new-tokens", type=int, default=32)
-    parser.add_argument("--note", default="", help="a sentence for the page, on the machine")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--quick", action="store_true", help="few prompts, one seed, one repeat")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
@@ -320,7 +324,7 @@ def main() -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """MJGD's perplexity by block length."""
+    """Draws MJGD's perplexity by block length."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

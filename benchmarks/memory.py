@@ -1,21 +1,20 @@
-"""What keys and values cost in memory, what fewer bits of them cost, and whether memory grows.
+"""Memory of KV caches, the error of storing them in fewer bits, and memory growth over time.
 
     python -m benchmarks.memory --rounds 0 [--texts 8] [--tokens 256] [--timed 2] [--repeats 3]
     python -m benchmarks.memory --texts 0 [--rounds 10000] [--engines compiled bounded]
 
-KV buffers: the embedded pair with KV buffers as the models compute (float32 on a CPU without
-bfloat16), in bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. Along each
-text, in one
-pass: KL(p‖p̃) of the target's distribution with KV buffers as computed from that with the KV
-buffers in question, in nats per token, and in how many places both have the same argmax. Speeds are
-of greedy texts of half that length behind some of them, target alone and speculative, as multiples
-of plain decoding with KV buffers as computed in the same repeat, the median with the smallest and
-the largest.
+KV buffers: the embedded pair with KV buffers in the models' precision (float32 on a CPU without
+bfloat16), in bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. One
+forward pass over each text gives KL(p‖p̃), in nats per token, between the target's distributions
+with full-precision and with reduced KV buffers, and the share of positions where both have the same
+argmax. Speeds are measured on greedy continuations of some texts, by half their length, with the
+target alone and speculatively. They are multiples of plain decoding with full-precision KV buffers
+in the same repeat: the median, the smallest and the largest.
 
-Rounds: engines that live for all requests, which come and go; the process's resident memory by
-rounds done (``benchmarks.memory_rounds``). It is read as the operating system has it: memory that
-the allocator keeps for later counts. Each engine's row is kept until it is measured again, so that
-they can run one at a time, which also gives each a process of its own. Writes JSON and Markdown.
+Rounds: each engine lives for many requests that come and go, and the resident memory of the process
+is recorded by the number of rounds (``benchmarks.memory_rounds``). It includes memory that the
+allocator keeps for later. The row of an engine is kept until it is measured again, so engines can
+run one at a time, each in its own process. Writes JSON and Markdown.
 """
 
 import argparse
@@ -40,10 +39,11 @@ from outrider.runtime.kv_cache.storage import KvDtype
 KINDS: tuple[KvDtype, ...] = ("auto", "bfloat16", "int8")
 GAMMA = 5
 COLUMNS = 4  # of resident memory, on the page
+BUFFERS = "slabs"  # key of KV buffers in the JSON document; earlier reports have it
 
 
 def texts(target: HFModel, num: int, tokens: int) -> list[list[int]]:
-    """Beginnings of files, that long."""
+    """Beginnings of ``num`` files, ``tokens`` tokens each."""
     assert target.tokenizer is not None
     found = []
     for document in documents():
@@ -57,14 +57,14 @@ def texts(target: HFModel, num: int, tokens: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def logits_along(model: HFModel, text: list[int]) -> torch.Tensor:
-    """Logits behind each token, read from the model's KV buffers, (T, V)."""
+    """Logits after each token, computed through the model's KV buffers, (T, V)."""
     distribution: Any = None  # nothing is sampled
     context = Context.start([text[:1]], distribution, [0], [0], model.device)
     return model.extend(model.start(context), torch.tensor([text]))[0].double()
 
 
 def error(target: HFModel, kind: KvDtype, work: list[list[int]]) -> dict[str, float]:
-    """How far a kind of KV buffers moves the target's distribution."""
+    """How much a precision of KV buffers changes the target's distribution."""
     kls, same = [], []
     for text in work:
         exact_TV = logits_along(target, text).log_softmax(-1)
@@ -81,19 +81,19 @@ def error(target: HFModel, kind: KvDtype, work: list[list[int]]) -> dict[str, fl
 
 
 def buffers(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
-    """Bytes, errors and speeds of each kind."""
+    """Bytes, errors and speeds of each precision."""
     pair = outrider.load(method="speculative")
     assert pair.draft is not None
     work = texts(pair.target, num, tokens)
     half = tokens // 2
     sampling = Sampling(temperature=0, max_new_tokens=half, ignore_eos=True)
-    asked = [Task(tuple(text[:half]), sampling) for text in work[:timed]]
+    timed_tasks = [Task(tuple(text[:half]), sampling) for text in work[:timed]]
     engines = {}
     for kind in KINDS:
         for method in ("plain", "speculative"):
             name = method if kind == "auto" else f"{method}, {kind}"
             engines[name] = outrider.load(pair.target, pair.draft, method, GAMMA, kv_dtype=kind)
-    speeds = gain(engines, asked, repeats)
+    speeds = gain(engines, timed_tasks, repeats)
     rows = {}
     for kind in KINDS:
         suffix = "" if kind == "auto" else f", {kind}"
@@ -108,10 +108,10 @@ def buffers(num: int, tokens: int, timed: int, repeats: int) -> dict[str, Any]:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The parts there are, as a page."""
+    """The measured parts as a page."""
     lines = ["# Memory"]
-    if "buffers" in report:
-        lines += ["", "## KV buffers", "", *_buffer_lines(report["buffers"])]
+    if BUFFERS in report:
+        lines += ["", "## KV buffers", "", *_buffer_lines(report[BUFFERS])]
     if report.get("rounds"):
         lines += ["", "## Rounds", "", *_round_lines(report["rounds"])]
     return "\n".join(lines) + "\n"
@@ -122,8 +122,8 @@ def _buffer_lines(found: dict[str, Any]) -> list[str]:
         *_about(found["about"]),
         f"Embedded pair in {found['dtype']}, {found['texts']} texts of {found['tokens']} tokens; "
         f"speeds on {found['timed']} of them, {found['repeats']} interleaved repeats. `auto` is "
-        f"{found['dtype']} here. In the target's KV buffers fewer bits change the distribution "
-        "that is sampled, by this KL; in the draft's they do not.",
+        f"{found['dtype']} here. Fewer bits in the target's KV buffers change the sampled "
+        "distribution by this KL; fewer bits in the draft's do not.",
         "",
         "| KV buffers | bytes per token, target and draft | nats per token, mean and largest | "
         "same argmax | plain, × | speculative, × | accepted |",
@@ -149,7 +149,7 @@ def _round_lines(rows: dict[str, Any]) -> list[str]:
             f"### {name[0].upper()}{name[1:]}",
             "",
             *_about(row["about"]),
-            "| " + " | ".join(f"{done:,} rounds" for done in shown) + " | largest less smallest "
+            "| " + " | ".join(f"{done:,} rounds" for done in shown) + " | largest minus smallest "
             "| slope per 1,000 rounds | texts |",
             "|" + "---:|" * (len(shown) + 3),
             "| " + " | ".join(f"{read[done]:.1f} MiB" for done in shown) + f" | "
@@ -176,28 +176,32 @@ def _ratio(row: dict[str, Any]) -> str:
 def main() -> None:
     """Parses the options, measures, and writes the report after each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--texts", type=int, default=8, help="0 leaves KV buffers as they were")
+    parser.add_argument(
+        "--texts", type=int, default=8, help="0 keeps the earlier results of KV buffers"
+    )
     parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--timed", type=int, default=2, help="texts that speeds are measured on")
+    parser.add_argument("--timed", type=int, default=2, help="number of texts for speed")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=10_000, help="0 leaves rounds as they were")
+    parser.add_argument(
+        "--rounds", type=int, default=10_000, help="0 keeps the earlier results of rounds"
+    )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="added to the page, such as what else ran")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     file = options.out / "memory.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
-    def keep(where: dict[str, Any], name: str, found: dict[str, Any], asked: str) -> None:
+    def keep(where: dict[str, Any], name: str, found: dict[str, Any], flags: str) -> None:
         about = {
             "date": date.today().isoformat(),
             "hardware": hardware(),
             "threads": options.threads,
             "torch": torch.__version__,
             "note": f" {options.note}" if options.note else "",
-            "command": f"python -m benchmarks.memory {asked}",
+            "command": f"python -m benchmarks.memory {flags}",
         }
         where[name] = {"about": about} | found
         options.out.mkdir(parents=True, exist_ok=True)
@@ -207,13 +211,13 @@ def main() -> None:
     for key in options.engines if options.rounds else ():
         name, make = ENGINES[key]
         found = rounds(options.rounds, make())
-        asked = f"--texts 0 --rounds {options.rounds} --engines {key}"
-        keep(report.setdefault("rounds", {}), name, found, asked)
+        flags = f"--texts 0 --rounds {options.rounds} --engines {key}"
+        keep(report.setdefault("rounds", {}), name, found, flags)
     if options.texts:
         found = buffers(options.texts, options.tokens, options.timed, options.repeats)
-        asked = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
-        asked += f"--timed {options.timed} --repeats {options.repeats}"
-        keep(report, "buffers", found, asked)
+        flags = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "
+        flags += f"--timed {options.timed} --repeats {options.repeats}"
+        keep(report, BUFFERS, found, flags)
     print(markdown(report))
 
 

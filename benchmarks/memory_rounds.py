@@ -1,7 +1,7 @@
 """Resident memory of a process whose engine decodes requests that come and go.
 
-Used by ``benchmarks.memory``. Prompts and texts are of random lengths, so KV buffers grow, shrink
-and are used again; the engine lives for all of them.
+Used by ``benchmarks.memory``. Prompts and outputs have random lengths, so KV buffers grow, shrink
+and are reused.
 """
 
 import gc
@@ -20,17 +20,16 @@ from outrider.runtime import HFModel
 
 VOCAB = 256
 WARM_UP, EVERY = 0.1, 0.05
-"""Shares of the rounds: before the first reading, and between two."""
+"""Shares of the rounds before the first reading, and between two readings."""
 
 
 def embedded() -> Engine:
-    """What users run: the embedded pair, compiled, one row; short drafts, for more rounds."""
+    """The embedded pair, compiled, one row; short drafts give more rounds."""
     return outrider.load(num_speculative_tokens=2, max_batch_size=1, compile="auto")
 
 
 def bounded() -> Engine:
-    """Two small random models, eager, four rows; KV buffers in int8, of 1 MiB at most; short
-    drafts."""
+    """Two small random models, eager, four rows, int8 KV buffers of at most 1 MiB, short drafts."""
     target, draft = random_model(2, 0), random_model(1, 1)
     method = outrider.METHODS["speculative"]
     memory: dict[str, Any] = {"kv_dtype": "int8", "max_memory": "1MiB"}
@@ -71,8 +70,13 @@ def resident() -> float:
 
 
 def rounds(num: int, engine: Engine) -> dict[str, Any]:
-    """Resident memory in MiB by rounds done, once a tenth of them has warmed up; its least-squares
-    slope in KiB per thousand rounds, the largest less the smallest, and the texts finished."""
+    """Runs random requests and records the resident memory after a tenth of the rounds as warm-up.
+
+    Returns:
+        ``resident``: MiB by the number of rounds; ``slope``: their least-squares slope in KiB per
+        thousand rounds; ``range``: the largest minus the smallest, in MiB; ``texts``: the number of
+        finished requests.
+    """
     first, every = max(1, int(WARM_UP * num)), max(1, int(EVERY * num))
     found: dict[int, float] = {}
     done = finished = 0
@@ -90,8 +94,9 @@ def rounds(num: int, engine: Engine) -> dict[str, Any]:
     dice = random.Random(0)
     while done < num:
         prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 60))] for _ in range(8)]
-        asked = [Sampling(max_new_tokens=dice.randint(1, 240), ignore_eos=True) for _ in prompts]
-        finished += len(engine.generate(prompts, asked))
+        lengths = [dice.randint(1, 240) for _ in prompts]
+        samplings = [Sampling(max_new_tokens=each, ignore_eos=True) for each in lengths]
+        finished += len(engine.generate(prompts, samplings))
     slope = statistics.linear_regression(list(found), list(found.values())).slope
     return {
         "resident": found,

@@ -1,23 +1,22 @@
-"""An n-gram file of 40 million tokens: its size, how fast it loads and drafts, what it drafts.
+"""An n-gram file counted on 40 million tokens: its size, speed and acceptance.
 
     python -m benchmarks.ngram [--tokens 40000000] [--order 4] [--threads 2] [--out DIR]
 
-The corpus is the Python source installed here (standard library and packages), every file once, in
-the order of its hash; one file in a hundred, the same as in the embedded models' own corpus, is
-held out. It is counted in the embedded pair's tokens, with all grams and without those seen once,
-and in those of a large vocabulary, a byte-level BPE trained on a part of it. Tokens and tables stay
-in ``--work``, so a second run starts with the measurements.
+The corpus is the installed Python source (standard library and packages), every file once, in the
+order of its hash. One file in a hundred is held out, the same ones as for the embedded models. The
+corpus is counted with the embedded pair's tokenizer, with all grams and without those seen once,
+and with a large vocabulary, a byte-level BPE trained on a part of the corpus. Tokens and tables are
+kept in ``--work``, so a second run begins with the measurements.
 
-Opening is reading the file with its checksum, as it lies in the page cache and after the cache was
-told to drop it. Drafting is ``propose`` for one row and for 16, γ = 5, contexts from held-out text;
-times are medians over repeats, per drafted token, with quartiles. Argmaxes need no distribution;
-draws do, and where the request asks for more than temperature 1, the distribution is warped as the
-target's is. What a token's distribution, warping and draw take of that is timed apart, one row at a
-time.
+Opening includes the checksum. It is timed with the file in the page cache and after dropping it
+from there. Drafting is ``propose`` for 1 and 16 rows, γ = 5, with contexts from held-out text;
+times are medians and quartiles per drafted token. Argmaxes need no distribution. Draws do, and with
+sampling parameters other than temperature 1, the distribution is warped like the target's.
+Distribution, warping and drawing are also timed separately, one row at a time.
 
-α is measured on texts that the target wrote behind held-out beginnings: at temperature 0 how often
-the table's argmax is the target's, at temperature 1 the mean of Σ min(p, q), and of p(argmax q),
-which is what a draft of argmaxes is accepted with.
+α is measured on continuations of held-out beginnings by the target. At temperature 0, it is how
+often the table's argmax is the target's. At temperature 1, it is the mean of Σ min(p, q) for
+sampled drafts, and of p(argmax q) for drafts of argmaxes.
 
 Legend: B rows, T tokens, V vocabulary.
 """
@@ -70,7 +69,7 @@ _NEW_TOKENS = 128
 
 
 def corpus(held_out: bool) -> Iterator[str]:
-    """The texts of one split."""
+    """The texts of one split, in the order of their hashes."""
     paths = sysconfig.get_paths()
     files: dict[str, Path] = {}
     for root in {paths["stdlib"], paths["purelib"], paths["platlib"]}:
@@ -83,7 +82,7 @@ def corpus(held_out: bool) -> Iterator[str]:
 
 
 def tokenizer_of(work: Path, vocab_size: int) -> Any:
-    """The embedded pair's, or one of that many entries, trained on a part of the corpus."""
+    """The embedded pair's tokenizer, or one of another size, trained on a part of the corpus."""
     if vocab_size == EMBEDDED:
         return load_tokenizer(target_path())
     folder = work / f"tokenizer-{vocab_size}"
@@ -94,7 +93,7 @@ def tokenizer_of(work: Path, vocab_size: int) -> Any:
 
 
 def tokens(work: Path, wanted: int, vocab_size: int) -> np.ndarray:
-    """The corpus in tokens, all documents in one row; fewer if there are no more."""
+    """At most ``wanted`` tokens of the corpus, all documents in one array."""
     file = work / f"tokens-{wanted}-{vocab_size}.bin"
     if not file.exists():
         written = 0
@@ -112,7 +111,7 @@ def tokens(work: Path, wanted: int, vocab_size: int) -> np.ndarray:
 def build(
     work: Path, wanted: int, vocab_size: int, order: int, min_count: int
 ) -> tuple[Path, dict[str, Any]]:
-    """The table, and what building it took."""
+    """The file of the table, and the time and memory that building it took."""
     file = work / f"ngram-{wanted}-{vocab_size}-{order}-{min_count}.safetensors"
     figures = file.with_suffix(".json")
     if not figures.exists():
@@ -121,20 +120,20 @@ def build(
         documents = (ids[a:b] for a, b in pairwise(ends) if a < b)
         began = time.perf_counter()
         digest = vocabulary_digest(tokenizer.get_vocab())
-        told = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)
-        told |= {
+        numbers = build_ngram(file, documents, len(tokenizer), order, min_count, vocabulary=digest)
+        numbers |= {
             "seconds": time.perf_counter() - began,
             "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             "vocabulary": vocab_size,
             "order": order,
             "min_count": min_count,
         }
-        figures.write_text(json.dumps(told))
+        figures.write_text(json.dumps(numbers))
     return file, json.loads(figures.read_text())
 
 
-def decoder_prompt(file: Path, repeats: int = 5) -> dict[str, float]:
-    """Seconds to open it, from the page cache and not."""
+def opening(file: Path, repeats: int = 5) -> dict[str, float]:
+    """Median seconds to open a table, with the file in the page cache and without."""
     seconds: dict[str, list[float]] = {"warm": [], "cold": []}
     for _ in range(repeats):
         for kind, found in seconds.items():
@@ -166,7 +165,7 @@ def drafting(
 
 @torch.inference_mode()
 def split(table: NgramTable, ids: Sequence[int], repeats: int) -> dict[str, float]:
-    """Median microseconds per token of what a sampled draft of one row consists of."""
+    """Median microseconds per token of each part of a sampled draft of one row."""
     q_BV = torch.zeros(1, table.about.num_tokens)
     found: dict[str, list[float]] = {
         "random numbers": [],
@@ -198,7 +197,7 @@ def split(table: NgramTable, ids: Sequence[int], repeats: int) -> dict[str, floa
 def _contexts(
     table: NgramTable, ids: Sequence[int], B: int, sampling: Sampling, num: int
 ) -> Iterator[Context]:
-    """Batches of rows that begin anywhere in a text."""
+    """Batches of contexts from random positions of a text."""
     distributions = Warp([sampling] * B, table.about.num_tokens)
     generator = np.random.default_rng(0)
     for _ in range(num):
@@ -207,8 +206,10 @@ def _contexts(
         yield Context.start(prompts, distributions, [0] * B, range(B))
 
 
-def written(target: HFModel, temperature: float, num_texts: int) -> list[tuple[list[int], int]]:
-    """Token ids that the target wrote behind held-out beginnings, and where it began to."""
+def continuations(
+    target: HFModel, temperature: float, num_texts: int
+) -> list[tuple[list[int], int]]:
+    """Held-out beginnings continued by the target, with the length of each beginning."""
     prompts = [text[:400] for text in islice((t for t in corpus(True) if len(t) > 800), num_texts)]
     engine = outrider.Engine(target, None, outrider.METHODS["plain"], max_batch_size=8)
     sampling = Sampling(temperature=temperature, max_new_tokens=_NEW_TOKENS)
@@ -220,7 +221,7 @@ def written(target: HFModel, temperature: float, num_texts: int) -> list[tuple[l
 def acceptance(
     target: HFModel, table: NgramTable, texts: list[tuple[list[int], int]]
 ) -> dict[str, float]:
-    """Means over the written tokens: agreement of argmaxes, Σ min(p, q), p(argmax q)."""
+    """Means over the continuations: agreement of argmaxes, Σ min(p, q), p(argmax q)."""
     agree, overlap, sure = [], [], []
     for ids, first in texts:
         p_TV = target.module(input_ids=torch.tensor([ids])).logits[0].float().softmax(-1)
@@ -239,7 +240,7 @@ def acceptance(
 def alphas(files: Sequence[Path], order: int, num_texts: int) -> list[list[dict[str, Any]]]:
     """One row per table and order."""
     target = outrider.load("embedded", method="plain").target
-    texts = {T: written(target, T, num_texts) for T in (0.0, 1.0)}
+    texts = {T: continuations(target, T, num_texts) for T in (0.0, 1.0)}
     found = []
     for file in files:
         rows = []
@@ -271,12 +272,12 @@ def markdown(report: dict[str, Any]) -> str:
         f"Command: `{about['command']}`",
         "",
         "| vocabulary | grams seen | tokens, millions | grams by order, millions | file, MB | "
-        "building, s | memory at most, GB | opening, s: cached, not |",
+        "building, s | peak memory, GB | opening, s: cached, uncached |",
         "|---:|---|---:|---|---:|---:|---:|---|",
     ]
     for row in tables:
         grams = ", ".join(f"{count / 1e6:.2f}" for count in row["grams"])
-        warm, cold = row["decoder_prompt"]["warm"], row["decoder_prompt"]["cold"]
+        warm, cold = row["opening"]["warm"], row["opening"]["cold"]
         lines.append(
             f"| {row['vocabulary']:,} | {_seen(row)} | {row['tokens'] / 1e6:.1f} | {grams} | "
             f"{row['bytes'] / 1e6:.0f} | {row['seconds']:.0f} | {row['peak_gb']:.1f} | "
@@ -304,7 +305,7 @@ def markdown(report: dict[str, Any]) -> str:
         lines.append(f"| {row['vocabulary']:,} | {cells} |")
     lines += [
         "",
-        f"α on {about['texts']} texts, up to {_NEW_TOKENS} tokens each, of the embedded target:",
+        f"α on {about['texts']} outputs, up to {_NEW_TOKENS} tokens each, of the embedded target:",
         "",
         "| order | grams seen | T=0 | T=1, sampled | T=1, argmax | Leviathan et al., Table 3 |",
         "|---:|---|---:|---:|---:|---|",
@@ -323,12 +324,12 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def bars(report: dict[str, Any]) -> dict[str, float]:
-    """The worst that was measured against each bar, of all tables; drafting one row."""
+    """The worst measured value of each bar over all tables; drafting with one row."""
     tables = report["tables"]
     argmax = [row for row in report["drafting"] if row["draw"] == "argmax" and row["rows"] == 1]
     values = (
         max(table["bytes"] / 1e6 for table in tables),
-        max(table["decoder_prompt"]["cold"] for table in tables),
+        max(table["opening"]["cold"] for table in tables),
         max(row["microseconds"][1] for row in argmax),
     )
     return dict(zip(BARS, values, strict=True))
@@ -347,7 +348,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--note", default="", help="said behind the hardware")
+    parser.add_argument("--note", default="", help="added to the page after the hardware")
     parser.add_argument("--work", type=Path, default=Path("runs/ngram"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
@@ -355,22 +356,22 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     sizes = ((EMBEDDED, 1), (EMBEDDED, 2), (options.large_vocabulary, 1))
     built = [build(options.work, options.tokens, V, options.order, least) for V, least in sizes]
-    ours = [file for file, told in built if told["vocabulary"] == EMBEDDED]
+    ours = [file for file, numbers in built if numbers["vocabulary"] == EMBEDDED]
     drafted, parts = [], []
-    for file, told in built:
-        told["decoder_prompt"] = decoder_prompt(file)
-        if told["min_count"] > 1:
+    for file, numbers in built:
+        numbers["opening"] = opening(file)
+        if numbers["min_count"] > 1:
             continue
-        tokenizer = tokenizer_of(options.work, told["vocabulary"])
+        tokenizer = tokenizer_of(options.work, numbers["vocabulary"])
         texts = encoded(tokenizer, islice(corpus(held_out=True), _HELD_OUT_FILES))
         ids = [token for text in texts for token in text]
-        table, about = NgramTable.open(file), {"vocabulary": told["vocabulary"]}
-        for (name, way), B in product(DRAWS.items(), (1, 16)):
-            microseconds = drafting(table, ids, B, *way, options.repeats)
+        table, about = NgramTable.open(file), {"vocabulary": numbers["vocabulary"]}
+        for (name, draws), B in product(DRAWS.items(), (1, 16)):
+            microseconds = drafting(table, ids, B, *draws, options.repeats)
             drafted.append(about | {"draw": name, "rows": B, "microseconds": microseconds})
         parts.append(about | {"microseconds": split(table, ids, options.repeats)})
-    for (_, told), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
-        told["alpha"] = rows
+    for (_, numbers), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
+        numbers["alpha"] = rows
     report = {
         "about": {
             "date": date.today().isoformat(),
@@ -384,7 +385,7 @@ def main() -> None:
             "command": f"python -m benchmarks.ngram --tokens {options.tokens} "
             f"--order {options.order} --threads {options.threads}",
         },
-        "tables": [told for _, told in built],
+        "tables": [numbers for _, numbers in built],
         "drafting": drafted,
         "split": parts,
     }

@@ -4,12 +4,11 @@
     python -m benchmarks.peers --pair embedded --dtype bfloat16
     python -m benchmarks.peers --pair 1B-cost
 
-Every peer is a process of its own, in an environment of its own where it needs one (docs/peers.md),
-and gets the same prompts as token ids, the same number of new tokens, precision, γ and threads, at
+Every peer runs in its own process, and in its own environment if it needs one (docs/peers.md). All
+get the same prompts as token ids, the same number of new tokens, precision, γ and threads, with
 batch 1 and temperature 0. Rows whose names end in a precision run in that one. Each repeat runs
-every row once, in an order that rotates with the repeat. Peers that are not installed are named
-with the reason. Writes its section of ``benchmarks/results/peers.json`` and the whole of
-``peers.md``.
+every row once, in an order that rotates. Peers that are not installed are listed with the reason.
+Writes its section of ``benchmarks/results/peers.json`` and the whole of ``peers.md``.
 """
 
 import argparse
@@ -43,15 +42,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of a pair is measured where the command line does not say.
+    """The default settings of a pair's measurement.
 
     Attributes:
-        rows: as ``parse_rows`` reads them.
-        prompts: their number.
-        prompt_tokens: what longer ones are cut to.
+        rows: in the form that ``parse_rows`` accepts.
+        prompts: number of prompts.
+        prompt_tokens: length to which longer prompts are cut.
         max_new_tokens: per prompt.
-        repeats: passes over all prompts.
-        one_at_a_time: only one peer in memory, loaded again in every repeat.
+        repeats: runs over all prompts.
+        one_at_a_time: whether only one peer is in memory, and loaded again in every repeat.
     """
 
     rows: tuple[str, ...]
@@ -83,7 +82,7 @@ PLANS = {
 
 
 class Run:
-    """The workers of a run and what they answered."""
+    """The workers of a run and their answers."""
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class Run:
         self.series = {key: Series(":".join(key)) for key in self.rows}
 
     def all_in_memory(self, repeats: int) -> Iterator[int]:
-        """Every worker stays, and rows take turns; yields the number of repeats done."""
+        """Keeps all workers running and alternates rows; yields the number of repeats done."""
         with ExitStack() as stack:
             clients = {peer: self._start(peer, stack) for peer in dict(self.rows)}
             for key in self.rows:
@@ -110,7 +109,7 @@ class Run:
                 yield repeat + 1
 
     def one_at_a_time(self, repeats: int) -> Iterator[int]:
-        """Workers take turns, and within each turn its rows; yields as above."""
+        """Runs one worker at a time with all its rows; yields the number of repeats done."""
         for repeat in range(repeats):
             for peer in rotated(list(dict(self.rows)), repeat):
                 with ExitStack() as stack:
@@ -123,7 +122,7 @@ class Run:
             yield repeat + 1
 
     def report(self, pair: str, about: dict[str, Any]) -> dict[str, Any]:
-        """What has been measured so far."""
+        """The report of all measurements so far."""
         series = {one.name: one for one in self.series.values()}
         model = reference(series)
         rows = {name: summary(one, model) for name, one in series.items()}
@@ -149,7 +148,7 @@ class Run:
             began = time.perf_counter()
             for prompt in (min(self.prompts, key=len), max(self.prompts, key=len)):
                 client.generate(key[1], prompt, min(WARMUP_TOKENS, self.num_tokens))
-            if series.ready is None:  # of the first time, when nothing is in a cache yet
+            if series.ready is None:  # from the first load, before anything is cached
                 series.ready, series.warmup_seconds = ready, time.perf_counter() - began
         except PeerError as error:
             series.error = str(error)
@@ -169,18 +168,18 @@ class Run:
 
 
 def rotated(items: list[Item], by: int) -> list[Item]:
-    """The items, beginning ``by`` later."""
+    """The items, rotated to the left by ``by``."""
     by %= max(len(items), 1)
     return items[by:] + items[:by]
 
 
 def say(text: str) -> None:
-    """Progress, which does not belong to the table."""
+    """Prints a line of progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def texts(num: int) -> list[str]:
-    """Short beginnings of code, files and docstrings, in turn."""
+    """Short beginnings of code, files and docstrings, alternating."""
     kinds = [list(PROMPTS[:num])]
     kinds += [[one.text for one in copy_prompts.prompts(kind, num)] for kind in ("code", "free")]
     return list(chain.from_iterable(zip(*kinds, strict=False)))[:num]
@@ -191,7 +190,9 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--pair", choices=sorted(PAIRS), default="embedded")
     options.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    options.add_argument("--rows", nargs="+", help="peer or peer:row; as the pair's plan has them")
+    options.add_argument(
+        "--rows", nargs="+", help="peer or peer:row; default: those of the pair's plan"
+    )
     options.add_argument("--prompts", type=int)
     options.add_argument("--prompt-tokens", type=int, help="longer prompts are cut")
     options.add_argument("--max-new-tokens", type=int)
@@ -199,7 +200,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--gamma", type=int, default=5)
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--one-at-a-time", action=argparse.BooleanOptionalAction, default=None)
-    options.add_argument("--peers", type=Path, default=Path("runs/peers"), help="environments")
+    options.add_argument(
+        "--peers", type=Path, default=Path("runs/peers"), help="folder of the peers' environments"
+    )
     options.add_argument("--python-for", nargs="+", default=[], metavar="PEER=PATH")
     options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return options
@@ -248,19 +251,19 @@ def main() -> None:
     }
     measure = run.one_at_a_time if options.one_at_a_time else run.all_in_memory
     page = ""
-    for repeats in measure(options.repeats):  # written each time, lest an end by force lose all
+    for repeats in measure(options.repeats):  # written each time, so that a killed run loses little
         report = run.report(pair.name, about | {"repeats": repeats})
         page = written(options.out, section(pair.name, options.dtype), report)
     print(page)
 
 
 def section(pair: str, dtype: str) -> str:
-    """Under what the report of a pair in a precision stands."""
+    """The key of a pair in a precision in the report."""
     return pair if dtype == "float32" else f"{pair}, {dtype}"
 
 
 def vectors() -> list[str]:
-    """The vector level that torch uses, and the processor's instructions for narrow numbers."""
+    """The vector level that torch uses, and the processor's 8- and 16-bit instruction sets."""
     narrow = ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "bf16", "i8mm")
     try:
         words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
@@ -270,7 +273,7 @@ def vectors() -> list[str]:
 
 
 def written(out: Path, pair: str, report: dict[str, Any]) -> str:
-    """Puts the section's report beside the others; returns the page."""
+    """Adds a section to the report file, writes the page, and returns it."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "peers.json"
     whole = json.loads(file.read_text()) if file.exists() else {"pairs": {}}

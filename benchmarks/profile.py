@@ -2,11 +2,12 @@
 
     python -m benchmarks.profile [--cases eager compiled greedy 0.3B 1B] [--rounds 32] [--repeats 2]
 
-The embedded pair eager, and compiled (at temperature 0 too); and the embedded draft with a target
-inflated to 0.3 or 1 billion parameters (``benchmarks.inflate``: the same function at the cost
-of a larger model), far larger than any cache, compiled too. Holds what is promised against what was
-measured. Each case is kept until it is measured again, so they can run one at a time. Writes JSON,
-a page with the tables of the command line, and the β curve of one case, anew after each.
+The cases are the embedded pair, eager and compiled (also at temperature 0), and the embedded draft
+with a target inflated to 0.3 or 1 billion parameters (``benchmarks.inflate``: the same
+function at the cost of a larger model), compiled, which is far larger than any processor cache.
+Compares the measurements with bars. The result of a case is kept until it is measured again, so
+cases can run one at a time. After each case, writes JSON, a page with the tables of the command
+line, and the β curve of one case.
 """
 
 import argparse
@@ -38,14 +39,14 @@ FORMULA_BAR = 0.92
 
 @dataclass(frozen=True)
 class Case:
-    """A pair and how it runs.
+    """A pair with its settings.
 
     Attributes:
         name: on the page.
-        compile: of both models.
-        temperature: of the text.
-        shape: that the target is inflated to, if it is; such a case has a third of the rounds, and
-            one repeat.
+        compile: compile mode of both models.
+        temperature: of the output.
+        shape: of an inflated target; None for the embedded one. A case with an inflated target has
+            a third of the rounds, and one repeat.
     """
 
     name: str
@@ -54,13 +55,16 @@ class Case:
     shape: Shape | None = None
 
     def engine(self) -> Engine:
-        """The pair, loaded anew: models that are compiled stay so."""
+        """The engine of a newly loaded pair, since compiled models stay compiled."""
         if self.shape is None:
             return outrider.load(max_batch_size=1, compile=self.compile)
         small = load_model(outrider.assets.target_path())
         target = HFModel(inflate(small.module, self.shape), small.tokenizer, "inflated target")
         draft = load_model(outrider.assets.draft_path(), role="draft")
-        for model in (target, draft):  # nobody else has them, so their weights are held once
+        for model in (
+            target,
+            draft,
+        ):  # no other engine uses them, so one copy of the weights suffices
             prepare(model, self.compile, own=True)
         engine = Engine(target, draft, METHODS["speculative"], max_batch_size=1)
         warm_up(engine)
@@ -85,7 +89,7 @@ CASES = {
 
 
 def bars(case: dict[str, Any]) -> Iterator[tuple[str, str, bool]]:
-    """What is promised, what was measured, and whether it held."""
+    """Each bar with the measured value, and whether it is met."""
     outside, inflated = case["phases"]["outside_passes"], case["about"]["target"] == "inflated"
     most, least = OUTSIDE_BARS[inflated], FLOOR_BARS[inflated]
     yield (
@@ -123,7 +127,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def measure(key: str, rounds: int, repeats: int) -> dict[str, Any]:
-    """One profile."""
+    """Profiles one case."""
     case = CASES[key]
     engine = case.engine()
     command = f"python -m benchmarks.profile --cases {key} --rounds {rounds} --repeats {repeats}"

@@ -1,16 +1,17 @@
-"""int8 and int4 weights for draft, target or both: time per pass, bytes, α, perplexity, speed.
+"""int8 and int4 weights for draft, target or both: pass times, bytes, α, perplexity and speed.
 
     python -m benchmarks.quantize [--rows 8] [--repeats 60] [--compile] [--out DIR]
 
-Passes of 1 and 6 tokens behind 128, over all kinds in turn, medians: of the embedded draft and
-target, and of the draft inflated to some 200 million parameters that do nothing
-(``benchmarks.inflate``), where memory sets the pace. Beside our layers: torchao's own int8
-tensors, eager; with ``--compile`` all of them under ``torch.compile`` (no cache, the same number of
-tokens), which takes minutes.
+Times forward passes over 1 and 6 tokens after a context of 128, with all kinds of weights
+alternating: of the embedded draft and target, and of the draft inflated to about 200 million
+parameters (``benchmarks.inflate``), whose speed is limited by memory bandwidth. Torchao's own
+int8 tensors are compared, eagerly. With ``--compile``, all kinds are also timed under
+``torch.compile`` (without a cache, over the same number of tokens), which takes minutes.
 
-α = Σ min(p, q) at every place of held-out text, this project's own sources, for every draft with
-every target; the bar is an int8 draft 1.2 times as fast as float32's at α within 0.02. Then tokens
-per second of speculative decoding. Writes JSON and a Markdown page.
+α = Σ min(p, q) is measured at every position of held-out text, this project's own sources, for
+every draft with every target. The bar is an int8 draft that is 1.2 times as fast as the float32 one
+with α within 0.02. Finally, measures tokens per second of speculative decoding. Writes JSON and a
+Markdown page.
 """
 
 import argparse
@@ -51,7 +52,7 @@ Run = Callable[[], object]
 
 
 def of_kind(module: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """The model as it is, quantized by us, or by torchao alone."""
+    """The model unquantized, quantized by Outrider, or by torchao alone."""
     if kind == "none":
         return module
     module = copy.deepcopy(module)
@@ -76,7 +77,7 @@ def size(module: nn.Module) -> int:
 
 
 def medians(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
-    """Median seconds of each; they take turns, so that what else goes on falls on all alike."""
+    """Median seconds of each; runs alternate, so that other load affects all of them alike."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 2):
         for name, run in runs.items():
@@ -88,7 +89,7 @@ def medians(runs: Mapping[str, Run], repeats: int) -> dict[str, float]:
 
 
 def step(module: PreTrainedModel, width: int) -> Run:
-    """A pass behind a cached context, which it leaves as it was."""
+    """A pass after a cached context, which is restored afterwards."""
     text_1T = torch.arange(CONTEXT)[None] % 1000 + 100
     cache: Any = module(input_ids=text_1T, use_cache=True).past_key_values
 
@@ -100,7 +101,7 @@ def step(module: PreTrainedModel, width: int) -> Run:
 
 
 def compiled(module: PreTrainedModel, width: int) -> Run:
-    """A compiled pass over so many tokens and nothing before them, warm."""
+    """A compiled pass over ``width`` tokens without context, after warm-up."""
     text_1T = torch.arange(width)[None] + 100
     graph: Any = torch.compile(module.forward, dynamic=False)
 
@@ -114,7 +115,7 @@ def compiled(module: PreTrainedModel, width: int) -> Run:
 def times(
     base: PreTrainedModel, repeats: int, build: Callable[[PreTrainedModel, int], Run]
 ) -> list[dict[str, Any]]:
-    """Per kind: bytes, and seconds per width."""
+    """Bytes, and seconds by width, of each kind of weights."""
     modules = {kind: of_kind(base, kind) for kind in (*KINDS, "torchao int8")}
     rows: dict[str, dict[str, Any]] = {
         kind: {"kind": kind, "seconds": {}, "bytes": size(module)}
@@ -234,12 +235,12 @@ def markdown(report: Mapping[str, Any]) -> str:
         "",
         f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
         f"{about['torch']}, torchao {about['torchao']}; activations and unquantized weights in "
-        f"{about['dtype']}. Passes over 1 and 6 tokens behind {CONTEXT}; kinds take turns, medians "
+        f"{about['dtype']}. Passes over 1 and 6 tokens after {CONTEXT}; kinds alternate, medians "
         f"of {about['repeats']} (inflated: a sixth of that). Compiled: a pass over as many tokens "
-        "with nothing before them. "
-        "'torchao int8' is torchao's own tensors, which are dequantized in every pass; int8 and "
-        "int4 are what `quantize_draft` and `quantize_target` load. The inflated draft is the "
-        "embedded one with parameters that do nothing.",
+        "without context. "
+        "'torchao int8' are torchao's own tensors, which are dequantized in every pass; int8 and "
+        "int4 are those of `quantize_draft` and `quantize_target`. The inflated draft is the "
+        "embedded one with parameters that contribute nothing.",
         "",
         f"Command: `{about['command']}`",
         "",
@@ -259,7 +260,7 @@ def markdown(report: Mapping[str, Any]) -> str:
     perplexity = quality["perplexity"]
     lines += [
         "",
-        f"On {quality['places']:,} places of held-out text (this project's own sources):",
+        f"On {quality['places']:,} positions of held-out text (this project's own sources):",
         "",
         "| weights | perplexity of the target | of the draft |",
         "|---|---:|---:|",
@@ -276,8 +277,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         ),
         "",
         f"Decoding, greedy, γ = 5, batch 1, 4 prompts of {about['tokens']} tokens, medians of "
-        f"{about['rounds']}. With an unquantized target every row is the same text, whatever the "
-        "draft.",
+        f"{about['rounds']}. With an unquantized target, all rows have the same output, whatever "
+        "the draft.",
         "",
         "| target | draft | tokens/s | spread | acceptance length | against plain, unquantized |",
         "|---|---|---:|---:|---:|---:|",

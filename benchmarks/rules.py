@@ -1,17 +1,17 @@
-"""What a verification rule costs: every rule for sampled chains against rejection sampling.
+"""The time of a verdict: every verification rule for sampled chains against rejection sampling.
 
     python -m benchmarks.rules [--repeats 40] [--out DIR]
 
 Distributions are synthetic: target logits are normal with standard deviation 3 (most of the mass on
 a few per cent of the tokens, as in a language model), the draft's are the target's plus normal
 noise with standard deviation 0.8, which gives an acceptance rate Σ min(p, q) of about 0.7 (the
-measured one is reported). Candidates are drawn from the draft's distributions, so refusals come at
-their natural rate. Each repeat times one verdict of every rule on the same draft and the same
+measured one is reported). Candidates are drawn from the draft's distributions, so rejections occur
+at their natural rate. Each repeat times one verdict of every rule on the same draft and the same
 random numbers, in an order that rotates; drafts change from repeat to repeat. Times are means over
-the repeats (between the 5th and the 95th percentile), since what a lossy rule costs depends on the
-draft; medians and quartiles stand in the JSON. Ratios are to rejection sampling in the same run.
+the repeats (between the 5th and the 95th percentile), since the cost of a lossy rule depends on the
+draft; medians and quartiles are in the JSON. Ratios are to rejection sampling in the same run.
 
-A pass is ``p - q`` over one row of the target and one of the draft per batch row, the least that
+A pass is ``p - q`` over one distribution of the target and one of the draft per row, the least that
 any rule reads where a chain stops. Writes JSON and a Markdown table.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
@@ -39,8 +39,10 @@ BAR_PASSES = 6.0  # rejection itself
 
 
 def rules() -> dict[str, Verifier]:
-    """Every rule with default parameters that verifies sampled chains by distributions; rejection
-    first."""
+    """Every rule, with default parameters, that verifies sampled chains by their distributions.
+
+    Rejection sampling is the first.
+    """
     found: dict[str, Verifier] = {}
     for name in ["Rejection", *sorted(outrider.verifiers.__all__)]:
         rule = getattr(outrider.verifiers, name)()
@@ -79,7 +81,7 @@ def measure(B: int, gamma: int, V: int, repeats: int) -> dict[str, Any]:
         return p_BNV[:, 0] - q_BNV[:, 0]
 
     seconds: dict[str, list[float]] = {name: [] for name in ["pass", *verified]}
-    for repeat in range(-3, repeats):  # three to warm up
+    for repeat in range(-3, repeats):  # three of warm-up
         names = list(seconds)
         shift = repeat % len(names)
         for name in names[shift:] + names[:shift]:
@@ -145,7 +147,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def bars(sizes: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
-    """What is promised, the worst that was measured, and the limit."""
+    """Each bar with the worst measured value and the limit."""
     found = [
         (f"{name} at most {bar:g}× rejection", max(s["ratios"][name] for s in sizes), bar)
         for name, bar in BARS.items()

@@ -1,14 +1,13 @@
-"""Encoder-decoders: plain, speculative and mentored decoding of a small T5 on a task of its own.
+"""Encoder-decoders: plain, speculative and mentored decoding of a small T5 trained on one task.
 
     python -m recipes.seq2seq_pair --out DIR        trains the pair, in minutes
     python -m benchmarks.seq2seq --pair DIR         measures it
 
-The task is to write a function's bare call from its signature; its held-out texts were never seen
-in training. At temperature 0 a text is right when it equals the reference (exact match); at
-temperature 1 that is the share of samples that do. α is the mean of Σ min(p, q) over verified
-places, KL what a lossy rule really cost per token. Quality is measured over all held-out pairs and
-several seeds in batches of 16; speed on a few of them, one at a time, in repeats whose order
-rotates. Writes JSON and a Markdown table.
+The task is to turn a function's signature into its bare call; held-out texts were not seen in
+training. Exact match is the share of outputs that equal the reference. α is the mean of Σ min(p, q)
+over verified positions, and KL the measured divergence of a lossy rule per token. Quality is
+measured over all held-out pairs and several seeds in batches of 16; speed on a few pairs, one at a
+time, in repeats whose order rotates. Writes JSON and a Markdown table.
 """
 
 import argparse
@@ -36,7 +35,7 @@ Case = tuple[str, str, Mapping[str, object], float]  # label, method, options, t
 
 
 def cases() -> list[Case]:
-    """What is measured; plain first at each temperature."""
+    """All measured cases; plain decoding first at each temperature."""
     found: list[Case] = []
     for temperature in (0.0, 1.0):
         found += [(name, name, {}, temperature) for name in ("plain", "speculative")]
@@ -65,7 +64,7 @@ def engines(target: HFModel, draft: HFModel, **settings: Any) -> dict[tuple[str,
 def quality(
     engine: Engine, pairs: list[tuple[str, str]], temperature: float, seeds: int
 ) -> dict[str, Any]:
-    """Exact match over all pairs, and the statistics of the texts."""
+    """Exact match over all pairs, and the statistics of the outputs."""
     matches, stats = [], []
     for seed in range(seeds if temperature else 1):
         sampling = Sampling(temperature=temperature, seed=seed, max_new_tokens=TEXT_WIDTH)
@@ -86,9 +85,9 @@ def quality(
 def speeds(
     built: Mapping[tuple[str, float], Engine], pairs: list[tuple[str, str]], repeats: int
 ) -> dict[tuple[str, float], list[float]]:
-    """Tokens per second of each repeat, one text at a time."""
+    """Tokens per second of each repeat, one output at a time."""
     found: dict[tuple[str, float], list[float]] = {key: [] for key in built}
-    for repeat in range(-1, repeats):  # one to warm up
+    for repeat in range(-1, repeats):  # one of warm-up
         keys = list(built)
         shift = repeat % len(keys)
         for key in keys[shift:] + keys[:shift]:
@@ -137,12 +136,12 @@ def markdown(report: dict[str, Any]) -> str:
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pair", type=Path, required=True, help="what the recipe wrote")
+    parser.add_argument("--pair", type=Path, required=True, help="folder that the recipe wrote")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--timed", type=int, default=24, help="pairs that are timed")
+    parser.add_argument("--timed", type=int, default=24, help="number of timed pairs")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--note", default="", help="what else is to be said of the machine")
+    parser.add_argument("--note", default="", help="added to the page, for example other load")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,13 +1,13 @@
-"""Trees against chains: what a round keeps, what its pass costs, where the rest of it goes.
+"""Trees against chains: tokens per round, the cost of the target's pass, and other costs.
 
     python -m benchmarks.trees [--texts 24] [--tokens 96] [--repeats 15] [--out DIR]
 
-On the embedded pair. First it counts how often the child of each rank is accepted, for children
-drawn independently and without replacement, and plans the best tree of each kind with as many
-nodes (Sequoia's dynamic programme). Then every contender continues the same prompts, in batches of
-16: the number of tokens per round, with the standard error over texts. All drafts but the K-SEQ
-rows and their chain have the same number of drafted nodes. Then single texts: the share of a round
-outside both models' passes. Last the target's pass alone, over a tree of 16 nodes and a chain of 6,
+On the embedded pair. First, counts how often the child of each rank is accepted, for children drawn
+independently and without replacement, and plans the best tree of each kind with 16 nodes (Sequoia's
+dynamic program). Then every configuration continues the same prompts in batches of 16, which gives
+tokens per round with the standard error over outputs. All drafts except the K-SEQ rows and their
+chain have the same number of nodes. Single sequences give the share of a round outside both
+models' passes. Finally, the target's pass alone is timed over a tree of 16 nodes and a chain of 6,
 interleaved. Writes JSON and a Markdown table.
 """
 
@@ -45,8 +45,8 @@ _RANKS = 12
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A method with its options, under the name that the table gives it."""
+class Configuration:
+    """A method with its options, and its name in the table."""
 
     name: str
     method: str
@@ -55,51 +55,51 @@ class Contender:
 
 
 def k_ary(width: int, num_nodes: int) -> Topology:
-    """The first nodes of the endless tree of that width, breadth first."""
+    """The first nodes, breadth first, of the infinite tree with ``width`` children per node."""
     paths: list[tuple[int, ...]] = [()]
-    place = 0
+    parent = 0
     while len(paths) <= num_nodes:
-        paths += [(*paths[place], rank) for rank in range(width)]
-        place += 1
+        paths += [(*paths[parent], rank) for rank in range(width)]
+        parent += 1
     return Topology.rank_paths(paths[1 : num_nodes + 1])
 
 
 def planned(acceptance: Sequence[float], num_nodes: int) -> Topology:
-    """The tree of most expected tokens with so many drafted nodes."""
+    """The tree with the most expected tokens for a number of drafted nodes."""
     return Topology.rank_paths(best_tree(acceptance, num_nodes + 1, DEPTH).paths)
 
 
-def contenders(independent: Topology, distinct: Topology) -> list[Contender]:
-    """All that is compared; chains first."""
+def configurations(independent: Topology, distinct: Topology) -> list[Configuration]:
+    """All compared configurations; chains first."""
     widths = [k for k in (2, 3, 4, 8, NODES) if k <= NODES]
     length = NODES // SEQUENCES
     return [
-        Contender(f"chain of {NODES}", "speculative", NODES),
-        Contender(f"chain of {NODES}, block", "block", NODES),
-        Contender("planned tree, i.i.d.", "specinfer", None, {"topology": independent}),
-        Contender("planned tree, without replacement", "sequoia", None, {"topology": distinct}),
-        Contender("planned tree, traversal", "traversal", None, {"topology": distinct}),
-        Contender("planned tree, best tokens", "top-k-tree", None, {"topology": distinct}),
-        Contender("dynamic tree", "dynamic-tree", None, {"num_nodes": NODES + 1, "width": 6}),
+        Configuration(f"chain of {NODES}", "speculative", NODES),
+        Configuration(f"chain of {NODES}, block", "block", NODES),
+        Configuration("planned tree, i.i.d.", "specinfer", None, {"topology": independent}),
+        Configuration("planned tree, without replacement", "sequoia", None, {"topology": distinct}),
+        Configuration("planned tree, traversal", "traversal", None, {"topology": distinct}),
+        Configuration("planned tree, best tokens", "top-k-tree", None, {"topology": distinct}),
+        Configuration("dynamic tree", "dynamic-tree", None, {"num_nodes": NODES + 1, "width": 6}),
         *(
-            Contender(f"{k}-ary tree", "sequoia", None, {"topology": k_ary(k, NODES)})
+            Configuration(f"{k}-ary tree", "sequoia", None, {"topology": k_ary(k, NODES)})
             for k in widths
         ),
-        Contender(f"chain of {length}", "speculative", length),
-        Contender(f"K-SEQ, {SEQUENCES} chains of {length}", "spectr", length),
-        Contender(f"best of {SEQUENCES} chains of {length} (biased)", "best-of-k", length),
+        Configuration(f"chain of {length}", "speculative", length),
+        Configuration(f"K-SEQ, {SEQUENCES} chains of {length}", "spectr", length),
+        Configuration(f"best of {SEQUENCES} chains of {length} (biased)", "best-of-k", length),
     ]
 
 
 def measure(
-    pair: tuple[HFModel, HFModel], each: Contender, sampling: Sampling, texts: int
+    pair: tuple[HFModel, HFModel], each: Configuration, sampling: Sampling, texts: int
 ) -> dict[str, Any]:
-    """Tokens per round in batches, then the share of a single text's rounds outside the passes."""
+    """Tokens per round in batches, and where the time of rounds of single sequences goes."""
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(texts)]
     results = _engine(pair, each, 16).generate(prompts, sampling)
     lengths = [result.stats.acceptance_length for result in results]
     single = _engine(pair, each, 1)
-    single.generate(PROMPTS[0], replace(sampling, max_new_tokens=8))  # warms up
+    single.generate(PROMPTS[0], replace(sampling, max_new_tokens=8))  # warm-up
     alone = single.generate(PROMPTS[:4], sampling).stats
     rounds = alone.rounds
     return {
@@ -118,7 +118,7 @@ def measure(
     }
 
 
-def _engine(pair: tuple[HFModel, HFModel], each: Contender, batch: int) -> Engine:
+def _engine(pair: tuple[HFModel, HFModel], each: Configuration, batch: int) -> Engine:
     return Engine(
         *pair,
         find_method(each.method),
@@ -132,7 +132,7 @@ def _engine(pair: tuple[HFModel, HFModel], each: Contender, batch: int) -> Engin
 def acceptance(
     pair: tuple[HFModel, HFModel], children: Any, sampling: Sampling, rounds: int
 ) -> list[float]:
-    """Share of places at which the child of each rank is accepted."""
+    """Share of positions at which the child of each rank is accepted."""
     target, draft = pair
     assert target.tokenizer is not None
     prompts = [target.tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
@@ -154,7 +154,7 @@ def pass_times(target: HFModel, repeats: int) -> dict[str, float]:
         for name, topology in (("tree", k_ary(3, NODES - 1)), ("chain", Topology.chain(5))):
             runs[name] = partial(target.score, cache, _draft(context, topology))
         seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for repeat in range(-3, repeats):  # three to warm up
+        for repeat in range(-3, repeats):  # three of warm-up
             for name, run in runs.items():
                 began = time.perf_counter()
                 run()
@@ -173,7 +173,7 @@ def _draft(context: Context, topology: Topology) -> Draft:
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, bool]]:
-    """What is promised of trees at temperature 1, what was measured, and whether it held."""
+    """Each bar at temperature 1 with the measured value, and whether it is met."""
     rows = {row["name"]: row for row in report["temperatures"]["1.0"]["rows"]}
 
     def length(name: str) -> float:
@@ -181,7 +181,7 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, bool]]:
 
     def compare(more: str, less: str) -> tuple[str, str, bool]:
         both = f"{length(more):.2f} and {length(less):.2f}"
-        return f"{more} keeps at least what {less} does", both, length(more) >= length(less)
+        return f"{more} emits at least as many tokens as {less}", both, length(more) >= length(less)
 
     tree, independent = "planned tree, without replacement", "planned tree, i.i.d."
     k_ary_trees = [name for name in rows if name.endswith("-ary tree")]
@@ -210,9 +210,9 @@ def markdown(report: dict[str, Any]) -> str:
         "# Trees against chains",
         "",
         f"{about['date']}, {about['hardware']}, {about['threads']} threads, embedded pair in "
-        f"{about['dtype']}, torch {about['torch']}; {about['texts']} texts of {about['tokens']} "
-        f"tokens. Tokens per round, the target's own included, ± standard error over texts; "
-        "milliseconds per round of single texts.",
+        f"{about['dtype']}, torch {about['torch']}; {about['texts']} outputs of "
+        f"{about['tokens']} tokens. Tokens per round, the target's own included, ± standard error "
+        "over outputs; milliseconds per round of single sequences.",
         "",
         f"Command: `{about['command']}`",
     ]
@@ -222,7 +222,7 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"## Temperature {temperature}",
             "",
-            "Share of places at which the child of rank 1, 2, … is accepted: "
+            "Share of positions at which the child of rank 1, 2, … is accepted: "
             + "; ".join(f"{kind} {shares}" for kind, shares in ranks.items()),
             "",
             "| draft | nodes | tokens per round | draft ms | target ms | other ms | other share |",
@@ -259,7 +259,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         trees = [planned(shares, NODES) for _, shares in ranks]
         rows = []
-        for each in contenders(*trees):
+        for each in configurations(*trees):
             if sampling.greedy and each.method in SAME_WHEN_GREEDY:
                 continue
             print(f"temperature {temperature:g}: {each.name}", flush=True)

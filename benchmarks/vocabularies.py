@@ -1,19 +1,21 @@
-"""What another vocabulary costs a draft: tokens per pass of the target, for `tli` and `slem`.
+"""Draft models with other vocabularies: tokens per target pass with `tli` and `slem`.
 
     python -m benchmarks.vocabularies [--max-new-tokens 64] [--out DIR]
 
-There is no second model with a vocabulary of its own here, so the embedded draft is given others:
-its own ids shuffled (the same strings, a check: nothing may change), and its byte-level vocabulary
-cut to the first 3,000 and 1,000 tokens (fewer merges, the same weights for the tokens that are
-left). The draft was not trained on texts cut up like that, as a model with such a vocabulary would
-have been, so what is lost here is more than the method loses. In float32, so that the counts are
-the same everywhere; nothing is timed. transformers runs the same pairs by ``assistant_tokenizer``
-at temperature 0, by exact match of texts; its intersection (version 5.23, above temperature 0)
-stops with an AttributeError where all of the draft's tokens are the target's, too, as here. Where
-both models have as many tokens it refuses ``assistant_tokenizer`` and takes the ids for equal, so
-shuffled ids cannot be run there. Writes JSON and a Markdown table.
+No second model with its own vocabulary is available here, so the embedded draft gets other ones:
+its own ids shuffled (the same strings, as a check: nothing may change), and its byte-level
+vocabulary cut to the first 3,000 and 1,000 tokens (fewer merges, the same weights for the remaining
+tokens). Unlike a real model with such a vocabulary, the draft was not trained on text tokenised
+that way, so the loss measured here is larger than that of the methods. Everything runs in float32,
+so that the counts are the same on every machine; nothing is timed.
 
-Legend: V the draft's vocabulary.
+transformers runs the same pairs with ``assistant_tokenizer`` at temperature 0, by exact match of
+text. Above temperature 0, its intersection (version 5.23) raises an AttributeError if all tokens of
+the draft are in the target's vocabulary, as here. If both vocabularies have the same size, it
+accepts no ``assistant_tokenizer`` and treats ids as equal, so shuffled ids cannot be run. Writes
+JSON and a Markdown table.
+
+Legend: V the draft's vocabulary, H hidden width.
 """
 
 import argparse
@@ -40,7 +42,7 @@ METHODS_OF = {"own": ("speculative", "sample-match", "tli", "slem")}
 
 
 def with_tokens(draft: HFModel, kept: list[int], name: str) -> HFModel:
-    """The draft with these of its tokens, in this order; merges that lead elsewhere are gone."""
+    """The draft with some of its tokens in a given order, and only the merges among them."""
     tokenizer: Any = draft.tokenizer
     data = json.loads(tokenizer.backend_tokenizer.to_str())
     number = {old: new for new, old in enumerate(kept)}
@@ -64,7 +66,7 @@ def with_tokens(draft: HFModel, kept: list[int], name: str) -> HFModel:
 
 
 def drafts(draft: HFModel, sizes: tuple[int, ...] = SIZES) -> dict[str, HFModel]:
-    """The vocabularies that are compared, each with the draft's own weights."""
+    """The draft with each vocabulary that is compared."""
     order = torch.randperm(draft.num_tokens, generator=torch.Generator().manual_seed(0))
     found = {"own": draft, "shuffled": with_tokens(draft, order.tolist(), "shuffled")}
     for size in sizes:
@@ -73,14 +75,14 @@ def drafts(draft: HFModel, sizes: tuple[int, ...] = SIZES) -> dict[str, HFModel]
 
 
 def ours(target: HFModel, draft: HFModel, method: str, sampling: Sampling) -> dict[str, float]:
-    """One method on all prompts."""
+    """Outrider with one method on all prompts."""
     engine = Engine(target, draft, METHODS[method], num_speculative_tokens=NUM_SPECULATIVE_TOKENS)
     stats = engine.generate(PROMPTS, sampling).stats
     return {"length": stats.acceptance_length, "rate": stats.acceptance_rate, "alpha": stats.alpha}
 
 
 def theirs(target: HFModel, draft: HFModel, num: int) -> dict[str, float]:
-    """transformers on the same prompts, greedy: tokens per pass of the target, prefill included."""
+    """transformers on the same prompts, greedy: tokens per target pass, prefill included."""
     assistant: Any = copy.deepcopy(draft.module)
     config = assistant.generation_config
     config.num_assistant_tokens_schedule = "constant"
@@ -114,7 +116,7 @@ def theirs(target: HFModel, draft: HFModel, num: int) -> dict[str, float]:
 def measure(
     target: HFModel, draft: HFModel, temperature: float, num: int, sizes: tuple[int, ...] = SIZES
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Method by vocabulary, at one temperature."""
+    """The results by method and vocabulary, at one temperature."""
     sampling = Sampling(temperature=temperature, max_new_tokens=num, ignore_eos=True)
     rows: dict[str, dict[str, dict[str, float]]] = {}
     for name, each in drafts(draft, sizes).items():
@@ -126,7 +128,7 @@ def measure(
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The page."""
+    """The report as a page."""
     about = report["about"]
     lines = [
         "# Drafts with another vocabulary",

@@ -2,11 +2,11 @@
 
     python -m benchmarks.vs_transformers [--target DIR --draft DIR] [--repeats 5] [--out DIR]
 
-Everything eager, batch 1 where transformers takes part (its assisted generation refuses batches),
-Outrider also at batch 4 and 16. Each repeat runs every contender once, in an order that rotates
-with the repeat; tokens per second are of whole calls, prefill included; the table gives medians,
-the spread from the slowest to the fastest repeat, and the ratios that matter. Writes JSON and a
-Markdown table.
+Everything runs eagerly, with batch 1 for transformers (its assisted generation accepts no larger
+batches), and also batch 4 and 16 for Outrider. Each repeat runs every configuration once, in an
+order that rotates. Tokens per second are measured over whole calls, prefill included. The table has
+medians, the spread from the slowest to the fastest repeat, and ratios. Writes JSON and a Markdown
+table.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch
 import transformers
 
 import outrider
-from benchmarks.contenders import Contender, Outrider, Transformers
+from benchmarks.configurations import Configuration, Outrider, Transformers
 from outrider import Stats
 from outrider.runtime import HFModel
 
@@ -42,24 +42,24 @@ PROMPTS = (
 
 @dataclass
 class Series:
-    """All repeats of one contender.
+    """All repeats of one configuration.
 
     Attributes:
-        contender: what ran.
-        prompts: what it continued.
-        tokens_per_second: one number per repeat.
-        stats: the engine's statistics of all repeats, where there are any.
+        configuration: what runs.
+        prompts: that it continues.
+        tokens_per_second: of each repeat.
+        stats: the engine's statistics of each repeat, if it has any.
     """
 
-    contender: Contender
+    configuration: Configuration
     prompts: Sequence[Sequence[int]]
     tokens_per_second: list[float] = field(default_factory=list)
     stats: list[Stats] = field(default_factory=list)
 
     def run(self, seed: int) -> None:
-        """One repeat."""
+        """Runs one repeat."""
         began = time.perf_counter()
-        run = self.contender(self.prompts, seed)
+        run = self.configuration(self.prompts, seed)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.tokens_per_second.append(run.tokens / (time.perf_counter() - began))
@@ -67,7 +67,7 @@ class Series:
             self.stats.append(run.stats)
 
     def summary(self) -> dict[str, Any]:
-        """Median, spread and the engine's own numbers."""
+        """Median, spread and the engine's statistics."""
         row: dict[str, Any] = {
             "median": statistics.median(self.tokens_per_second),
             "slowest": min(self.tokens_per_second),
@@ -81,12 +81,12 @@ class Series:
         return row
 
 
-def contenders(
+def configurations(
     target: HFModel, draft: HFModel, temperature: float, gammas: Sequence[int], tokens: int
-) -> list[tuple[Contender, int]]:
-    """Everything measured at one temperature, with the number of prompts each continues."""
+) -> list[tuple[Configuration, int]]:
+    """All configurations at one temperature, each with its number of prompts."""
     plain = outrider.load(target, method="plain")
-    entries: list[tuple[Contender, int]] = [
+    entries: list[tuple[Configuration, int]] = [
         (Transformers("transformers plain", target, None, 0, temperature, tokens), 8),
         (Outrider("outrider plain", plain, temperature, tokens), 8),
     ]
@@ -107,23 +107,23 @@ def contenders(
 
 
 def measure(
-    entries: list[tuple[Contender, int]], prompts: Sequence[Sequence[int]], repeats: int
+    entries: list[tuple[Configuration, int]], prompts: Sequence[Sequence[int]], repeats: int
 ) -> dict[str, dict[str, Any]]:
-    """Interleaved repeats after one unmeasured warm-up of each contender."""
+    """Interleaved repeats after one unmeasured warm-up of each configuration."""
     series = [
-        Series(contender, [prompts[i % len(prompts)] for i in range(count)])
-        for contender, count in entries
+        Series(configuration, [prompts[i % len(prompts)] for i in range(count)])
+        for configuration, count in entries
     ]
     for one in series:
-        one.contender(one.prompts[:1], 0)
+        one.configuration(one.prompts[:1], 0)
     for repeat in range(repeats):
-        for place in range(len(series)):
-            series[(place + repeat) % len(series)].run(seed=repeat)
-    return {one.contender.name: one.summary() for one in series}
+        for i in range(len(series)):
+            series[(i + repeat) % len(series)].run(seed=repeat)
+    return {one.configuration.name: one.summary() for one in series}
 
 
 def ratios(rows: dict[str, dict[str, Any]], gammas: Sequence[int]) -> dict[str, float]:
-    """The ratios that the project is verified by."""
+    """The ratios between Outrider and transformers, and between plain and speculative decoding."""
     speed = {name: row["median"] for name, row in rows.items()}
     found = {
         "outrider plain / transformers plain": speed["outrider plain"]
@@ -174,7 +174,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def hardware() -> str:
-    """The processor's name, or the GPU's."""
+    """The name of the GPU, or of the processor if there is none."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:
@@ -189,7 +189,7 @@ def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="embedded", help="folder or hub id")
-    parser.add_argument("--draft", help="folder or hub id; the embedded target has its own")
+    parser.add_argument("--draft", help="folder or hub id; not needed with the embedded target")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gammas", type=int, nargs="+", default=[3, 5, 8])
@@ -218,7 +218,7 @@ def main() -> None:
         "temperatures": {},
     }
     for temperature in (0.0, 0.8):
-        entries = contenders(target, draft, temperature, options.gammas, options.max_new_tokens)
+        entries = configurations(target, draft, temperature, options.gammas, options.max_new_tokens)
         rows = measure(entries, prompts, options.repeats)
         report["temperatures"][str(temperature)] = {
             "rows": rows,

@@ -1,1 +1,1 @@
-"""Peers of Outrider, each a process of its own in an environment of its own."""
+"""Workers that run other engines, each in its own process and environment."""

@@ -1,4 +1,4 @@
-"""The benchmark's end of a peer's process."""
+"""The client of a worker process, used by the benchmark."""
 
 import json
 import subprocess
@@ -12,25 +12,25 @@ from typing import Any
 from benchmarks.peer_workers.protocol import Answer, Job, Ready
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 300.0
-LOADING = 1800.0  # seconds that a row may take to load, where everything is compiled first
+GENERATE_SECONDS = 300.0  # limit for a continuation
+PREPARE_SECONDS = 1800.0  # limit for loading a row, which may include compilation
 
 
 class PeerError(Exception):
-    """What a peer could not do, in its own words."""
+    """A worker failed; the message is the worker's."""
 
 
 class Client:
-    """A worker in its own process; ends with :meth:`close` or with the ``with`` block.
+    """A worker in its own process, which ends with :meth:`close` or with the ``with`` block.
 
     Args:
-        command: what starts it, such as ``["python", "-m", "benchmarks.peer_workers.…"]``.
-        log: where its standard error goes.
-        patience: seconds that a continuation may take, before the process is killed.
+        command: that starts the worker, such as ``["python", "-m", "benchmarks.peer_workers.…"]``.
+        log: file for its standard error.
+        limit: seconds for a continuation, after which the process is killed.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, patience: float = PATIENCE) -> None:
-        self.patience = patience
+    def __init__(self, command: Sequence[str], log: Path, limit: float = GENERATE_SECONDS) -> None:
+        self.limit = limit
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as errors:
             self.process = subprocess.Popen(
@@ -45,12 +45,12 @@ class Client:
     def prepare(self, row: str, job: Job) -> Ready:
         """See :class:`Peer`; raises :class:`PeerError`."""
         request = {"verb": "prepare", "row": row, "job": asdict(job)}
-        return Ready(**self._ask(request, max(LOADING, self.patience)))
+        return Ready(**self._ask(request, max(PREPARE_SECONDS, self.limit)))
 
     def generate(self, row: str, prompt: Sequence[int], num_tokens: int) -> Answer:
         """See :class:`Peer`; raises :class:`PeerError`."""
         request = {"verb": "generate", "row": row, "prompt": list(prompt), "num_tokens": num_tokens}
-        return Answer(**self._ask(request, self.patience))
+        return Answer(**self._ask(request, self.limit))
 
     def close(self) -> None:
         """Ends the process."""
@@ -67,18 +67,18 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, request: dict[str, Any], patience: float) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # the empty answer below says so
+        with suppress(BrokenPipeError):  # the missing answer below raises an error
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-        impatience = threading.Timer(patience, self.process.kill)
-        impatience.start()
+        timer = threading.Timer(seconds, self.process.kill)
+        timer.start()
         line = self.process.stdout.readline()
-        impatience.cancel()
+        timer.cancel()
         if not line:
-            raise PeerError(f"the process ended with {self.process.wait()}; its log says why")
+            raise PeerError(f"the process ended with code {self.process.wait()}; see its log")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerError(answer["error"])

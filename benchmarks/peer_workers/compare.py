@@ -1,4 +1,4 @@
-"""What the answers of all peers say: speed with its spread, agreement, ratios, bars."""
+"""Compares the answers of all peers: speed with its spread, agreement, ratios, bars."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ REFERENCES = ("outrider:plain", "outrider:plain compiled")
 
 @dataclass
 class Series:
-    """One row: a peer in one of its ways.
+    """All answers of one row: a peer in one configuration.
 
     Attributes:
         name: ``peer:row``.
-        ready: what the peer said when it could generate.
-        warmup_seconds: of the unmeasured continuations, where the last things are compiled.
-        passes: of every repeat, an answer for every prompt.
-        error: why the row is missing; "" where it is not.
+        ready: the peer's reply after loading.
+        warmup_seconds: of the untimed continuations, which may compile.
+        passes: for every repeat, an answer for every prompt.
+        error: why the row was not measured; "" if it was.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio that was promised.
+    """A ratio of speeds that must be reached.
 
     Attributes:
-        pair: that it is measured on.
+        pair: on which it is measured.
         ours: the row in the numerator.
         theirs: the row in the denominator.
-        least: what the ratio is to reach.
+        least: the ratio to reach.
     """
 
     pair: str
@@ -74,8 +74,10 @@ BARS = (
 
 
 def acceptance_length(answers: Sequence[Answer]) -> float | None:
-    """Tokens per pass of the target, the prompt's pass included, since all but the accepted
-    tokens cost a pass; None where the peer does not say what it accepted."""
+    """Tokens per target pass, the prompt's pass included; None if the peer reports no acceptance.
+
+    Every token that is not an accepted draft takes one pass.
+    """
     accepted = [answer.accepted for answer in answers]
     if None in accepted:
         return None
@@ -84,22 +86,27 @@ def acceptance_length(answers: Sequence[Answer]) -> float | None:
 
 
 def first_difference(text: Sequence[int], reference: Sequence[int]) -> int | None:
-    """The first position where they part; None if they do not."""
+    """The first position at which two sequences differ; None if they are equal."""
     if list(text) == list(reference):
         return None
     pairs = zip(text, reference, strict=False)
     short = min(len(text), len(reference))
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), short)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), short)
 
 
 def reference(series: Mapping[str, Series]) -> Series | None:
-    """The row whose texts others are to repeat; None if none of those was measured."""
+    """The row that other outputs are compared with; None if it was not measured."""
     found = (series[name] for name in REFERENCES if name in series)
     return next((one for one in found if one.passes and not one.error), None)
 
 
 def summary(series: Series, model: Series | None) -> dict[str, Any]:
-    """A row of the report; ``model`` is the row whose texts it is to repeat."""
+    """A row of the report.
+
+    Args:
+        series: the row.
+        model: the row whose outputs it is compared with; None for no comparison.
+    """
     if series.error or series.ready is None or not series.passes:
         return {"error": series.error or "not reached"}
     speeds = series.speeds
@@ -115,13 +122,13 @@ def summary(series: Series, model: Series | None) -> dict[str, Any]:
     if None not in drafted:
         row["drafted"] = sum(one for one in drafted if one is not None)
     if model is not None:
-        parted = [
+        differences = [
             first_difference(text, other)
             for text, other in zip(series.texts, model.texts, strict=True)
         ]
-        row["texts"] = len(parted)
-        row["equal_texts"] = sum(place is None for place in parted)
-        row["first_differences"] = [place for place in parted if place is not None]
+        row["texts"] = len(differences)
+        row["equal_texts"] = sum(position is None for position in differences)
+        row["first_differences"] = [each for each in differences if each is not None]
     row["equal_to_itself"] = all(
         [answer.tokens for answer in answers] == series.texts for answers in series.passes
     )
@@ -129,19 +136,19 @@ def summary(series: Series, model: Series | None) -> dict[str, Any]:
 
 
 def ours(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The row of ours that others are held against: compiled if it was measured."""
+    """Outrider's row in ratios: compiled if it was measured."""
     return OURS if "median" in rows.get(OURS, {}) else OURS_EAGER
 
 
 def ratio(rows: Mapping[str, Mapping[str, Any]], one: str, other: str) -> float | None:
-    """Of the medians; None if one of the rows is missing."""
+    """The ratio of two rows' medians; None if one of the rows is missing."""
     if "median" not in rows.get(one, {}) or "median" not in rows.get(other, {}):
         return None
     return float(rows[one]["median"] / rows[other]["median"])
 
 
 def verdicts(pair: str, rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The bars of a pair, with what was measured; ``met`` is None where nothing was."""
+    """The bars of a pair with the measured ratios; ``met`` is None where none was measured."""
     found = []
     for bar in BARS:
         if bar.pair == pair:

@@ -1,9 +1,9 @@
-"""A folder of the Llama architecture as a GGUF file, for llama.cpp.
+"""Exports a model folder of the Llama architecture to a GGUF file, for llama.cpp.
 
-Follows llama.cpp's own converter (``conversion/llama.py``), which knows only tokenizers that it can
-recognise by a hash. Rows of the query and key projections are interleaved, for llama.cpp rotates
-neighbouring pairs where transformers rotates halves. Prompts go to peers as ids, so of the
-tokenizer only the vocabulary and its merges are carried over, under the rules of GPT-2.
+Follows llama.cpp's own converter (``conversion/llama.py``), which only accepts tokenizers that it
+recognises by a hash. Rows of the query and key projections are interleaved, since llama.cpp rotates
+neighbouring pairs and transformers rotates halves. Prompts are sent to peers as token ids, so only
+the vocabulary and the merges of the tokenizer are exported, with the pre-tokenizer of GPT-2.
 
 Needs ``gguf``, ``numpy`` and ``safetensors``, not torch.
 """
@@ -51,7 +51,7 @@ def export(folder: Path, path: Path, kind: str = "f32") -> None:
     Args:
         folder: ``config.json``, ``tokenizer.json`` and float32 safetensors.
         path: the GGUF file.
-        kind: of the matrices, ``f32``, ``f16`` or ``bf16``; vectors stay float32.
+        kind: precision of the matrices, ``f32``, ``f16`` or ``bf16``; vectors stay float32.
 
     Raises:
         ValueError: another architecture, or scaled rotary embeddings.
@@ -64,7 +64,7 @@ def export(folder: Path, path: Path, kind: str = "f32") -> None:
     writer = gguf.GGUFWriter(path, "llama")
     _describe(writer, config, folder.name, kind)
     _vocabulary(writer, json.loads((folder / "tokenizer.json").read_text()), config)
-    for name, array in _tensors(folder, config):  # their shapes first, then their contents
+    for name, array in _tensors(folder, config):  # first all shapes, then all contents
         type_ = _type_of(array, kind)
         data = quantize(array, type_)
         writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw_dtype=type_)
@@ -96,19 +96,19 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any], name: str, kind: 
 
 def _vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    names = {place: token for token, place in tokenizer["model"]["vocab"].items()} | special
+    names = {number: token for token, number in tokenizer["model"]["vocab"].items()} | special
     size = config["vocab_size"]
     types = [
         gguf.TokenType.CONTROL
-        if place in special
+        if number in special
         else gguf.TokenType.NORMAL
-        if place in names
+        if number in names
         else gguf.TokenType.UNUSED
-        for place in range(size)
+        for number in range(size)
     ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([names.get(place, f"[PAD{place}]") for place in range(size)])
+    writer.add_token_list([names.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types(types)
     writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
     if config.get("bos_token_id") is not None:
@@ -119,7 +119,7 @@ def _vocabulary(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict
 
 
 def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Names and arrays as llama.cpp has them, read one at a time."""
+    """Yields llama.cpp's name and array of each tensor, one at a time."""
     heads = {"q": config["num_attention_heads"], "k": config["num_key_value_heads"]}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="numpy") as tensors:
@@ -135,7 +135,7 @@ def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, NDArra
 
 
 def interleave(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of every head from (first half, second half) to (pair, pair, …)."""
+    """Reorders the rows of every head from (first half, second half) to (pair, pair, …)."""
     halves = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
 

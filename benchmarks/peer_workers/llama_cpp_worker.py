@@ -1,9 +1,9 @@
-"""llama.cpp: its own server with a draft model, asked over HTTP with token ids.
+"""llama.cpp: its own server with a draft model, called over HTTP with token ids.
 
-The server is used because it holds llama.cpp's speculative decoding; llama-cpp-python can draft
-from the prompt only. Rows: ``plain`` and ``speculative``, in the job's precision or, with `` f32``,
-`` f16`` or `` bf16`` behind it, in that one. The cache of keys and values is as wide as the
-weights. Every prompt is computed anew: the server's prompt cache is off.
+The server is used because it implements llama.cpp's speculative decoding; llama-cpp-python can only
+draft from the prompt. The rows are ``plain`` and ``speculative`` in the job's precision, or in the
+one that their name ends in: `` f32``, `` f16`` or `` bf16``. The KV cache has the precision of the
+weights. The server's prompt cache is off, so every prompt is computed.
 """
 
 import http.client
@@ -33,10 +33,10 @@ START_SECONDS = 120
 
 
 def find_server() -> str:
-    """``OUTRIDER_LLAMA_SERVER``, one beside this interpreter, or one on the path.
+    """The server: ``OUTRIDER_LLAMA_SERVER``, one beside this interpreter, or one on the path.
 
     Raises:
-        FileNotFoundError: none of these.
+        FileNotFoundError: there is none.
     """
     beside = Path(sys.executable).parent / "llama-server"
     found = os.environ.get("OUTRIDER_LLAMA_SERVER") or (
@@ -48,7 +48,7 @@ def find_server() -> str:
 
 
 class Server:
-    """One ``llama-server`` process. It closes idle connections, so every request has its own."""
+    """A ``llama-server`` process. It closes idle connections, so every request opens a new one."""
 
     def __init__(self, command: list[str]) -> None:
         with closing(socket.socket()) as free:
@@ -64,12 +64,12 @@ class Server:
         self._wait(time.monotonic() + START_SECONDS)
 
     def connect(self) -> None:
-        """Opens a new connection, which need not be timed."""
+        """Opens a new connection, which is not part of the timed request."""
         self.connection.close()
         self.connection.connect()
 
     def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """One completion."""
+        """Requests a completion and returns the server's answer."""
         text = json.dumps(body)
         self.connection.request("POST", "/completion", text, {"Content-Type": "application/json"})
         response = self.connection.getresponse()
@@ -103,7 +103,7 @@ class Server:
 
 
 class LlamaCpp:
-    """A server for every row; their weights are mapped from one file."""
+    """A worker with one server per row; servers map their weights from shared files."""
 
     def __init__(self) -> None:
         self.server = find_server()
@@ -164,7 +164,7 @@ class LlamaCpp:
 
 
 def options(job: Job, target: Path, draft: Path | None, kind: str) -> list[str]:
-    """The server's command line, without its address."""
+    """The options of the server's command line, without its address."""
     threads = str(job.threads)
     found = ["-m", str(target), "-c", str(job.max_length), "-np", "1", "-t", threads]
     found += ["-tb", threads, "-ctk", kind, "-ctv", kind, "--no-warmup", "--cache-ram", "0"]

@@ -1,10 +1,10 @@
-"""OpenVINO GenAI: its pipeline plain, with a draft model, and with prompt lookup.
+"""OpenVINO GenAI: its pipeline with plain decoding, a draft model, or prompt lookup.
 
-The pair is exported by ``optimum-cli export openvino`` in float32. It runs in the job's precision
-or, with `` f32``, `` f16`` or `` bf16`` behind the row, in that one: the plugin is told to infer in
-it, and to store keys and values in it (a CPU's default for those is 8 bit). The worker raises an
-error where the CPU cannot compute in it, since the plugin would silently take float32. Dynamic
-quantisation and the cache of prefixes are off, so every prompt is computed anew.
+The pair is exported by ``optimum-cli export openvino`` in float32. It runs in the job's precision,
+or in the one that the row's name ends in: `` f32``, `` f16`` or `` bf16``. The plugin is set to
+compute, and to store keys and values, in that precision (its default for keys and values on a CPU
+is 8 bit). If the CPU cannot compute in it, the worker raises an error, since the plugin would
+silently use float32. Dynamic quantisation and prefix caching are off, so every prompt is computed.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ PROMPT_LOOKUP_NGRAM = 2  # transformers' default
 
 
 class OpenVINO:
-    """A pipeline for every row."""
+    """A worker with one pipeline per row."""
 
     def __init__(self) -> None:
         self.pipelines: dict[str, Any] = {}
@@ -90,14 +90,16 @@ class OpenVINO:
 
 
 def require(kind: str) -> None:
-    """Raises ValueError for a precision that the processor does not compute in."""
-    able = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if CAPABILITIES[kind] not in able:
-        raise ValueError(f"{kind}: this processor computes in {', '.join(able)} under OpenVINO")
+    """Raises ValueError if the processor does not compute in a precision."""
+    supported = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if CAPABILITIES[kind] not in supported:
+        raise ValueError(
+            f"{kind}: this processor computes in {', '.join(supported)} under OpenVINO"
+        )
 
 
 def scheduler() -> Any:
-    """A cache for one request, without memory of earlier ones."""
+    """A KV cache for one request, without prefix caching."""
     config = genai.SchedulerConfig()
     config.cache_size = CACHE_GIGABYTES
     config.max_num_seqs = 1
@@ -106,8 +108,11 @@ def scheduler() -> Any:
 
 
 def counts(result: Any) -> tuple[int | None, int]:
-    """Drafted tokens where the pipeline counts them, and accepted ones: all that no step of the
-    target was needed for. Its own count of accepted tokens leaves out those of a whole draft."""
+    """The numbers of drafted and of accepted tokens; None for the former if it is not reported.
+
+    Accepted are all tokens beyond one per target step. The pipeline's own count of accepted tokens
+    leaves out fully accepted drafts.
+    """
     metrics = result.extended_perf_metrics
     drafted = None if metrics is None else metrics.get_num_draft_tokens()
     steps = len(result.perf_metrics.raw_metrics.m_batch_sizes)
@@ -115,7 +120,7 @@ def counts(result: Any) -> tuple[int | None, int]:
 
 
 def exported_model(job: Job, model: str) -> Path:
-    """The folder with the model's IR and tokenizer, made if it is not there."""
+    """The folder with the model's IR and tokenizer, exported if it does not exist."""
     path = export_path(job, model, "openvino")
     if not path.exists():
         unfinished = path.with_suffix(".part")

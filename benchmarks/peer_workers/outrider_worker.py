@@ -1,4 +1,4 @@
-"""Outrider as one peer among others; its rows are a method, and ``compiled`` behind it or not."""
+"""Outrider as a peer; a row is the name of a method, optionally followed by `` compiled``."""
 
 import torch
 
@@ -9,7 +9,7 @@ from outrider.runtime import HFModel
 
 
 class Outrider:
-    """Engines over two pairs in memory at most: as it is, and compiled, which changes it."""
+    """A worker with one engine per row, over an eager and a compiled copy of the pair."""
 
     def __init__(self) -> None:
         self.pairs: dict[bool, tuple[HFModel, HFModel]] = {}
@@ -44,7 +44,7 @@ class Outrider:
         self.engines.clear()
 
     def _pair(self, job: Job, compiled: bool) -> tuple[HFModel, HFModel]:
-        """Target and draft; engines that are made of them later run them as they are."""
+        """Target and draft, eager or compiled; later engines share them."""
         if compiled not in self.pairs:
             engine = outrider.load(
                 job.target,

@@ -1,4 +1,4 @@
-"""The report as a page of Markdown."""
+"""The report as a Markdown page."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from benchmarks.peer_workers.compare import ours, ratio
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """All pairs, each with its table, its bars and what was absent."""
+    """All pairs, each with its table, its bars, and the rows that were not measured."""
     lines = ["# Outrider against its peers", ""]
     for name, part in report["pairs"].items():
         lines += _pair(name, part)
@@ -30,8 +30,8 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
         "",
         f"Command: `{about['command']}`",
         "",
-        f"| peer | way | precision | threads | tokens/s | spread | acceptance length | same text | "
-        f"`{best}` is |",
+        "| peer | row | precision | threads | tokens/s | spread | acceptance length | "
+        f"same output | `{best}` is |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [_row(key, row, ratio(rows, best, key)) for key, row in measured.items()]
@@ -47,21 +47,21 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     if absent:
         lines += ["", "Not measured:", "", *absent]
     apart = [
-        f"- {key} parts from plain Outrider at "
-        f"{', '.join(str(place) for place in sorted(row['first_differences']))}"
+        f"- {key} differs from plain Outrider at "
+        f"{', '.join(str(position) for position in sorted(row['first_differences']))}"
         for key, row in measured.items()
         if row.get("first_differences")
     ]
     if apart:
-        lines += ["", "Positions of the first differing token, of 0 and up:", "", *apart]
+        lines += ["", "Positions of the first differing token, from 0:", "", *apart]
     return [*lines, ""]
 
 
 def _row(key: str, row: Mapping[str, Any], times: float | None) -> str:
-    peer, _, way = key.partition(":")
+    peer, _, name = key.partition(":")
     length = row["acceptance_length"]
     return (
-        f"| {peer} | {way} | {row['precision']} | {row['threads']} | {row['median']:.1f} | "
+        f"| {peer} | {name} | {row['precision']} | {row['threads']} | {row['median']:.1f} | "
         f"{row['slowest']:.1f}–{row['fastest']:.1f} | "
         f"{'' if length is None else format(length, '.2f')} | "
         f"{_agreement(row)} | {'' if times is None else f'{times:.2f}×'} |"
@@ -75,6 +75,6 @@ def _agreement(row: Mapping[str, Any]) -> str:
 
 
 def _bar(bar: Mapping[str, Any]) -> str:
-    said = {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
+    outcome = {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
     value = "" if bar["ratio"] is None else f"{bar['ratio']:.2f}×"
-    return f"| {bar['ours']} / {bar['theirs']} | {bar['least']:.2f}× | {value} | {said} |"
+    return f"| {bar['ours']} / {bar['theirs']} | {bar['least']:.2f}× | {value} | {outcome} |"

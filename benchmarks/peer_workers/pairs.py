@@ -1,4 +1,4 @@
-"""The pairs that peers are compared on, as folders of float32 safetensors that all of them read."""
+"""The compared pairs, as folders of float32 safetensors that all peers can read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +16,13 @@ ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, int
 
 @dataclass(frozen=True)
 class Pair:
-    """A target and a draft in folders.
+    """The folders of a target and a draft.
 
     Attributes:
         name: ``embedded`` or ``1B-cost``.
         target: folder.
         draft: folder.
-        parameters: of the target.
+        parameters: number of the target's.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Pair:
 
 
 def embedded(exports: Path) -> Pair:
-    """The pair that comes with the package, widened to float32, which changes no value."""
+    """The embedded pair, converted to float32, which changes no value."""
     folder = exports / "embedded"
     target = _saved(folder / "target", _load(assets.target_path()))
     draft = _saved(folder / "draft", _load(assets.draft_path()))
@@ -40,7 +40,7 @@ def embedded(exports: Path) -> Pair:
 
 
 def one_billion(exports: Path) -> Pair:
-    """The embedded target at the cost of a billion parameters, the same function; same draft."""
+    """The embedded pair with the target inflated to a billion parameters of the same function."""
     small = embedded(exports)
     folder = exports / "1B-cost" / "target"
     if not folder.exists():
@@ -67,7 +67,7 @@ def _saved(folder: Path, model: HFModel) -> Path:
 
 
 def _parameters(folder: Path) -> int:
-    """Counted from the headers of the files."""
+    """The number of parameters, from the headers of the files."""
     total = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as tensors:

@@ -1,12 +1,12 @@
-"""What a peer's process and the benchmark say to each other: one JSON object a line.
+"""The protocol between the benchmark and a worker process: one JSON object per line.
 
     {"verb": "prepare", "row": "speculative", "job": {…}}
         → {"seconds": 1.2, "precision": "float32", …}
     {"verb": "generate", "row": "speculative", "prompt": […], "num_tokens": 64}
         → {"tokens": […], "seconds": 0.3, …}
 
-A failure answers ``{"error": "…"}`` and leaves the process alive. Python's standard library alone,
-for this runs in every peer's environment.
+A failed request is answered by ``{"error": "…"}``, and the process continues. This module imports
+only Python's standard library, since it runs in every peer's environment.
 """
 
 import json
@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-"""What llama.cpp and OpenVINO call a precision, and rows that name one."""
+"""Names of precisions in llama.cpp, in OpenVINO, and at the end of rows."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One pair and how it is to be run, the same for every peer.
+    """A pair and its settings, the same for every peer.
 
     Attributes:
         target: folder of the target, float32 safetensors with its tokenizer.
         draft: folder of the draft.
-        num_speculative_tokens: γ, of every round.
-        threads: of every computation.
+        num_speculative_tokens: γ.
+        threads: of all computations.
         max_length: most tokens of a prompt and its continuation.
-        exports: a folder that outlives the run, for what a peer makes of the pair.
-        dtype: precision of weights, arithmetic and cache, ``float32`` or ``bfloat16``; rows that
-            name another one say so.
+        exports: a folder for converted models, kept between runs.
+        dtype: precision of weights, arithmetic and KV cache, ``float32`` or ``bfloat16``, unless a
+            row names another one.
     """
 
     target: str
@@ -49,15 +49,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Ready:
-    """A row that can generate.
+    """The reply after a row has been loaded.
 
     Attributes:
-        precision: of weights and arithmetic, and of the cache where it differs.
-        threads: really set.
+        precision: of weights and arithmetic, and of the KV cache if it differs.
+        threads: the number that is actually set.
         version: of the peer.
-        seconds: loading and compiling, warm-up of shapes left out.
-        export_seconds: conversion of the pair; 0 if it was there.
-        note: whatever else a reader should know.
+        seconds: for loading and compiling, without warm-up.
+        export_seconds: for converting the pair; 0 if it was converted before.
+        note: further information.
     """
 
     precision: str
@@ -75,33 +75,31 @@ class Answer:
     Attributes:
         tokens: the new ids.
         seconds: of the whole call, prefill included.
-        drafted: tokens that were proposed; None where the peer does not say.
-        accepted: tokens of those that were kept.
-        passes: passes of the target after the prompt's; None where the peer does not say.
+        drafted: number of drafted tokens; None if the peer does not report it.
+        accepted: number of accepted tokens; None if the peer does not report it.
     """
 
     tokens: list[int]
     seconds: float
     drafted: int | None = None
     accepted: int | None = None
-    passes: int | None = None
 
 
 class Peer(Protocol):
-    """What a worker serves."""
+    """The interface of a worker."""
 
     def prepare(self, row: str, job: Job) -> Ready:
         """Exports, loads and compiles what the row needs."""
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
-        """Continues greedily by exactly so many tokens, whatever they are."""
+        """Continues greedily by exactly ``num_tokens`` tokens, past any end token."""
 
     def close(self) -> None:
-        """Ends what the worker started."""
+        """Frees all resources of the worker."""
 
 
 def serve(peer: Peer) -> None:
-    """Answers on what was standard output; whatever a library prints goes to standard error."""
+    """Answers requests on standard output; output of libraries is redirected to standard error."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -125,7 +123,7 @@ def _first_line(error: Exception) -> str:
 
 
 class Watch:
-    """Seconds of a block: ``with watch() as spent: …``, then ``spent.seconds``."""
+    """The seconds of a block: ``with watch() as spent: …``, then ``spent.seconds``."""
 
     seconds = 0.0
 
@@ -139,5 +137,5 @@ def watch() -> Iterator[Watch]:
 
 
 def export_path(job: Job, model: str, kind: str) -> Path:
-    """Where the export of a model of the job stands: beside others of the same pair."""
+    """The path of a converted model, in the job's folder of exports."""
     return Path(job.exports) / f"{Path(model).parent.name}-{Path(model).name}-{kind}"

@@ -1,4 +1,4 @@
-"""Which peers there are, what each can run, and where its interpreter is.
+"""The peers, their rows, and their Python interpreters.
 
 A peer's environment is ``DIR/<name>`` unless the command line names another interpreter. Outrider
 and transformers share the interpreter of the benchmark.
@@ -18,22 +18,20 @@ class Entry:
     """A peer.
 
     Attributes:
-        name: as the table and the command line have it.
+        name: in the table and on the command line.
         module: the worker.
-        rows: what it can run, plain first.
-        verified: the row that Outrider's speculation is held against.
-        own_environment: whether it needs an interpreter of its own.
+        rows: that it can run, plain first.
+        own_environment: whether it needs its own interpreter.
     """
 
     name: str
     module: str
     rows: tuple[str, ...]
-    verified: str
     own_environment: bool = True
 
 
 def _in_kinds(*rows: str) -> list[str]:
-    """The rows in each precision by name, beside those in the run's."""
+    """The rows with the name of each precision appended."""
     return [f"{row} {kind}" for kind in KINDS.values() for row in rows]
 
 
@@ -52,7 +50,6 @@ PEERS: dict[str, Entry] = {
                 "speculative compiled",
                 "prompt-lookup compiled",
             ),
-            "speculative compiled",
             own_environment=False,
         ),
         Entry(
@@ -66,43 +63,40 @@ PEERS: dict[str, Entry] = {
                 "assisted compiled",
                 "prompt-lookup compiled",
             ),
-            "assisted",
             own_environment=False,
         ),
         Entry(
             "llama.cpp",
             f"{_WORKERS}.llama_cpp_worker",
             ("plain", "speculative", *_in_kinds("plain", "speculative")),
-            "speculative",
         ),
         Entry(
             "openvino",
             f"{_WORKERS}.openvino_worker",
             ("plain", "speculative", "prompt-lookup", *_in_kinds("plain", "speculative")),
-            "speculative",
         ),
-        Entry("vllm", f"{_WORKERS}.vllm_worker", ("plain", "speculative"), "speculative"),
+        Entry("vllm", f"{_WORKERS}.vllm_worker", ("plain", "speculative")),
     )
 }
 
 
 @dataclass(frozen=True)
 class Environments:
-    """Where interpreters are.
+    """The interpreters of the peers.
 
     Attributes:
-        folder: of environments named like their peers.
-        named: interpreters by peer, which win.
+        folder: contains one environment per peer, with the peer's name.
+        named: interpreters by peer, which take precedence.
     """
 
     folder: Path
     named: Mapping[str, str]
 
     def command(self, entry: Entry) -> list[str]:
-        """What starts the worker.
+        """The command that starts the worker.
 
         Raises:
-            FileNotFoundError: no interpreter.
+            FileNotFoundError: the interpreter does not exist.
         """
         if not entry.own_environment:
             return [sys.executable, "-m", entry.module]
@@ -112,15 +106,15 @@ class Environments:
         return [str(python), "-m", entry.module]
 
     def start(self, entry: Entry, log: Path) -> Client:
-        """A worker of that peer; FileNotFoundError as :meth:`command`."""
+        """Starts the peer's worker; raises FileNotFoundError like :meth:`command`."""
         return Client(self.command(entry), log)
 
 
 def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """``peer:row`` texts; ``peer`` alone means all its rows.
+    """Parses ``peer:row``; ``peer`` alone means all its rows.
 
     Raises:
-        ValueError: no such peer or row.
+        ValueError: the peer or the row does not exist.
     """
     found: list[tuple[str, str]] = []
     for text in texts:
@@ -135,5 +129,5 @@ def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def once(rows: Sequence[tuple[str, str]], dtype: str) -> list[tuple[str, str]]:
-    """The rows without those that name the run's own precision, which the others run in already."""
+    """The rows without those that name the run's precision, in which unnamed rows run already."""
     return [(peer, row) for peer, row in rows if not row.endswith(f" {KINDS[dtype]}")]

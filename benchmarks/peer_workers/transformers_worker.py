@@ -1,9 +1,9 @@
 """transformers: ``generate`` plain, assisted and with prompt lookup, eager and compiled.
 
-Assisted generation is set to the γ of everybody else: a constant number of assistant tokens, no
-confidence below which it stops. Compiled rows are what transformers offers on a CPU: a static cache
-and its own compiled step where it decodes one token at a time; where it assists, which it refuses
-to do with a static cache, ``torch.compile`` of both models with dynamic shapes.
+Assisted generation uses the same γ as all peers: a constant number of assistant tokens, and no
+confidence threshold. Compiled rows are what transformers offers on a CPU: for plain decoding, a
+static cache and its own compiled step; for assisted generation, which does not accept a static
+cache, ``torch.compile`` of both models with dynamic shapes.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
 
 
 class Transformers:
-    """The pair in memory, a compiled copy of it sharing its weights."""
+    """A worker with the pair, eager and compiled."""
 
     def __init__(self) -> None:
         self.models: dict[tuple[str, bool], Any] = {}
@@ -41,7 +41,7 @@ class Transformers:
         method, _, compiled = row.partition(" ")
         extra: dict[str, Any] = {}
         if method == "assisted":
-            config = draft.generation_config  # generate() writes what it adapted back into it
+            config = draft.generation_config  # generate() overwrites these settings
             config.num_assistant_tokens = self.job.num_speculative_tokens
             config.num_assistant_tokens_schedule = "constant"
             config.assistant_confidence_threshold = 0.0
@@ -50,7 +50,7 @@ class Transformers:
             extra["prompt_lookup_num_tokens"] = self.job.num_speculative_tokens
         elif compiled:
             step = CompileConfig(fullgraph=False, dynamic=False)
-            step._compile_all_devices = True  # a CPU too
+            step._compile_all_devices = True  # including CPUs
             extra |= {"cache_implementation": "static", "compile_config": step}
             extra["max_cache_len"] = self.job.max_length
         input_ids = torch.tensor([prompt])
@@ -75,7 +75,7 @@ class Transformers:
 
     def _pair(self, row: str) -> tuple[Any, Any]:
         method, _, compiled = row.partition(" ")
-        own = bool(compiled) and method != "plain"  # plain compiles its own step
+        own = bool(compiled) and method != "plain"  # plain decoding compiles its own step
         draft = self._model(self.job.draft, own) if method == "assisted" else None
         return self._model(self.job.target, own), draft
 

@@ -1,7 +1,7 @@
 """vLLM: offline, plain and with a draft model, one request at a time.
 
-See https://docs.vllm.ai/en/latest/features/speculative_decoding/draft_model/. Written from that
-page: no machine of ours has run it yet.
+See https://docs.vllm.ai/en/latest/features/speculative_decoding/draft_model/. Written after that
+page and not yet run.
 """
 
 import os
@@ -11,7 +11,7 @@ from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
 
 
 class VLLM:
-    """An engine for every row."""
+    """A worker with one engine per row."""
 
     def __init__(self) -> None:
         self.engines: dict[str, Any] = {}

@@ -1,15 +1,15 @@
-"""The table of α: every source is a method with valid options, and the page says what was found."""
+"""The table of α: every source is a method with valid options, and the page has all results."""
 
 from benchmarks.alpha import library, markdown, sources
 from outrider.methods import METHODS
 
 
-def test_sources_are_methods_with_their_options() -> None:
+def test_sources_are_methods_with_valid_options() -> None:
     for source in sources("table.safetensors"):
         METHODS[source.method].recipe(source.options)
 
 
-def test_the_corpus_is_as_large_as_was_asked() -> None:
+def test_the_corpus_has_the_requested_size() -> None:
     sizes = [sum(map(len, library(megabytes))) for megabytes in (0.1, 0.5)]
     assert 0 < sizes[0] <= 1e5 < sizes[1] <= 5e5
 

@@ -1,4 +1,4 @@
-"""The benchmark of early exit measures what it says, and its page shows it."""
+"""The benchmark of early exit: measured passes, the page and the prompts."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_passes_are_timed_and_reported() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
-def test_prompts_are_source_code_of_one_length() -> None:
+def test_prompts_have_equal_lengths_and_differ() -> None:
     target = load_model(assets.target_path(), dtype="float32")
     with torch.inference_mode():
         prompts = code_prompts(target, 3)

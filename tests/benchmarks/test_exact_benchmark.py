@@ -1,4 +1,4 @@
-"""The benchmark of exact texts: where texts part, what adds up, and its page."""
+"""The benchmark of exact outputs: differences, sums over pieces, and the page."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from benchmarks.exact import against_plain, bars, markdown, total
 
 
 def row(exact: bool, batch: int, equal: int, first: int | None, seconds: float) -> dict[str, Any]:
-    """A piece's row: ten prompts, 100 tokens."""
+    """A row of a piece with ten prompts and 100 tokens."""
     found = {"exact": exact, "batch": batch, "prompts": 10, "equal": equal, "first": first}
     return found | {"tokens": 100, "plain_seconds": 4.0, "seconds": seconds}
 
 
 @pytest.fixture
 def part() -> dict[str, Any]:
-    """Two pieces, in the second of which exact texts cost more, and one parts."""
+    """Two pieces; in the second one, exact is slower and one output differs."""
     first = [row(False, 8, 9, 41, 1.0), row(True, 8, 10, None, 1.0)]
     second = [row(True, 8, 9, 7, 1.3), row(False, 8, 8, 12, 1.0)]
     about = dict.fromkeys(("date", "hardware", "threads", "torch", "note"), "x")
@@ -28,7 +28,7 @@ def part() -> dict[str, Any]:
     }
 
 
-def test_texts_are_held_against_plain_ones_alone_and_in_batches() -> None:
+def test_outputs_are_compared_with_plain_decoding_alone_and_in_batches() -> None:
     engine = engine_of(tiny(), tiny(seed=1), "speculative")
     work = ragged_prompts([9, 3, 14])
     alone, together = against_plain(engine, (1, 2), work, greedy(6))
@@ -39,7 +39,7 @@ def test_texts_are_held_against_plain_ones_alone_and_in_batches() -> None:
         assert found["seconds"] > 0
 
 
-def test_where_a_text_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([None, [(5, 6), (7, 8)], None, [(5, 6), (7, 9)]])  # warm-up, plain; the same
     monkeypatch.setattr(exact, "timed", lambda *_: (next(answers), 1.0))
     engine = engine_of(tiny(), tiny(seed=1), "speculative")

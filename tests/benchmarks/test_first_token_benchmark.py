@@ -1,4 +1,4 @@
-"""The benchmark of first tokens: both ways are really taken, and the page shows them."""
+"""The benchmark of first tokens: both modes are really used, and the page shows them."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.first_token import eagerly, markdown, measure
 from outrider.runtime import runner
 
 
-def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_modes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     engine = engine_of(tiny())
     generate = engine.generate
@@ -21,19 +21,19 @@ def test_both_ways_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "generate", watched)
     found = measure(engine, 5, 2)
     assert taken == [False, True] * 3
-    for way in ("eager", "graph"):
-        median, least, most = found[way]
+    for mode in ("eager", "graph"):
+        median, least, most = found[mode]
         assert 0 < least <= median <= most
 
 
-def test_afterwards_all_is_as_before() -> None:
+def test_the_graph_is_turned_on_again_after_an_error() -> None:
     kept = runner._PRODUCTS_PER_LAYER
     with pytest.raises(KeyError), eagerly():
         raise KeyError
     assert kept == runner._PRODUCTS_PER_LAYER > 0
 
 
-def test_the_page_shows_what_was_measured() -> None:
+def test_the_page_shows_the_measurements() -> None:
     about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "repeats": 3}
     row = {"tokens": 5, "eager": [14.0, 13.0, 20.0], "graph": [4.0, 3.5, 5.0]}
     page = markdown({"about": about, "command": "c", "rows": [row]})

@@ -1,4 +1,4 @@
-"""The benchmark of the first use: what is made is told apart, and the page adds up."""
+"""The benchmark of the first use: the time of each program, and the page."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""The benchmark of GPUs: a rehearsal on the CPU, and what it reads from a trace and from rounds."""
+"""The GPU benchmark: a rehearsal on the CPU, set acceptance, traces, and the page."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tiny_models import tiny
 from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import REHEARSAL, main
-from benchmarks.gpu_contenders import Contender, contenders, measure
+from benchmarks.gpu_configurations import Configuration, configurations, measure
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_rounds import FREE, Chance, Work
 from benchmarks.gpu_shapes import DRAFTS, LLAMA_7B, LLAMA_13B, Llama
@@ -46,7 +46,7 @@ def test_a_rehearsal_measures_all_kinds(tmp_path: Path, capsys: pytest.CaptureFi
         (["--device", "cpu"], "--shapes 7b 13b inflated: these are for a GPU"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_options_that_need_a_gpu_raise_an_error(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -56,7 +56,7 @@ def test_what_cannot_be_measured_is_refused(
     assert "--device cpu --shapes tiny" in message
 
 
-def test_shapes_have_as_many_parameters_as_their_names_say() -> None:
+def test_shapes_have_the_number_of_parameters_in_their_names() -> None:
     sizes = []
     for each in (LLAMA_7B, LLAMA_13B, *DRAFTS):
         with torch.device("meta"):
@@ -75,11 +75,11 @@ def test_acceptance_is_as_set() -> None:
         assert len(found.seconds) == 2
 
 
-def test_a_failure_is_kept_and_the_others_go_on() -> None:
+def test_a_failure_is_reported_and_the_others_continue() -> None:
     shape = Llama("short", 16, 1, 2, 2, 16, context=72, vocabulary=32)
     model = shape.build(torch.device("cpu"), torch.float32)
-    entries = list(contenders(model, [], False, 1, REHEARSAL))
-    assert [type(each) for each in entries] == [Contender] * 2
+    entries = list(configurations(model, [], False, 1, REHEARSAL))
+    assert [type(each) for each in entries] == [Configuration] * 2
     rows = {row["kind"]: row for row in measure(entries, REHEARSAL, 1e9)}
     assert "failed" not in rows["plain"]
     assert "the context of 72 tokens is full" in rows["free"]["failed"]
@@ -91,7 +91,9 @@ def event(cat: str, name: str, begin: float, length: float) -> dict[str, Any]:
 
 ONE_ROUND = [
     event("user_annotation", ROUND, 1000, 1000),
-    event("gpu_user_annotation", ROUND, 1000, 1000),  # its mirror on the device is no work
+    event(
+        "gpu_user_annotation", ROUND, 1000, 1000
+    ),  # the device's copy of the annotation is not work
     event("cuda_runtime", "cudaLaunchKernel", 1010, 5),
     event("cuda_driver", "cuLaunchKernelEx", 1020, 5),
     event("kernel", "gemm", 1100, 200),
@@ -103,7 +105,7 @@ ONE_ROUND = [
 ]
 
 
-def test_a_trace_tells_gaps_launches_and_waits() -> None:
+def test_gaps_launches_and_waits_of_a_trace() -> None:
     found = activity(ONE_ROUND)
     assert found is not None
     assert found.as_dict() == {

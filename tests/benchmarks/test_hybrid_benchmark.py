@@ -1,4 +1,4 @@
-"""The benchmark of hybrid drafts holds fusions against their best part."""
+"""The benchmark of hybrid drafts compares fusions with their best part."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from outrider.methods import METHODS
 
 
 def report(ratio: dict[str, float]) -> dict[str, Any]:
-    """Every contender alike but for the ratios given."""
+    """A report with equal results except for the given ratios."""
     keys = ("date", "hardware", "threads", "torch", "dtype", "texts", "tokens", "repeats", "note")
     row = {"tokens_per_second": 80.0, "smallest_ratio": 1.0, "largest_ratio": 2.0}
     rows = {
@@ -20,12 +20,12 @@ def report(ratio: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def test_contenders_are_methods_with_such_options() -> None:
+def test_configurations_are_methods_with_valid_options() -> None:
     for method, _, options in (PARTS | FUSIONS).values():
         METHODS[method].recipe(options)
 
 
-def test_the_page_holds_the_bar_to_what_was_measured() -> None:
+def test_bars_and_the_page() -> None:
     assert all(met for _, _, met in bars(report({})["gains"]))
     worse = report({"lookup": 1.6})
     assert not any(met for _, _, met in bars(worse["gains"]))

@@ -1,4 +1,4 @@
-"""The benchmark of joint decoding measures what it says, and its page and figure show it."""
+"""The benchmark of joint decoding: bars, perplexity, prompts, the page and the figure."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from benchmarks.joint import (
 
 
 def report(accepted: float, perplexity: float, blocks: list[float]) -> dict[str, Any]:
-    """Speculative accepts one token per round, sampling has a perplexity of 3."""
+    """A report in which speculative accepts one token per round and sampling has perplexity 3."""
 
     def row(name: str) -> dict[str, Any]:
         return {
@@ -52,10 +52,10 @@ def test_bars_are_met_and_missed() -> None:
     assert [met for _, _, met in bars(report(1.4, 3.1, [1.6, 1.7, 1.5, 1.4]))] == [False] * 5
 
 
-def test_the_page_and_the_figure_show_everything(tmp_path: Path) -> None:
+def test_the_page_and_the_figure_show_all_results(tmp_path: Path) -> None:
     found = report(1.5, 2.9, [1.6, 1.5, 1.5, 1.4])
     page = markdown(found)
-    assert all(f"| {contender.name} |" in page for contender in WARPED)
+    assert all(f"| {configuration.name} |" in page for configuration in WARPED)
     assert all(f"| {text} |" in page for text, _, _ in bars(found))
     assert json.loads(json.dumps(found)) == found
     draw(found, tmp_path / "joint.svg")
@@ -64,18 +64,21 @@ def test_the_page_and_the_figure_show_everything(tmp_path: Path) -> None:
 
 
 def test_perplexity_is_the_targets_own() -> None:
-    """By plain passes over the texts; a text's mean first, then the mean over texts."""
+    """Against full forward passes: the mean over each output first, then over outputs."""
     model, prompts = tiny(std=0.15), ragged_prompts([5, 2])
-    contender, engine = mjgd(1), engine_of(tiny(std=0.15))
-    found = quality(contender, engine, prompts, 6, 3)
+    configuration, engine = mjgd(1), engine_of(tiny(std=0.15))
+    found = quality(configuration, engine, prompts, 6, 3)
     logs = []
-    for result in engine.generate(prompts, contender.sampling(6, 0)):
+    for result in engine.generate(prompts, configuration.sampling(6, 0)):
         text = [*result.prompt_ids, *result.token_ids]
         own_TV = full_logits(model.module, text).log_softmax(-1)
-        places = range(len(result.prompt_ids) - 1, len(text) - 1)
-        logs.append(sum(float(own_TV[t, text[t + 1]]) for t in places) / 6)
+        positions = range(len(result.prompt_ids) - 1, len(text) - 1)
+        logs.append(sum(float(own_TV[t, text[t + 1]]) for t in positions) / 6)
     assert found["perplexity"] == pytest.approx(math.exp(-sum(logs) / 2), rel=1e-4)
-    assert (found["tokens_per_round"], found["spread"]) == (1.0, None)  # one seed: no chance
+    assert (found["tokens_per_round"], found["spread"]) == (
+        1.0,
+        None,
+    )  # one seed, as there is no randomness
 
 
 def test_prompts_are_continued() -> None:

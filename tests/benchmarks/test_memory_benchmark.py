@@ -1,22 +1,22 @@
-"""The benchmark of memory: what it measures, and its page."""
+"""The benchmark of memory: its measurements and its page."""
 
 from typing import Any
 
 import torch
 from tiny_models import ragged_prompts, tiny
 
-from benchmarks.memory import KINDS, error, markdown
+from benchmarks.memory import BUFFERS, KINDS, error, markdown
 from benchmarks.memory_rounds import bounded, rounds
 
 
-def test_error_is_none_for_buffers_as_computed_and_grows_with_fewer_bits() -> None:
+def test_only_kv_buffers_of_fewer_bits_have_an_error() -> None:
     target = tiny("llama", dtype=torch.float64)
     found = [error(target, kind, ragged_prompts([30, 30])) for kind in KINDS]
     assert found[0] == {"kl": 0.0, "kl_largest": 0.0, "agreement": 1.0, "places": 60}
     assert all(0 < each["kl"] < each["kl_largest"] < 1 for each in found[1:])
 
 
-def test_memory_is_read_from_a_tenth_of_the_rounds_on() -> None:
+def test_memory_is_recorded_after_a_tenth_of_the_rounds() -> None:
     found = rounds(20, bounded())
     assert list(found["resident"]) == list(range(2, 21))
     assert min(found["resident"].values()) > 10
@@ -24,7 +24,7 @@ def test_memory_is_read_from_a_tenth_of_the_rounds_on() -> None:
     assert found["texts"] == 8
 
 
-def test_the_page_shows_what_was_measured() -> None:
+def test_the_page_shows_the_measurements() -> None:
     speed = {"ratio": 0.9, "smallest_ratio": 0.8, "largest_ratio": 1.1, "acceptance_rate": 0.5}
     row: dict[str, Any] = {
         "target_bytes": 16384,
@@ -42,7 +42,7 @@ def test_the_page_shows_what_was_measured() -> None:
     rounds_row = {"resident": read, "slope": -0.25, "range": 0.9, "texts": 9}
     page = markdown(
         {
-            "buffers": buffers
+            BUFFERS: buffers
             | {"about": about | {"command": "A"}}
             | {"kinds": dict.fromkeys(KINDS, row)},
             "rounds": {"a pair": rounds_row | {"about": about | {"command": "B"}}},
@@ -51,5 +51,5 @@ def test_the_page_shows_what_was_measured() -> None:
     assert "| int8 | 16,384 + 1,024 | 1.0e-05, 2.0e-03 | 99.50% of 400 | 0.90 (0.80-1.10)" in page
     assert "Command: `A`" in page
     assert "### A pair\n\nx, x, x threads, torch x.x\n\nCommand: `B`" in page
-    assert "| 1,000 rounds | 4,000 rounds | 7,000 rounds | 10,000 rounds | largest less" in page
+    assert "| 1,000 rounds | 4,000 rounds | 7,000 rounds | 10,000 rounds | largest minus" in page
     assert "| 400.1 MiB | 400.4 MiB | 400.7 MiB | 401.0 MiB | 0.9 MiB | -0.2 KiB | 9 |" in page

@@ -1,4 +1,4 @@
-"""The comparison with peers: what is counted, verified and said, with peers that are made up."""
+"""The comparison with peers: counts, bars and the page, with fake peers."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ class Fake:
     def prepare(self, row, job):
         if row == "broken":
             raise ValueError("no such row\\nand more")
-        print("what libraries print is no answer")
+        print("output of libraries is no answer")
         return Ready("float32", job.threads, "fake 1.0", 0.0)
 
     def generate(self, row, prompt, num_tokens):
@@ -61,23 +61,23 @@ def fake(tmp_path: Path) -> Client:
 
 
 def series(name: str, texts: list[list[int]], seconds: list[float]) -> Series:
-    """One repeat for every number of seconds, spent on each text."""
+    """One repeat for every number of seconds, which is the time of each text."""
     passes = [[Answer(text, spent, accepted=1) for text in texts] for spent in seconds]
     return Series(name, READY, 2.0, passes)
 
 
-def test_a_worker_answers_fails_and_lives_on(fake: Client) -> None:
+def test_a_worker_answers_and_continues_after_a_failure(fake: Client) -> None:
     with fake:
         assert fake.prepare("plain", JOB).threads == 2
         with pytest.raises(PeerError, match=r"^ValueError: no such row$"):
             fake.prepare("broken", JOB)
         assert fake.generate("plain", [7], 3) == Answer([7, 8, 9], 0.5, 4, 2)
-        with pytest.raises(PeerError, match="ended with 3"):
+        with pytest.raises(PeerError, match="ended with code 3"):
             fake.generate("dead", [7], 3)
     assert fake.process.returncode == 3
 
 
-def test_a_run_takes_turns_and_names_what_is_missing(
+def test_a_run_alternates_rows_and_names_missing_peers(
     fake: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environments = Environments(tmp_path, {})
@@ -96,7 +96,7 @@ def test_a_run_takes_turns_and_names_what_is_missing(
 
 
 def start_only(client: Client) -> Any:
-    """``Environments.start`` for which transformers alone is there, and is that client."""
+    """A replacement of ``Environments.start`` that has only transformers, with a given client."""
 
     def start(self: Environments, entry: Any, log: Path) -> Client:
         if entry.name != "transformers":
@@ -106,14 +106,14 @@ def start_only(client: Client) -> Any:
     return start
 
 
-def test_a_peer_without_an_interpreter_is_refused_before_it_is_started(tmp_path: Path) -> None:
+def test_a_peer_without_an_interpreter_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="openvino"):
         Environments(tmp_path, {}).command(PEERS["openvino"])
     named = Environments(tmp_path, {"openvino": sys.executable}).command(PEERS["openvino"])
     assert named[0] == sys.executable
 
 
-def test_rows_are_asked_for_by_peer_or_one_by_one() -> None:
+def test_rows_are_parsed_by_peer_or_individually() -> None:
     assert parse_rows(["openvino:speculative"]) == [("openvino", "speculative")]
     assert [row for _, row in parse_rows(["vllm"])] == list(PEERS["vllm"].rows)
     for wrong in ("nobody", "vllm:nothing"):
@@ -123,7 +123,7 @@ def test_rows_are_asked_for_by_peer_or_one_by_one() -> None:
         assert parse_rows(plan.rows)
 
 
-def test_every_bar_is_about_rows_that_exist() -> None:
+def test_every_bar_compares_rows_of_a_plan() -> None:
     for bar in BARS:
         assert bar.pair in peers.PLANS
         asked = parse_rows(peers.PLANS[bar.pair].rows)
@@ -140,7 +140,7 @@ def test_lengths_and_differences() -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
-def test_speed_is_of_all_prompts_and_spread_of_repeats() -> None:
+def test_speed_covers_all_prompts_and_spread_all_repeats() -> None:
     plain = series("outrider:plain", [[1, 2], [3, 4]], [1.0, 0.5, 2.0])
     other = series("openvino:plain", [[1, 2], [3, 5]], [1.0])
     assert reference({"outrider:plain": plain, "openvino:plain": other}) is plain
@@ -153,17 +153,17 @@ def test_speed_is_of_all_prompts_and_spread_of_repeats() -> None:
     assert row["equal_to_itself"]
 
 
-def test_bars_are_verified_on_their_own_pair_only() -> None:
+def test_bars_apply_to_their_own_pair_only() -> None:
     rows = {OURS: {"median": 8.0}, "transformers:assisted": {"median": 2.0}}
-    verified = {bar["theirs"]: bar for bar in verdicts("embedded", rows)}
-    assert verified["transformers:assisted"]["ratio"] == 4
-    assert verified["transformers:assisted"]["met"] is True
-    assert verified["openvino:speculative"]["met"] is None
+    bars = {bar["theirs"]: bar for bar in verdicts("embedded", rows)}
+    assert bars["transformers:assisted"]["ratio"] == 4
+    assert bars["transformers:assisted"]["met"] is True
+    assert bars["openvino:speculative"]["met"] is None
     rows["transformers:assisted"]["median"] = 2.1
     assert verdicts("embedded", rows)[0]["met"] is False
 
 
-def test_the_page_says_everything_and_a_second_pair_joins_the_first(tmp_path: Path) -> None:
+def test_the_page_has_all_results_of_both_pairs(tmp_path: Path) -> None:
     plain = series("outrider:plain", [[1, 2], [3, 4]], [1.0, 0.5])
     fast = series("outrider:speculative", [[1, 2], [3, 5]], [0.25, 0.25])
     missing = Series("vllm:plain", error="not installed: no interpreter")
@@ -177,7 +177,7 @@ def test_the_page_says_everything_and_a_second_pair_joins_the_first(tmp_path: Pa
     assert "| outrider | speculative | float32 | 2 | 8.0 | 8.0–8.0 |" in page
     assert "1 of 2" in page
     assert "- vllm:plain: not installed: no interpreter" in page
-    assert "outrider:speculative parts from plain Outrider at 1" in page
+    assert "outrider:speculative differs from plain Outrider at 1" in page
     assert page.count("not measured |") == len(BARS)
     assert markdown(json.loads((tmp_path / "peers.json").read_text())) == page
 
@@ -188,7 +188,7 @@ def test_prompts_are_of_every_kind() -> None:
     assert found[0] == peers.PROMPTS[0]
 
 
-def test_gguf_has_the_models_numbers_and_rotates_in_pairs(tmp_path: Path) -> None:
+def test_gguf_has_the_models_weights_with_interleaved_queries(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     from benchmarks.peer_workers.gguf_export import export
 
@@ -211,7 +211,7 @@ def test_gguf_has_the_models_numbers_and_rotates_in_pairs(tmp_path: Path) -> Non
 
 
 def test_no_row_is_run_twice_in_one_precision() -> None:
-    """Rows that name a precision stand beside the others, unless theirs is the run's own."""
+    """Rows that name a precision run beside the others, unless it is the run's own."""
     every = parse_rows(["llama.cpp", "openvino"])
     for dtype, own in (("float32", "f32"), ("bfloat16", "bf16")):
         rows = once(every, dtype)
@@ -223,9 +223,7 @@ def test_no_row_is_run_twice_in_one_precision() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("worker", [Outrider, Transformers])
-def test_workers_run_in_the_precision_that_is_asked_for(
-    worker: Any, dtype: str, tmp_path: Path
-) -> None:
+def test_workers_run_in_the_requested_precision(worker: Any, dtype: str, tmp_path: Path) -> None:
     folder = str(assets.draft_path())
     job = Job(folder, folder, 3, 1, 64, str(tmp_path), dtype)
     peer = worker()
@@ -235,7 +233,7 @@ def test_workers_run_in_the_precision_that_is_asked_for(
     assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
 
 
-def test_llama_cpps_cache_is_as_wide_as_its_weights() -> None:
+def test_llama_cpps_kv_cache_has_the_precision_of_the_weights() -> None:
     pytest.importorskip("gguf")
     from benchmarks.peer_workers.llama_cpp_worker import options
 
@@ -244,7 +242,7 @@ def test_llama_cpps_cache_is_as_wide_as_its_weights() -> None:
         assert command[command.index(option) + 1] == "bf16"
 
 
-def test_each_precision_has_a_section_that_names_the_processors_vectors(tmp_path: Path) -> None:
+def test_each_precision_has_a_section_with_the_vector_level(tmp_path: Path) -> None:
     row = summary(series("outrider:plain", [[1, 2]], [1.0]), None)
     about = dict.fromkeys(("date", "prompts", "repeats", "command"), "x")
     about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}

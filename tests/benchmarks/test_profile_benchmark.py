@@ -1,4 +1,4 @@
-"""The benchmark of rounds says which bars were met, and shows the tables of the command line."""
+"""The benchmark of profiles: its bars, and its page with the tables of the command line."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from benchmarks.profile import bars, markdown
 
 
 def case(outside: float, reached: float, speed: float) -> dict[str, Any]:
-    """A profile with these numbers, all others alike."""
+    """A profile with these numbers; all others are fixed."""
     floor = {"weights": 4e6, "keys_values": 1e6, "seconds": 0.001, "cached": False, "pass": 0.002}
     passes = {"count": 1.0, "tokens": 6.0, "context": 50.0, "seconds": 0.002}
     model = {

@@ -1,4 +1,4 @@
-"""The table of quantized weights: bytes, the verdict on the bar, and the page."""
+"""The benchmark of quantized weights: bytes, the bar, and the page."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def _report(int8_seconds: float, int8_alpha: float) -> dict[str, Any]:
         (0.001, 0.46, "**missed**, 2.00 times as fast, α 0.0400 apart"),
     ],
 )
-def test_the_verdict_needs_speed_and_alpha(seconds: float, alpha: float, said: str) -> None:
+def test_the_bar_needs_speed_and_alpha(seconds: float, alpha: float, said: str) -> None:
     assert said in verdict(_report(seconds, alpha))
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the rules times every rule there is, and its page says what it measured."""
+"""The benchmark of verification rules times every rule, and its page has all results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The encoder-decoder benchmark runs on a pair of untrained models and reports what it promises."""
+"""The benchmark of encoder-decoders, run on a pair of untrained models."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The benchmark of vocabularies compares like with like, and its page says what it measured."""
+"""The benchmark of vocabularies: equivalent drafts, measurements and the page."""
 
 import json
 
@@ -17,8 +17,8 @@ TARGET, DRAFT = (
 )
 
 
-def test_the_same_model_under_other_ids() -> None:
-    """The same strings get the same logits; a cut vocabulary keeps the first tokens."""
+def test_drafts_with_other_ids_are_equivalent() -> None:
+    """Equal strings have equal logits; a cut vocabulary keeps the first tokens."""
     found = drafts(DRAFT, (270,))
     text = "def f(x):"
     tokens, others = (found[name].tokenizer(text)["input_ids"] for name in ("own", "shuffled"))  # type: ignore[misc]
@@ -31,7 +31,7 @@ def test_the_same_model_under_other_ids() -> None:
     assert cut.tokenizer.decode(cut.tokenizer(text)["input_ids"]) == text  # type: ignore[union-attr, misc]
 
 
-def test_what_is_measured_is_reported() -> None:
+def test_measurements_are_on_the_page() -> None:
     with torch.no_grad():
         rows = measure(TARGET, DRAFT, 0.0, 3, (270,))
     assert rows["tli"]["own"] == rows["tli"]["shuffled"] == rows["speculative"]["own"]

@@ -1,4 +1,4 @@
-"""What ``benchmarks.gpu`` compares at one size of batch, and how."""
+"""The configurations that ``benchmarks.gpu`` compares at one batch size, and their measurement."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +15,15 @@ from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import Compile
 
-FAILURES = (RuntimeError, OutriderError)  # torch's, the compiler's and CUDA's are of the first
-_LOOKS = 4  # rounds under each of the instruments
+FAILURES = (RuntimeError, OutriderError)  # errors of torch, its compiler and CUDA are RuntimeErrors
+_INSTRUMENTED = 4  # rounds under each instrument
 _PROMPT = 64
 _METHODS = {"plain": METHODS["plain"], "free": FREE, "synthetic": METHODS["synthetic"]}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured of every target."""
+    """How every target is measured."""
 
     batches: Sequence[int]
     gammas: Sequence[int]
@@ -34,16 +34,16 @@ class Settings:
 
 
 @dataclass
-class Contender:
-    """Something that writes, and what was found of it.
+class Configuration:
+    """A method with its draft and its batch, and the runs so far.
 
     Attributes:
-        kind: ``plain``; ``free`` and ``set``, whose acceptance is set, without and with a draft
-            model; ``real``; ``synthetic``, the method.
-        draft: the draft's name; empty without one.
-        work: its batch.
+        kind: ``plain``; ``free`` or ``set``, with set acceptance, without or with a draft model;
+            ``real``, with the acceptance of the draft model; or the method ``synthetic``.
+        draft: the draft model's name; empty without one.
+        work: the engine and its batch.
         runs: one per repeat.
-        failure: the first line of an error; None while there was none.
+        failure: the first line of an error; None without one.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Contender:
         return 0 if self.kind == "plain" else self.work.engine.num_speculative_tokens
 
     def attempt(self, step: Callable[..., Any], *arguments: Any) -> Any:
-        """Does something unless something failed before; a failure is kept, for the report."""
+        """Runs a step unless an earlier one failed; keeps a failure for the report."""
         if self.failure is None:
             try:
                 return step(*arguments)
@@ -66,19 +66,19 @@ class Contender:
         return None
 
     def prepare(self, rounds: int) -> None:
-        """Compiles what is to compile; lets ``synthetic`` learn the text."""
+        """Compiles everything, and lets ``synthetic`` record its output."""
         self.work.timed((rounds + 3) * (self.gamma + 1) if self.kind == "synthetic" else 1)
 
     def repeat(self, rounds: int) -> None:
-        """One more run."""
+        """Adds a run."""
         self.runs.append(self.work.timed(rounds))
 
     def found(self, plain: Sequence[Rounds], bandwidth: float) -> dict[str, Any]:
-        """Its numbers; without a speed-up if plain decoding failed."""
+        """The measurements; the speed-up is None if plain decoding failed."""
         speeds = [run.speed for run in self.runs]
         stats, each = self.runs[0].stats, statistics.median(run.each for run in self.runs)
         ratios = [mine.speed / theirs.speed for mine, theirs in zip(self.runs, plain, strict=False)]
-        phases = self.work.phases(_LOOKS)
+        phases = self.work.phases(_INSTRUMENTED)
         floor = self.work.floor(phases, bandwidth)
         passes = {
             track: {
@@ -105,29 +105,29 @@ class Contender:
         }
 
     def _device(self, each: float) -> dict[str, Any]:
-        """What the device did and where it was waited for; None where there is none."""
-        slots = self.work.started()
-        step = partial(self.work.step, slots)
-        device = traced(step, _LOOKS)
+        """Activity of the device, and where the host waits for it; None without a GPU."""
+        running = self.work.started()
+        step = partial(self.work.step, running)
+        device = traced(step, _INSTRUMENTED)
         on_gpu = self.work.engine.target.device.type == "cuda"
-        places = sync_places(step, _LOOKS) if on_gpu else None
-        slots.close()
+        waits = sync_places(step, _INSTRUMENTED) if on_gpu else None
+        running.close()
         return {
             "gaps": None if device is None else max(0.0, 1 - device.busy_ms / (1e3 * each)),
             "activity": None if device is None else device.as_dict(),
-            "sync_places": places,
+            "sync_places": waits,
         }
 
 
-def contenders(
+def configurations(
     target: HFModel, drafts: Sequence[HFModel], trained: bool, batch: int, settings: Settings
-) -> Iterator[Contender]:
-    """All that is measured at one size of batch, plain decoding of each temperature first."""
+) -> Iterator[Configuration]:
+    """All configurations for one batch size, plain decoding of each temperature first."""
     prompts = _prompts(target, batch)
 
     def new(
         kind: str, γ: int, draft: HFModel | None = None, temperature: float = 0.0, **more: Any
-    ) -> Contender:
+    ) -> Configuration:
         engine = Engine(
             target,
             draft,
@@ -137,7 +137,7 @@ def contenders(
             measure=False,
             **more,
         )
-        return Contender(kind, draft.name if draft else "", Work(engine, prompts, temperature))
+        return Configuration(kind, draft.name if draft else "", Work(engine, prompts, temperature))
 
     temperatures = (0.0, 1.0) if trained else (0.0,)
     for temperature in temperatures:
@@ -156,14 +156,14 @@ def contenders(
 
 
 def measure(
-    each: Sequence[Contender], settings: Settings, bandwidth: float
+    each: Sequence[Configuration], settings: Settings, bandwidth: float
 ) -> Iterator[dict[str, Any]]:
-    """Turns of all contenders, then what was found of each."""
+    """Runs all configurations alternately, then yields the measurements of each."""
     for one in each:
         one.attempt(one.prepare, settings.rounds)
     for repeat in range(settings.repeats):
-        for place in range(len(each)):
-            one = each[(place + repeat) % len(each)]
+        for i in range(len(each)):
+            one = each[(i + repeat) % len(each)]
             one.attempt(one.repeat, settings.rounds)
     for one in each:
         temperature = one.work.temperature
@@ -179,14 +179,14 @@ def measure(
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in short."""
+    """The first line of an error, in short."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
 
 
 def _prompts(target: HFModel, batch: int) -> list[list[int]]:
-    """Code where the target knows code, else tokens of no meaning."""
+    """Code for a target with a tokenizer, otherwise arbitrary tokens."""
     if target.tokenizer is not None:
         return [target.tokenizer(PROMPTS[i % len(PROMPTS)])["input_ids"] for i in range(batch)]
     V = target.num_tokens
-    return [[(7919 * row + 31 * place) % V for place in range(_PROMPT)] for row in range(batch)]
+    return [[(7919 * row + 31 * i) % V for i in range(_PROMPT)] for row in range(batch)]

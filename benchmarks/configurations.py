@@ -1,6 +1,6 @@
-"""What is measured: the same weights under transformers and under Outrider, behind one call.
+"""The compared configurations: transformers and Outrider with the same weights and one interface.
 
-A contender continues a list of prompts and returns how many tokens it emitted.
+A configuration continues a list of prompts and returns the number of tokens that it emitted.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from outrider.runtime import HFModel
 
 @dataclass(frozen=True)
 class Run:
-    """Tokens emitted by one call, and the engine's own statistics where there are any."""
+    """The number of tokens emitted by one call, and the engine's statistics if it has any."""
 
     tokens: int
     stats: Stats | None = None
 
 
-class Contender(Protocol):
-    """One way to continue prompts."""
+class Configuration(Protocol):
+    """An engine with a method and its settings."""
 
     name: str
 
@@ -32,7 +32,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Transformers:
-    """``model.generate``, plain or assisted, one prompt at a time (assisted refuses batches)."""
+    """``model.generate``, plain or assisted, one prompt at a time (assisted accepts no batches)."""
 
     name: str
     target: HFModel
@@ -52,7 +52,7 @@ class Transformers:
         tokens = 0
         for number, prompt in enumerate(prompts):
             torch.manual_seed(1000 * seed + number)
-            if self.draft is not None:  # generate() writes the number it adapted back into it
+            if self.draft is not None:  # generate() overwrites the number
                 self.draft.module.generation_config.num_assistant_tokens = (
                     self.num_speculative_tokens
                 )
@@ -76,7 +76,7 @@ class Transformers:
 
 @dataclass(frozen=True)
 class Outrider:
-    """An engine, over prompts one after the other or as a batch."""
+    """An Outrider engine, on prompts one after the other or as a batch."""
 
     name: str
     engine: Engine
