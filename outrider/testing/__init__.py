@@ -23,15 +23,15 @@ from outrider.testing.enumerate import (
     target_distribution,
 )
 from outrider.testing.partition import Boxes, partition
-from outrider.testing.script import Script
+from outrider.testing.script import ScriptedStream
 from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [
     "Boxes",
     "DistributionFactory",
     "RoundDistribution",
-    "Script",
     "ScriptedContext",
+    "ScriptedStream",
     "SoftmaxDistribution",
     "ToyCache",
     "ToyDrafter",
