@@ -1,21 +1,21 @@
-"""A trained model at the cost of a larger one: the same function, more parameters.
+"""Inflates a trained model to the cost of a larger one: the same function, more parameters.
 
-Speed depends on a model's size, acceptance on what it has learned. A small trained model of the
-Llama architecture is widened and deepened with parameters that contribute nothing, so that
-experiments on speed have real text and real acceptance at the cost of a model of any size. Say so
-beside every result.
+The speed of a model depends on its size, its acceptance on what it has learned. Inflation widens
+and deepens a small trained model of the Llama architecture with parameters that contribute nothing,
+so that measurements of speed have real outputs and real acceptance at the cost of a model of any
+size. State this beside every result.
 
-    hidden width d → D     new channels of the residual stream are zero: rows of the embedding and
-                           of every output projection that write to them are
+    hidden width d → D     new channels of the residual stream are zero, because the rows of the
+                           embedding and of all output projections that write to them are zero
     RMSNorm                x / √(Σx²/d + ε) = √(d/D) x / √(Σx²/D + ε d/D), so weights are scaled by
                            √(d/D) and ε becomes ε d/D
-    heads, MLP width       new ones compute something, and their columns of the output projection
-                           are zero
+    heads, MLP width       new ones are computed, but their columns of the output projection are
+                           zero
     new layers             both output projections are zero
 
-Everything else that is new is random, for zeros might be computed faster. Head size and the number
-of query heads per key-value head stay. In bfloat16 the weights of norms are rounded once more,
-unless D is d times a power of four.
+All other new parameters are random, because zeros might be computed faster. The head size and the
+number of query heads per key-value head do not change. In bfloat16 the norm weights are rounded
+once more, unless D is d times a power of four.
 """
 
 import copy
@@ -32,12 +32,12 @@ _STD = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model is to be inflated to.
+    """The size to inflate a model to.
 
     Attributes:
         hidden_size: width of the residual stream.
         num_layers: decoder layers.
-        num_key_value_heads: key-value heads; query heads follow.
+        num_key_value_heads: key-value heads; the number of query heads follows from it.
         intermediate_size: width of the MLP.
     """
 
@@ -48,16 +48,16 @@ class Shape:
 
 
 def inflate(module: Any, shape: Shape, seed: int = 0) -> Any:
-    """A new model with the same logits, relative error at most 1e-5 in float32.
+    """A new model with the same logits, up to a relative error of 1e-5 in float32.
 
     Args:
         module: a ``transformers`` model of the Llama architecture; not changed.
-        shape: nothing of it smaller than the model's own.
-        seed: of the parameters that contribute nothing.
+        shape: the new size; nothing may be smaller than in the model.
+        seed: seed of the new random parameters.
 
     Raises:
-        UnsupportedModelError: another architecture.
-        InvalidParameterError: a number smaller than the model's own.
+        UnsupportedModelError: the model has another architecture.
+        InvalidParameterError: a size is smaller than the model's own.
     """
     config = module.config
     if type(module).__name__ != "LlamaForCausalLM":
@@ -91,7 +91,7 @@ def inflate(module: Any, shape: Shape, seed: int = 0) -> Any:
 
 
 def _empty(kind: Any, config: Any, dtype: torch.dtype) -> Any:
-    """A model whose parameters are yet to be set, in that precision from the start."""
+    """A model with arbitrary parameters, created in this precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -101,7 +101,7 @@ def _empty(kind: Any, config: Any, dtype: torch.dtype) -> Any:
 
 
 def _fill(old: Any, new: Any, scale: float) -> None:
-    """Copies the old model into the first places of the new one."""
+    """Copies the old model's parameters into the leading entries of the new ones."""
     new.model.embed_tokens.weight.zero_()
     _copy(old.model.embed_tokens.weight, new.model.embed_tokens.weight)
     if not old.config.tie_word_embeddings:

@@ -24,7 +24,7 @@ def test_replays_on_the_same_tensors() -> None:
     assert (swapped.tolist(), last.tolist(), sum_N.tolist()) == ([60, 50], [8], [6, 8])
 
 
-def test_what_python_decided_stays_decided() -> None:
+def test_branches_taken_in_python_are_fixed() -> None:
     """As with a CUDA graph, another branch would need another recording."""
     x_N, turns = torch.ones(2), iter([2, 3])
     replay, (result,) = record_on_tape(lambda: [x_N * next(turns)])
@@ -46,7 +46,7 @@ def test_what_python_decided_stays_decided() -> None:
         lambda x_N: x_N + torch.tensor([1.0, 2.0]),
     ],
 )
-def test_refuses_to_look_at_numbers_and_to_copy_from_the_host(
+def test_reading_on_the_host_and_copying_from_it_are_errors(
     look: Callable[[Tensor], object],
 ) -> None:
     x_N = torch.tensor([1.0, 2.0])

@@ -1,4 +1,4 @@
-"""The templates of docs/templates run, hold, and show how to prove a method with the public kit."""
+"""The templates of docs/templates pass all checks, and show how to use the proof kit."""
 
 import importlib.util
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ Shy = _load("verifier").Shy
 # ---------------------------------------------------------------------------------- the verifier
 
 
-def test_verifier_keeps_the_contract_and_is_exactly_lossless() -> None:
+def test_verifier_meets_the_contract_and_is_exactly_lossless() -> None:
     check_verifier(Shy(0.3), accepts_own_distribution=False)
 
 
@@ -45,7 +45,7 @@ def test_verifier_with_shyness_one_is_rejection_sampling() -> None:
 
 @dataclass(frozen=True)
 class WrongResidual(Shy):  # type: ignore[misc, valid-type]
-    """A mistake near at hand: the residual of the rule this one was copied from."""
+    """A likely mistake: the residual of the rule that the template was copied from."""
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return Rejection().reject(p_V, q_V, x)
@@ -57,7 +57,7 @@ def test_kit_rejects_the_wrong_residual() -> None:
 
 
 @pytest.mark.parametrize("shyness", [0.0, -1.0, 1.5])
-def test_verifier_refuses_parameters_outside_their_domain(shyness: float) -> None:
+def test_verifier_parameters_outside_their_domain_are_errors(shyness: float) -> None:
     with pytest.raises(ValueError, match="shyness"):
         Shy(shyness)
 
@@ -65,20 +65,20 @@ def test_verifier_refuses_parameters_outside_their_domain(shyness: float) -> Non
 # ----------------------------------------------------------------------------------- the drafter
 
 
-def test_drafter_keeps_the_contract() -> None:
-    """A right drafter fails with probability below 1e-6 over seeds; the seed is fixed."""
+def test_drafter_meets_the_contract() -> None:
+    """A correct drafter fails with probability below 1e-6 over seeds; the seed is fixed."""
     check_drafter(Unigram(5), 5)
 
 
 class ForgetsToCommit(Unigram):  # type: ignore[misc, valid-type]
-    """Its state parts from the context after the first round."""
+    """Its state and the context differ after the first round."""
 
     def commit(self, *args: object) -> None:
         pass
 
 
 class DeclaresAnotherDistribution(Unigram):  # type: ignore[misc, valid-type]
-    """Draws from the frequencies, declares a uniform distribution."""
+    """Draws from the frequencies but declares a uniform distribution."""
 
     def propose(self, state: object, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)

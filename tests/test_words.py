@@ -1,9 +1,11 @@
-"""Prose and identifiers use the field's terms: no retired word is left in the cleaned packages.
+"""Prose and identifiers use the field's terms: no retired word is left in the cleaned packages,
+and every shape letter is declared.
 
 Every line of a file is checked: code, comments, docstrings and messages. Identifiers are split into
 their words first, so that ``DraftLaw`` and ``draft_law`` both contain "law".
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +53,10 @@ RETIRED = (
     Retired(r"\brealised\b|\bstrayed\b", "measured divergence"),
     Retired(r"\bstraight\b", "directly"),
     Retired(r"\bplaces?\b", "position (in a sequence), node (in a tree)", r"\bin.place\b"),
-    Retired(r"\bcolumns?\b", "query tokens; index", r"\btruncate import column\b|\bcolumn\("),
-    Retired(r"\bturns?\b", "round, step", r"\bturns?( .*)? (on|off|out|into)\b"),
+    Retired(r"\bcolumns?\b", "query tokens; index"),
+    Retired(r"\bturns?\b", "round, step", r"\bturns?( \S+){0,6} (on|off|out|into)\b"),
     Retired(r"\btexts?\b", "sequence, output, continuation", r"\b(read|write|decoded) text\b"),
+    Retired(r"\bbehind\b", "after", r"\bqueued behind\b|\bbehind the head.s sum\b"),
     Retired(r"\bwhole drafts?\b", "fully accepted draft"),
     Retired(r"\bplain twin\b", "reference implementation"),
     Retired(r"\brides?\b|\bruns? ahead\b", "drafts ahead"),
@@ -84,6 +87,18 @@ def test_no_retired_word_is_left(package: str) -> None:
     assert files
     found = [each for file in files for each in findings(file)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", [each for each in PACKAGES if each.startswith("outrider/")])
+def test_every_shape_letter_is_in_the_legend(package: str) -> None:
+    """Suffixes such as ``_BNV`` use letters that the module docstring declares."""
+    for file in sorted((ROOT / package).rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        legend = (ast.get_docstring(ast.parse(source)) or "").partition("Legend:")[2]
+        suffixes = re.findall(r"\b_?[a-z]\w*_([A-Z0-9]{1,4})\b", source)
+        used = {letter for suffix in suffixes for letter in suffix if letter.isalpha()}
+        undeclared = {letter for letter in used if not re.search(rf"\b{letter}\b", legend)}
+        assert not undeclared, f"{file}: no legend for {', '.join(sorted(undeclared))}"
 
 
 @pytest.mark.parametrize(

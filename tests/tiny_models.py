@@ -222,7 +222,7 @@ def byte_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-class Script:
+class ForcedTokens:
     """A logits processor that forces the tokens after a prompt.
 
     It applies to draft and target alike, so all tokens of a draft model are accepted, and words are

@@ -1,7 +1,8 @@
 """What every part of a round may read about the batch: the tokens so far, the sampling
 distribution and the random numbers.
 
-Legend: B rows, T context length (capacity), K drafted or emitted tokens, M positions, V vocabulary.
+Legend: B rows, T context length (capacity), N nodes, K drafted or emitted tokens, M positions,
+V vocabulary.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """One round of speculative decoding. Every method decodes by repeating this round.
 
-Legend: B rows, N nodes, D depth, K emitted tokens (D+1), V vocabulary.
+Legend: B rows, N nodes, D depth, K emitted tokens (D+1), M positions, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence

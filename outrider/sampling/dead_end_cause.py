@@ -3,7 +3,7 @@
 The parameters are applied cumulatively, in the order of :class:`outrider.sampling.Sampling`, until
 no token is left.
 
-Legend: V vocabulary.
+Legend: B rows, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,7 +10,7 @@ be found in the decoded text, so processors are called for prefixes that run pas
 A context without ``ends`` does not belong to a running sequence; then processors are called for all
 positions that exist.
 
-Legend: B rows, M positions, V vocabulary.
+Legend: B rows, N nodes, M positions, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence

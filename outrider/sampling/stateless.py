@@ -4,7 +4,7 @@ Speculative decoding calls a processor for every drafted position: many in one r
 times, and some whose token is never emitted. Its result must therefore be a function of its
 arguments. If a processor remembered its calls, rejected drafts would influence the output.
 
-Legend: V vocabulary, T tokens.
+Legend: V vocabulary.
 """
 
 import functools

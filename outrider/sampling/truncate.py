@@ -15,7 +15,7 @@ _FIRST_RANKED = 256
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)
-def column(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def per_row(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """One number per row, (B,). Cached, because parameters stay the same from round to round and a
     copy to a GPU would synchronise with it."""
     return torch.tensor(values, dtype=dtype, device=device)
@@ -30,7 +30,7 @@ def keep_top_k(z_BMV: Tensor, top_k: Sequence[int]) -> Tensor:
     if most == 0:
         return torch.ones_like(z_BMV, dtype=torch.bool)
     ranked_BMZ = z_BMV.topk(most, dim=-1).values
-    limit_B = column(tuple(limits), torch.int64, z_BMV.device)
+    limit_B = per_row(tuple(limits), torch.int64, z_BMV.device)
     index_BM1 = (limit_B - 1).clamp(max=most - 1)[:, None, None].expand(*z_BMV.shape[:2], 1)
     keep_BMV = z_BMV >= ranked_BMZ.gather(-1, index_BM1)
     return keep_BMV | (limit_B == V)[:, None, None]
@@ -47,8 +47,8 @@ def keep_top_p(p_BMV: Tensor, top_p: Sequence[float], strict: Sequence[bool]) ->
     all tokens, whatever rounding makes of the cumulative sum.
     """
     V = p_BMV.shape[-1]
-    limit_B11 = column(tuple(top_p), p_BMV.dtype, p_BMV.device)[:, None, None]
-    strict_B11 = column(tuple(strict), torch.bool, p_BMV.device)[:, None, None]
+    limit_B11 = per_row(tuple(top_p), p_BMV.dtype, p_BMV.device)[:, None, None]
+    strict_B11 = per_row(tuple(strict), torch.bool, p_BMV.device)[:, None, None]
     off_B11 = limit_B11 >= 1
     num_ranked = min(_FIRST_RANKED, V) if p_BMV.device.type == "cpu" else V
     while True:
@@ -69,5 +69,5 @@ def keep_top_p(p_BMV: Tensor, top_p: Sequence[float], strict: Sequence[bool]) ->
 def keep_min_p(p_BMV: Tensor, min_p: Sequence[float]) -> Tensor:
     """Keeps tokens at least ``min_p`` times as probable as the most probable one (Nguyen et al.,
     2024)."""
-    fraction_B11 = column(tuple(min_p), p_BMV.dtype, p_BMV.device)[:, None, None]
+    fraction_B11 = per_row(tuple(min_p), p_BMV.dtype, p_BMV.device)[:, None, None]
     return p_BMV >= fraction_B11 * p_BMV.amax(-1, keepdim=True)

@@ -21,7 +21,7 @@ from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
 from outrider.sampling.reachable import reachable_positions
 from outrider.sampling.temperature import scaled
-from outrider.sampling.truncate import column, keep_min_p, keep_top_k, keep_top_p
+from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p, per_row
 
 
 class Warp:
@@ -80,7 +80,7 @@ class Warp:
     @cached_property
     def temperature_B(self) -> Tensor:
         """The temperature of each row, in float32; 1 for greedy rows."""
-        return column(tuple(self._temperature), torch.float32, self._device)
+        return per_row(tuple(self._temperature), torch.float32, self._device)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The logits after bias, penalties, user processors and forced tokens, at least float32.
@@ -116,7 +116,7 @@ class Warp:
 
     def _truncated(self, z_BMV: Tensor) -> Tensor:
         if self._scales:
-            temperature_B = column(tuple(self._temperature), z_BMV.dtype, self._device)
+            temperature_B = per_row(tuple(self._temperature), z_BMV.dtype, self._device)
             z_BMV = scaled(z_BMV, temperature_B)
             if not self.keeps_logits:  # a finite bias of 1e38 may overflow here
                 z_BMV = z_BMV.clamp(max=torch.finfo(z_BMV.dtype).max)
@@ -138,7 +138,7 @@ class Warp:
         kept_BMV = kept_BMV / kept_BMV.sum(-1, keepdim=True)
         if all(on_rows):
             return kept_BMV
-        on_B = column(tuple(on_rows), torch.bool, self._device)
+        on_B = per_row(tuple(on_rows), torch.bool, self._device)
         return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
@@ -149,12 +149,12 @@ class Warp:
         drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
         output_BMV = drafted_BMV + output_BV[:, None]
         seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._column(self._repetition, z_BMV)
+        repetition_B = self._per_row(self._repetition, z_BMV)
         z_BMV = torch.where(
             seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
         )
-        presence_B = self._column([s.presence_penalty for s in self.samplings], z_BMV)
-        frequency_B = self._column([s.frequency_penalty for s in self.samplings], z_BMV)
+        presence_B = self._per_row([s.presence_penalty for s in self.samplings], z_BMV)
+        frequency_B = self._per_row([s.frequency_penalty for s in self.samplings], z_BMV)
         return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
@@ -170,9 +170,9 @@ class Warp:
                 z_BMV[b, m] = processor(input_ids, z_BMV[b, m][None])[0]
         return z_BMV
 
-    def _column(self, values: Sequence[float], like: Tensor) -> Tensor:
+    def _per_row(self, values: Sequence[float], like: Tensor) -> Tensor:
         """One number per row, in the dtype of these logits, (B, 1, 1)."""
-        return column(tuple(values), like.dtype, self._device)[:, None, None]
+        return per_row(tuple(values), like.dtype, self._device)[:, None, None]
 
     def _biases(self) -> Tensor:
         bias_BV = torch.zeros(len(self.samplings), self._num_tokens, dtype=self._dtype)

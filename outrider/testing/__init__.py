@@ -24,7 +24,7 @@ from outrider.testing.enumerate import (
 )
 from outrider.testing.partition import Boxes, partition
 from outrider.testing.recurrent import RecurrentSnapshot, RecurrentState, RecurrentToy
-from outrider.testing.script import Script
+from outrider.testing.script import ScriptedStream
 from outrider.testing.toy import SoftmaxDistribution, ToyCache, ToyDrafter, ToyModel, last_accepted
 
 __all__ = [
@@ -34,8 +34,8 @@ __all__ = [
     "RecurrentState",
     "RecurrentToy",
     "RoundDistribution",
-    "Script",
     "ScriptedContext",
+    "ScriptedStream",
     "SoftmaxDistribution",
     "ToyCache",
     "ToyDrafter",

@@ -6,8 +6,8 @@ tokens, which also tests that states and random numbers carry over from round to
 
 The probability that a correct method fails equals the threshold that its p-value is compared with.
 
-Legend: B rows, K emitted tokens, S sequences (V^length, the first token is the most significant
-digit), C cells of the histogram.
+Legend: B rows, T context length, K emitted tokens, S sequences (V^length, the first token is the
+most significant digit), C cells of the histogram.
 """
 
 from collections.abc import Sequence

@@ -11,8 +11,8 @@ If one round emits, from every context, the beginning of a fair sample, then so 
 rounds; therefore one round is enough. That the next round finds the right state is checked by
 ``check_model`` and ``check_drafter``, and by CHI2, which runs many rounds.
 
-Legend: B rows, N nodes, D drafted tokens (N-1), K emitted tokens, V vocabulary, C cells, J random
-numbers, S sequences (V^length, the first token is the most significant digit).
+Legend: B rows, T context length, N nodes, D drafted tokens (N-1), K emitted tokens, V vocabulary, C
+cells, J random numbers, S sequences (V^length, the first token is the most significant digit).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from outrider.core import (
     run_round,
 )
 from outrider.testing.partition import combine, partition
-from outrider.testing.script import Recorder
+from outrider.testing.script import RecordingStream
 from outrider.testing.toy import SoftmaxDistribution
 
 DistributionFactory = Callable[[int], Distribution]
@@ -157,7 +157,7 @@ def enumerate_round(
             Budget(num_tokens, row_tokens_B),
         )
 
-    recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    recorder = RecordingStream(torch.arange(64), torch.zeros(64, dtype=torch.int64))
     run(recorder, 64)
 
     def scripted(u_BJ: Tensor) -> Round:

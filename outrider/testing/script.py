@@ -15,11 +15,11 @@ from outrider.core import Role, Stream
 
 
 @dataclass(frozen=True)
-class Script(Stream):
+class ScriptedStream(Stream):
     """A stream of chosen numbers: ``numbers[role]`` has shape (B, J)."""
 
     numbers: dict[Role, Tensor] = field(default_factory=dict)
-    inner: dict[int, "Script"] = field(default_factory=dict)
+    inner: dict[int, "ScriptedStream"] = field(default_factory=dict)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         chosen_BJ = self.numbers[role]
@@ -41,11 +41,11 @@ class Script(Stream):
 
 
 @dataclass(frozen=True)
-class Recorder(Stream):
+class RecordingStream(Stream):
     """An ordinary stream that records how many numbers of each role were requested."""
 
     requested: dict[Role, int] = field(default_factory=dict)
-    inner: dict[int, "Recorder"] = field(default_factory=dict)
+    inner: dict[int, "RecordingStream"] = field(default_factory=dict)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         self.requested[role] = max(self.requested.get(role, 0), first + num)
@@ -54,7 +54,7 @@ class Recorder(Stream):
     def child(self, number: int) -> Stream:
         if number not in self.inner:
             stream = super().child(number)
-            self.inner[number] = Recorder(stream.key_B, stream.position_B)
+            self.inner[number] = RecordingStream(stream.key_B, stream.position_B)
         return self.inner[number]
 
     @property
@@ -63,7 +63,7 @@ class Recorder(Stream):
         nested = sum(child.num_requested for child in self.inner.values())
         return sum(self.requested.values()) + nested
 
-    def script(self, u_BJ: Tensor) -> Script:
+    def script(self, u_BJ: Tensor) -> ScriptedStream:
         """A stream that replays ``u_BJ``, in the order in which a round uses its numbers: those of
         the draft, of nested rounds, and of the verdict."""
         draft = self.requested.get(Role.DRAFT, 0)
@@ -75,4 +75,4 @@ class Recorder(Stream):
         inner = {k: self.inner[k].script(part) for k, part in zip(rounds, parts, strict=False)}
         numbers = {Role.DRAFT: draft_BJ} | dict(zip(verdict, parts[len(rounds) :], strict=True))
         zero_B = torch.zeros(u_BJ.shape[0], dtype=torch.int64)
-        return Script(zero_B, zero_B, numbers, inner)
+        return ScriptedStream(zero_B, zero_B, numbers, inner)

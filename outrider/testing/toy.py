@@ -6,8 +6,8 @@ selects a row of the table: the last ``order`` tokens, or a hash of the whole pr
 therefore depend on the context, and tests notice a token verified at the wrong position, a stale
 cache entry or a shifted draft distribution.
 
-Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1), M positions, K drafted tokens,
-V vocabulary, E entries of the table.
+Legend: B rows, T context length, N nodes (node 0 is the root), D drafted tokens (N-1), M positions,
+K drafted tokens, V vocabulary, E entries of the table.
 """
 
 from collections.abc import Sequence

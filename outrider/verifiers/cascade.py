@@ -34,7 +34,7 @@ Preserves: the deferral rule. No divergence from p is bounded, and every rule ex
 α < 1 may emit tokens outside the target's support. Accepts i.i.d. chains; at temperature 0, any
 chain that carries logits.
 
-Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary; leading dimensions broadcast.
 """
 
 import math

@@ -25,7 +25,7 @@ Preserves: the target distribution exactly. Accepts distinct drafts, and chosen 
 point mass at each sibling, as in ``Rejection``. Independent draws, which are distinct only where
 every node has one child, need ``Rejection``.
 
-Legend: V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
 """
 
 from dataclasses import dataclass

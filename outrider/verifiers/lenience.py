@@ -21,7 +21,7 @@ For a chosen candidate, q is the point mass at x, and either residual is p witho
 
 Preserves: p up to this bound. Accepts chains, i.i.d. or chosen.
 
-Legend: V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
 """
 
 import math

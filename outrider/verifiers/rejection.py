@@ -14,7 +14,7 @@ probability p(x), and after a rejection p without x remains.
 
 Preserves: the target distribution exactly. Accepts i.i.d. and chosen drafts.
 
-Legend: V vocabulary; leading dimensions broadcast.
+Legend: B rows, N nodes, V vocabulary; leading dimensions broadcast.
 """
 
 from dataclasses import dataclass

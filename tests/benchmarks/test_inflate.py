@@ -1,4 +1,4 @@
-"""Inflation keeps the function: logits, greedy text, acceptance; what it cannot keep it refuses."""
+"""Inflation preserves logits, greedy outputs and acceptance, and rejects other architectures."""
 
 from typing import Any
 
@@ -29,8 +29,9 @@ def larger(module: Any) -> Shape:
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_logits_stay(case: str) -> None:
-    """1e-5 of the largest, in float32; norms and biases are random, not what they start as."""
+def test_logits_do_not_change(case: str) -> None:
+    """Within 1e-5 of the largest, in float32; norms and biases have random values, not the initial
+    ones."""
     module = tiny_module(**SETTINGS[case])
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -46,7 +47,7 @@ def test_logits_stay(case: str) -> None:
     )
 
 
-def test_text_and_acceptance_stay() -> None:
+def test_outputs_and_acceptance_do_not_change() -> None:
     module = tiny_module(dtype=torch.float64)
     draft = HFModel(tiny_module(seed=3, dtype=torch.float64))
     target, new = HFModel(module), HFModel(inflate(module, larger(module)))
@@ -56,15 +57,15 @@ def test_text_and_acceptance_stay() -> None:
     assert one.stats.accepted == other.stats.accepted
 
 
-def test_what_is_new_is_not_all_zeros() -> None:
-    """Or a pass might skip it: new heads, MLP channels and layers compute something."""
+def test_new_parameters_are_not_all_zeros() -> None:
+    """Zeros might be computed faster: new heads, MLP channels and layers are random."""
     module = tiny_module()
     new = inflate(module, larger(module)).requires_grad_(False)
     assert bool(new.model.layers[-1].mlp.up_proj.weight.all())
     assert bool(new.model.layers[0].self_attn.q_proj.weight[-1].all())
 
 
-def test_nothing_shrinks_and_other_architectures_are_refused() -> None:
+def test_shrinking_and_other_architectures_are_errors() -> None:
     module = tiny_module()
     with pytest.raises(InvalidParameterError, match="hidden_size=8: the model has"):
         inflate(module, Shape(8, 9, 9, 999))

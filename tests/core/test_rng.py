@@ -84,7 +84,7 @@ def test_numbers_are_multiples_of_the_unit_below_one():
     assert float(u.min()) >= 0
 
 
-def test_a_row_does_not_know_its_batch():
+def test_numbers_do_not_depend_on_the_batch():
     together = stream([7, 8, 9], [1, 2, 3], [10, 20, 30]).uniform(Role.ACCEPT, 6)
     for row in range(3):
         alone = stream([7 + row], [1 + row], [10 + 10 * row]).uniform(Role.ACCEPT, 6)
@@ -120,7 +120,7 @@ def test_fold_depends_on_the_order_of_parts():
 
 @pytest.mark.parametrize("vary", ["child and parent", "number", "position", "row"])
 def test_children_are_independent(vary):
-    """Pairs of numbers from a child and what it may be confused with fill the square evenly.
+    """Pairs of numbers from a child and from a related stream fill the square evenly.
     False-alarm probability 1e-6 per case."""
     n = 50_000
     numbers, ones = list(range(n)), [1] * n

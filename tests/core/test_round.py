@@ -14,7 +14,7 @@ PROMPTS = [[0], [1, 2, 3, 0], [2, 2], [3, 1, 1]]
 
 
 def generate(rows, drafter, verifier, budgets, samplings, length=20):
-    """``length`` tokens of each row, whatever the other rows are."""
+    """``length`` tokens of each of these rows, decoded together."""
     chosen = [samplings[row] for row in rows]
     context = Context.start(
         [PROMPTS[row] for row in rows], Warp(chosen, 4), [s.seed for s in chosen], rows
@@ -56,7 +56,7 @@ def test_temperature_zero_ignores_the_draft():
 
 
 def test_greedy_sees_penalties():
-    """The verifier needs an argmax only, but of the penalised logits."""
+    """The verifier needs only the argmax, but that of the penalised logits."""
     penalised = [Sampling(temperature=0, frequency_penalty=0.5, repetition_penalty=1.5)] * 4
     plain = generate([0, 1, 2, 3], ToyDrafter(GUESS), Rejection(), [0] * 4, penalised)
     assert generate([0, 1, 2, 3], ToyDrafter(GUESS, 2), Greedy(), [3] * 4, penalised) == plain

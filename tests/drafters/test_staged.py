@@ -36,7 +36,7 @@ from outrider.testing import (
     softmax_distribution,
     target_distribution,
 )
-from outrider.testing.script import Recorder, Script
+from outrider.testing.script import RecordingStream, ScriptedStream
 from outrider.verifiers import Block, Greedy, Lenience, Rejection
 
 PROMPT = (0, 1)
@@ -80,7 +80,7 @@ def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
         context = ScriptedContext.repeat(PROMPT, B, softmax_distribution)
         return drafter.propose(drafter.start(context), context, Budget(num_tokens), rng)
 
-    recorder = Recorder(torch.arange(64), torch.zeros(64, dtype=torch.int64))
+    recorder = RecordingStream(torch.arange(64), torch.zeros(64, dtype=torch.int64))
     propose(recorder, 64)
     boxes = partition(
         lambda u_BJ: _index(propose(recorder.script(u_BJ), len(u_BJ)), drafter.model.num_tokens),
@@ -141,7 +141,7 @@ def test_many_rounds_have_the_targets_distribution() -> None:
 @torch.inference_mode()
 def test_numbers_of_the_outer_round_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """MUT: inner rounds that use the verdict's numbers, too."""
-    for stream in (Recorder, Script):
+    for stream in (RecordingStream, ScriptedStream):
         monkeypatch.setattr(stream, "child", lambda self, number: self)
     assert enumerate_round(TARGET, staged(toy()), Rejection(), 2).total_variation > 1e-3
 

@@ -20,7 +20,7 @@ from outrider.engine.admission import parse_bytes
 from outrider.engine.running_batch import RunningBatch
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.kv_cache.footprint import Footprint
-from outrider.sampling.truncate import column
+from outrider.sampling.truncate import per_row
 
 LENGTHS = [9, 1, 17, 4, 4, 12, 30, 2, 60]
 SAMPLING = [greedy(n) for n in (18, 25, 6, 30, 12, 21, 40, 3, 50)]
@@ -217,7 +217,7 @@ def test_no_tensor_is_leaked_as_requests_come_and_go(
             for kept in (
                 _cached_chain_tensors,
                 _cached_arange,
-                column,
+                per_row,
                 _spread,
             ):  # by shape, and bounded
                 kept.cache_clear()

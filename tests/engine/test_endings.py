@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import (
-    Script,
+    ForcedTokens,
     byte_tokenizer,
     engine_of,
     greedy,
@@ -49,7 +49,7 @@ def forced(target: HFModel, text: str = TEXT, **settings: Any) -> tuple[Sampling
     ids = target.tokenizer(text)["input_ids"]
     prompt = target.tokenizer(PROMPT)["input_ids"]
     settings = {"max_new_tokens": len(ids), "ignore_eos": True} | settings
-    sampling = Sampling(temperature=0, processors=[Script(prompt, ids)], **settings)
+    sampling = Sampling(temperature=0, processors=[ForcedTokens(prompt, ids)], **settings)
     return sampling, ids
 
 
@@ -169,7 +169,7 @@ def test_end_of_sequence(target: HFModel, γ: int) -> None:
     settings: dict[str, Any] = {
         "temperature": 0,
         "max_new_tokens": len(script),
-        "processors": [Script(prompt, script)],
+        "processors": [ForcedTokens(prompt, script)],
     }
     result = engine.generate(PROMPT, Sampling(**settings))
     assert (result.text, result.finish_reason) == ("hello", "eos")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from real_tokenizers import tokenizer
-from tiny_models import Script, engine_of, tiny_module
+from tiny_models import ForcedTokens, engine_of, tiny_module
 
 from outrider import Engine, Result, Sampling
 from outrider.runtime import HFModel
@@ -30,7 +30,7 @@ def sampling_of(target: HFModel, **settings: Any) -> Sampling:
     """Parameters that force the model to generate the text."""
     assert target.tokenizer is not None
     ids = target.tokenizer(WRITTEN, add_special_tokens=False)["input_ids"]
-    script = Script(target.tokenizer("def")["input_ids"], ids)
+    script = ForcedTokens(target.tokenizer("def")["input_ids"], ids)
     settings = {"max_new_tokens": len(ids), "ignore_eos": True} | settings
     return Sampling(temperature=0, processors=[script], **settings)
 

@@ -24,7 +24,7 @@ from outrider.lab.certify.two_sample import detectable_deviation
 from outrider.testing import (
     DistributionFactory,
     RoundDistribution,
-    Script,
+    ScriptedStream,
     chi2,
     enumerate_round,
     greedy_distribution,
@@ -167,7 +167,7 @@ def _emitted(
     logits_BNV = case.target.score(case.target.start(context), draft).logits_BNV
     p_BNV = context.distribution(logits_BNV, Prefix.of_draft(context, draft))
     key_B = torch.arange(first_key, first_key + _ROWS)
-    verdict = verifier(draft, p_BNV, Script(key_B, context.length_B, numbers))
+    verdict = verifier(draft, p_BNV, ScriptedStream(key_B, context.length_B, numbers))
     emitted_BK = verdict.emitted(draft)
     index_K = torch.arange(emitted_BK.shape[1])
     return torch.where(index_K <= verdict.num_accepted_B[:, None], emitted_BK, -1), p_BNV

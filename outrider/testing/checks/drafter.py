@@ -1,7 +1,8 @@
 """Contract of drafters: drafts are well-formed, within budget, and drawn from the declared
 distributions.
 
-Legend: B rows, N nodes, D drafted tokens (N-1), X selected nodes of all rows, V vocabulary.
+Legend: B rows, T context length, N nodes, D drafted tokens (N-1), X selected nodes of all rows, V
+vocabulary.
 """
 
 from collections.abc import Sequence

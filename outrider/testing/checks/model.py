@@ -1,6 +1,6 @@
 """Contract of models: scores equal those of separate runs from scratch, whatever happened before.
 
-Legend: B rows, N nodes, V vocabulary.
+Legend: B rows, T context length, N nodes, V vocabulary.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from outrider.testing.enumerate import (
     greedy_distribution,
     softmax_distribution,
 )
-from outrider.testing.script import Script
+from outrider.testing.script import ScriptedStream
 from outrider.testing.toy import ToyCache, ToyDrafter, ToyModel, last_accepted
 
 _BELOW_ONE = 1 - 2.0**-52
@@ -278,4 +278,4 @@ def _constant(num_rows: int, accept: float, other: float) -> Stream:
         )
         for role in Role
     }
-    return Script(zero_B, zero_B, numbers)
+    return ScriptedStream(zero_B, zero_B, numbers)
