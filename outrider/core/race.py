@@ -43,13 +43,6 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     return _fastest(weights_BGS, rng, every_BG)[1]
 
 
-def noise(rng: Stream, num_tokens: int) -> Tensor:
-    """The Exp(1) numbers of tokens 0 … num_tokens-1, shape (B, num_tokens)."""
-    G = -(-num_tokens // _S)
-    block_BG = torch.arange(G, device=rng.key_B.device).expand(rng.key_B.shape[0], G)
-    return _opened(rng, block_BG).flatten(1)[:, :num_tokens]
-
-
 def _fastest(weights_BGS: Tensor, rng: Stream, block_BK: Tensor) -> tuple[Tensor, Tensor]:
     """The least E/p within the opened blocks, and its token."""
     S = weights_BGS.shape[2]

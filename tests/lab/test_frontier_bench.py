@@ -112,7 +112,7 @@ class Overclaiming(Ensemble):
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return super().acceptance(p_V, q_V).sqrt() * 1.1
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, q_V
 
 

@@ -53,7 +53,7 @@ class Boastful(Mixture):
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
         return super().acceptance(p_V, q_V) * 1.2
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         return p_V, q_V
 
 
@@ -79,7 +79,7 @@ class Clamped:
     def accept(self, p_V: Tensor, q_V: Tensor | None, x: Tensor, u: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
         assert q_V is not None
         return (self.distribution(p_V, q_V) - q_V).clamp(min=0), q_V
 

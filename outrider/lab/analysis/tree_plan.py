@@ -60,20 +60,6 @@ class TreePlan:
         return max(map(len, self.paths), default=0)
 
 
-def expected_tokens(paths: Sequence[Sequence[int]], acceptance: Sequence[float]) -> float:
-    """F of a tree: tokens per round where the b-th child is accepted with ``acceptance[b-1]``.
-
-    Ranks that were not measured are never accepted.
-    """
-    total = 1.0
-    for path in paths:
-        product = 1.0
-        for rank in path:
-            product *= acceptance[rank] if rank < len(acceptance) else 0.0
-        total += product
-    return total
-
-
 def best_tree(acceptance: Sequence[float], num_nodes: int, depth: int) -> TreePlan:
     """The tree of most expected tokens.
 
