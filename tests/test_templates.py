@@ -47,8 +47,8 @@ def test_verifier_with_shyness_one_is_rejection_sampling() -> None:
 class WrongResidual(Shy):  # type: ignore[misc, valid-type]
     """A mistake near at hand: the residual of the rule this one was copied from."""
 
-    def refuse(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return Rejection().refuse(p_V, q_V, x)
+    def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return Rejection().reject(p_V, q_V, x)
 
 
 def test_kit_rejects_the_wrong_residual() -> None:

@@ -23,7 +23,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Role,
+    Scores,
+    Stream,
+    Verdict,
+    draw,
+)
 
 
 @dataclass
@@ -46,6 +57,9 @@ class Unigram:
     """<One line.> Configuration is bound at construction: what matters first, the rest by name."""
 
     drawn: Drawn = "iid"
+    capabilities = (
+        Capabilities()
+    )  # no model, chains: the fields say what else a drafter may declare
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:

@@ -1,6 +1,7 @@
 """The vocabulary of the project: nouns, interfaces, the round, random numbers. Torch only."""
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
+from outrider.core.capabilities import Capabilities
 from outrider.core.chain import chain_tensors, counting, full_chains
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Drawn, Verdict
@@ -20,7 +21,7 @@ from outrider.core.protocols import (
     State,
     Verifier,
 )
-from outrider.core.race import noise, race
+from outrider.core.race import race
 from outrider.core.rng import AHEAD, Role, Stream, row_keys
 from outrider.core.round import (
     Overlap,
@@ -49,6 +50,7 @@ __all__ = [
     "LOSSLESS",
     "Bound",
     "Budget",
+    "Capabilities",
     "ClosedForm",
     "Context",
     "Distribution",
@@ -84,7 +86,6 @@ __all__ = [
     "full_chains",
     "match",
     "moved",
-    "noise",
     "output_distribution",
     "path_to",
     "race",

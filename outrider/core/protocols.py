@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.bound import Bound
+from outrider.core.capabilities import Capabilities
 from outrider.core.draft import Draft, Drawn, Verdict
 from outrider.core.rng import Stream
 
@@ -98,6 +99,10 @@ class Drafter(Protocol[S]):
     @property
     def drawn(self) -> Drawn:
         """How the siblings it proposes come about."""
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        """What it can do and what it needs."""
 
     def start(self, context: Context) -> S:
         """State for a batch of rows."""

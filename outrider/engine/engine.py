@@ -13,22 +13,20 @@ from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Verifier
 from outrider.core.values import check_flag, shown
 from outrider.drafters.chain.draft_length import DraftLength
-from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.none import NoDraft
-from outrider.drafters.within_context import unwrapped
 from outrider.engine.admission import STRETCH, Memory
-from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.fused_verification import CompiledVerifier
 from outrider.engine.hints import ChatHint
 from outrider.engine.intake import Intake, read_sampling, read_samplings
 from outrider.engine.prompts import Array, Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Event, Request, Result, Results, Row
-from outrider.engine.running_batch import RunningBatch, models_of
+from outrider.engine.running_batch import RunningBatch
 from outrider.engine.settings import Settings
 from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
 from outrider.methods import METHODS, Method, Parts, Recipe
+from outrider.methods.method import NUM_SPECULATIVE_TOKENS
 from outrider.runtime import HFModel, check_kinds, check_vocabularies
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.hf.eos import eos_ids
@@ -140,8 +138,9 @@ class Engine:
             settings.draft_length,
         )
         self.drafter = recipe.build(parts)
-        plan, target = target.plan, getattr(self.drafter, "target", target)
-        models = (target, *models_of(self.drafter))
+        able = self.drafter.capabilities
+        plan, target = target.plan, able.target or target
+        models = (target, *able.models)
         for model in models:
             if model not in (self.draft, self.target):  # made of the target by the drafter
                 model.plan = plan
@@ -150,25 +149,21 @@ class Engine:
         self.shared_limit = min(model.limit for model in models)
         self.prompt_limit = target.prompt_limit
         if num_speculative_tokens is None:
-            num_speculative_tokens = getattr(self.drafter, "depth", NUM_SPECULATIVE_TOKENS)
+            num_speculative_tokens = able.depth or NUM_SPECULATIVE_TOKENS
         self.num_speculative_tokens = num_speculative_tokens
-        whole = unwrapped(self.drafter)
-        if isinstance(whole, FusedModelDrafter):
-            whole.num_fused = num_speculative_tokens
         self.verification: CompiledVerifier | None = None
         if target.compiled is not None:
             make = partial(compiled_program, device=target.device)
             self.verification = CompiledVerifier(make, num_speculative_tokens, exact=target.exact)
         self.eos_ids = eos_ids(target)
         self._hint = ChatHint(target.tokenizer)
-        drafts = not isinstance(self.drafter, NoDraft)
         self._intake = Intake(
             target,
             method,
             recipe,
             self.limit,
             self.prompt_limit,
-            drafts,
+            able.drafts,
             self.eos_ids,
             generation_config,
         )
@@ -183,7 +178,6 @@ class Engine:
                 memory_budget.num_bytes,
                 target,
                 self.drafter,
-                models[1:],
                 num_speculative_tokens,
                 STRETCH if method.any_vocabulary else 1,
             )

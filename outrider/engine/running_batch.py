@@ -60,7 +60,7 @@ class RunningBatch:
     ) -> None:
         self._target = target
         self._drafter = drafter
-        self._draft_models = models_of(drafter)
+        self._draft_models = drafter.capabilities.models
         self._choose = choose
         self._gamma = num_speculative_tokens
         self._measure = measure
@@ -229,11 +229,6 @@ class RunningBatch:
         share = 1 / len(self.rows)
         for row in self.rows:
             row.stats.spend(draft * share, target * share, total * share)
-
-
-def models_of(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
-    """The models that a drafter runs, of which it need not say anything if there are none."""
-    return tuple(getattr(drafter, "models", ()))
 
 
 def _compacted(stays: list[bool]) -> list[int]:

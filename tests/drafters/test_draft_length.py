@@ -14,7 +14,7 @@ import torch
 from tiny_models import VOCAB, ragged_prompts, tiny
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict, Verifier
+from outrider.core import Budget, Capabilities, Context, Draft, Scores, Stream, Verdict, Verifier
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.chain.draft_length import DraftLength, HeuristicLength, LengthState, Stopped
@@ -193,14 +193,27 @@ def test_a_row_that_drafted_nothing_keeps_its_length() -> None:
     assert state.length_B.tolist() == [4]
 
 
-def test_a_wrapper_tells_of_its_drafter_what_the_engine_asks() -> None:
-    inner = SimpleNamespace(drawn="iid", models=("m",), depth=7, target="t")
-    for around in (HeuristicLength(inner), Stopped(inner, Confidence())):  # type: ignore[arg-type]
-        assert (around.drawn, around.models, around.depth, around.target) == ("iid", ("m",), 7, "t")
-    bare = SimpleNamespace(drawn="iid")
-    assert HeuristicLength(bare).depth == 20  # type: ignore[arg-type]
-    assert not hasattr(Stopped(bare, Confidence()), "depth")  # type: ignore[arg-type]
-    assert not hasattr(HeuristicLength(bare), "target")  # type: ignore[arg-type]
+def test_wrappers_declare_the_capabilities_of_the_wrapped_drafter() -> None:
+    own = Capabilities(
+        models=("m",),
+        target="t",
+        depth=7,
+        max_nodes=lambda num_tokens: 33,
+        drafts_trees=True,
+        runs_trees=True,
+        full_chains=True,
+        fused_tokens=7,
+        rewindable=True,
+    )
+    inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
+    stopped = Stopped(inner, Confidence())
+    heuristic = HeuristicLength(inner)
+    assert stopped.drawn == heuristic.drawn == "iid"
+    assert stopped.capabilities == replace(own, full_chains=False, fused_tokens=0, stops_early=True)
+    assert heuristic.capabilities == replace(own, fused_tokens=0, rewindable=False)
+    bare: Any = SimpleNamespace(drawn="iid", capabilities=Capabilities())
+    assert HeuristicLength(bare).capabilities.depth == 20
+    assert Stopped(bare, Confidence()).capabilities.depth is None
 
 
 # ---------------------------------------------------------------------------------------- by name

@@ -5,7 +5,7 @@ import pytest
 from outrider.core import Context
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.sources.bandit import PRIOR, Bandit, Odds, speedup
-from outrider.drafters.sources.sources import NOBODY
+from outrider.drafters.sources.sources import NO_SOURCE
 from outrider.testing import SoftmaxDistribution
 
 COPY, MODEL = 0, 1
@@ -31,13 +31,13 @@ def test_it_asks_who_gains_most() -> None:
     (odds,) = started(bandit)
     assert bandit.pick(odds, LENGTHS) == COPY
     assert bandit.pick(odds, [0, 4]) == MODEL
-    assert bandit.pick(odds, [0, 0]) == NOBODY
+    assert bandit.pick(odds, [0, 0]) == NO_SOURCE
     for _ in range(20):
         bandit.learn(odds, [(0, 1), (3, 4)])
     assert bandit.pick(odds, LENGTHS) == MODEL
     for _ in range(20):
         bandit.learn(odds, [(0, 1), (0, 1)])
-    assert bandit.pick(odds, [0, 4]) == NOBODY
+    assert bandit.pick(odds, [0, 4]) == NO_SOURCE
 
 
 def test_what_is_not_asked_is_tried_again() -> None:

@@ -12,7 +12,18 @@ import pytest
 import torch
 from tiny_models import VOCAB, ragged_prompts, tiny
 
-from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict, Verifier
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drafter,
+    Drawn,
+    Scores,
+    Stream,
+    Verdict,
+    Verifier,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.chain.none import NoState
@@ -21,7 +32,7 @@ from outrider.drafters.lookup.suffix import SuffixDecoding
 from outrider.drafters.sources.bandit import Bandit
 from outrider.drafters.sources.hybrid import Hybrid, Order
 from outrider.drafters.sources.merge import BEST, Merged, union
-from outrider.drafters.sources.sources import NOBODY, Choice, Outcome, Source
+from outrider.drafters.sources.sources import NO_SOURCE, Choice, Outcome, Source
 from outrider.testing import (
     SoftmaxDistribution,
     ToyDrafter,
@@ -45,6 +56,10 @@ class Reading:
     @property
     def drawn(self) -> Drawn:
         return self.inner.drawn
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(rewindable=True)
 
     def start(self, context: Context) -> NoState:
         return NoState()
@@ -349,5 +364,5 @@ def test_no_answer_is_no_draft() -> None:
     assert draft.num_drafted_B.tolist() == [0, 1, 3]
     nobody = Hybrid(copies(), Order([4, 4]), 3)
     assert nobody.propose(nobody.start(context), context, budget, context.rng).num_nodes == 1
-    assert Order([4, 4]).pick(None, [3, 3]) == NOBODY
+    assert Order([4, 4]).pick(None, [3, 3]) == NO_SOURCE
     assert replace(MODEL, tokens=1).budget(Budget(3)).max_tokens == 1

@@ -10,7 +10,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.lookup.prompt_lookup import LookupText, Match, PromptLookup
+from outrider.drafters.lookup.prompt_lookup import LookupReader, Match, PromptLookup
 from outrider.testing import (
     SoftmaxDistribution,
     ToyModel,
@@ -50,7 +50,7 @@ def test_drafts_are_those_of_an_exhaustive_search(match: Match, tail: int) -> No
         shortest = random.randint(1, 3)
         longest = shortest + random.randint(0, 3)
         num_tokens = random.choice([2, 3, 40])
-        reader = LookupText(range(longest, shortest - 1, -1), match == "latest", tail)
+        reader = LookupReader(range(longest, shortest - 1, -1), match == "latest", tail)
         text: list[int] = []
         for _ in range(40 if trial % 10 else 150):
             piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 6))]
@@ -68,7 +68,7 @@ def test_tokens_taken_back_leave_no_trace(match: Match, tail: int) -> None:
     growths of the tables; drafts are those of an exhaustive search over what is left."""
     random = Random(1)
     for num_tokens in (2, 40):
-        reader = LookupText(range(3, 0, -1), match == "latest", tail)
+        reader = LookupReader(range(3, 0, -1), match == "latest", tail)
         text: list[int] = []
         for round_ in range(250):
             piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 9))]
@@ -113,7 +113,7 @@ def test_a_looked_up_token_taken_for_a_draw_would_show() -> None:
     """The mutant that ENUM must reject: the next token drawn from p where x was refused."""
 
     class KeepsTheRefused(Rejection):
-        def refuse(self, p_V, q_V, x):  # type: ignore[no-untyped-def]
+        def reject(self, p_V, q_V, x):  # type: ignore[no-untyped-def]
             return p_V, None
 
     done = enumerate_round(
@@ -164,7 +164,7 @@ def test_the_rows_own_budgets_are_kept() -> None:
 
 def test_memory_of_the_index() -> None:
     """Bytes per token where hardly an n-gram repeats, and all lengths are full."""
-    reader = LookupText(range(3, 0, -1), True, 1)
+    reader = LookupReader(range(3, 0, -1), True, 1)
     reader.extend([Random(1).randrange(50_000) for _ in range(8000)])
     assert reader.num_bytes < 100 * 8000
 

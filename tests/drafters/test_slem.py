@@ -11,7 +11,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_mod
 from outrider import Sampling
 from outrider.core import Budget, Context, Distribution, Prefix
 from outrider.core.errors import InvalidParameterError, VocabularyMismatchError
-from outrider.drafters.vocabulary.follow import LOOK_BEHIND, Row
+from outrider.drafters.vocabulary.follow import LOOK_BEHIND, DraftRow
 from outrider.drafters.vocabulary.slem import SlemDrafter
 from outrider.methods.vocabularies import VOCABULARIES
 from outrider.runtime import HFModel
@@ -34,11 +34,11 @@ def toy(seed: int, *names: str, std: float = 0.25) -> HFModel:
     return HFModel(module, words(names))
 
 
-def row_of(drafter: SlemDrafter, text: str) -> Row:
+def row_of(drafter: SlemDrafter, text: str) -> DraftRow:
     """A row whose text that is."""
     prompt = tokenizer_ids(drafter, text)
-    told = drafter.bridge.translate(prompt)
-    return Row(told, len(prompt), prompt[-LOOK_BEHIND:], len(told) - 1)
+    tokens = drafter.bridge.translate(prompt)
+    return DraftRow(tokens, len(prompt), prompt[-LOOK_BEHIND:], len(tokens) - 1)
 
 
 def tokenizer_ids(drafter: SlemDrafter, text: str) -> list[int]:
@@ -158,7 +158,7 @@ def test_the_draft_reads_the_text(target: str, draft: str, text: str) -> None:
     said = drafter.bridge.target.encode_behind("The", text)
     said = said if said is not None else drafter.bridge.target.spell(text)
     for first in range(0, len(said), 3):
-        drafter._tell(row, said[first : first + 3], [])
+        drafter._append(row, said[first : first + 3], [])
     assert row.pending == b""
     assert known.bytes_of(row.tokens).decode().lstrip(" ") == "The" + text
     assert len(row.tokens) <= 1.2 * len(known.encode("The" + text)) + 2
@@ -170,19 +170,19 @@ def test_what_was_drafted_is_kept_as_long_as_it_is_true() -> None:
     row = row_of(drafter, "The")
     before = list(row.tokens)
     odd = [draft.ids[letter.encode()] for letter in " fox"]  # no tokenizer would choose these
-    drafter._tell(row, target.encode_behind("The", " fox") or [], odd)
+    drafter._append(row, target.encode_behind("The", " fox") or [], odd)
     assert row.tokens == before + odd
     row = row_of(drafter, "The")
-    drafter._tell(row, target.encode_behind("The", " fo\n") or [], odd)
+    drafter._append(row, target.encode_behind("The", " fo\n") or [], odd)
     assert draft.bytes_of(row.tokens) == b"The fo\n"
 
 
-def test_special_tokens_are_told_by_name() -> None:
+def test_special_tokens_are_converted_by_name() -> None:
     drafter = SlemDrafter(model("byte"), model("fallback"))
     target, draft = drafter.bridge.target, drafter.bridge.draft
     row = row_of(drafter, "The")
     start, x = target.forms["<|im_start|>"], target.forms["x"]
-    drafter._tell(row, [x, start, x, target.ids[b"\xe6"], start], [])
+    drafter._append(row, [x, start, x, target.ids[b"\xe6"], start], [])
     ours = [draft.forms[form] for form in ("x", "<|im_start|>", "x", "<|im_start|>")]
     assert row.tokens[-4:] == ours
     assert row.pending == b""
@@ -205,7 +205,7 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
             for row, old in zip(state.rows, before, strict=True):
                 rolled_back += row.tokens[: len(old)] != old
                 logits_U = full_logits(drafter.model.module, row.tokens)[-1]
-                best = int(logits_U.masked_fill(drafter._silent_U, -torch.inf).argmax())
+                best = int(logits_U.masked_fill(drafter._unusable_U, -torch.inf).argmax())
                 assert not γ or row.drafted[0] == best
             scores = verification.score(cache, drawn)
             p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))

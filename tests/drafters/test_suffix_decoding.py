@@ -12,7 +12,7 @@ from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import Tree
-from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixText
+from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixReader
 from outrider.drafters.lookup.suffix_corpus import Corpus, Cursor
 from outrider.drafters.lookup.suffix_index import MAX_CHILDREN, SEPARATOR, SuffixIndex
 from outrider.testing import (
@@ -110,8 +110,8 @@ def test_a_cursor_stays_right_while_the_other_text_grows() -> None:
             assert cursor.matched <= longest_match(seen, known)
             if cursor.matched:
                 string = seen[len(seen) - cursor.matched :]
-                assert cursor.settled() == state_of(index, string)
-                assert index.count[cursor.settled()] == len(places(known, string))
+                assert cursor.state() == state_of(index, string)
+                assert index.count[cursor.state()] == len(places(known, string))
 
 
 def test_a_monotonous_text_costs_no_more_per_token() -> None:
@@ -152,7 +152,7 @@ def test_a_reader_takes_back_any_number_of_tokens() -> None:
     expand = Expand("chain", 2.0, 0.1)
     for num in (1, 20, 64, 65, 200):
         kept = [random.randrange(4) for _ in range(150)]
-        reader, anew = SuffixText(corpus, 0), SuffixText(corpus, 0)
+        reader, anew = SuffixReader(corpus, 0), SuffixReader(corpus, 0)
         reader.extend(kept + [random.randrange(4) for _ in range(num)])
         reader.continuation(expand, 8)
         reader.forget(num)
@@ -268,13 +268,13 @@ def test_offers_that_are_not_looked_at_could_not_have_won(shape: Shape) -> None:
         corpus = Corpus(120)
         for _ in range(6):
             corpus.add([random.randrange(3) for _ in range(25)])
-        reader = SuffixText(corpus, 0)
+        reader = SuffixReader(corpus, 0)
         reader.extend(text)
         index, most = reader.index, random.randint(1, 8)
         state = max(index.link[index.last], 0)
         offers = [expand(index, state, index.length[state], most)]
         for cursor in corpus.cursors([], text):
-            offers.append(expand(cursor.index, cursor.settled(), cursor.matched, most))
+            offers.append(expand(cursor.index, cursor.state(), cursor.matched, most))
         best = max(offers, key=lambda offer: offer[0])
         assert paths(reader.continuation(expand, most)) == paths(best[1])
 
@@ -366,7 +366,7 @@ def test_a_text_that_ends_alone_reaches_the_corpus_to_its_end() -> None:
     engine = engine_of(target, None, "suffix", 4)
     result = engine.generate([[1, 2, 3]], greedy(30))[0]
     (index,) = engine.drafter.corpus.indices  # type: ignore[attr-defined]
-    assert tuple(index.text) == (*result.token_ids, SEPARATOR)
+    assert tuple(index.tokens) == (*result.token_ids, SEPARATOR)
 
 
 def test_the_rows_own_budgets_are_kept() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import draw
-from outrider.drafters.tree.children import best, independent, without_replacement
+from outrider.drafters.tree.children import independent, top, without_replacement
 
 
 def distributions(B: int, n: int, V: int, seed: int, *, impossible: float = 0.0) -> Tensor:
@@ -90,8 +90,8 @@ def test_independent_draws_are_draws() -> None:
 
 def test_the_best_in_order() -> None:
     z_BnV = torch.tensor([[[0.5, -torch.inf, 2.0], [1.0, 3.0, 2.0]]])
-    token_Bnk, exists_Bnk = best(z_BnV, 4)
+    token_Bnk, exists_Bnk = top(z_BnV, 4)
     assert token_Bnk[0, 0, :2].tolist() == [2, 0]
     assert token_Bnk[0, 1, :3].tolist() == [1, 2, 0]
     assert exists_Bnk[0].tolist() == [[True, True, False, False], [True, True, True, False]]
-    assert best(z_BnV, 2)[0][0].tolist() == [[2, 0], [1, 2]]
+    assert top(z_BnV, 2)[0][0].tolist() == [[2, 0], [1, 2]]

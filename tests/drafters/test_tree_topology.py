@@ -40,13 +40,13 @@ def test_expansions_are_specinfers() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ancestors_depths_and_turns_are_the_drafts(shape: str) -> None:
+def test_ancestors_depths_and_visit_order_are_those_of_the_draft(shape: str) -> None:
     tree = SHAPES[shape]
     parents_BN = torch.tensor([tree.parents])
     draft = Draft(parents_BN, parents_BN, parents_BN >= -1, None, "chosen")
     assert draft.ancestors_BNN[0].tolist() == [list(row) for row in tree.ancestors]
     assert draft.depth_BN[0].tolist() == list(tree.depths)
-    assert draft.visit_order_BN[0].tolist() == list(tree.turns)
+    assert draft.visit_order_BN[0].tolist() == list(tree.visit_order)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -19,12 +19,14 @@ Legend: B rows, N nodes (γ + 1).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict
+from outrider.core import Budget, Capabilities, Context, Draft, Scores, Stream, Verdict
 from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
+from outrider.runtime import HFModel
 from outrider.runtime.hf.early_exit import EarlyExit, SharedCache
 
 
@@ -61,6 +63,10 @@ class EarlyExitDrafter(ModelDrafter):
     def __init__(self, target: EarlyExit, stop: Stop | None = None) -> None:
         super().__init__(target.first, target.num_tokens, stop)
         self.target = target
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(super().capabilities, target=self.target)
 
     def start(self, context: Context) -> ModelState:
         cache = self.target.cache_of(context)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Scores, Stream, Verdict
 
 
 class NoState:
@@ -27,9 +27,9 @@ class NoDraft:
 
     drawn: Drawn = "chosen"
 
-    def max_nodes(self, num_tokens: int) -> int:
-        """Most slots that a draft takes behind the text."""
-        return 1
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(drafts=False, max_nodes=lambda num_tokens: 1, rewindable=True)
 
     def start(self, context: Context) -> NoState:
         return NoState()

@@ -27,13 +27,14 @@ Legend: B rows, N nodes (γ + 1).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.core import (
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drafter,
@@ -49,19 +50,9 @@ from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.chain.draft_length import cut
 from outrider.drafters.chain.stage import StageContext, StageDistributions, StageTarget
 from outrider.drafters.chain.stop import Stop
-from outrider.drafters.vocabulary.follow import Follower
 from outrider.runtime import HFModel, KVCache
 
 INNER_TOKENS = 4
-
-
-@runtime_checkable
-class Rewindable(Protocol):
-    """A drafter's state that can forget. Any other is started anew when text is taken back."""
-
-    def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """Forgets all but the first so many tokens of each row. Called before the context changes;
-        what the context has behind them later is read anew."""
 
 
 @dataclass
@@ -129,7 +120,7 @@ class StagedDrafter:
     ) -> None:
         if inner_tokens < 1:
             raise InvalidParameterError(f"inner_tokens={inner_tokens!r}: must be 1 or more")
-        if isinstance(inner, Follower):
+        if inner.capabilities.own_vocabulary:
             raise IncompatibleError(
                 f"{type(inner).__name__} follows the text in tokens of its own and cannot take "
                 f"back what a stage drafts and the target rejects: give the stage a draft of the "
@@ -152,13 +143,10 @@ class StagedDrafter:
         self._target = StageTarget(model, num_tokens)
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The models it runs, for their clocks, their health and their limits."""
-        return (self.model, *getattr(self.inner, "models", ()))
-
-    def max_nodes(self, num_tokens: int) -> int:
-        """Rows that are done go on with the others, at most as many rounds as these draft."""
-        return 2 * num_tokens + self.inner_tokens + 2
+    def capabilities(self) -> Capabilities[HFModel]:
+        models = (self.model, *self.inner.capabilities.models)
+        stops = self.stop is not None
+        return Capabilities(models, max_nodes=self._most_slots, stops_early=stops, rewindable=True)
 
     def start(self, context: Context) -> StagedState:
         text = StageContext.of(context)
@@ -194,19 +182,25 @@ class StagedDrafter:
         state.text.join(other.text)
         state.roots = state.roots + other.roots
 
+    def _most_slots(self, num_tokens: int) -> int:
+        """Slots behind the committed text: rows that are done go on with the others, for as many
+        rounds as these need, and behind them stands the cheaper drafter's draft."""
+        return 2 * num_tokens + self.inner.capabilities.max_nodes(self.inner_tokens) + 1
+
     def _follow(self, state: StagedState, context: Context) -> None:
         """Takes back what was not accepted, and takes over what was committed."""
         text, cache = state.text, state.cache
         length_B = text.in_common_B(context, min(state.roots)).clamp(max=context.length_B - 1)
         lengths = length_B.tolist()
-        if isinstance(state.inner, Rewindable):
+        rewinds = self.inner.capabilities.rewindable
+        if rewinds:
             state.inner.rewind(length_B, lengths)
         unchanged = text.lengths == context.lengths == [n + 1 for n in lengths]
         cache.length_B = torch.minimum(text.length_B - 1, length_B)
         cache.lengths = [min(n - 1, m) for n, m in zip(text.lengths, lengths, strict=True)]
         text.follow(context)
         state.roots = text.lengths
-        if not (unchanged or isinstance(state.inner, Rewindable)):
+        if not (unchanged or rewinds):
             state.inner = self.inner.start(text)
 
     def _write(

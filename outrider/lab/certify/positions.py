@@ -53,7 +53,7 @@ def check(verifier: Verifier, drawn: Drawn, places: Places | None) -> Check:
         return Check.skipped(
             NAME, "candidates are searched: they have no distribution of their own"
         )
-    if not (hasattr(verifier, "accept") and hasattr(verifier, "refuse")):
+    if not (hasattr(verifier, "accept") and hasattr(verifier, "reject")):
         return Check.skipped(NAME, "the rule does not verify place by place; see rounds")
     rule: Any = verifier
     closed = hasattr(rule, "acceptance")
@@ -129,7 +129,7 @@ def _closed(rule: Any, places: Places) -> Tensor:
         return output_distribution(rule, places.p_KV, places.q_KV)
     p_KV, x_K1 = places.p_KV, places.x_K[:, None]
     r_K1 = rule.acceptance(p_KV, places.q_KV).gather(1, x_K1)
-    left_KV, _ = rule.refuse(p_KV, None, places.x_K)
+    left_KV, _ = rule.reject(p_KV, None, places.x_K)
     return ((1 - r_K1) * _distribution(left_KV, p_KV)).scatter_add(1, x_K1, r_K1.to(p_KV.dtype))
 
 
@@ -153,7 +153,7 @@ def _bisected(rule: Any, places: Places) -> Tensor:
     r_KS = (low_KS + high_KS) / 2
     mass_KS = torch.ones_like(r_KS) if places.chosen else q_KV
     taken_KV = torch.zeros_like(p_KV).scatter_add(1, x_KS, mass_KS * r_KS)
-    left_KV, _ = rule.refuse(p_KV, None if places.chosen else q_KV, places.x_K)
+    left_KV, _ = rule.reject(p_KV, None if places.chosen else q_KV, places.x_K)
     return taken_KV + (mass_KS * (1 - r_KS)).sum(1, keepdim=True) * _distribution(left_KV, p_KV)
 
 

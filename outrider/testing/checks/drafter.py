@@ -1,5 +1,5 @@
 """What every drafter promises: well-formed drafts within budget, drawn from the declared
-distributions.
+distributions, and no more than its capabilities declare.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), K some rows, V vocabulary.
 """
@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from outrider.core import Budget, Context, Distribution, Draft, Drafter, Drawn, Scores, row_keys
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Distribution,
+    Draft,
+    Drafter,
+    Drawn,
+    Scores,
+    row_keys,
+)
 from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
 from outrider.testing.enumerate import DistributionFactory, ScriptedContext, softmax_distribution
 
@@ -25,8 +35,8 @@ def check_drafter(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
-    """A drafter's drafts are well formed, within budget, and drawn from the distributions they
-    declare.
+    """A drafter's drafts are well formed, within budget, drawn from the distributions they
+    declare, and no larger than its capabilities say.
 
     That ``probs`` is the distribution really drawn from is tested by counting tokens against it,
     node by node and separately for each token before, over ``num_samples`` drafts of one prompt; a
@@ -61,6 +71,7 @@ def check_drafter(
         budget = Budget(num_tokens if tokens is None else max(tokens), row_tokens_B)
         draft = drafter.propose(state, context, budget, context.rng)
         check_draft(draft, context, budget, vocab_size, drafter.drawn)
+        _check_capabilities(draft, budget, drafter.capabilities)
         return draft
 
     context = start(range(B))
@@ -84,6 +95,12 @@ def check_drafter(
         drafter.commit(state, draft, verdict, _scores(draft, vocab_size))
         advance(context, draft, verdict)
         draft = propose(context, state)
+
+    if drafter.capabilities.rewindable:
+        lengths = [max(length - 2, 1) for length in context.lengths]
+        state.rewind(torch.tensor(lengths, device=device), lengths)
+        rewound = propose(context, state)
+        _same(rewound, draft, range(B), "a rewind, and reading the tokens again, changed the draft")
 
     kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
     state.keep(kept)
@@ -153,6 +170,13 @@ def check_draft(
         )
         both_BNN = draft.mask_BN[:, :, None] & draft.mask_BN[:, None]
         require(not bool((same_BNN & both_BNN).tril(-1).any()), f"{drawn} siblings are equal")
+
+
+def _check_capabilities(draft: Draft, budget: Budget, able: Capabilities[Any]) -> None:
+    """A draft is no larger than its drafter declares, and a tree only if it declares trees."""
+    N, most = draft.num_nodes, able.max_nodes(budget.max_tokens)
+    require(most >= N, f"{N} nodes, where the capabilities declare at most {most}")
+    require(draft.is_chain or able.drafts_trees, "a tree, where the capabilities declare chains")
 
 
 def _check_draws(draft: Draft) -> None:
