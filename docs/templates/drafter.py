@@ -1,4 +1,4 @@
-"""TEMPLATE for ``outrider/drafters/<name>.py``: fill in the angle brackets, delete this line.
+"""TEMPLATE for ``outrider/drafters/<kind>/<name>.py``: fill in the angle brackets, drop this line.
 
 <Name of the method>: <how it guesses, in one sentence>.
 
@@ -7,13 +7,13 @@
 
     q(x) = (number of times x occurs in the row so far) / (length of the row)
 
-The example here draws from the frequencies of the row's own tokens. It is a poor guesser, which
-does not matter: what the engine emits is the verifier's business, and stays lossless however bad
-the draft, provided that ``probs_BNV`` is the distribution the tokens were really drawn from.
+The example here draws from the frequencies of the row's own tokens. It is a poor drafter. That
+costs speed only: under a lossless rule the output has the target's distribution whatever is
+drafted, provided that ``probs_BNV`` is the distribution that the tokens were drawn from.
 
 Proposes: i.i.d. chains.
 
-Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1), K columns emitted, T context,
+Legend: B rows, N nodes (node 0 is the root), D depth (N-1), K emitted tokens, T context length,
 V vocabulary.
 """
 
@@ -39,27 +39,31 @@ from outrider.core import (
 
 @dataclass
 class UnigramState:
-    """What the drafter knows of one batch. It is passed in; the drafter holds only weights.
+    """What the drafter knows of one batch. It is an argument of every call; the drafter itself
+    holds only weights.
 
     Attributes:
-        counts_BV: occurrences of each token, prompt and output (written by ``commit``).
+        counts_BV: occurrences of each token in prompt and output (updated by ``commit``).
     """
 
     counts_BV: Tensor
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Rows leave a running batch, and those that stay may move: keep these, in this order."""
+        """Rows leave a running batch, and others may move: keeps these rows in this order."""
         kept_B = torch.tensor(rows, dtype=torch.int64, device=self.counts_BV.device)
         self.counts_BV = self.counts_BV[kept_B]  # a batch ends with no rows at all
 
 
 class Unigram:
-    """<One line.> Configuration is bound at construction: what matters first, the rest by name."""
+    """<One line.>
+
+    Configuration is bound at construction: important parameters first, the rest by keyword.
+    ``capabilities`` tells the engine what the drafter needs; a drafter that runs a model, proposes
+    trees or can be rolled back declares that there (``outrider/core/capabilities.py``).
+    """
 
     drawn: Drawn = "iid"
-    capabilities = (
-        Capabilities()
-    )  # no model, chains: the fields say what else a drafter may declare
+    capabilities: Capabilities = Capabilities()  # runs no model and proposes chains
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
@@ -67,14 +71,14 @@ class Unigram:
         self.vocab_size = vocab_size
 
     def start(self, context: Context) -> UnigramState:
-        """State for the batch. Rows are ragged: what lies beyond a row's length is arbitrary."""
+        """State for the batch. Rows are ragged: tokens beyond a row's length are arbitrary."""
         tokens_BT = context.tokens_BT
-        place_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         counts_BV = tokens_BT.new_zeros(context.num_rows, self.vocab_size, dtype=torch.float64)
-        return UnigramState(_add(counts_BV, tokens_BT, place_T < context.length_B[:, None]))
+        return UnigramState(_add(counts_BV, tokens_BT, position_T < context.length_B[:, None]))
 
     def propose(self, state: UnigramState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        """At most ``budget`` tokens per row. Mutates nothing; all randomness comes from ``rng``."""
+        """Drafts at most ``budget`` tokens per row, with ``rng`` alone. Mutates nothing."""
         D = budget.max_tokens
         q_BV = state.counts_BV / state.counts_BV.sum(-1, keepdim=True)
         u_BD = rng.uniform(Role.DRAFT, D)
@@ -87,16 +91,16 @@ class Unigram:
         return Draft.chain(tokens_BN, mask_BN, q_BV[:, None].expand(-1, D + 1, -1), "iid")
 
     def commit(self, state: UnigramState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Learns what was emitted: the accepted path and one more token. Mutates the state."""
+        """Counts what was emitted: the accepted path and one more token. Mutates the state."""
         emitted_BK = verdict.emitted(draft)
         column_K = torch.arange(emitted_BK.shape[1], device=emitted_BK.device)
         _add(state.counts_BV, emitted_BK, column_K <= verdict.num_accepted_B[:, None])
 
     def join(self, state: UnigramState, other: UnigramState) -> None:
-        """Rows enter a running batch: append theirs. Mutates the first state."""
+        """Rows enter a running batch: appends them. Mutates the first state."""
         state.counts_BV = torch.cat([state.counts_BV, other.counts_BV])
 
 
 def _add(counts_BV: Tensor, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Counts the masked tokens, in place; the others, which may be any number, count nothing."""
+    """Counts the masked tokens, in place; the others are arbitrary and are not counted."""
     return counts_BV.scatter_add_(1, tokens_BT.where(mask_BT, 0), mask_BT.to(counts_BV.dtype))

@@ -9,9 +9,8 @@ p and q, say so.> <Where this file departs from the authors' code, and why.>
     else           p <- norm(p - s min(p, q))
 
 <Why it preserves what it preserves, in a line or two. The example here, a shy rejection sampler,
-shows the argument: whatever the acceptance a(x) <= min(1, p(x)/q(x)), token x is emitted by way of
-the draft with probability q(x) a(x), so p - q a is what the rest has to supply. s = 1 is
-``Rejection``.>
+shows the argument: for any acceptance a(x) <= min(1, p(x)/q(x)), token x is emitted as an accepted
+draft with probability q(x) a(x), so a rejection has to emit from p - q a. s = 1 is ``Rejection``.>
 
 Preserves: the target's distribution, exactly. Accepts i.i.d. and chosen drafts.
 
@@ -29,18 +28,20 @@ from outrider.core import LOSSLESS, Bound, Draft, Drawn, Needs, Stream, Verdict,
 
 @dataclass(frozen=True)
 class Shy:
-    """<One line.> Configuration is bound here; nothing is passed per call but the draft and p.
+    """<One line.>
+
+    Configuration is bound at construction; a call takes only the draft, p and random numbers.
 
     Attributes:
         shyness: the s of the equations, in (0, 1].
         lossless: a claim that the kit proves. A lossy rule sets False and documents its bound.
         accepts: the kinds of draft the rule holds for. List only what you have proved: another
             kind would be *silently* wrong, and this turns it into an error.
-        needs: ``"distribution"``; ``"argmax"`` when the rule looks at p only through its argmax;
-            ``"logits"`` when it is for temperature 0 and verifies by the logits themselves.
-        traceable: whether the code looks at no number (no ``bool(tensor)``) and draws by
-            ``rng.uniform`` alone; then compiled engines compile the rule as well. Leave it out if
-            not, or if in doubt.
+        needs: ``"distribution"``; ``"argmax"`` if the rule uses p only through its argmax;
+            ``"logits"`` if it is for temperature 0 and verifies by the logits themselves.
+        traceable: whether the code reads no values on the host (no ``bool(tensor)``) and draws with
+            ``rng.uniform`` alone; compiled engines then compile the rule too. Leave it out if not,
+            or if in doubt.
         bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 
@@ -55,9 +56,9 @@ class Shy:
         if not 0 < self.shyness <= 1:
             raise ValueError(f"shyness must be in (0, 1], got {self.shyness}")
 
-    # A rule that verifies one candidate at a time needs `accept` and `reject`, and `walk` makes a
-    # verifier of it for batches, chains and trees. A rule that verifies a path as a whole (block
-    # verification, a joint threshold) leaves both out and computes the Verdict here instead.
+    # A rule that verifies one candidate at a time needs `accept` and `reject`; `walk` applies it to
+    # batches, chains and trees. A rule that verifies a path as a whole (block verification, a joint
+    # threshold) leaves both out and computes the Verdict here.
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         return walk(self, draft, p_BNV, rng)
@@ -71,13 +72,13 @@ class Shy:
         return u * q_x < self.shyness * torch.minimum(p_x, q_x)
 
     def acceptance(self, p_V: Tensor, q_V: Tensor) -> Tensor:
-        """The same as a probability, for every token at once. Optional: with it the kit, the
-        statistics and ``outrider certify`` know the emitted distribution in closed form."""
+        """The acceptance probability of every token. Optional: with it the kit, the statistics and
+        ``outrider certify`` know the emitted distribution in closed form."""
         return self.shyness * torch.where(q_V > p_V, p_V / q_V, 1.0)
 
     def reject(self, p_V: Tensor, q_V: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights of the distribution that is left (``walk`` normalises), and the next sibling's
-        q."""
+        """Weights of the distribution after a rejection (``walk`` normalises them), and the next
+        sibling's q."""
         if q_V is None:
             x_1 = x[..., None]
             return p_V.scatter(-1, x_1, (1 - self.shyness) * p_V.gather(-1, x_1)), None

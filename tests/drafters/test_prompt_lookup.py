@@ -10,6 +10,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
+from outrider.drafters.lookup.host import HostState
 from outrider.drafters.lookup.prompt_lookup import LookupReader, Match, PromptLookup
 from outrider.testing import (
     SoftmaxDistribution,
@@ -120,6 +121,17 @@ def test_a_looked_up_token_taken_for_a_draw_would_show() -> None:
         ToyModel.random(3, seed=1), PromptLookup(), KeepsTheRefused(), 2, prompt=REPETITIVE
     )
     assert done.total_variation > 1e-3
+
+
+def test_a_rewind_that_keeps_the_tokens_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant that the contract must reject: tokens taken back are read a second time."""
+
+    def wrong(self: HostState, length_B: torch.Tensor, lengths: Sequence[int]) -> None:
+        self.read = list(lengths)
+
+    monkeypatch.setattr(HostState, "rewind", wrong)
+    with pytest.raises(AssertionError, match="a rewind, and reading the tokens again"):
+        check_drafter(PromptLookup(), 4, prompts=[REPETITIVE, (0, 1, 2, 3, 0, 1, 3, 0, 1)])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral"])
