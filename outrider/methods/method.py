@@ -42,7 +42,7 @@ class Parts:
 
     @property
     def fixed_length(self) -> int:
-        """γ, if all drafts have that length but for the end of a text; 0 if lengths adapt."""
+        """γ, if all drafts have that length but for the last of an output; 0 if lengths adapt."""
         if self.draft_length.start is not None:
             return 0
         return self.num_speculative_tokens or NUM_SPECULATIVE_TOKENS
