@@ -20,7 +20,19 @@ import torch
 from torch import Tensor
 
 from outrider import Engine, Sampling, Stats
-from outrider.core import Bound, Budget, Context, Draft, Drawn, Needs, Role, Stream, Verdict, match
+from outrider.core import (
+    Bound,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Needs,
+    Role,
+    Stream,
+    Verdict,
+    match,
+)
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.none import NoDraft, NoState
 from outrider.engine.request import Request, Row
@@ -55,8 +67,7 @@ class Chance:
 class Free(NoDraft):
     """Drafts copies of the root, which takes no time."""
 
-    def max_nodes(self, num_tokens: int) -> int:
-        return num_tokens + 1
+    capabilities = Capabilities(rewindable=True)
 
     def propose(self, state: NoState, context: Context, budget: Budget, rng: Stream) -> Draft:
         tokens_BN = context.root_B[:, None].repeat(1, budget.max_tokens + 1)

@@ -1,4 +1,4 @@
-"""Options of a method: the parameters of its rule and drafter, by name, from Python or as text."""
+"""Options of a method: the parameters of its rule and drafter by name, given as values or text."""
 
 import difflib
 import inspect
@@ -15,10 +15,10 @@ class Option:
     """A parameter that users may set.
 
     Attributes:
-        name: as users write it.
-        type: ``float``, ``int``, ``bool``, ``str``, a ``Literal`` of strings, or a class that
-            reads a text by its classmethod ``parse``.
-        default: its value if not set.
+        name: the name that users write.
+        type: ``float``, ``int``, ``bool``, ``str``, a ``Literal`` of strings, or a class with a
+            classmethod ``parse`` that reads a text.
+        default: the value if it is not set.
     """
 
     name: str
@@ -27,19 +27,19 @@ class Option:
 
     @property
     def plain(self) -> object:
-        """The default as a number, a truth value or the text that says it."""
+        """The default as a number, a Boolean or a text, as JSON can hold it."""
         return str(self.default) if hasattr(self.type, "parse") else self.default
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values it may have, if they can be listed."""
+        """The possible values, if they can be listed; else empty."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     def parse(self, value: object) -> object:
-        """A value of the option's type; text is read as such a value.
+        """A value of the option's type, read from text if need be.
 
         Raises:
-            InvalidParameterError: text that is none, or a value of another type.
+            InvalidParameterError: a text that cannot be read, or a value of another type.
         """
         value = as_python(value)
         if hasattr(self.type, "parse"):
@@ -83,7 +83,7 @@ class Option:
 
 
 def options_of(function: Callable[..., object]) -> dict[str, Option]:
-    """The parameters of a class or function that have a default, by name."""
+    """The parameters with a default of a class or function, by name."""
     typed: Any = function
     hints = get_type_hints(typed.__init__ if isinstance(function, type) else typed)
     return {
@@ -96,10 +96,10 @@ def options_of(function: Callable[..., object]) -> dict[str, Option]:
 def resolve(
     owner: str, options: Mapping[str, Option], values: Mapping[str, object]
 ) -> dict[str, object]:
-    """The values by name, each of its option's type.
+    """The values by name, converted to their options' types.
 
     Raises:
-        InvalidParameterError: a name that the owner has not, or a value of the wrong type.
+        InvalidParameterError: an option that the owner does not have, or a value of the wrong type.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameterError(

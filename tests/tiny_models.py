@@ -17,7 +17,18 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider import Engine, Result, Results, Sampling
-from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Role,
+    Scores,
+    Stream,
+    Verdict,
+    draw,
+)
 from outrider.methods import METHODS, Method
 from outrider.runtime import HFModel
 from outrider.verifiers import Rejection
@@ -166,6 +177,10 @@ class UniformDrafter:
     num_tokens: int
     width: int = 1
     drawn: Drawn = "iid"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(drafts_trees=self.width > 1)
 
     def start(self, context: Context) -> NoMemory:
         return NoMemory()

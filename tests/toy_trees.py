@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Stream, Verdict, row_keys
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream, Verdict, row_keys
 from outrider.core.draw import draw
 from outrider.core.rng import Role
 from outrider.testing import ToyDrafter, ToyModel
@@ -40,6 +40,10 @@ class TreeDrafter(ToyDrafter):
         super().__init__(model, 1, drawn, confidence=confidence)
         self.parents = list(parents)
         self.cover = cover
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(drafts_trees=True)
 
     def grow(
         self, state: ToyCache, context: Context, budget: Budget, rng: Stream
@@ -114,3 +118,17 @@ def same(a: Verdict, b: Verdict, draft: Draft) -> bool:
         (a.num_accepted_B == b.num_accepted_B).all()
         and ((emitted_a_BK == emitted_b_BK) | unread_BK).all()
     )
+
+
+def expected_tokens(paths: Sequence[Sequence[int]], acceptance: Sequence[float]) -> float:
+    """F of a tree: tokens per round where the b-th child is accepted with ``acceptance[b-1]``.
+
+    Ranks that were not measured are never accepted.
+    """
+    total = 1.0
+    for path in paths:
+        product = 1.0
+        for rank in path:
+            product *= acceptance[rank] if rank < len(acceptance) else 0.0
+        total += product
+    return total

@@ -1,4 +1,4 @@
-"""TEMPLATE for ``outrider/drafters/<name>.py``: fill in the angle brackets, delete this line.
+"""TEMPLATE for ``outrider/drafters/<kind>/<name>.py``: fill in the angle brackets, drop this line.
 
 <Name of the method>: <how it drafts, in one sentence>.
 
@@ -23,7 +23,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Role, Scores, Stream, Verdict, draw
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Role,
+    Scores,
+    Stream,
+    Verdict,
+    draw,
+)
 
 
 @dataclass
@@ -44,9 +55,14 @@ class UnigramState:
 
 class Unigram:
     """<One line.> Configuration is bound at construction: important parameters first, the others
-    keyword-only."""
+    keyword-only.
+
+    ``capabilities`` tells the engine what the drafter needs. A drafter that runs a model, proposes
+    trees or can be rolled back declares that there (``outrider/core/capabilities.py``).
+    """
 
     drawn: Drawn = "iid"
+    capabilities: Capabilities = Capabilities()  # runs no model and proposes chains
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < 1:
@@ -56,9 +72,9 @@ class Unigram:
     def start(self, context: Context) -> UnigramState:
         """State for a batch. Rows are ragged: tokens beyond a row's length are arbitrary."""
         tokens_BT = context.tokens_BT
-        place_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        position_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         counts_BV = tokens_BT.new_zeros(context.num_rows, self.vocab_size, dtype=torch.float64)
-        return UnigramState(_add(counts_BV, tokens_BT, place_T < context.length_B[:, None]))
+        return UnigramState(_add(counts_BV, tokens_BT, position_T < context.length_B[:, None]))
 
     def propose(self, state: UnigramState, context: Context, budget: Budget, rng: Stream) -> Draft:
         """Drafts at most ``budget`` tokens per row. Mutates nothing; draws from ``rng`` only."""

@@ -4,6 +4,7 @@ Depends on torch only.
 """
 
 from outrider.core.bound import LOSSLESS, Bound, Divergence
+from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
@@ -26,7 +27,7 @@ from outrider.core.protocols import (
     Verifier,
     keep_accepted,
 )
-from outrider.core.race import noise, race
+from outrider.core.race import race
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
     Overlap,
@@ -58,6 +59,7 @@ __all__ = [
     "Bound",
     "Budget",
     "CanRollBack",
+    "Capabilities",
     "ClosedFormRule",
     "Context",
     "Distribution",
@@ -97,7 +99,6 @@ __all__ = [
     "draw",
     "keep_accepted",
     "match",
-    "noise",
     "output_distribution",
     "path_to",
     "race",

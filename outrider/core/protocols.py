@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from torch import Tensor
 
 from outrider.core.bound import Bound
+from outrider.core.capabilities import Capabilities
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
 from outrider.core.lengths import Lengths
@@ -138,6 +139,10 @@ class Drafter(Protocol[S]):
     @property
     def drawn(self) -> Drawn:
         """How the siblings that it proposes are obtained."""
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        """What it can do and what it needs."""
 
     def start(self, context: Context) -> S:
         """The state for a batch of rows."""

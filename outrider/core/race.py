@@ -44,13 +44,6 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     return _fastest(weights_BGW, rng, all_BG)[1]
 
 
-def noise(rng: Stream, num_tokens: int) -> Tensor:
-    """The Exp(1) noise of tokens 0 … num_tokens-1, shape (B, num_tokens)."""
-    G = -(-num_tokens // _BLOCK_SIZE)
-    block_BG = torch.arange(G, device=rng.key_B.device).expand(rng.key_B.shape[0], G)
-    return _open(rng, block_BG).flatten(1)[:, :num_tokens]
-
-
 def _fastest(weights_BGW: Tensor, rng: Stream, block_BO: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest E/p within the opened blocks, and its token."""
     W = weights_BGW.shape[2]

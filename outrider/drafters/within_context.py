@@ -1,10 +1,10 @@
-"""Any drafter over a model whose context is shorter than the target's.
+"""Wraps a drafter whose models have a shorter context than the target.
 
-The drafter sees the rows that fit into its context, as a batch of their own. A row that outgrows
-the drafter's context leaves that batch and goes on without drafts: the target's tokens do not
-depend on them.
+The drafter sees only the rows that fit into its models' context, as a batch of their own. A row
+that has filled the context leaves that batch and goes on without drafts; what the target emits does
+not depend on it.
 
-Legend: B rows of the engine's batch, R rows that are drafted for, N nodes, V vocabulary.
+Legend: B rows of the engine's batch, R rows of the drafter's batch, N nodes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core import (
     Acceptance,
     Budget,
+    Capabilities,
     Context,
     Distribution,
     Draft,
@@ -35,15 +36,14 @@ from outrider.sampling import Warp
 
 
 def within_context(drafter: Drafter[Any], target: HFModel) -> Drafter[Any]:
-    """The drafter itself, or where its models have a shorter context than the target, a drafter
-    around it that respects their context.
-
-    A drafter whose ``heeds_context`` is true respects it by itself.
+    """The drafter, wrapped if its models' context is shorter than the target's and it does not
+    handle that itself.
 
     Raises:
         IncompatibleError: a context too short for a draft of one token.
     """
-    models = _models(drafter)
+    able = drafter.capabilities
+    models: tuple[HFModel, ...] = able.models
     for model in models:
         if model.limit < 2:
             raise IncompatibleError(
@@ -51,22 +51,22 @@ def within_context(drafter: Drafter[Any], target: HFModel) -> Drafter[Any]:
                 f"behind a prompt: take another draft model, or a method without one"
             )
     limit = min((model.limit for model in models), default=target.limit)
-    sources = min((model.prompt_limit for model in models), default=target.prompt_limit)
-    has_room = limit >= target.limit and sources >= target.prompt_limit
-    if has_room or getattr(drafter, "heeds_context", False):
+    source_limit = min((model.prompt_limit for model in models), default=target.prompt_limit)
+    has_room = limit >= target.limit and source_limit >= target.prompt_limit
+    if has_room or able.handles_context_limit:
         return drafter
-    return WithinContext(drafter, limit, sources)
+    return WithinContext(drafter, limit, source_limit)
 
 
 @dataclass
 class WithinState:
-    """The drafter's own state, and the batch that it sees.
+    """The state of the wrapped drafter, and the batch that it sees.
 
     Attributes:
         context: the engine's batch.
-        rows: the rows of that batch that the drafter sees, in the drafter's order.
-        own: a batch of these rows.
-        inner: the drafter's state; None where it has no rows.
+        rows: which of the engine's rows the drafter sees, in the drafter's order.
+        own: these rows as a batch of their own.
+        inner: the drafter's state; None if it sees no rows.
         draft: the drafter's last draft.
     """
 
@@ -83,18 +83,17 @@ class WithinState:
         return self.rows == list(range(self.context.num_rows))
 
     def of(self, tensor_B: Tensor) -> Tensor:
-        """The drafter's rows of a tensor."""
+        """The drafter's rows of a tensor, (R, …)."""
         return tensor_B[torch.tensor(self.rows, dtype=torch.int64, device=tensor_B.device)]
 
     def over_all(self, number_R: Tensor) -> Tensor:
-        """Numbers of the drafter's rows, as numbers of all rows of the engine's batch; 0 for the
-        others."""
+        """Numbers of the drafter's rows as numbers of the engine's rows, (B,); 0 for the others."""
         index_R = torch.tensor(self.rows, dtype=torch.int64, device=number_R.device)
         number_B = number_R.new_zeros(self.context.num_rows)
         return number_B.index_copy(0, index_R, number_R)
 
     def follow(self) -> None:
-        """Brings the drafter's batch up to date with the engine's: tokens and distributions."""
+        """Copies what was committed, and the rows' distributions, into the drafter's batch."""
         context, own = self.context, self.own
         if self.has_all:
             own.follow(context.tokens_BT, context.sequence_lengths)
@@ -112,18 +111,18 @@ class WithinState:
             self._leave(rows)
             self.rows = list(range(len(rows)))
             return
-        now = {row: place for place, row in enumerate(rows)}
+        now = {row: index for index, row in enumerate(rows)}
         self._leave([i for i, row in enumerate(self.rows) if row in now])
         self.rows = [now[row] for row in self.rows]
 
     def leave(self, fits: Sequence[bool]) -> None:
-        """Takes the rows that no longer fit away from the drafter."""
+        """Removes the rows that do not fit any more from the drafter's batch."""
         if not all(fits):
             self._leave([i for i, fit in enumerate(fits) if fit])
             self.follow()
 
     def _leave(self, kept: Sequence[int]) -> None:
-        """Keeps these of the drafter's rows, by their numbers there."""
+        """Keeps these of the drafter's rows, as numbered there."""
         if self.inner is None:
             return
         self.inner.keep(kept)
@@ -141,38 +140,27 @@ class WithinState:
             self.inner.rollback(lengths if self.has_all else lengths.keep(self.rows))
 
 
-def unwrapped(drafter: Drafter[Any]) -> Drafter[Any]:
-    """The drafter that :func:`within_context` was given."""
-    return drafter.drafter if isinstance(drafter, WithinContext) else drafter
-
-
 class WithinContext:
-    """A drafter for the rows that its context has room for.
+    """A drafter restricted to the rows that fit into its models' context.
 
     Args:
-        drafter: the drafter.
-        limit: its longest context in tokens.
-        source_limit: its longest source in tokens, where an encoder reads one.
+        drafter: the wrapped drafter.
+        limit: longest context of its models in tokens.
+        source_limit: longest source of its models in tokens, if they are encoder-decoders.
     """
-
-    heeds_context = True
 
     def __init__(self, drafter: Drafter[Any], limit: int, source_limit: int) -> None:
         self.drafter = drafter
         self.limit = limit
         self.source_limit = source_limit
-        for name in ("depth", "target", "stop", "max_nodes"):  # what a drafter may have
-            if hasattr(drafter, name):
-                setattr(self, name, getattr(drafter, name))
 
     @property
     def drawn(self) -> Drawn:
         return self.drafter.drawn
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The models that the drafter runs."""
-        return _models(self.drafter)
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(self.drafter.capabilities, handles_context_limit=True)
 
     def start(self, context: Context) -> WithinState:
         fits = self._fits(context)
@@ -227,7 +215,7 @@ class WithinContext:
         state._distribution = None
 
     def _fits(self, context: Context) -> list[bool]:
-        """Which rows the drafter has room for, one more token included."""
+        """Which rows fit with one token more."""
         fits = [length < self.limit for length in context.lengths]
         if context.sources is None:
             return fits
@@ -235,7 +223,7 @@ class WithinContext:
         return [fit and len(source) <= self.source_limit for fit, source in sources]
 
     def _fitting(self, budget: Budget, own: Context) -> Budget:
-        """As much of a budget as the drafter has room for."""
+        """The budget, cut to what fits into the models' context."""
         most = budget.max_tokens
         if max(own.lengths) + most <= self.limit:
             return budget
@@ -245,12 +233,8 @@ class WithinContext:
         return Budget(min(most, self.limit - min(own.lengths)), tokens_R)
 
 
-def _models(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
-    return tuple(getattr(drafter, "models", ()))
-
-
 def _batch_of(context: Context, rows: Sequence[int]) -> Context:
-    """Some rows as a batch of their own."""
+    """These rows as a batch of their own."""
     index_R = torch.tensor(rows, dtype=torch.int64, device=context.device)
     sources = context.sources
     return Context(
@@ -264,17 +248,17 @@ def _batch_of(context: Context, rows: Sequence[int]) -> Context:
 
 
 def _distribution_of(context: Context, rows: Sequence[int]) -> Distribution:
-    """The distribution of some rows."""
+    """The distribution of these rows."""
     distribution = context.distribution
     if len(rows) == context.num_rows and list(rows) == sorted(rows):
         return distribution
-    assert isinstance(distribution, Warp), "rows of other distributions cannot be told apart"
+    assert isinstance(distribution, Warp), "only a Warp can be split into rows"
     return distribution.of_rows(rows)
 
 
 def _spread(draft: Draft, state: WithinState) -> Draft:
-    """A draft of some rows as a draft of all rows; the others have the root alone. Their
-    distributions are uniform, so that no rule divides by zero."""
+    """A draft of the drafter's rows as one of all rows; the others have the root alone. Their draft
+    distributions are uniform, so that no rule divides by zero there."""
     root_B1 = state.context.root_B[:, None]
     B, N = root_B1.shape[0], draft.num_nodes
     index_R = torch.tensor(state.rows, device=root_B1.device)

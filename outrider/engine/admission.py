@@ -80,9 +80,8 @@ class KVMemory:
     Args:
         max_memory: bytes.
         target: the target.
-        drafter: the drafter; its ``max_nodes(γ)``, if it has that, says how many slots behind the
-            sequence a draft of γ levels takes, in the target and in the drafter's own models.
-        models: those that the drafter runs.
+        drafter: the drafter; its ``capabilities`` name its models, and how many slots behind
+            the sequence a draft of γ levels takes in them and in the target.
         num_speculative_tokens: γ.
         stretch: how many times longer a sequence may be in the draft models' tokens.
 
@@ -96,19 +95,18 @@ class KVMemory:
         max_memory: int,
         target: HFModel,
         drafter: Drafter[Any],
-        models: Sequence[HFModel],
         num_speculative_tokens: int,
         stretch: int = 1,
     ) -> None:
         self.max_memory = max_memory
         self.reservations: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
         self.lock = RLock()
-        own = [m for m in models if not (isinstance(target, EarlyExit) and m is target.first)]
+        able = drafter.capabilities
+        own = [m for m in able.models if not (isinstance(target, EarlyExit) and m is target.first)]
         self._models = [(model, Footprint.of(model)) for model in (target, *own)]
         self._stretches = [1, *[stretch] * len(own)]
         self._limit = target.limit
-        max_nodes = getattr(drafter, "max_nodes", None)
-        self._nodes = MARGIN if max_nodes is None else max_nodes(num_speculative_tokens)
+        self._nodes = able.max_nodes(num_speculative_tokens)
 
     def extent(self, request: Request, num_emitted: int = 0) -> RowExtent:
         """The token counts of a request that has emitted so many tokens."""

@@ -9,13 +9,10 @@ from typing import Any
 from outrider.core.errors import InvalidParameterError
 from outrider.core.protocols import Drafter
 from outrider.core.values import shown
-from outrider.drafters.chain.fused_model import FusedModelDrafter
-from outrider.drafters.within_context import unwrapped
 from outrider.engine.admission import STRETCH, KVMemory
-from outrider.engine.budget import NUM_SPECULATIVE_TOKENS
-from outrider.engine.running_batch import models_of
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
+from outrider.methods.method import NUM_SPECULATIVE_TOKENS
 from outrider.runtime import HFModel, check_kinds, check_vocabularies
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.fused_verification import CompiledVerifier
@@ -66,18 +63,16 @@ def assemble(
         settings.draft_length,
     )
     drafter = settings.recipe.build(parts)
+    able = drafter.capabilities
     own_target, plan = target, target.plan
-    target = getattr(drafter, "target", target)
-    models = (target, *models_of(drafter))
+    target = able.target or target
+    models = (target, *able.models)
     for model in models:
         if model not in (draft, own_target):  # made of the target by the drafter
             model.plan = plan
     num_speculative_tokens = settings.num_speculative_tokens
     if num_speculative_tokens is None:
-        num_speculative_tokens = getattr(drafter, "depth", NUM_SPECULATIVE_TOKENS)
-    fused = unwrapped(drafter)
-    if isinstance(fused, FusedModelDrafter):
-        fused.num_fused = num_speculative_tokens
+        num_speculative_tokens = able.depth or NUM_SPECULATIVE_TOKENS
     return Assembly(
         target,
         draft,
@@ -137,7 +132,6 @@ def _memory(
         settings.memory_budget.num_bytes,
         models[0],
         drafter,
-        models[1:],
         num_speculative_tokens,
         STRETCH if method.any_vocabulary else 1,
     )

@@ -11,7 +11,6 @@ from outrider.core import Budget, to_device
 from outrider.core.errors import InvalidParameterError
 from outrider.core.values import is_whole, shown
 
-NUM_SPECULATIVE_TOKENS = 5
 MAX_SPECULATIVE_TOKENS = 64
 
 

@@ -129,7 +129,7 @@ class Engine:
             parts.target,
             method,
             settings.recipe,
-            drafts=not isinstance(parts.drafter, NoDraft),
+            drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
             obeys_config=generation_config,
             memory=parts.memory,

@@ -64,7 +64,7 @@ class RunningBatch:
     ) -> None:
         self._target = target
         self._drafter = drafter
-        self._draft_models = models_of(drafter)
+        self._draft_models = drafter.capabilities.models
         self._choose = choose
         self._gamma = num_speculative_tokens
         self._measure = measure
@@ -281,11 +281,6 @@ class RunningBatch:
         share = 1 / self.num_rows
         for row in (*self.rows, *self.newcomers):
             row.stats.spend(draft * share, target * share, total * share)
-
-
-def models_of(drafter: Drafter[Any]) -> tuple[HFModel, ...]:
-    """The models that a drafter runs; a drafter without models need not declare any."""
-    return tuple(getattr(drafter, "models", ()))
 
 
 def _compacted(stays: list[bool]) -> list[int]:

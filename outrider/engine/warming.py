@@ -1,24 +1,17 @@
 """Compilation before the first request: graphs of the models, programs of the verification rules.
 
 Nothing is compiled afterwards: requests never wait for the compiler, and whatever has no graph by
-then runs eagerly. Drafters say by ``drafts_trees`` that the target scores trees, and by
-``runs_trees`` that their own models do; those that have neither work with chains.
+then runs eagerly. The drafter's ``capabilities`` say what it needs: chains or trees of the target
+and of its own models, fused drafts, and whether programs can verify what it proposes.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
-from outrider.core import Drafter, Verifier
-from outrider.drafters.chain.fused_model import FusedModelDrafter
-from outrider.drafters.chain.none import NoDraft
-from outrider.drafters.chain.staged import StagedDrafter
-from outrider.drafters.sources.sources import MultiSourceDrafter
-from outrider.drafters.within_context import unwrapped
+from outrider.core import Verifier
 from outrider.engine.engine import Engine
-from outrider.engine.running_batch import models_of
 from outrider.runtime.executors.prepare import stages
 
 Report = Callable[[str, float | None], None]
@@ -26,9 +19,6 @@ Report = Callable[[str, float | None], None]
 
 Stage = tuple[str, Callable[[], None]]
 """The name of a graph or program, and a function that makes it if it is missing."""
-
-_NEVER_FULL = NoDraft, MultiSourceDrafter, StagedDrafter
-"""Drafters whose drafts are never full chains of γ tokens, the only ones that programs verify."""
 
 
 def warm_up(engine: Engine, report: Report | None = None) -> None:
@@ -44,7 +34,7 @@ def warm_up(engine: Engine, report: Report | None = None) -> None:
 
 
 def _seal(engine: Engine, sealed: bool) -> None:
-    for model in (engine.target, *models_of(engine.drafter)):
+    for model in (engine.target, *engine.drafter.capabilities.models):
         if model.compiled is not None:
             model.compiled.sealed = sealed
     if engine.verification is not None:
@@ -52,12 +42,9 @@ def _seal(engine: Engine, sealed: bool) -> None:
 
 
 def _passes(engine: Engine) -> Iterator[Stage]:
-    drafter = unwrapped(engine.drafter)
-    whole = isinstance(drafter, FusedModelDrafter) and drafter.stop is None
-    seen = [(engine.target, 0, getattr(drafter, "drafts_trees", False))]
-    for model in models_of(drafter):
-        drafts = engine.num_speculative_tokens if whole else 0
-        seen.append((model, drafts, getattr(drafter, "runs_trees", False)))
+    able = engine.drafter.capabilities
+    seen = [(engine.target, 0, able.drafts_trees)]
+    seen += [(model, able.fused_tokens, able.runs_trees) for model in able.models]
     for model, drafts, trees in seen:
         for what, make in stages(model, drafts, trees=trees):
             yield f"{what} of {model.name}", make
@@ -65,20 +52,12 @@ def _passes(engine: Engine) -> Iterator[Stage]:
 
 def _rules(engine: Engine) -> Iterator[Stage]:
     verification, target = engine.verification, engine.target
-    drafter = unwrapped(engine.drafter)
-    if verification is None or not _drafts_full_chains(drafter):
+    if verification is None or not engine.drafter.capabilities.full_chains:
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
     rules: list[Verifier] = [engine.recipe.greedy_verifier]
-    if drafter.drawn == "iid":
+    if engine.drafter.drawn == "iid":
         rules.append(engine.recipe.verifier)
     for rule in filter(verification.can_compile, dict.fromkeys(rules)):
         yield f"rule {type(rule).__name__}", partial(verification.warm_up, rule, logits_BNV)
-
-
-def _drafts_full_chains(drafter: Drafter[Any]) -> bool:
-    """Whether a draft may be a full chain of γ tokens, drawn or chosen."""
-    if isinstance(drafter, _NEVER_FULL) or getattr(drafter, "drafts_trees", False):
-        return False
-    return drafter.drawn in ("iid", "chosen") and getattr(drafter, "stop", None) is None

@@ -1,5 +1,4 @@
-"""The named methods. They are imported when they are first used; ``catalogue`` describes them
-without that, and so without torch."""
+"""The named methods, imported on first use. ``catalogue`` describes them without torch."""
 
 from typing import TYPE_CHECKING
 

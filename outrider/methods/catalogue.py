@@ -1,8 +1,8 @@
-"""What the methods are, without the methods: names, summaries, promises, options.
+"""A catalogue of the methods that needs no torch: names, summaries, guarantees and options.
 
-Methods are made of classes that need torch. Help, completion and ``outrider methods`` need only
-their description, which ``python -m outrider.methods.catalogue`` writes to a file; a test holds
-the file current.
+Methods refer to classes that import torch. Help, completion and ``outrider methods`` only need a
+description, which ``python -m outrider.methods.catalogue`` writes to a file. A test fails if the
+file is out of date.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Entry:
     Attributes:
         name, summary, paper, needs: those of :class:`Method`.
         lossless: whether the output follows the target distribution exactly.
-        bound: the fields of the rule's :class:`outrider.core.Bound`, with the options' defaults.
-        greedy_only: whether it is defined at temperature 0 alone.
-        options: the default of each option and the values it may have, where they can be listed.
+        bound: the fields of the rule's :class:`outrider.core.Bound` under default options.
+        greedy_only: whether it is defined only at temperature 0.
+        options: the default of each option, and its possible values if they can be listed.
     """
 
     name: str
@@ -73,8 +73,8 @@ def describe(method: Method) -> Entry:
     )
 
 
-def written(methods: Iterable[Method]) -> str:
-    """The file's content: one JSON list."""
+def as_json(methods: Iterable[Method]) -> str:
+    """The content of the catalogue file: a JSON list of entries."""
     rows = [asdict(describe(method)) for method in methods]
     return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
 
@@ -82,5 +82,5 @@ def written(methods: Iterable[Method]) -> str:
 if __name__ == "__main__":
     from outrider.methods.registry import METHODS
 
-    FILE.write_text(written(METHODS.values()), encoding="utf-8")
+    FILE.write_text(as_json(METHODS.values()), encoding="utf-8")
     sys.stdout.write(f"wrote {FILE.name}\n")

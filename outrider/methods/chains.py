@@ -1,4 +1,4 @@
-"""Methods that draft one chain with a draft model, and plain decoding."""
+"""Plain decoding, and the methods that draft a chain with a draft model."""
 
 from outrider.drafters import COUPLED, BildDrafter, ModelDrafter, NoDraft
 from outrider.drafters.chain.fused_model import FusedModelDrafter
@@ -27,7 +27,8 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 
 def _chain(parts: Parts) -> ModelDrafter:
-    return FusedModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop)
+    draft, num_tokens = parts.draft_model, parts.target.num_tokens
+    return FusedModelDrafter(draft, num_tokens, parts.stop, num_fused=parts.fixed_length)
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:
@@ -39,7 +40,7 @@ def _coupled_chain(parts: Parts) -> ModelDrafter:
 
 
 def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> ModelDrafter:
-    """In the MJSD variant the unsure token is kept and verified: the confidence stop."""
+    """The MJSD variant keeps the unsure token and verifies it, as the confidence stop does."""
     if mode == "original":
         return BildDrafter(parts.draft_model, parts.target.num_tokens, fallback)
     return ModelDrafter(parts.draft_model, parts.target.num_tokens, fallback)
@@ -67,7 +68,7 @@ CHAINS = (
     ),
     Method(
         "block",
-        "A draft model's chain, verified as a whole; no rule keeps more of it on average.",
+        "A draft model's chain, verified as a whole; no lossless rule accepts more on average.",
         "Sun et al., ICLR 2025",
         _DRAFT,
         Block,
@@ -91,7 +92,7 @@ CHAINS = (
     ),
     Method(
         "coupled",
-        "Draft and target share their noise: the text of plain with the same seed, faster.",
+        "Draft and target share their noise: the output of plain with the same seed, faster.",
         "Daliri et al., 2024",
         _DRAFT,
         Coupled,
@@ -99,7 +100,7 @@ CHAINS = (
     ),
     Method(
         "mentored",
-        "Accepts the most that a bound on the divergence per token allows.",
+        "Accepts as much as a bound on the divergence per token allows.",
         "Tran-Thien, 2023",
         _DRAFT,
         Mentored,
@@ -124,7 +125,7 @@ CHAINS = (
     ),
     Method(
         "cascade",
-        "Keeps the draft's distribution where a deferral rule trusts it, else the target's.",
+        "Samples from the draft's distribution where a deferral rule trusts it, else the target's.",
         "Narasimhan et al., ICLR 2025",
         _DRAFT,
         Cascade,
@@ -133,7 +134,7 @@ CHAINS = (
     ),
     Method(
         "relaxed",
-        "Keeps tokens among the target's best, within a distance of the best one.",
+        "Accepts tokens among the target's top k whose probability is close to the best one's.",
         "relaxed acceptance of TensorRT-LLM, 2025",
         _DRAFT,
         Relaxed,
@@ -142,7 +143,7 @@ CHAINS = (
     ),
     Method(
         "typical",
-        "Keeps tokens that are not improbable for the entropy of the target's distribution.",
+        "Accepts tokens that are probable enough, given the entropy of the target's distribution.",
         "Cai et al. (Medusa), ICML 2024",
         _DRAFT,
         Typical,
@@ -150,8 +151,8 @@ CHAINS = (
     ),
     Method(
         "bild",
-        "The draft writes while it is sure; tokens that surprise the target are rolled back; "
-        "temperature 0 only, unless mode=mjsd.",
+        "The draft decodes while it is sure; tokens that the target finds improbable are rolled "
+        "back; temperature 0 only, unless mode=mjsd.",
         "Kim et al., NeurIPS 2023",
         _DRAFT,
         Bild,

@@ -1,9 +1,8 @@
-"""Methods that draft without a model: what the text or earlier texts said, or nothing in earnest.
+"""Methods that draft without a model: copies from the prompt or earlier outputs, and instruments.
 
-A copied token has no distribution to be verified by but the point mass at itself. Rejection
-sampling then accepts it with probability p(x), and so does the shared noise of ``Coupled``, whose
-text is that of plain decoding whatever is drafted: the rule for drafts that depend on more than the
-row itself.
+The draft distribution of a copied token is the point mass at that token, so rejection sampling
+accepts it with probability p(x). ``Coupled`` accepts it equally often, and its output is that of
+plain decoding whatever is drafted: it is the rule for drafts that depend on other requests.
 """
 
 from outrider.drafters.chain.random import RandomDrafter
@@ -51,7 +50,7 @@ def _synthetic(parts: Parts, *, acceptance: float = 0.8) -> Synthetic:
 COPYING = (
     Method(
         "prompt-lookup",
-        "Copies what followed the last tokens when the text had them before.",
+        "Copies what followed an earlier occurrence of the last tokens.",
         "Saxena, 2023; Yang et al. (LLMA), 2023",
         "nothing",
         Rejection,
@@ -60,7 +59,7 @@ COPYING = (
     ),
     Method(
         "suffix",
-        "The likeliest continuation of the longest match, in this text or in earlier outputs.",
+        "Copies the most frequent continuation of the longest match, here or in earlier outputs.",
         "Oliaro et al. (SuffixDecoding), NeurIPS 2025; Hu et al. (SAM Decoding), ACL 2025",
         "nothing",
         Coupled,
@@ -69,7 +68,7 @@ COPYING = (
     ),
     Method(
         "random",
-        "Tokens from random distributions, for tests and for the cost of refusals.",
+        "Tokens from random distributions, to test and to measure the cost of rejections.",
         "an instrument",
         "nothing",
         Rejection,
@@ -78,7 +77,7 @@ COPYING = (
     ),
     Method(
         "uniform",
-        "The same from the uniform distribution.",
+        "Tokens from the uniform distribution, for the same purpose.",
         "an instrument",
         "nothing",
         Rejection,
@@ -87,7 +86,7 @@ COPYING = (
     ),
     Method(
         "synthetic",
-        "The text of an earlier run with the same seed, right with a chosen probability.",
+        "The output of an earlier run with the same seed, each token right with a set probability.",
         "an instrument",
         "nothing",
         Coupled,

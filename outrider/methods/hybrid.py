@@ -1,4 +1,4 @@
-"""Methods that draft from several sources: copies where there are any, else a model."""
+"""Methods that draft from several sources: copies where something matches, else a draft model."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -7,6 +7,7 @@ from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelDrafter
 from outrider.drafters.chain.pick import INDEPENDENT
+from outrider.drafters.lookup import prompt_lookup, suffix
 from outrider.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.drafters.lookup.suffix import SuffixDecoding
 from outrider.drafters.sources.bandit import Bandit
@@ -25,7 +26,7 @@ _NAMES = ("lookup", "suffix", "model")
 
 @dataclass(frozen=True)
 class SourceNames:
-    """Which sources, in which order."""
+    """The names of the sources, in order."""
 
     names: tuple[str, ...] = ("suffix", "model")
 
@@ -34,15 +35,15 @@ class SourceNames:
 
     @classmethod
     def parse(cls, text: str) -> "SourceNames":
-        """Some of ``lookup``, ``suffix`` and ``model``, with commas between.
+        """Reads some of ``lookup``, ``suffix`` and ``model``, separated by commas.
 
         Raises:
-            InvalidParameterError: another name, or one twice.
+            InvalidParameterError: another name, or a name twice.
         """
         names = tuple(text.split(",")) if isinstance(text, str) else ()
         if not names or not set(names) <= set(_NAMES) or len(set(names)) < len(names):
             raise InvalidParameterError(
-                f"must be some of {', '.join(_NAMES)} in an order, each once, with commas between"
+                f"must be some of {', '.join(_NAMES)}, each at most once, separated by commas"
             )
         return cls(names)
 
@@ -65,10 +66,10 @@ def _hybrid(
     discount: float = 0.9,
     learn: Learn = "request",
 ) -> Drafter[Any]:
-    """By default suffix, then model: an automaton knows every match that a lookup would, and how
-    far to trust it. A cost ratio of 0 is that of the models' numbers of parameters; the cost of
-    verifying is what a pass of the target takes longer by one more token. The suffixes' corpus of
-    earlier outputs is left out: it would make a text depend on the requests before it."""
+    """By default suffix, then model: the automaton finds every match that a lookup finds, and knows
+    how often it was right. A cost ratio of 0 stands for the ratio of the models' parameter counts;
+    the cost of verifying is the time that one more token adds to a target pass. There is no corpus
+    of earlier outputs, which would make an output depend on earlier requests."""
     for name, value in (("cost_ratio", cost_ratio), ("verify_cost", verify_cost)):
         if not 0 <= value < float("inf"):
             raise InvalidParameterError(f"{name}={value!r}: must be a finite number from 0 up")
@@ -76,31 +77,32 @@ def _hybrid(
     cost = cost_ratio or num_parameters(draft) / num_parameters(parts.target)
     picker = BEST if mode == "tree" else INDEPENDENT
     model = within_context(ModelDrafter(draft, num_tokens, parts.stop, picker=picker), parts.target)
+    lookup = PromptLookup(prompt_lookup_max, prompt_lookup_min)
     known = {
-        "lookup": Source(PromptLookup(prompt_lookup_max, prompt_lookup_min), PromptLookup.depth),
-        "suffix": Source(SuffixDecoding(min_prob=min_prob, corpus_tokens=0), SuffixDecoding.depth),
+        "lookup": Source(lookup, prompt_lookup.DEPTH),
+        "suffix": Source(SuffixDecoding(min_prob=min_prob, corpus_tokens=0), suffix.DEPTH),
         "model": Source(model, model_tokens, cost),
     }
-    asked = [known[name] for name in sources.names]
+    chosen = [known[name] for name in sources.names]
     if mode == "tree":
-        return Merged(asked)
+        return Merged(chosen)
     if mode == "order":
         least = [suffix_least if name == "suffix" else 1 for name in sources.names]
-        return Hybrid(asked, Order(least), num_tokens)
+        return Hybrid(chosen, Order(least), num_tokens)
     classify = None if learn == "request" else lambda context, row: context.distribution.greedy
-    costs = [each.cost + verify_cost for each in asked]
-    return Hybrid(asked, Bandit(costs, discount, classify), num_tokens)
+    costs = [each.cost + verify_cost for each in chosen]
+    return Hybrid(chosen, Bandit(costs, discount, classify), num_tokens)
 
 
 def num_parameters(model: HFModel) -> int:
-    """Of all its weights, tied ones once."""
+    """Number of a model's parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in model.module.parameters())
 
 
 HYBRIDS = (
     Method(
         "hybrid",
-        "Copies where the text repeats itself, a draft model elsewhere: by order, bandit or tree.",
+        "Copies where the output repeats itself, else a draft model: by order, bandit or tree.",
         "after Saxena, 2023, and Oliaro et al. (SuffixDecoding), NeurIPS 2025",
         "draft model",
         Rejection,

@@ -1,4 +1,4 @@
-"""Joint decoding: methods that search for likely texts, and do not keep the target's
+"""Joint decoding: methods that search for probable sequences. They do not preserve the target's
 distribution."""
 
 from enum import StrEnum
@@ -17,7 +17,7 @@ from outrider.verifiers.joint import Distributions
 
 
 class Early(StrEnum):
-    """``early_stopping`` of transformers, as a word."""
+    """The ``early_stopping`` parameter of transformers, by name."""
 
     FALSE = "false"
     TRUE = "true"
@@ -25,7 +25,7 @@ class Early(StrEnum):
 
     @classmethod
     def parse(cls, value: object) -> "Early":
-        """From text, or from True, False or "never", as transformers takes it."""
+        """Reads a text, or the values of transformers: True, False or "never"."""
         try:
             return cls(str(value).lower())
         except ValueError:
@@ -33,7 +33,7 @@ class Early(StrEnum):
 
     @property
     def value_there(self) -> EarlyStopping:
-        """As transformers has it."""
+        """The value in transformers."""
         return "never" if self is Early.NEVER else self is Early.TRUE
 
 
@@ -71,7 +71,7 @@ def _whole(
 
 
 def _second(target: HFModel) -> HFModel:
-    """The target in a second role, with a clock and a health check of its own."""
+    """The target in a second role, with a timer and health check of its own."""
     return target.in_role(f"search by {target.name}")
 
 
@@ -80,7 +80,7 @@ _MJSD = "Qin et al. (MJSD), 2024"
 JOINT = (
     Method(
         "mjsd",
-        "The best path of a beam search by the draft, kept while it is jointly likely.",
+        "The best path of the draft's beam search, kept as long as it is jointly probable.",
         _MJSD,
         "draft model",
         Joint,
@@ -90,7 +90,7 @@ JOINT = (
     ),
     Method(
         "mtad",
-        "All beams of such a search, of which the target keeps the longest that is likely.",
+        "All beams of the draft's search; the target keeps the longest that is jointly probable.",
         "Qin et al. (MTAD), ICLR 2025",
         "draft model",
         Mtad,
@@ -109,7 +109,7 @@ JOINT = (
     ),
     Method(
         "beam-search",
-        "The target's own beam search, the whole text at once; temperature 0 only.",
+        "The target's own beam search over the whole output; temperature 0 only.",
         "beam search, with the conventions of transformers",
         "nothing",
         Commit,

@@ -1,4 +1,4 @@
-"""What a named method is: a drafter and a verification rule, with their options."""
+"""A named method: a drafter and a verification rule, with their options."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,13 @@ from outrider.options import Option, options_of, resolve
 from outrider.runtime import HFModel
 from outrider.verifiers import Greedy
 
+NUM_SPECULATIVE_TOKENS = 5
+"""γ where neither the user nor the drafter sets it."""
+
 
 @dataclass(frozen=True)
 class Parts:
-    """What a drafter may be built from."""
+    """What a drafter is built from: the models, and the user's settings of the draft length."""
 
     target: HFModel
     draft: HFModel | None = None
@@ -34,17 +37,24 @@ class Parts:
 
     @property
     def stop(self) -> Stop | None:
-        """Where drafts stop, of drafters that do so by themselves."""
+        """The stopping rule for a drafter that applies it itself."""
         return self.draft_length.and_confidence(self.draft_confidence)
+
+    @property
+    def fixed_length(self) -> int:
+        """γ, if all drafts have that length but for the last of an output; 0 if lengths adapt."""
+        if self.draft_length.start is not None:
+            return 0
+        return self.num_speculative_tokens or NUM_SPECULATIVE_TOKENS
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method with its options settled.
+    """A method whose options have values.
 
     Attributes:
         verifier: the rule for a batch in which some row samples.
-        greedy_verifier: the rule when every row of the batch is at temperature 0.
+        greedy_verifier: the rule for a batch whose rows are all at temperature 0.
         drafter: builds the drafter.
     """
 
@@ -54,24 +64,24 @@ class Recipe:
 
     @property
     def greedy_only(self) -> bool:
-        """Whether it is defined at temperature 0 alone."""
+        """Whether it is defined only at temperature 0."""
         return self.verifier.needs != "distribution"
 
     @property
     def greedy_apart(self) -> bool:
-        """Whether greedy requests need a batch of their own, as another rule verifies them there.
+        """Whether greedy requests need batches of their own, because another rule verifies them.
 
-        Exact match with the argmax is what every other rule does with a point mass.
+        ``Greedy`` does not: every rule does the same with a point mass.
         """
         return self.greedy_verifier != self.verifier and not isinstance(
             self.greedy_verifier, Greedy
         )
 
     def build(self, parts: Parts) -> Drafter[Any]:
-        """The drafter, checked against the rules.
+        """Builds the drafter and checks that the rule can verify its drafts.
 
         Raises:
-            IncompatibleError: a rule that cannot verify it.
+            IncompatibleError: it cannot.
         """
         drafter = within_context(self.drafter(parts), parts.target)
         drafter = parts.draft_length.around(drafter)
@@ -84,13 +94,13 @@ class Method:
     """A drafter and a verification rule under a name.
 
     Attributes:
-        name: what users type.
-        summary: one line for them.
+        name: the name that users type.
+        summary: one line for users.
         paper: where it was published.
-        needs: what it needs besides a target; "draft model" if that.
+        needs: what it needs besides a target: "nothing", "draft model" or "n-gram file".
         rule: the verifier's class; its parameters are options of the method.
         drafter: builds the drafter from the parts; its keyword-only parameters are options too.
-        greedy: the rule for a batch at temperature 0, from the other one.
+        greedy: makes the rule for a batch at temperature 0 from the rule for other batches.
         stops_when_unsure: whether ``draft_confidence`` can end a draft.
         any_vocabulary: whether draft and target may have different vocabularies.
     """
@@ -117,16 +127,16 @@ class Method:
 
     @property
     def lossless(self) -> bool:
-        """Whether the text has exactly the target's distribution."""
+        """Whether the output has exactly the target's distribution."""
         return self.rule().lossless
 
     @property
     def options(self) -> dict[str, Option]:
-        """What can be set, by name."""
+        """The options by name."""
         return options_of(self.drafter) | options_of(self.rule)
 
     def recipe(self, options: Mapping[str, object] | None = None) -> Recipe:
-        """The method with these options, the others at their defaults.
+        """The method with these options and default values for the others.
 
         Raises:
             InvalidParameterError: an unknown option, or a value outside its domain.

@@ -8,7 +8,7 @@ from outrider.verifiers import Rejection
 
 
 def _ngram(parts: Parts, *, file: str = "", order: int = 0, draw: How = "sample") -> NgramDrafter:
-    """Order 0 is the file's own."""
+    """Order 0 stands for the file's own."""
     if not file:
         raise InvalidParameterError(
             "method 'ngram' drafts from a file, and option 'file' names none: build one with "
@@ -24,7 +24,7 @@ def _ngram(parts: Parts, *, file: str = "", order: int = 0, draw: How = "sample"
 NGRAMS = (
     Method(
         "ngram",
-        "Drafts from the counts of a corpus, in a file that `outrider ngram build` writes.",
+        "Drafts from an n-gram model of a corpus, a file that `outrider ngram build` writes.",
         "Leviathan et al., ICML 2023; Spector and Ré, 2023",
         "n-gram file",
         Rejection,

@@ -1,4 +1,4 @@
-"""The named methods: the one place where a command-line string meets a class."""
+"""All named methods by name; the only place where a name is mapped to classes."""
 
 import difflib
 
@@ -33,7 +33,7 @@ def find_method(name: str) -> Method:
     """The method of that name.
 
     Raises:
-        UnknownMethodError: naming a method of nearly that name, if there is one, and all others.
+        UnknownMethodError: no such method; the message suggests a similar name and lists all.
     """
     if not isinstance(name, str):
         raise UnknownMethodError(

@@ -1,4 +1,4 @@
-"""Methods whose drafts cost less than a draft model's: in stages, or by the target itself."""
+"""Staged drafting, and drafting with the target's own first layers."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,13 +19,13 @@ Inner = Literal["lookup", "ngram"]
 
 @dataclass(frozen=True)
 class ExitLayer:
-    """How many layers draft; None is half of them."""
+    """The number of layers that draft; None stands for half of them."""
 
     number: int | None = None
 
     @classmethod
     def parse(cls, value: object) -> "ExitLayer":
-        """``half`` or a whole number.
+        """Reads ``half`` or a whole number.
 
         Raises:
             InvalidParameterError: anything else.
@@ -71,7 +71,7 @@ def _early_exit(parts: Parts, *, layer: ExitLayer = HALF) -> EarlyExitDrafter:
 SELF_DRAFTS = (
     Method(
         "staged",
-        "A draft model's chain, itself drafted by lookup or from an n-gram file.",
+        "A draft model's chain, which is itself drafted by lookup or from an n-gram file.",
         "Spector and Ré, 2023",
         "draft model",
         Rejection,
@@ -79,7 +79,7 @@ SELF_DRAFTS = (
     ),
     Method(
         "early-exit",
-        "The target's first layers draft; its pass computes only the others.",
+        "The target's first layers draft; its own pass computes only the remaining layers.",
         "Elhoushi et al. (LayerSkip), ACL 2024",
         "nothing",
         Rejection,

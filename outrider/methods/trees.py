@@ -1,4 +1,4 @@
-"""Methods that draft several candidates at once with a draft model: trees and bundles of chains."""
+"""Methods that draft a tree or several chains with a draft model."""
 
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import Children, TreeDrafter
@@ -57,7 +57,7 @@ TREES = (
     ),
     Method(
         "sequoia",
-        "A tree of draws without replacement; of the sampled trees, the one that keeps most.",
+        "A tree of draws without replacement, which accepts more than one of independent draws.",
         "Chen et al. (Sequoia), 2024; Yang et al. (MCSD), 2024",
         _DRAFT,
         Distinct,
@@ -66,7 +66,7 @@ TREES = (
     ),
     Method(
         "top-k-tree",
-        "A tree of the draft's best tokens, kept while they are what the target draws.",
+        "A tree of the draft's top tokens, kept while they equal what the target draws.",
         "Miao et al. (SpecInfer), ASPLOS 2024; Cai et al. (Medusa), ICML 2024",
         _DRAFT,
         SampleMatch,
@@ -75,7 +75,7 @@ TREES = (
     ),
     Method(
         "dynamic-tree",
-        "The tree that the draft finds likeliest, another one in every round.",
+        "A tree of the draft's most probable paths, shaped anew in every round.",
         "Li et al. (EAGLE-2), EMNLP 2024",
         _DRAFT,
         SampleMatch,
@@ -84,7 +84,7 @@ TREES = (
     ),
     Method(
         "traversal",
-        "A tree verified from its leaves to its root: block verification, on trees.",
+        "A tree verified from its leaves to its root: block verification for trees.",
         "Weng et al., NeurIPS 2025",
         _DRAFT,
         Traversal,
@@ -102,7 +102,8 @@ TREES = (
     ),
     Method(
         "best-of-k",
-        "Several chains, each verified alone, the longest kept: biased, a baseline for tables.",
+        "Not for use: several chains, each verified alone, the longest kept. Biased; a baseline "
+        "for tables of results. Use spectr.",
         "the code released with Qin et al. (MJSD), 2024, under the name Spectr",
         _DRAFT,
         BestOfK,

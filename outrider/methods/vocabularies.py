@@ -1,4 +1,4 @@
-"""Methods for a draft model whose vocabulary is not the target's."""
+"""Methods for a draft model whose vocabulary differs from the target's."""
 
 from outrider.drafters.vocabulary.slem import SlemDrafter
 from outrider.drafters.vocabulary.tli import TliDrafter
@@ -20,7 +20,7 @@ _DRAFT = "draft model"
 VOCABULARIES = (
     Method(
         "tli",
-        "A draft model with another vocabulary drafts the tokens that both have.",
+        "A draft model with another vocabulary drafts the tokens that both vocabularies have.",
         _TIMOR,
         _DRAFT,
         Rejection,
@@ -29,7 +29,7 @@ VOCABULARIES = (
     ),
     Method(
         "slem",
-        "A draft model with another vocabulary drafts text, kept while it is the target's own.",
+        "A draft model with another vocabulary drafts text, kept while the target writes the same.",
         f"{_TIMOR}; assisted generation in transformers",
         _DRAFT,
         SampleMatch,

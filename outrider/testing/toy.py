@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.core import (
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drawn,
@@ -164,6 +165,10 @@ class ToyDrafter:
         self.width = width
         self.drawn: Drawn = drawn
         self.confidence = confidence
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(drafts_trees=self.width > 1)
 
     def start(self, context: Context) -> ToyCache:
         return self.model.start(context)

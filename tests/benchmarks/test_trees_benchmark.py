@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from toy_trees import expected_tokens
 
 from benchmarks.trees import NODES, Configuration, bars, configurations, k_ary, markdown, planned
-from outrider.lab.analysis.tree_plan import expected_tokens
 from outrider.methods import METHODS
 
 SHARES = [0.6, 0.1, 0.05, 0.02]

@@ -87,7 +87,7 @@ def test_importing_the_package_imports_nothing_heavy_until_a_name_is_used() -> N
 
 
 def test_the_catalogue_is_current() -> None:
-    assert catalogue.FILE.read_text(encoding="utf-8") == catalogue.written(METHODS.values()), (
+    assert catalogue.FILE.read_text(encoding="utf-8") == catalogue.as_json(METHODS.values()), (
         "the catalogue is out of date: run `python -m outrider.methods.catalogue`"
     )
 

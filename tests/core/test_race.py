@@ -1,6 +1,6 @@
 """The exponential race: its noise, its distribution, and the search that opens few blocks.
 
-Legend: B rows, V vocabulary.
+Legend: B rows, V vocabulary, G blocks of tokens.
 """
 
 import pytest
@@ -8,12 +8,20 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from outrider.core import Stream, noise, race, row_keys
+from outrider.core import Stream, race, row_keys
+from outrider.core.race import _S, _opened
 from outrider.testing import chi2_p_value
 
 
 def stream(num_rows: int, position: int = 7, seed: int = 0) -> Stream:
     return Stream(row_keys([seed] * num_rows, list(range(num_rows)), "cpu"), torch.tensor(position))
+
+
+def noise(rng: Stream, num_tokens: int) -> Tensor:
+    """The Exp(1) numbers of tokens 0 … V-1, all blocks opened, (B, V)."""
+    num_blocks = -(-num_tokens // _S)
+    block_BG = torch.arange(num_blocks).expand(rng.key_B.shape[0], num_blocks)
+    return _opened(rng, block_BG).flatten(1)[:, :num_tokens]
 
 
 def distributions(num_rows: int, num_tokens: int, scale: float, seed: int = 0) -> Tensor:

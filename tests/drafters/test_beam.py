@@ -1,4 +1,4 @@
-"""Beams: the search against one written plainly, the distribution of its samples, its cache.
+"""Beam search drafts: against a plain search, the distribution of sampled beams, and the cache.
 
 Legend: B rows, N nodes, n beams, V vocabulary.
 """
@@ -71,9 +71,9 @@ def plain_search(
     u_iR: Tensor | None = None,
     copies: int = 1,
 ) -> Iterator[list[tuple[Path, float]]]:
-    """The beams after each step, best first; every path by passes of its own.
+    """The beams after each step, best first, with a full pass for every path.
 
-    With numbers, a step keeps the best of what they draw one by one, by the inverse CDF.
+    With random numbers, a step keeps the best of the continuations that they draw, by inverse CDF.
     """
     living: list[tuple[Path, float]] = [((), 0.0)] * copies
     for i in range(num_steps):
@@ -107,7 +107,7 @@ def living_beams(step: Step, row: int) -> list[tuple[Path, float]]:
 
 
 def check_against_plain(family: str, sampling: Sampling, beams: int, lengths: list[int]) -> None:
-    """All beams of all steps, their scores, and the draft that is made of them."""
+    """Compares all beams of all steps, their scores, and the draft made of them."""
     model = tiny(family, 3, dtype=torch.float32 if family == "mixtral" else torch.float64)
     prompts, γ = ragged_prompts(lengths, seed=1), 4
     joint = sampling.greedy  # whose drafts are one token longer than the budget
@@ -138,7 +138,7 @@ def check_against_plain(family: str, sampling: Sampling, beams: int, lengths: li
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mistral"])
 def test_greedy_search_is_the_plain_search(family: str, setting: str) -> None:
-    """Rows of different lengths and budgets; sliding windows; penalties by each beam's own path."""
+    """Rows of different lengths and budgets; sliding windows; penalties on each beam's own path."""
     check_against_plain(family, SETTINGS[setting], 4, [6, 13, 1])
 
 
@@ -149,7 +149,7 @@ def test_greedy_search_is_the_plain_search_in_every_family(family: str) -> None:
 
 
 class NotReordered(BeamTree):
-    """Wrong: the paths stay where they are when beams change places, as in the authors' code."""
+    """Wrong: paths are not reordered with the beams, as in the authors' code."""
 
     def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> BeamTree:
         place_n = torch.arange(beam_Bn.shape[1]) % self.path_BnK.shape[1]
@@ -164,7 +164,7 @@ def test_beams_that_are_not_reordered_would_show(monkeypatch: pytest.MonkeyPatch
 
 
 def check_shares(drafter: BeamDrafter, rows: range) -> None:
-    """Each token's path in proportion to all that its step chose from, by passes of its own."""
+    """Each path's share of the probability that its step chose from, by full passes."""
     prompts, γ, sampling = ragged_prompts([6, 2]), 4, SETTINGS["warped"]
     context = start(prompts, sampling)
     with torch.inference_mode():
@@ -190,7 +190,7 @@ def test_shares_of_the_steps(search: Search) -> None:
 
 
 def test_shares_of_another_step_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: what is there after the step, not before it."""
+    """The mutant: shares of the beams after the step, not of those before it."""
     right = beam_module.Step
 
     def wrong(q: Tensor, z: Tensor, total_B: Tensor, tree: BeamTree, score_Bn: Tensor) -> Step:
@@ -201,7 +201,7 @@ def test_shares_of_another_step_would_show(monkeypatch: pytest.MonkeyPatch) -> N
         check_shares(BeamDrafter(tiny(dtype=torch.float64), VOCAB, 3), range(2))
 
 
-def test_logits_come_along_where_a_rule_reads_them() -> None:
+def test_logits_are_handed_over_where_a_rule_reads_them() -> None:
     """The model's own, before temperature and truncation."""
     model, prompts = tiny(dtype=torch.float64), ragged_prompts([6, 2])
     context = start(prompts, SETTINGS["warped"])
@@ -219,7 +219,8 @@ def test_logits_come_along_where_a_rule_reads_them() -> None:
 
 @pytest.mark.parametrize("search", get_args(Search))
 def test_contract(search: Search) -> None:
-    """Well formed, within budget, a row alone as in its batch, through commits, keep and join."""
+    """Well-formed drafts within budget; a row alone drafts as in a batch, also after commits, keep
+    and join."""
 
     def distribution(num_rows: int) -> Distribution:
         sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
@@ -231,7 +232,7 @@ def test_contract(search: Search) -> None:
 
 @pytest.mark.parametrize(("beams", "search"), [(1, "greedy"), (5, "greedy"), (5, "sample")])
 def test_at_temperature_zero_it_is_the_greedy_chain(beams: int, search: str) -> None:
-    """Also of a row among rows that sample."""
+    """Also for a row among rows that sample."""
     model, prompts = tiny("llama", 1), ragged_prompts([5, 9, 2])
     context = start(prompts, Sampling(temperature=0))
     drafter = BeamDrafter(model, VOCAB, beams, search)
@@ -260,7 +261,7 @@ def test_one_beam_is_the_greedy_chain_at_any_temperature() -> None:
 def exact_distribution(
     model: HFModel, prompt: list[int], beams: int, num_steps: int, sampling: Sampling
 ) -> dict[Path, float]:
-    """Distribution of the best beam: all orders of the 2B draws, added up."""
+    """The distribution of the best beam: the sum over all orders of the 2B draws."""
     states: dict[tuple[tuple[Path, float], ...], float] = {(((), 0.0),): 1.0}
     for _ in range(num_steps):
         after: dict[tuple[tuple[Path, float], ...], float] = {}
@@ -289,7 +290,7 @@ def exact_distribution(
 def test_sampled_search_is_the_plain_search_with_the_same_numbers(
     setting: str, beams: int, search: Search
 ) -> None:
-    """Draw by draw. (ENUM cannot follow it: which beams lost is not to be seen in a draft.)"""
+    """Draw by draw. (ENUM cannot follow it: a draft does not show which beams were dropped.)"""
     model, sampling = tiny("llama", 3, dtype=torch.float64), SETTINGS.get(setting, Sampling())
     prompts, γ = ragged_prompts([6, 1], seed=1), 4
     context = start(prompts, sampling)
@@ -345,7 +346,7 @@ def last_step_only(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tup
 
 
 @pytest.mark.parametrize("wrong", [first_drawn, last_step_only])
-def test_wrong_searches_are_found_by_frequency(
+def test_wrong_searches_are_rejected_by_frequency(
     wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = beam_module.sampled
@@ -361,8 +362,8 @@ def test_wrong_searches_are_found_by_frequency(
 
 @pytest.mark.parametrize("search", ["sample", "greedy"])
 def test_more_beams_than_tokens(search: str) -> None:
-    """Three tokens have 3, then 9 paths, of which a search of width 8 keeps 8, or those that top-k
-    leaves; all of them differ, and all scores are finite."""
+    """Three tokens have 3, then 9 paths. A search of width 8 keeps 8 of them, or as many as top-k
+    leaves; all differ, and all scores are finite."""
     model = toy(1, 3)
     for top_k, numbers in ((None, [3, 8, 8]), (1, [1, 1, 1]), (2, [2, 4, 8])):
         drafter = BeamDrafter(model, 3, 8, search)
@@ -380,7 +381,7 @@ def test_more_beams_than_tokens(search: str) -> None:
 @pytest.mark.parametrize("search", ["sample", "greedy"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_cache_holds_what_was_accepted(temperature: float, search: str) -> None:
-    """Whatever happened before, a fresh state drafts the same as the one that was carried along."""
+    """After any rounds the state drafts the same as a fresh one."""
     target, drafter = tiny(seed=0), BeamDrafter(tiny(seed=0), VOCAB, 4, search)
     context = start(ragged_prompts([5, 11]), Sampling(temperature=temperature))
     with torch.inference_mode():
@@ -438,8 +439,8 @@ def narrow_context(top_k: int) -> Context:
     return start([[0, 1], [2]], Sampling(top_k=top_k), 3)
 
 
-def test_a_narrow_search_is_said_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tokens left by top-k for three beams. After that, nobody looks any more."""
+def test_a_narrow_search_warns_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Top-k leaves two tokens for three beams. After the warning nothing is read any more."""
     drafter, context = BeamDrafter(toy(1, 3), 3, 3), narrow_context(2)
     looks: list[Tensor] = []
     look = Tensor.__int__
@@ -464,8 +465,8 @@ def test_a_narrow_search_is_said_once_in_the_next_round(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("top_k", "temperature", "beams"), [(0, 1.0, 3), (2, 1.0, 2), (0, 0.0, 3)])
-def test_a_search_as_wide_as_asked_says_nothing(top_k: int, temperature: float, beams: int) -> None:
-    """Nor does one at temperature 0, which has one beam by design."""
+def test_a_search_of_full_width_does_not_warn(top_k: int, temperature: float, beams: int) -> None:
+    """Nor does a search at temperature 0, which has one beam by design."""
     sampling = Sampling(temperature=temperature, top_k=top_k)
     drafter, context = BeamDrafter(toy(1, 3), 3, beams), start([[0, 1], [2]], sampling, 3)
     with torch.inference_mode(), warnings.catch_warnings():
@@ -485,7 +486,7 @@ def test_a_bad_search_is_named() -> None:
         BeamDrafter(tiny(), VOCAB, 2, "best")  # type: ignore[arg-type]
 
 
-def test_rules_for_draws_refuse_it() -> None:
+def test_rules_for_draws_do_not_accept_it() -> None:
     drafter = BeamDrafter(tiny(), VOCAB, 2)
     for rule in (Rejection(), Block()):
         with pytest.raises(IncompatibleError, match="cannot verify 'searched'"):

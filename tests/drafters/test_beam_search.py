@@ -56,7 +56,7 @@ def check(
     early_stopping: EarlyStopping,
     eos_ids: list[int],
 ) -> list[Hypothesis]:
-    """All of the B hypotheses, and their scores up to float32's rounding."""
+    """Compares all B hypotheses, and their scores up to float32 rounding."""
     arguments = (num_beams, num_tokens, length_penalty, early_stopping, eos_ids, num_beams)
     mine = beam_search(model, prompt, *arguments)
     theirs = by_transformers(model.module, prompt, *arguments)
@@ -66,7 +66,7 @@ def check(
 
 
 def frequent(model: HFModel, prompt: list[int], num: int) -> list[int]:
-    """Tokens that the beams are fond of, so that they end texts early, as ends of sequence."""
+    """Tokens that are frequent among the beams; as end-of-sequence tokens they end many early."""
     found = beam_search(model, prompt, 6, 12, num_return_sequences=6)
     tokens = [token for hypothesis in found for token in hypothesis.token_ids[1:]]
     return sorted(set(tokens), key=lambda token: (-tokens.count(token), token))[:num]
@@ -85,7 +85,7 @@ def test_without_an_end(family: str) -> None:
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, -0.8, 2.5])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_with_ends(family: str, length_penalty: float, early_stopping: EarlyStopping) -> None:
-    """One and two end-of-sequence tokens, several prompts; texts end early in most of them."""
+    """One and two end-of-sequence tokens, several prompts; most outputs end early."""
     model, lengths = tiny(family, 5, dtype=torch.float64, std=0.15), set()
     for seed in range(3):
         (prompt,) = ragged_prompts([5], seed=seed)
@@ -98,7 +98,7 @@ def test_with_ends(family: str, length_penalty: float, early_stopping: EarlyStop
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_bias_and_penalties_apply_to_log_probabilities(family: str) -> None:
-    """As transformers applies them, not renormalised; each beam by its own path."""
+    """As in transformers, without renormalising; each beam by its own path."""
     model, ids = tiny(family, 5, dtype=torch.float64, std=0.15), ragged_prompts([5, 9])
     for prompt in ids:
         bias, penalty = {prompt[0]: 1.5, 3: -0.5, 7: 2.0}, 1.3
@@ -139,7 +139,7 @@ def test_many_random_models(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma3"])
-def test_a_tree_that_is_packed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_the_tree_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed at almost every step, and as rarely as by default; sliding windows of 8 tokens."""
     packed = 0
     pack = KVCache.pack
@@ -161,16 +161,16 @@ def test_a_tree_that_is_packed(family: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert packed > 8
 
 
-def test_a_tree_packed_wrong_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: the numbers are packed, the slots are not."""
+def test_a_wrongly_packed_tree_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: node numbers are packed, cache slots are not."""
     monkeypatch.setattr(KVCache, "pack", lambda self, nodes_BD, first=0: None)
     (prompt,) = ragged_prompts([9])
     with pytest.raises(AssertionError):
         check(tiny("llama", 5, std=0.15), prompt, 5, 60, 1.0, False, [])
 
 
-def test_a_beam_in_a_siblings_place_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: paths are not re-ordered with the beams."""
+def test_paths_that_are_not_reordered_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: paths are not reordered with the beams."""
 
     def grown(self: BeamTree, beam_Bn: Tensor, token_Bn: Tensor) -> BeamTree:
         width = max(self.path_BnK.shape[1], 1)
@@ -184,8 +184,8 @@ def test_a_beam_in_a_siblings_place_would_show(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_fewer_slots_than_caches_of_their_own() -> None:
-    """100 prompt tokens, 8 beams, 20 new tokens: one prompt, not eight, and no more than all the
-    nodes that ever were."""
+    """100 prompt tokens, 8 beams, 20 new tokens: the cache holds one prompt, not eight, and at most
+    all nodes of the search."""
     model = tiny("llama", 5)
     (prompt,) = ragged_prompts([100])
     caches: list[KVCache] = []

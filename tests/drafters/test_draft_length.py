@@ -1,5 +1,4 @@
-"""Draft lengths: every policy leaves the text's distribution alone, and stops or grows where it
-says.
+"""Draft lengths: every policy preserves the target's distribution, and stops or grows as specified.
 
 Legend: B rows, N nodes.
 """
@@ -14,7 +13,7 @@ import torch
 from tiny_models import VOCAB, ragged_prompts, tiny
 
 from outrider import Sampling
-from outrider.core import Budget, Context, Draft, Scores, Stream, Verdict, Verifier
+from outrider.core import Budget, Capabilities, Context, Draft, Scores, Stream, Verdict, Verifier
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.chain.draft_length import DraftLength, HeuristicLength, LengthState, Stopped
@@ -36,7 +35,7 @@ STOPS = [Confidence(0.3), Survival(0.7), Both(Confidence(0.2), Survival(0.6))]
 
 @functools.cache
 def acceptance_length(rule: Verifier, width: int) -> float:
-    """Of whole drafts: a chain of two tokens, or a tree of two and one below."""
+    """For drafts that are not cut: a chain of two tokens, or a tree of two with one below."""
     return enumerate_round(TARGET, ToyDrafter(DRAFT, width), rule, width + 1).acceptance_length
 
 
@@ -53,7 +52,7 @@ def acceptance_length(rule: Verifier, width: int) -> float:
 def test_a_round_that_stops_has_exactly_the_targets_distribution(
     stop: Stop, rule: Verifier, width: int
 ) -> None:
-    """ENUM. Some drafts are cut, and not all."""
+    """ENUM. Some drafts are cut, others are not."""
     done = enumerate_round(TARGET, Stopped(ToyDrafter(DRAFT, width), stop), rule, width + 1)
     assert done.total_variation < 1e-12
     assert done.acceptance_length < acceptance_length(rule, width) - 1e-3
@@ -61,7 +60,7 @@ def test_a_round_that_stops_has_exactly_the_targets_distribution(
 
 
 class Dropping(Stopped):
-    """The mistake: the token that stops the draft is taken out of it."""
+    """Wrong: the token that stops the draft is removed from it."""
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -73,7 +72,7 @@ class Dropping(Stopped):
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_dropping_the_token_that_stops_would_show(stop: Stop) -> None:
+def test_dropping_the_stopping_token_would_show(stop: Stop) -> None:
     """MUT."""
     done = enumerate_round(TARGET, Dropping(ToyDrafter(DRAFT), stop), Rejection(), 2)
     assert done.total_variation > 1e-3
@@ -88,8 +87,8 @@ def test_a_cut_draft_keeps_the_contract(stop: Stop) -> None:
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_cutting_is_what_stopping_by_itself_does(stop: Stop) -> None:
-    """Parity of ``Stopped`` and the stop inside ``ModelDrafter``, and both where they should."""
+def test_cutting_equals_stopping_inside_the_drafter(stop: Stop) -> None:
+    """``Stopped`` and the stop inside ``ModelDrafter`` agree, and stop at the expected token."""
     model, B = tiny("llama", 1), 48
     distribution = Warp([Sampling(temperature=0.6)] * B, VOCAB)
     context = Context.start(ragged_prompts([4] * B), distribution, [0] * B, range(B))
@@ -108,7 +107,7 @@ def test_cutting_is_what_stopping_by_itself_does(stop: Stop) -> None:
         assert n == next((i + 1 for i, on in enumerate(goes) if not on), cut.num_nodes - 1)
 
 
-def test_survival_is_one_less_the_product() -> None:
+def test_survival_is_the_product() -> None:
     q = torch.tensor([0.9, 0.9, 0.9, 0.9])
     assert Survival(0.3).goes_on(q, q.cumprod(0)).tolist() == [True, True, True, False]
     assert bool(Survival(1.0).goes_on(q, torch.zeros(4)).all())
@@ -123,7 +122,7 @@ def test_survival_is_one_less_the_product() -> None:
 def test_a_round_of_any_length_has_exactly_the_targets_distribution(
     start: int, rule: Verifier
 ) -> None:
-    """ENUM, at every length that a row may have come to; longer ones end at the budget."""
+    """ENUM at every length that a row may have reached; longer ones end at the budget."""
     done = enumerate_round(TARGET, HeuristicLength(ToyDrafter(DRAFT), start), rule, 2)
     plain = enumerate_round(TARGET, ToyDrafter(DRAFT), rule, min(start, 2), length=3)
     assert done.total_variation < 1e-12
@@ -131,14 +130,14 @@ def test_a_round_of_any_length_has_exactly_the_targets_distribution(
 
 
 def test_many_rounds_of_changing_length_have_the_targets_distribution() -> None:
-    """CHI2: the lengths of later rounds hang on what earlier ones accepted. A correct drafter
+    """CHI2: lengths of later rounds depend on what earlier ones accepted. A correct drafter
     fails with probability 1e-4 (seed fixed)."""
     drafter = HeuristicLength(ToyDrafter(DRAFT), 1)
     assert chi2(TARGET, drafter, Rejection(), 2, length=3, num_rows=200_000) > 1e-4
 
 
 def run(drafter: HeuristicLength, state: LengthState, context: Context, accepted: list[int]) -> Any:
-    """One round that accepts that many tokens of each row, at most what it drafted."""
+    """One round that accepts these numbers of tokens per row, or all drafted ones if fewer."""
     draft = drafter.propose(state, context, Budget(8), context.rng)
     drafted = draft.num_drafted_B.tolist()
     count_B = torch.minimum(draft.num_drafted_B, torch.tensor(accepted))
@@ -150,8 +149,8 @@ def run(drafter: HeuristicLength, state: LengthState, context: Context, accepted
 
 
 def test_lengths_follow_their_rows() -> None:
-    """+2 where all was accepted, else -1, at least 1, at most the budget; rows keep theirs when
-    others leave and join."""
+    """+2 if all was accepted, else -1, between 1 and the budget; rows keep their lengths as others
+    leave and join."""
 
     def started(B: int) -> tuple[Context, LengthState]:
         context = Context.start([[0, 1]] * B, SoftmaxDistribution(), [0] * B, range(B))
@@ -172,7 +171,7 @@ def test_lengths_follow_their_rows() -> None:
     assert run(drafter, state, context, [0, 0, 0]) == [4, 5, 5]
 
 
-def test_a_proposal_that_is_not_committed_changes_no_length() -> None:
+def test_an_uncommitted_proposal_changes_no_length() -> None:
     drafter = HeuristicLength(ToyDrafter(DRAFT), 4)
     context = Context.start([[0, 1]], SoftmaxDistribution(), [0], [0])
     state = drafter.start(context)
@@ -193,14 +192,27 @@ def test_a_row_that_drafted_nothing_keeps_its_length() -> None:
     assert state.next_B.tolist() == [4]
 
 
-def test_a_wrapper_tells_of_its_drafter_what_the_engine_asks() -> None:
-    inner = SimpleNamespace(drawn="iid", models=("m",), depth=7, target="t")
-    for around in (HeuristicLength(inner), Stopped(inner, Confidence())):  # type: ignore[arg-type]
-        assert (around.drawn, around.models, around.depth, around.target) == ("iid", ("m",), 7, "t")
-    bare = SimpleNamespace(drawn="iid")
-    assert HeuristicLength(bare).depth == 20  # type: ignore[arg-type]
-    assert not hasattr(Stopped(bare, Confidence()), "depth")  # type: ignore[arg-type]
-    assert not hasattr(HeuristicLength(bare), "target")  # type: ignore[arg-type]
+def test_wrappers_declare_the_capabilities_of_the_wrapped_drafter() -> None:
+    own = Capabilities(
+        models=("m",),
+        target="t",
+        depth=7,
+        max_nodes=lambda num_tokens: 33,
+        drafts_trees=True,
+        runs_trees=True,
+        full_chains=True,
+        fused_tokens=7,
+        rewindable=True,
+    )
+    inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
+    stopped = Stopped(inner, Confidence())
+    heuristic = HeuristicLength(inner)
+    assert stopped.drawn == heuristic.drawn == "iid"
+    assert stopped.capabilities == replace(own, full_chains=False, fused_tokens=0, stops_early=True)
+    assert heuristic.capabilities == replace(own, fused_tokens=0, rewindable=False)
+    bare: Any = SimpleNamespace(drawn="iid", capabilities=Capabilities())
+    assert HeuristicLength(bare).capabilities.depth == 20
+    assert Stopped(bare, Confidence()).capabilities.depth is None
 
 
 # ---------------------------------------------------------------------------------------- by name
@@ -228,12 +240,12 @@ def test_bad_names_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("drawn", ["chosen", "searched"])
-def test_what_is_not_drawn_cannot_be_cut(drawn: Any) -> None:
+def test_drafts_that_are_not_drawn_cannot_be_cut(drawn: Any) -> None:
     with pytest.raises(IncompatibleError, match="no probabilities to stop by"):
         Stopped(ToyDrafter(DRAFT, 1, drawn), Confidence())
 
 
-def test_a_policy_wraps_what_does_not_follow_it_by_itself() -> None:
+def test_a_policy_wraps_drafters_that_do_not_stop_by_themselves() -> None:
     toy, model = ToyDrafter(DRAFT), ModelDrafter(tiny(), VOCAB, Survival())
     assert DraftLength().around(toy) is toy
     assert isinstance(DraftLength(Survival()).around(toy), Stopped)

@@ -1,4 +1,4 @@
-"""A draft made by one graph is the draft made step by step, in the same texts."""
+"""A fused draft equals the draft made step by step, and outputs are the same."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
 
 
 class Counted(CompiledExecutor):
-    """Counts the drafts that go through a graph."""
+    """Counts the fused drafts."""
 
     calls = 0
 
@@ -43,7 +43,7 @@ def drafting() -> tuple[HFModel, Counted]:
     ids=["greedy", "sampled", "tempered"],
 )
 @pytest.mark.parametrize("batch", [1, 3])
-def test_writes_the_texts_of_the_steps(sampling: Sampling, batch: int) -> None:
+def test_outputs_equal_those_of_step_by_step_drafts(sampling: Sampling, batch: int) -> None:
     """Alone, and in ragged batches whose rows leave."""
     prompts = ragged_prompts([9, 3, 14])
     steps = engine_of(tiny(), tiny(seed=1), max_batch_size=batch)
@@ -81,7 +81,7 @@ def test_goes_step_by_step_at_other_lengths_than_the_graphs() -> None:
 
 
 def test_distributions_are_those_that_the_tokens_were_drawn_from() -> None:
-    """Handed over as they were, with a place for the last token, which has no children."""
+    """And the last token, which has no children, has a row of its own."""
     draft, _ = drafting()
     engine = engine_of(tiny(), draft)
     seen = []
@@ -110,7 +110,7 @@ def test_distributions_are_those_that_the_tokens_were_drawn_from() -> None:
 def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
     sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row that kept its whole draft lacks two tokens, its neighbour one."""
+    """A row whose whole draft was accepted lacks two tokens in the cache, the other row one."""
     mixed = []
     whole = FusedModelDrafter._fused
 
@@ -134,7 +134,7 @@ def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
     assert sum(mixed) > 1
 
 
-def test_a_row_too_short_to_be_fed_again_goes_step_by_step() -> None:
+def test_a_row_too_short_to_be_fed_again_drafts_step_by_step() -> None:
     draft, graph = drafting()
     engine = engine_of(tiny(), draft, max_batch_size=2)
     prompts = [[3], [5, 6, 7, 8]]
@@ -143,8 +143,8 @@ def test_a_row_too_short_to_be_fed_again_goes_step_by_step() -> None:
     assert graph.calls > 0
 
 
-def test_rows_with_little_room_left_do_not_keep_the_others_from_it() -> None:
-    """Their nodes beyond it are masked."""
+def test_rows_with_little_room_left_do_not_prevent_fused_drafts() -> None:
+    """Their nodes beyond the room are masked."""
     samplings = [greedy(6), greedy(24)]
     prompts = ragged_prompts([9, 4])
     draft, graph = drafting()

@@ -1,4 +1,4 @@
-"""Hybrid drafts: each round has the target's distribution whatever was chosen, and models keep up.
+"""Hybrid drafts: every round has the target's distribution, and models follow other sources.
 
 Legend: B rows, N nodes, D drafted tokens.
 """
@@ -12,7 +12,18 @@ import pytest
 import torch
 from tiny_models import VOCAB, ragged_prompts, tiny
 
-from outrider.core import Budget, Context, Draft, Drafter, Drawn, Scores, Stream, Verdict, Verifier
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drafter,
+    Drawn,
+    Scores,
+    Stream,
+    Verdict,
+    Verifier,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
 from outrider.drafters.chain.none import NoState
@@ -21,7 +32,7 @@ from outrider.drafters.lookup.suffix import SuffixDecoding
 from outrider.drafters.sources.bandit import Bandit
 from outrider.drafters.sources.hybrid import Hybrid, Order
 from outrider.drafters.sources.merge import BEST, Merged, union
-from outrider.drafters.sources.sources import NOBODY, Choice, Outcome, Source
+from outrider.drafters.sources.sources import NO_SOURCE, Choice, Outcome, Source
 from outrider.testing import (
     SoftmaxDistribution,
     ToyDrafter,
@@ -37,7 +48,7 @@ COPIES, NEW = (0, 1, 2, 0, 1), (0, 1)  # the first repeats itself, the second do
 
 
 class Reading:
-    """A toy drafter that reads the context anew in every round, as a source has to."""
+    """A toy drafter that reads the whole context in every round, as a source must."""
 
     def __init__(self, inner: ToyDrafter) -> None:
         self.inner = inner
@@ -45,6 +56,10 @@ class Reading:
     @property
     def drawn(self) -> Drawn:
         return self.inner.drawn
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(rewindable=True)
 
     def start(self, context: Context) -> NoState:
         return NoState()
@@ -92,14 +107,14 @@ MODEL = Source(toy(), 2, 0.2)
 def test_a_round_has_exactly_the_targets_distribution(
     choice: Choice, rule: Verifier, prompt: tuple[int, ...]
 ) -> None:
-    """ENUM, copied and drawn rounds."""
+    """ENUM, with copied and drawn rounds."""
     done = enumerate_round(TARGET, hybrid(choice, MODEL), rule, 2, prompt=prompt)
     assert done.total_variation < 1e-12
     assert done.acceptance_length > 1.01
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Block()])
-def test_copies_alone_have_it_too(rule: Verifier) -> None:
+def test_a_round_of_copies_has_exactly_the_targets_distribution(rule: Verifier) -> None:
     """ENUM: chosen drafts, without distributions."""
     assert hybrid(Order([1, 1])).drawn == "chosen"
     done = enumerate_round(TARGET, hybrid(Order([1, 1])), rule, 3, prompt=COPIES)
@@ -108,8 +123,10 @@ def test_copies_alone_have_it_too(rule: Verifier) -> None:
 
 
 @pytest.mark.parametrize(("rule", "prompt"), [(Rejection(), COPIES), (SampleMatch(), NEW)])
-def test_merged_trees_have_it_too(rule: Verifier, prompt: tuple[int, ...]) -> None:
-    """ENUM. A tree keeps at least what each of its parts keeps."""
+def test_a_round_of_merged_trees_has_the_targets_distribution(
+    rule: Verifier, prompt: tuple[int, ...]
+) -> None:
+    """ENUM. A merged tree accepts at least as much as each of its parts."""
     best = Source(toy("chosen"), 2)
     drafter = Merged([*copies(), best])
     done = enumerate_round(TARGET, drafter, rule, 2, prompt=prompt)
@@ -123,12 +140,12 @@ def test_merged_trees_have_it_too(rule: Verifier, prompt: tuple[int, ...]) -> No
 
 @dataclass(frozen=True)
 class Peeked(Source):
-    """The mistake: a drawn draft is looked at before a source is chosen."""
+    """Wrong: a drawn draft is read before a source is picked."""
 
     free: bool = True  # type: ignore[assignment]
 
 
-def test_a_choice_that_heeds_drawn_tokens_would_show() -> None:
+def test_a_choice_that_depends_on_drawn_tokens_would_show() -> None:
     """MUT: a draft that stops at an unsure token is taken only if it is long."""
     unsure, other = toy(confidence=0.3), Source(toy("chosen"), 2, 0.2)
     for kind, biased in ((Source, False), (Peeked, True)):
@@ -138,15 +155,14 @@ def test_a_choice_that_heeds_drawn_tokens_would_show() -> None:
 
 
 class Unmarked(Hybrid):
-    """The mistake: copied tokens beside drawn ones are handed over with the model's
-    distributions."""
+    """Wrong: copied tokens beside drawn ones keep the model's distributions."""
 
     def _distributions(self, tokens_BN: Any, taken: Any) -> Any:
         q_BNV = super()._distributions(tokens_BN, taken)
         return (q_BNV + 0.5).softmax(-1)
 
 
-def test_copies_with_distributions_that_are_not_theirs_would_show() -> None:
+def test_copies_with_the_models_distributions_would_show() -> None:
     """MUT."""
     drafter = Unmarked([*copies(), MODEL], Order([1, 1, 1]), 3)
     done = enumerate_round(TARGET, drafter, Rejection(), 2, prompt=COPIES, length=3)
@@ -154,7 +170,7 @@ def test_copies_with_distributions_that_are_not_theirs_would_show() -> None:
 
 
 class Turns:
-    """Rows take turns, so that a batch holds every mixture."""
+    """Rows pick sources in turn, so that a batch holds every mixture."""
 
     def start(self, context: Context) -> list[Any]:
         return [itertools.count(row) for row in range(context.num_rows)]
@@ -174,7 +190,7 @@ def test_mixed_batches_over_many_rounds_have_the_targets_distribution() -> None:
 
 
 def test_rounds_chosen_by_what_was_accepted_have_the_targets_distribution() -> None:
-    """CHI2: the bandit's choice hangs on the rounds before. A correct drafter fails with
+    """CHI2: the bandit's choice depends on earlier rounds. A correct drafter fails with
     probability 1e-4 (seed fixed)."""
     sources = [Source(toy("chosen", ToyModel.random(3, seed=5)), 2), MODEL]
     drafter = Hybrid(sources, Bandit([0.1, 0.2], 0.5), 3)
@@ -196,13 +212,13 @@ TOY5 = ToyModel.random(5, seed=3)
     ],
     ids=["order", "bandit", "dear copies", "tree"],
 )
-def test_the_contract_holds(drafter: Drafter[Any]) -> None:
+def test_contract(drafter: Drafter[Any]) -> None:
     """False alarms: see ``check_drafter``, below 1e-6."""
     check_drafter(drafter, 5)
 
 
 @pytest.mark.parametrize("make", ["order", "tree"])
-def test_the_contract_holds_with_a_model(make: str) -> None:
+def test_contract_with_a_model(make: str) -> None:
     model, prompts = tiny("llama", 1), ragged_prompts([6, 2, 4])
     prompts = [[*prompt, *prompt[:4]] for prompt in prompts]  # something to copy
     if make == "tree":
@@ -216,7 +232,7 @@ def test_the_contract_holds_with_a_model(make: str) -> None:
 
 
 class Script:
-    """Picks the model in all rows when asked to, else as rows take turns."""
+    """Picks the model in all rows when told to, else a source per row in turn."""
 
     def __init__(self) -> None:
         self.probe = False
@@ -232,9 +248,9 @@ class Script:
         pass
 
 
-def test_a_model_keeps_up_with_what_others_drafted() -> None:
-    """In every round the model's draft is the one it makes from scratch, although its own tokens
-    were taken in some rows and rounds only, and partly; proposals without commit change nothing."""
+def test_a_model_follows_the_tokens_of_other_sources() -> None:
+    """In every round the model's draft equals one made from scratch, although its own tokens were
+    accepted in some rows and rounds only; proposals without a commit change nothing."""
     model, choice, generator = tiny("llama", 1, dtype=torch.float64), Script(), torch.Generator()
     source = Source(ModelDrafter(model, VOCAB), 4, 0.2)
     drafter = hybrid(choice, source, vocab=VOCAB)
@@ -285,7 +301,7 @@ def paths(draft: Draft, row: int) -> list[tuple[int, ...]]:
     return [p for p, there in zip(found, draft.mask_BN[row].tolist(), strict=True) if there]
 
 
-def test_a_tree_has_every_path_once() -> None:
+def test_a_merged_tree_has_every_path_once() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         lists = [
@@ -333,14 +349,14 @@ def test_bad_sources() -> None:
 
 
 def test_a_source_that_cannot_forget_is_refused() -> None:
-    """A toy's state follows verdicts, not the text."""
+    """A toy's state follows verdicts, not the context."""
     drafter = Hybrid([Source(ToyDrafter(DRAFT), 2, 0.2)], Order([1]), 3)
     with pytest.raises(IncompatibleError, match="needs a method rollback"):
         drafter.start(Context.start([[0]], SoftmaxDistribution(), [0], [0]))
 
 
-def test_no_answer_is_no_draft() -> None:
-    """And rows end where their own budgets do."""
+def test_rows_without_a_match_have_no_draft() -> None:
+    """And rows end at their own budgets."""
     context = Context.start([NEW, COPIES, COPIES], SoftmaxDistribution(), [0] * 3, range(3))
     drafter = hybrid(Order([1, 1]))
     budget = Budget(3, torch.tensor([3, 1, 3]))
@@ -348,5 +364,5 @@ def test_no_answer_is_no_draft() -> None:
     assert draft.num_drafted_B.tolist() == [0, 1, 3]
     nobody = Hybrid(copies(), Order([4, 4]), 3)
     assert nobody.propose(nobody.start(context), context, budget, context.rng).num_nodes == 1
-    assert Order([4, 4]).pick(None, [3, 3]) == NOBODY
+    assert Order([4, 4]).pick(None, [3, 3]) == NO_SOURCE
     assert replace(MODEL, tokens=1).budget(Budget(3)).max_tokens == 1

@@ -1,4 +1,4 @@
-"""The method ``hybrid``: its modes write what plain decoding writes, rows keep to themselves."""
+"""The method ``hybrid``: greedy output equals plain decoding, and rows are independent."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CHEAP = {"cost_ratio": 0.1, "sources": "lookup,suffix,model"}
 
 
 def engine(mode: str, family: str = "llama", **options: object) -> Engine:
-    """Its draft is near its target, so that all sources have something accepted."""
+    """The draft is close to the target, so that tokens of every source are accepted."""
     target, draft = (tiny(family, 0, dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
         for parameter in draft.module.parameters():
@@ -26,7 +26,7 @@ def engine(mode: str, family: str = "llama", **options: object) -> Engine:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral"])
 @pytest.mark.parametrize("mode", MODES)
-def test_greedy_text_is_plain_greedy_text(mode: str, family: str) -> None:
+def test_greedy_output_is_that_of_plain_decoding(mode: str, family: str) -> None:
     verified = engine(mode, family)
     results = verified.generate(PROMPTS, greedy(24))
     assert token_ids(results) == token_ids(engine_of(verified.target).generate(PROMPTS, greedy(24)))
@@ -35,14 +35,14 @@ def test_greedy_text_is_plain_greedy_text(mode: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_row_knows_nothing_of_its_neighbours(mode: str) -> None:
+def test_rows_do_not_depend_on_each_other(mode: str) -> None:
     sampling = Sampling(temperature=0.9, max_new_tokens=16, ignore_eos=True)
     together = engine(mode).generate(PROMPTS, sampling)
     alone = [engine(mode).generate([prompt], sampling)[0] for prompt in PROMPTS]
     assert [each.token_ids for each in together] == [each.token_ids for each in alone]
 
 
-def test_what_a_mode_is() -> None:
+def test_modes_select_drafter_and_choice() -> None:
     assert isinstance(engine("tree").drafter, Merged)
     for mode in ("order", "bandit"):
         drafter = engine(mode, sources="model,lookup", model_tokens=3).drafter

@@ -1,4 +1,4 @@
-"""The draft model: its cache, its stop, its vocabulary, and that what it drafts is verified right.
+"""The model drafter: cache, stopping, vocabulary, and the distribution of verified rounds.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -37,7 +37,7 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
 
 
 def distribution(num_rows: int) -> Distribution:
-    """Everything that a distribution may depend on."""
+    """A distribution with every kind of sampling parameter."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
@@ -54,8 +54,8 @@ def test_contract(stop: Stop | None) -> None:
 def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Greedy, stop: Stop | None
 ) -> None:
-    """ENUM: every draft and every decision of one round, and what follows, against the target.
-    Greedy verification is exact at temperature 0 only, which is where it is tested."""
+    """ENUM: all drafts and decisions of one round, completed by the target, against the target.
+    Greedy verification is exact at temperature 0 only, so it is tested there."""
 
     def greedy_distribution(num_rows: int) -> Distribution:
         return Warp([Sampling(temperature=0)] * num_rows, V)
@@ -73,7 +73,7 @@ def test_a_round_has_exactly_the_targets_distribution(
 
 
 def test_dropping_the_unsure_token_would_show() -> None:
-    """The mutant that ENUM must reject: a token of low confidence taken out of the draft."""
+    """The mutant that ENUM must reject: a token of low confidence removed from the draft."""
 
     class Dropping(ModelDrafter):
         def propose(
@@ -145,11 +145,11 @@ def test_confidence_saves_passes_and_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1], ids=["all accepted", "few accepted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_one_pass_per_drafted_token_ever(
+def test_one_pass_per_drafted_token(
     monkeypatch: pytest.MonkeyPatch, seed: int, temperature: float
 ) -> None:
-    """γ tokens cost γ passes of the draft model, also after a full acceptance, in a ragged batch
-    whose rows come and go; only a prompt costs one more."""
+    """γ tokens cost γ passes of the draft model, also after a full acceptance and in a ragged batch
+    whose rows join and leave; only a prompt costs one more."""
     draft = tiny(seed=seed, name="draft")
     passes = 0
     prefills = 0
@@ -191,7 +191,7 @@ def test_one_pass_per_drafted_token_ever(
 
 
 def test_the_cache_holds_what_was_accepted() -> None:
-    """Whatever happened before, a fresh state drafts the same as the one that was carried along."""
+    """After any rounds the state drafts the same as a fresh one."""
     target, drafter = tiny(seed=0), ModelDrafter(tiny(seed=0), VOCAB)
     prompts = ragged_prompts([5, 11])
     context = Context.start(prompts, Warp([greedy(9)] * 2, VOCAB), [0, 0], [0, 1])
@@ -211,7 +211,7 @@ def test_the_cache_holds_what_was_accepted() -> None:
 
 
 def _padded(module_tokens: int, used: int, seed: int) -> HFModel:
-    """Logits wider than the vocabulary, the padding tempting."""
+    """A model with logits wider than the vocabulary, of which the padding has large ones."""
     module = tiny_module("llama", seed, vocab_size=module_tokens)
     with torch.no_grad():
         module.lm_head.weight[used:] *= 5

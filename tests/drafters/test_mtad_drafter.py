@@ -1,4 +1,4 @@
-"""MTAD's tree: all beams of all steps of the search, where they hang, and their distributions."""
+"""MTAD's tree: the beams of all steps, their parents, and their distributions."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def paths_of(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 def check_tree(setting: str, search: str) -> None:
-    """Every beam of every step, best first, the dead ones too, down to the row's budget."""
+    """The tree has all beams of all steps, dropped ones too, best first, within the budget."""
     model, prompts, sampling = tiny(dtype=torch.float64), ragged_prompts([6, 2]), SETTINGS[setting]
     drafter, context = MtadDrafter(model, VOCAB, 4, search), start(prompts, sampling)  # type: ignore[arg-type]
     budget = Budget(γ, torch.tensor([γ, γ - 2]))
@@ -55,8 +55,8 @@ def test_the_tree_is_that_of_the_search(search: str) -> None:
     check_tree("warped", search)
 
 
-def test_nodes_behind_another_beam_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutant: parents as if beams never changed places."""
+def test_wrong_parents_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: parents as if beams were never reordered."""
     right = MtadDrafter._draft
 
     def wrong(self: MtadDrafter, *arguments: object) -> Draft:
@@ -91,7 +91,7 @@ def test_one_beam_and_temperature_zero_are_chains() -> None:
         assert draft.num_nodes == γ + 1
 
 
-def test_what_does_not_fit_into_a_pass_is_refused() -> None:
+def test_too_many_nodes_for_a_pass_are_an_error() -> None:
     MtadDrafter(tiny(), VOCAB, 51, depth=5)
     with pytest.raises(InvalidParameterError, match=r"beams=52: .* 260 nodes.* take 51 beams"):
         MtadDrafter(tiny(), VOCAB, 52, depth=5)
@@ -99,7 +99,7 @@ def test_what_does_not_fit_into_a_pass_is_refused() -> None:
         MtadDrafter(tiny(), VOCAB, 4, "copies")  # type: ignore[arg-type]
 
 
-def test_rules_for_one_path_or_for_draws_refuse_it() -> None:
+def test_rules_for_one_path_or_for_draws_do_not_accept_it() -> None:
     drafter = MtadDrafter(tiny(), VOCAB, 2)
     with pytest.raises(IncompatibleError, match="cannot verify 'searched'"):
         check_compatible(drafter, Rejection())

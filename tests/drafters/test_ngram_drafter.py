@@ -1,4 +1,4 @@
-"""N-gram drafts: their distribution, their argmax, what the engine makes of them.
+"""N-gram drafts: distribution, argmax, and the method in the engine.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -42,7 +42,7 @@ SAMPLING = Sampling(temperature=0.8, frequency_penalty=0.3, logit_bias={0: 0.5})
 
 
 def table(num_tokens: int = V, order: int = 3) -> NgramTable:
-    """Of a few random tokens: no distribution of it is flat, none is sure."""
+    """A table of a few random tokens, none of whose distributions is uniform or a point mass."""
     p_V = 1 / np.arange(1, num_tokens + 1)
     ids = np.random.default_rng(0).choice(num_tokens, 60, p=p_V / p_V.sum())
     return NgramTable.open(ngram_file([ids.tolist()], num_tokens, order=order))
@@ -53,7 +53,7 @@ def drafter(how: How, confidence: float = 0.0) -> NgramDrafter:
 
 
 def distribution(num_rows: int) -> Distribution:
-    """Everything that a distribution may depend on."""
+    """A distribution with every kind of sampling parameter."""
     return Warp([SAMPLING] * num_rows, V)
 
 
@@ -83,7 +83,7 @@ def test_contract(how: How, confidence: float) -> None:
 def test_a_round_has_exactly_the_targets_distribution(
     verifier: Verifier, how: How, confidence: float
 ) -> None:
-    """ENUM: every draft and every decision of one round, and what follows, against the target."""
+    """ENUM: all drafts and decisions of one round, completed by the target, against the target."""
     target = ToyModel.random(V, seed=1)
     done = enumerate_round(
         target, drafter(how, confidence), verifier, 2, prompt=(0, 1), distribution=distribution
@@ -92,7 +92,7 @@ def test_a_round_has_exactly_the_targets_distribution(
 
 
 @pytest.mark.parametrize("how", ["sample", "argmax"])
-def test_at_temperature_zero_too(how: How) -> None:
+def test_a_round_at_temperature_zero(how: How) -> None:
     done = enumerate_round(
         ToyModel.random(V), drafter(how), Greedy(), 3, distribution=greedy_distribution
     )
@@ -131,7 +131,7 @@ def test_a_distribution_that_was_not_drawn_from_would_show() -> None:
 # ------------------------------------------------------------------------------ what it drafts
 
 
-def test_argmaxes_are_the_tables() -> None:
+def test_argmaxes_are_those_of_the_table() -> None:
     prompts = [[0, 1, 0], [2], [1, 1, 2, 0]]
     context = start(prompts, Sampling())
     drafting = NgramDrafter(table(), V, "argmax")
@@ -159,9 +159,8 @@ def test_argmaxes_are_the_tables() -> None:
     ],
     ids=str,
 )
-def test_distributions_are_the_tables_under_the_requests_parameters(sampling: Sampling) -> None:
-    """Where there are no parameters, the table's distribution is taken as it stands: no other may
-    be."""
+def test_distributions_are_the_tables_under_the_sampling_parameters(sampling: Sampling) -> None:
+    """Without parameters it is the table's own distribution; otherwise it must not be."""
     prompts = [[0, 1, 0], [2], [1, 1, 2, 0]]
     context = start(prompts, sampling)
     drafting = drafter("sample")
@@ -178,7 +177,7 @@ def test_distributions_are_the_tables_under_the_requests_parameters(sampling: Sa
         assert torch.allclose(draft.probs_BNV[:, i], expected_BV, atol=1e-12)
 
 
-def test_one_row_that_asks_for_more_does_not_change_the_others() -> None:
+def test_a_row_with_parameters_does_not_change_the_others() -> None:
     prompts = [[0, 1, 0], [0, 1, 0]]
     distribution = Warp([Sampling(), Sampling(top_k=1)], V)
     both = Context.start(prompts, distribution, [0, 0], range(2))
@@ -193,8 +192,8 @@ def test_one_row_that_asks_for_more_does_not_change_the_others() -> None:
     assert set(draft.probs_BNV[1, :3].flatten().tolist()) == {0.0, 1.0}
 
 
-def test_a_wide_target_and_strange_tokens() -> None:
-    """Nothing beyond the table's vocabulary is drafted; behind such a token it knows nothing."""
+def test_target_ids_beyond_the_tables_vocabulary() -> None:
+    """They are never drafted, and as context they match no gram."""
     context = start([[1, V + 1], [0, 1]], Sampling(), V + 2)
     drafting = NgramDrafter(table(), V + 2)
     draft = drafting.propose(drafting.start(context), context, Budget(3), context.rng)
@@ -228,15 +227,15 @@ def test_the_last_token_of_a_stopped_draft_stays(how: How) -> None:
 
 @pytest.mark.parametrize("how", ["sample", "argmax"])
 @pytest.mark.parametrize("order", [1, 2, 4])
-def test_greedy_text_is_plain_greedy(order: int, how: str) -> None:
+def test_greedy_output_is_that_of_plain_decoding(order: int, how: str) -> None:
     target, prompts = tiny("llama"), ragged_prompts([5, 1, 9])
     options = {"file": tiny_file(), "order": order, "draw": how}
     drafted = engine_of(target, None, "ngram", 4, options=options).generate(prompts, greedy(16))
     assert token_ids(drafted) == token_ids(engine_of(target).generate(prompts, greedy(16)))
 
 
-def test_drafts_of_what_the_target_says_are_accepted() -> None:
-    """A table of the target's own greedy text writes it in fewer passes."""
+def test_drafts_of_the_targets_own_output_are_accepted() -> None:
+    """With a table of its greedy output the target needs fewer passes."""
     target, prompts = tiny("llama"), ragged_prompts([5])
     text = engine_of(target).generate(prompts, greedy(30))
     file = ngram_file([[*prompts[0], *token_ids(text)[0]]], VOCAB, order=5)
@@ -271,7 +270,7 @@ def test_options_out_of_range_are_named() -> None:
 
 
 def test_corpora_of_another_vocabulary_are_refused() -> None:
-    """By the tokenizers' mappings; by the width alone where there is none to compare."""
+    """By the tokenizers' mappings, or by the width if there is no mapping to compare."""
     ours, other = byte_tokenizer(), byte_tokenizer(["completely different words, are they"])
     target = HFModel(tiny_module("llama", vocab_size=len(ours) + 4), ours)
     kwargs = {"num_tokens": len(ours), "order": 2}
@@ -287,7 +286,7 @@ def test_corpora_of_another_vocabulary_are_refused() -> None:
         assert str(file) in str(error.value)
 
 
-def test_the_method_says_what_it_is() -> None:
+def test_the_row_of_the_method() -> None:
     method = METHODS["ngram"]
     assert (method.needs_draft, method.lossless, method.needs) == (False, True, "n-gram file")
     assert list(method.options) == ["file", "order", "draw"]

@@ -1,5 +1,4 @@
-"""The n-gram file: its distributions against plain counting, and every way in which a file can be
-broken.
+"""The n-gram file: distributions against plain counting, and damaged files.
 
 Legend: V vocabulary.
 """
@@ -28,8 +27,7 @@ def contexts(longest: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("min_count", [1, 2, 4])
 @pytest.mark.parametrize("order", [1, 2, 3, 5])
 def test_distributions_are_those_of_the_counts(order: int, min_count: int) -> None:
-    """Every context that fits, seen or not: the distribution, its most probable token, single
-    numbers."""
+    """For every context, seen or not: the distribution, its argmax, and single probabilities."""
     table = NgramTable.open(ngram_file(DOCUMENTS, V, order=order, min_count=min_count))
     counts = Counts(DOCUMENTS, V, order, min_count)
     for h in contexts(min(order, 4)):
@@ -45,14 +43,14 @@ def test_distributions_are_those_of_the_counts(order: int, min_count: int) -> No
 
 
 def test_distributions_depend_on_the_context() -> None:
-    """Else the test above would show little."""
+    """Otherwise the test above would show little."""
     table = NgramTable.open(ngram_file(DOCUMENTS, V, order=3))
     distributions = {tuple(table.distribution(table.nodes(h)).round(6)) for h in contexts(2)}
     assert len(distributions) > 2 * V
     assert len({table.best(table.nodes(h)) for h in contexts(2)}) > 2
 
 
-def test_a_long_file_holds_the_short_models() -> None:
+def test_a_file_contains_the_models_of_lower_order() -> None:
     file = ngram_file(DOCUMENTS, V, order=4)
     for order in (1, 2, 3):
         long = NgramTable.open(file, order)
@@ -63,7 +61,7 @@ def test_a_long_file_holds_the_short_models() -> None:
             assert long.best(long.nodes(h)) == short.best(short.nodes(h))
 
 
-def test_walking_on_is_starting_anew() -> None:
+def test_stepping_equals_looking_up_the_longer_context() -> None:
     table = NgramTable.open(ngram_file(DOCUMENTS, V, order=4))
     text = [x for document in DOCUMENTS for x in document]
     nodes: list[int] = []
@@ -73,7 +71,7 @@ def test_walking_on_is_starting_anew() -> None:
 
 
 def test_a_large_vocabulary() -> None:
-    """Ids beyond 16 bits, and a token that the file does not know."""
+    """Ids beyond 16 bits, and a token that the file does not contain."""
     large, high = 70_000, 66_000
     table = NgramTable.open(ngram_file([[high, 7, high, 7, high + 1]], large, order=3))
     assert table.distribution(table.nodes([high])).argmax() == table.best(table.nodes([high])) == 7
@@ -83,7 +81,7 @@ def test_a_large_vocabulary() -> None:
     assert table.nodes([large + 3, 7]) == [7]
 
 
-def test_a_file_that_is_written_anew_leaves_its_readers_alone() -> None:
+def test_replacing_a_file_does_not_affect_open_readers() -> None:
     file = ngram_file(DOCUMENTS, V, order=2)
     table = NgramTable.open(file)
     before = table.distribution(table.nodes([1])).tolist()
@@ -105,8 +103,8 @@ def refused(file: Path, why: str) -> None:
     assert "\n" not in message
 
 
-def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
-    """In the header too, whatever it makes of it."""
+def test_every_damaged_byte_is_detected(tmp_path: Path) -> None:
+    """In the header too."""
     content = ngram_file(DOCUMENTS, V, order=3).read_bytes()
     file = tmp_path / "damaged"
     header = 8 + struct.unpack("<Q", content[:8])[0]
@@ -117,7 +115,7 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.7, 0.999])
-def test_a_file_cut_short(share: float, tmp_path: Path) -> None:
+def test_a_truncated_file(share: float, tmp_path: Path) -> None:
     content = ngram_file(DOCUMENTS, V, order=3).read_bytes()
     file = tmp_path / "short"
     file.write_bytes(content[: int(share * len(content))])
@@ -134,7 +132,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
     refused(tmp_path / "missing", "no such file")
 
 
-def test_another_version_and_a_changed_promise(tmp_path: Path) -> None:
+def test_another_version_and_changed_metadata(tmp_path: Path) -> None:
     content = ngram_file(DOCUMENTS, V, order=3).read_bytes()
     end = 8 + struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8:end])
@@ -152,6 +150,6 @@ def test_another_version_and_a_changed_promise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [0, 4, -1])
-def test_an_order_that_the_file_has_not(order: int) -> None:
+def test_an_order_that_the_file_does_not_have(order: int) -> None:
     with pytest.raises(InvalidParameterError, match=f"order={order}: .* orders 1 to 3"):
         NgramTable.open(ngram_file(DOCUMENTS, V, order=3), order)

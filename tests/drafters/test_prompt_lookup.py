@@ -1,4 +1,4 @@
-"""Prompt lookup against a brute-force search, its contract, and what it writes."""
+"""Prompt lookup: against a brute-force search, its contract, and its outputs."""
 
 from collections.abc import Sequence
 from random import Random
@@ -8,9 +8,10 @@ import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
-from outrider.core import Budget, Context
+from outrider.core import Budget, Context, Lengths
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.lookup.prompt_lookup import LookupText, Match, PromptLookup
+from outrider.drafters.lookup.host import HostState
+from outrider.drafters.lookup.prompt_lookup import LookupReader, Match, PromptLookup
 from outrider.testing import (
     SoftmaxDistribution,
     ToyModel,
@@ -26,7 +27,7 @@ REPETITIVE = (0, 1, 2, 0, 1, 0, 1, 2, 0, 1)
 def brute_force(
     text: Sequence[int], longest: int, shortest: int, match: Match, tail: int, most: int
 ) -> list[int]:
-    """Every earlier place of every suffix, longest suffix first."""
+    """A scan of all earlier positions of every suffix, longest suffix first."""
     text = list(text)
     for n in range(longest, shortest - 1, -1):
         places = [
@@ -43,14 +44,13 @@ def brute_force(
 @pytest.mark.parametrize("match", ["latest", "first"])
 @pytest.mark.parametrize("tail", [1, 4])
 def test_drafts_are_those_of_an_exhaustive_search(match: Match, tail: int) -> None:
-    """Property: texts of few tokens, read in pieces of any size; also past several growths of the
-    tables."""
+    """Property: sequences of few tokens, read in pieces of any size; also after the tables grew."""
     random = Random(0)
     for trial in range(60):
         shortest = random.randint(1, 3)
         longest = shortest + random.randint(0, 3)
         num_tokens = random.choice([2, 3, 40])
-        reader = LookupText(range(longest, shortest - 1, -1), match == "latest", tail)
+        reader = LookupReader(range(longest, shortest - 1, -1), match == "latest", tail)
         text: list[int] = []
         for _ in range(40 if trial % 10 else 150):
             piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 6))]
@@ -63,12 +63,12 @@ def test_drafts_are_those_of_an_exhaustive_search(match: Match, tail: int) -> No
 
 @pytest.mark.parametrize("match", ["latest", "first"])
 @pytest.mark.parametrize("tail", [1, 4])
-def test_tokens_taken_back_leave_no_trace(match: Match, tail: int) -> None:
-    """Property: pieces are read and taken back in any order, also more than is remembered and past
-    growths of the tables; drafts are those of an exhaustive search over what is left."""
+def test_forgotten_tokens_leave_no_trace(match: Match, tail: int) -> None:
+    """Property: pieces are read and forgotten in any order, also more than the log holds and after
+    the tables grew; drafts are those of an exhaustive search over the remaining tokens."""
     random = Random(1)
     for num_tokens in (2, 40):
-        reader = LookupText(range(3, 0, -1), match == "latest", tail)
+        reader = LookupReader(range(3, 0, -1), match == "latest", tail)
         text: list[int] = []
         for round_ in range(250):
             piece = [random.randrange(num_tokens) for _ in range(random.randint(0, 9))]
@@ -109,22 +109,33 @@ def test_a_round_at_temperature_zero() -> None:
     assert done.total_variation < 1e-12
 
 
-def test_a_looked_up_token_taken_for_a_draw_would_show() -> None:
-    """The mutant that ENUM must reject: the next token drawn from p where x was refused."""
+def test_keeping_a_rejected_copy_in_p_would_show() -> None:
+    """The mutant that ENUM must reject: after x was rejected, the next token is drawn from p."""
 
-    class KeepsTheRefused(Rejection):
-        def refuse(self, p_V, q_V, x):  # type: ignore[no-untyped-def]
+    class KeepsTheRejected(Rejection):
+        def reject(self, p_V, q_V, x):  # type: ignore[no-untyped-def]
             return p_V, None
 
     done = enumerate_round(
-        ToyModel.random(3, seed=1), PromptLookup(), KeepsTheRefused(), 2, prompt=REPETITIVE
+        ToyModel.random(3, seed=1), PromptLookup(), KeepsTheRejected(), 2, prompt=REPETITIVE
     )
     assert done.total_variation > 1e-3
 
 
+def test_a_rollback_that_keeps_the_tokens_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant that the contract must reject: forgotten tokens are read a second time."""
+
+    def wrong(self: HostState, lengths: Lengths) -> None:
+        self.read = list(lengths.host)
+
+    monkeypatch.setattr(HostState, "rollback", wrong)
+    with pytest.raises(AssertionError, match="a rollback, and reading the tokens again"):
+        check_drafter(PromptLookup(), 4, prompts=[REPETITIVE, (0, 1, 2, 3, 0, 1, 3, 0, 1)])
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_greedy_text_is_that_of_plain_decoding(family: str) -> None:
-    """Rows of all lengths come and go; small weights make texts that repeat themselves."""
+def test_greedy_output_is_that_of_plain_decoding(family: str) -> None:
+    """Rows of all lengths join and leave; small weights make outputs that repeat themselves."""
     target = tiny(family, std=0.12)
     prompts = [[5, 6, 7, 8, 5, 6], [1], *ragged_prompts([17, 3, 9])]
     sampling = [greedy(n) for n in (30, 22, 7, 40, 28)]
@@ -137,7 +148,7 @@ def test_greedy_text_is_that_of_plain_decoding(family: str) -> None:
 
 
 def test_a_row_that_repeats_itself_is_copied() -> None:
-    """Every token of a forced loop is accepted once it has come round."""
+    """Every token of a forced loop is accepted after the first repetition."""
     target = tiny("llama")
     loop = [3, 1, 4, 1, 5, 9]
 
@@ -163,8 +174,8 @@ def test_the_rows_own_budgets_are_kept() -> None:
 
 
 def test_memory_of_the_index() -> None:
-    """Bytes per token where hardly an n-gram repeats, and all lengths are full."""
-    reader = LookupText(range(3, 0, -1), True, 1)
+    """Bytes per token when hardly any n-gram repeats."""
+    reader = LookupReader(range(3, 0, -1), True, 1)
     reader.extend([Random(1).randrange(50_000) for _ in range(8000)])
     assert reader.num_bytes < 100 * 8000
 

@@ -1,5 +1,4 @@
-"""Random drafts: drawn from the distributions they declare, verified exactly, of no use to
-anybody."""
+"""Random drafts: drawn from the declared distributions, and verified exactly."""
 
 import math
 
@@ -30,14 +29,14 @@ def test_a_round_has_exactly_the_targets_distribution(
     assert done.total_variation < 1e-12
 
 
-def test_distributions_differ_from_place_to_place_unless_uniform() -> None:
+def test_distributions_differ_by_position_unless_uniform() -> None:
     q_EV = RandomDrafter(50, 2.0).q_EV
     assert len({tuple(row) for row in q_EV.tolist()}) > 10
     torch.testing.assert_close(RandomDrafter(50, 0.0).q_EV, torch.full((1, 50), 1 / 50))
 
 
 @pytest.mark.parametrize("method", ["random", "uniform"])
-def test_greedy_text_is_that_of_plain_decoding(method: str) -> None:
+def test_greedy_output_is_that_of_plain_decoding(method: str) -> None:
     target = tiny("qwen3", vocab_size=7)
     prompts = ragged_prompts([4, 1, 11], 7)
     found = engine_of(target, None, method, 3, max_batch_size=2).generate(prompts, greedy(20))

@@ -1,5 +1,5 @@
-"""String-level exact match: candidates from text, the draft's view of the text, and its
-distribution."""
+"""String-level exact match: candidates from text, the output in the draft's tokens, and the
+distribution of rounds."""
 
 from itertools import product
 
@@ -11,7 +11,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_mod
 from outrider import Sampling
 from outrider.core import Budget, Context, Distribution, Prefix
 from outrider.core.errors import InvalidParameterError, VocabularyMismatchError
-from outrider.drafters.vocabulary.follow import LOOK_BEHIND, Row
+from outrider.drafters.vocabulary.follow import LOOK_BEHIND, DraftRow
 from outrider.drafters.vocabulary.slem import SlemDrafter
 from outrider.methods.vocabularies import VOCABULARIES
 from outrider.runtime import HFModel
@@ -34,11 +34,11 @@ def toy(seed: int, *names: str, std: float = 0.25) -> HFModel:
     return HFModel(module, words(names))
 
 
-def row_of(drafter: SlemDrafter, text: str) -> Row:
-    """A row whose text that is."""
+def row_of(drafter: SlemDrafter, text: str) -> DraftRow:
+    """A row that has this text."""
     prompt = tokenizer_ids(drafter, text)
-    told = drafter.bridge.translate(prompt)
-    return Row(told, len(prompt), prompt[-LOOK_BEHIND:], len(told) - 1)
+    tokens = drafter.bridge.translate(prompt)
+    return DraftRow(tokens, len(prompt), prompt[-LOOK_BEHIND:], len(tokens) - 1)
 
 
 def tokenizer_ids(drafter: SlemDrafter, text: str) -> list[int]:
@@ -71,8 +71,8 @@ def test_a_round_has_exactly_the_targets_distribution(verifier: SampleMatch | Re
 
 
 @pytest.mark.parametrize(("target", "draft"), list(product(KINDS, KINDS)))
-def test_greedy_text_is_plain_greedy_text(target: str, draft: str) -> None:
-    """Though random models write what no tokenizer would, and logits are padded."""
+def test_greedy_output_is_that_of_plain_decoding(target: str, draft: str) -> None:
+    """Although random models emit what no tokenizer would, and logits are padded."""
     models = model(target, 0, extra=3), model(draft, 1, extra=9)
     results = engine_of(*models, SLEM).generate(PROMPTS, greedy(9))
     assert token_ids(results) == token_ids(engine_of(models[0]).generate(PROMPTS, greedy(9)))
@@ -80,7 +80,7 @@ def test_greedy_text_is_plain_greedy_text(target: str, draft: str) -> None:
 
 @pytest.mark.parametrize(("target", "draft"), [("byte", "unigram"), ("wordpiece", "fallback")])
 def test_rows_of_a_batch_are_rows_alone(target: str, draft: str) -> None:
-    """Rows with less room to draft among them."""
+    """Also rows with little room left to draft."""
     sampling = [SAMPLING, greedy(5), SAMPLING]
     models = model(target), model(draft, 1)
     both, alone = (engine_of(*models, SLEM, max_batch_size=size) for size in (3, 1))
@@ -89,8 +89,8 @@ def test_rows_of_a_batch_are_rows_alone(target: str, draft: str) -> None:
     assert [r.stats.drafted for r in results] == [r.stats.drafted for r in expected]
 
 
-def test_a_draft_that_knows_the_text() -> None:
-    """The target itself, in words that its tokenizer would choose: all is accepted."""
+def test_a_perfect_draft_is_accepted() -> None:
+    """The target drafts for itself, in tokens that its tokenizer would choose: all are accepted."""
     names = [f"w{i}" for i in range(30)] + ["<unk>"]
     target, draft = toy(0, *names), toy(0, *names)
     results = engine_of(target, draft, SLEM).generate(ragged_prompts([6, 1, 9], 30), greedy(20))
@@ -99,9 +99,9 @@ def test_a_draft_that_knows_the_text() -> None:
 
 
 @pytest.mark.parametrize(("target", "draft"), list(product(KINDS, KINDS)))
-def test_candidates_are_what_the_target_would_make_of_the_text(target: str, draft: str) -> None:
-    """The text goes on in the draft's tokens; the candidates are the target's own, as they stand
-    behind what is committed."""
+def test_candidates_are_the_targets_tokens_of_the_text(target: str, draft: str) -> None:
+    """The draft continues the text in its tokens; the candidates are the target's tokens of the
+    continuation, behind what is committed."""
     drafter = SlemDrafter(model(target), model(draft))
     known = drafter.bridge.target
     row = row_of(drafter, "The quick brown")
@@ -117,8 +117,8 @@ def test_candidates_are_what_the_target_would_make_of_the_text(target: str, draf
         assert found
 
 
-def test_candidates_stand_behind_the_text() -> None:
-    """The rest of a word is no word: what is committed is tokenised along."""
+def test_candidates_continue_a_word() -> None:
+    """The rest of a word is not tokenised like a word: committed tokens are tokenised with it."""
     drafter = SlemDrafter(model("wordpiece"), model("byte"))
     known = drafter.bridge.target
     split = (known.encode(word) for word in ("foxs", "dogs", "backs", "thee", "jumpse"))
@@ -131,9 +131,9 @@ def test_candidates_stand_behind_the_text() -> None:
     assert drafter._candidates(row) != tokens[1:]
 
 
-def test_candidates_end_with_the_text() -> None:
-    """At the draft's end-of-text token, which becomes the target's; not at other tokens of its
-    own, nor inside a character."""
+def test_candidates_end_where_the_output_ends() -> None:
+    """At the draft's end-of-text token, which becomes the target's; not at other special tokens,
+    nor inside a character."""
     drafter = SlemDrafter(model("byte"), model("fallback"))
     target, draft = drafter.bridge.target, drafter.bridge.draft
     row = row_of(drafter, "The")
@@ -149,40 +149,40 @@ def test_candidates_end_with_the_text() -> None:
 
 @pytest.mark.parametrize("text", [*TEXTS, "xquick  brown\n\n東", "doe"])
 @pytest.mark.parametrize(("target", "draft"), list(product(LOSSLESS, LOSSLESS)))
-def test_the_draft_reads_the_text(target: str, draft: str, text: str) -> None:
-    """Told a few tokens at a time, it has the same text in the end, in the tokens that it would
-    choose for it but where a choice reaches further back."""
+def test_the_draft_reads_the_committed_text(target: str, draft: str, text: str) -> None:
+    """Appended a few tokens at a time, the text is complete in the end, in the tokens that the
+    draft's tokenizer chooses unless a choice depends on tokens further back."""
     drafter = SlemDrafter(model(target), model(draft))
     known = drafter.bridge.draft
     row = row_of(drafter, "The")
     said = drafter.bridge.target.encode_behind("The", text)
     said = said if said is not None else drafter.bridge.target.spell(text)
     for first in range(0, len(said), 3):
-        drafter._tell(row, said[first : first + 3], [])
+        drafter._append(row, said[first : first + 3], [])
     assert row.pending == b""
     assert known.bytes_of(row.tokens).decode().lstrip(" ") == "The" + text
     assert len(row.tokens) <= 1.2 * len(known.encode("The" + text)) + 2
 
 
-def test_what_was_drafted_is_kept_as_long_as_it_is_true() -> None:
+def test_drafted_tokens_are_kept_while_they_agree_with_the_text() -> None:
     drafter = SlemDrafter(model("byte"), model("byte-small"))
     target, draft = drafter.bridge.target, drafter.bridge.draft
     row = row_of(drafter, "The")
     before = list(row.tokens)
     odd = [draft.ids[letter.encode()] for letter in " fox"]  # no tokenizer would choose these
-    drafter._tell(row, target.encode_behind("The", " fox") or [], odd)
+    drafter._append(row, target.encode_behind("The", " fox") or [], odd)
     assert row.tokens == before + odd
     row = row_of(drafter, "The")
-    drafter._tell(row, target.encode_behind("The", " fo\n") or [], odd)
+    drafter._append(row, target.encode_behind("The", " fo\n") or [], odd)
     assert draft.bytes_of(row.tokens) == b"The fo\n"
 
 
-def test_special_tokens_are_told_by_name() -> None:
+def test_special_tokens_are_converted_by_name() -> None:
     drafter = SlemDrafter(model("byte"), model("fallback"))
     target, draft = drafter.bridge.target, drafter.bridge.draft
     row = row_of(drafter, "The")
     start, x = target.forms["<|im_start|>"], target.forms["x"]
-    drafter._tell(row, [x, start, x, target.ids[b"\xe6"], start], [])
+    drafter._append(row, [x, start, x, target.ids[b"\xe6"], start], [])
     ours = [draft.forms[form] for form in ("x", "<|im_start|>", "x", "<|im_start|>")]
     assert row.tokens[-4:] == ours
     assert row.pending == b""
@@ -191,7 +191,7 @@ def test_special_tokens_are_told_by_name() -> None:
 @pytest.mark.parametrize(("target", "draft"), [("byte", "unigram"), ("fallback", "byte-small")])
 def test_the_cache_holds_the_text(target: str, draft: str) -> None:
     """After any number of rounds the first drafted token is the argmax of a full pass over the
-    draft's tokens, some of which were tokenised anew."""
+    draft's tokens, some of which were tokenised again."""
     verification, drafter = model(target), SlemDrafter(model(target), model(draft, 1))
     prompts = [verification.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
     distribution = Warp([Sampling()] * 3, verification.num_tokens)
@@ -205,7 +205,7 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
             for row, old in zip(state.rows, before, strict=True):
                 rolled_back += row.tokens[: len(old)] != old
                 logits_U = full_logits(drafter.model.module, row.tokens)[-1]
-                best = int(logits_U.masked_fill(drafter._silent_U, -torch.inf).argmax())
+                best = int(logits_U.masked_fill(drafter._unusable_U, -torch.inf).argmax())
                 assert not γ or row.drafted[0] == best
             scores = verification.score(cache, drawn)
             p_BNV = context.distribution(scores.logits_BNV, Prefix.of_draft(context, drawn))
@@ -216,14 +216,14 @@ def test_the_cache_holds_the_text(target: str, draft: str) -> None:
 
 
 def test_a_draft_that_runs_out_of_context() -> None:
-    """It goes on without drafts."""
+    """The row goes on without drafts."""
     target, draft = model("byte"), model("unigram", 1, max_position_embeddings=36)
     prompts = ["The quick brown fox jumps over the", "x"]
     results = engine_of(target, draft, SLEM).generate(prompts, greedy(20))
     assert token_ids(results) == token_ids(engine_of(target).generate(prompts, greedy(20)))
 
 
-def test_what_cannot_be() -> None:
+def test_errors_at_construction() -> None:
     models = model("byte"), model("unigram")
     with pytest.raises(InvalidParameterError, match="draft_confidence="):
         SlemDrafter(*models, confidence=-1.0)

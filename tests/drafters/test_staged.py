@@ -1,5 +1,5 @@
-"""Stages: the draft model's own distribution below, the target's above, whatever drafts for the
-draft.
+"""Staged drafting: inner rounds have the draft model's distribution, outer rounds the target's,
+whatever drafts for the draft model.
 
 Legend: B rows, J random numbers, C boxes, N nodes, V vocabulary, S sequences.
 """
@@ -43,7 +43,7 @@ PROMPT = (0, 1)
 
 
 def mini(seed: int, num_tokens: int = 2) -> HFModel:
-    """A transformer as small as they come, in float64."""
+    """A very small transformer in float64."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     settings: dict[str, Any] = {"vocab_size": num_tokens, "std": 0.4} | sizes | heads
@@ -74,7 +74,7 @@ CHEAP = {
 
 
 def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
-    """One draft per box of random numbers, and the boxes' volumes."""
+    """One draft per box of random numbers, and the volumes of the boxes."""
 
     def propose(rng: Stream, B: int) -> Draft:
         context = ScriptedContext.repeat(PROMPT, B, softmax_distribution)
@@ -90,16 +90,16 @@ def drafts(drafter: StagedDrafter, num_tokens: int) -> tuple[Draft, Tensor]:
 
 
 def _index(draft: Draft, V: int) -> Tensor:
-    """Number of the drafted sequence, the first token its most significant digit."""
+    """The index of a drafted sequence, whose first token is the most significant digit."""
     place_D = V ** torch.arange(draft.num_nodes - 2, -1, -1)
     return (draft.tokens_BN[:, 1:] * place_D).sum(1)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", [n for n in CHEAP if n != "two stages"])
-def test_what_is_drafted_and_recorded_is_the_draft_models_own_distribution(name: str) -> None:
-    """ENUM of the inner rounds: probabilities of all sequences, and the distributions handed on
-    along each, against the draft model sampled plainly."""
+def test_drafts_have_the_draft_models_own_distribution(name: str) -> None:
+    """ENUM of the inner rounds: the probabilities of all sequences, and the distributions handed
+    over with each, against those of the draft model alone."""
     drafter = CHEAP[name]
     num_tokens = 3 if name == "draws" else 2
     draft, volume_C = drafts(drafter, num_tokens)
@@ -118,8 +118,8 @@ def test_what_is_drafted_and_recorded_is_the_draft_models_own_distribution(name:
     ids=["verified by block", "tree", "two stages"],
 )
 def test_a_round_has_exactly_the_targets_distribution(name: str, rule: Verifier) -> None:
-    """ENUM of everything: no more is lost or gained than with the draft model alone. (The other
-    cheap drafts make the same distribution one level below, as the test before has it.)"""
+    """ENUM of inner and outer rounds. (The test before shows that other cheap drafts give the same
+    distribution one level below.)"""
     done = enumerate_round(TARGET, CHEAP[name], rule, 2)
     alone = enumerate_round(TARGET, ModelDrafter(mini(1), 2), rule, 2)
     assert done.total_variation < 1e-12
@@ -129,8 +129,8 @@ def test_a_round_has_exactly_the_targets_distribution(name: str, rule: Verifier)
 @pytest.mark.slow
 @torch.inference_mode()
 def test_many_rounds_have_the_targets_distribution() -> None:
-    """CHI2: text is taken back and written anew. A correct drafter fails with probability 1e-4
-    (seed fixed)."""
+    """CHI2: rejected tokens are taken back and replaced. A correct drafter fails with probability
+    1e-4 (seed fixed)."""
     drafter = staged(toy())
     assert chi2(TARGET, drafter, Rejection(), 3, length=4, num_rows=20_000) > 1e-4
 
@@ -139,16 +139,18 @@ def test_many_rounds_have_the_targets_distribution() -> None:
 
 
 @torch.inference_mode()
-def test_numbers_of_the_outer_round_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MUT: inner rounds that use the verdict's numbers, too."""
+def test_inner_rounds_with_the_outer_rounds_numbers_would_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MUT: inner rounds use the numbers of the outer verdict."""
     for stream in (RecordingStream, ScriptedStream):
         monkeypatch.setattr(stream, "child", lambda self, number: self)
     assert enumerate_round(TARGET, staged(toy()), Rejection(), 2).total_variation > 1e-3
 
 
 @torch.inference_mode()
-def test_the_same_numbers_for_all_inner_rounds_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MUT. (Enumeration cannot follow it: a later round is decided by an earlier one's number.)"""
+def test_inner_rounds_that_share_their_numbers_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MUT. (Enumeration cannot follow it: a number of an earlier round decides a later one.)"""
     child = Stream.child
     monkeypatch.setattr(Stream, "child", lambda self, number: child(self, 0))
     with pytest.raises(AssertionError, match="not drawn from the declared probs"):
@@ -156,7 +158,7 @@ def test_the_same_numbers_for_all_inner_rounds_would_show(monkeypatch: pytest.Mo
 
 
 @torch.inference_mode()
-def test_the_cheaper_drafts_distribution_in_place_of_the_draft_models_would_show(
+def test_handing_over_the_cheap_drafts_distribution_would_show(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MUT."""
@@ -188,14 +190,14 @@ def test_the_cheaper_drafts_distribution_in_place_of_the_draft_models_would_show
     ids=["starts anew", "rolls back", "lookup", "tree"],
 )
 def test_contract(inner: Any) -> None:
-    """Ragged budgets, refused drafts, drafts that were never committed, rows that leave and join.
+    """Ragged budgets, rejected drafts, drafts that were never committed, rows that leave and join.
     False alarms: see ``check_drafter``, below 1e-6."""
     check_drafter(staged(inner, mini(1, 6)), 6)
 
 
 @torch.inference_mode()
 def test_contract_of_two_stages_and_of_a_stage_that_stops() -> None:
-    """The same; without counting the draws a second time."""
+    """The same, without counting draws again."""
     two = staged(staged(PromptLookup(), mini(3, 6)), mini(1, 6))
     check_drafter(two, 6, num_samples=0)
     drafter = staged(PromptLookup(), mini(1, 6))
@@ -205,8 +207,8 @@ def test_contract_of_two_stages_and_of_a_stage_that_stops() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_it_stops_where_the_draft_model_alone_would(temperature: float) -> None:
-    """At temperature 0 by the model's own probabilities, as ``ModelDrafter``."""
+def test_it_stops_where_the_draft_model_alone_stops(temperature: float) -> None:
+    """At temperature 0 by the model's own probabilities, like ``ModelDrafter``."""
     model, stop, B = mini(1, 6), Survival(0.7), 24
     distribution = Warp([Sampling(temperature=temperature)] * B, 6)
     prompts = [[3, i // 6, i % 6] for i in range(B)]
@@ -229,7 +231,7 @@ def test_it_stops_where_the_draft_model_alone_would(temperature: float) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("inner", [PromptLookup(), ModelDrafter(mini(0, 6), 6)])
 def test_at_temperature_zero_it_is_the_draft_models_argmax(inner: Any) -> None:
-    """Token for token over many rounds, some of which accept all, some nothing."""
+    """Token for token over many rounds, some of which accept everything and some nothing."""
     model = mini(1, 6)
     prompts = ragged_prompts([5, 2, 9], 6)
     context = Context.start(prompts, Warp([greedy(9)] * 3, 6), [0] * 3, range(3))
@@ -246,9 +248,9 @@ def test_at_temperature_zero_it_is_the_draft_models_argmax(inner: Any) -> None:
 
 
 @torch.inference_mode()
-def test_passes_are_saved_and_none_is_made_twice() -> None:
-    """With the draft model as its own cheap draft, all is accepted: γ tokens cost one pass, also
-    behind a draft that was accepted to its end, which one pass more used to catch up with."""
+def test_passes_are_saved_and_none_is_repeated() -> None:
+    """With the draft model as its own cheap draft all is accepted: γ tokens cost one pass, also
+    after a fully accepted draft, whose last token needs no pass of its own."""
     model, B = mini(1, 6), 2
     passes: list[int] = []
     model.module.register_forward_pre_hook(
@@ -271,10 +273,8 @@ def test_passes_are_saved_and_none_is_made_twice() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", [PromptLookup, SuffixDecoding])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_lookup_that_is_rolled_back_drafts_as_one_started_anew(
-    kind: type[Any], temperature: float
-) -> None:
-    """Parity, in every inner round of rounds that keep all, some or nothing; rows leave between."""
+def test_a_rolled_back_lookup_drafts_like_a_new_one(kind: type[Any], temperature: float) -> None:
+    """Parity in every inner round, while outer rounds accept all, some or none, and rows leave."""
     compared: list[int] = []
 
     class Twin(kind):  # type: ignore[misc]
@@ -313,14 +313,14 @@ def test_a_lookup_that_is_rolled_back_drafts_as_one_started_anew(
 
 
 @torch.inference_mode()
-def test_drafts_with_another_vocabulary_cannot_take_text_back_and_are_refused() -> None:
+def test_drafters_with_another_vocabulary_are_an_error() -> None:
     model = HFModel(mini(1, 3).module, words(("a", "b", "<unk>")))
     for inner in (TliDrafter(model, model), SlemDrafter(model, model)):
         with pytest.raises(IncompatibleError, match="tokens of its own"):
             staged(inner, mini(1, 3))
 
 
-def test_rules_that_would_change_the_draft_models_distribution_are_refused() -> None:
+def test_lossy_inner_rules_are_an_error() -> None:
     model, cheap = mini(1), toy()
     for rules in ((Lenience(0.5), Greedy()), (Rejection(), Lenience(0.5)), (Greedy(), Greedy())):
         with pytest.raises(IncompatibleError, match="draft model's distribution"):

@@ -1,4 +1,4 @@
-"""Suffix decoding: the automaton and the drafts against exhaustive counts, and what it writes."""
+"""Suffix decoding: automaton and drafts against exhaustive counts, and the method's outputs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from outrider import Sampling
 from outrider.core import Budget, Context
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import Tree
-from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixText
+from outrider.drafters.lookup.suffix import Expand, Shape, SuffixDecoding, SuffixReader
 from outrider.drafters.lookup.suffix_corpus import Corpus, Cursor
 from outrider.drafters.lookup.suffix_index import MAX_CHILDREN, SEPARATOR, SuffixIndex
 from outrider.testing import (
@@ -28,7 +28,7 @@ REPETITIVE = (0, 1, 2, 0, 1, 0, 1, 2, 0, 1)
 
 
 def texts(num: int, longest: int = 40) -> list[list[int]]:
-    """Random texts of few tokens."""
+    """Random sequences of few tokens."""
     random = Random(0)
     return [
         [random.randrange(random.choice([2, 3, 5])) for _ in range(random.randint(1, longest))]
@@ -37,7 +37,7 @@ def texts(num: int, longest: int = 40) -> list[list[int]]:
 
 
 def places(text: Sequence[int], string: Sequence[int]) -> list[int]:
-    """Where a string ends in a text."""
+    """The positions behind a string in a sequence."""
     n = len(string)
     return [end for end in range(n, len(text) + 1) if tuple(text[end - n : end]) == tuple(string)]
 
@@ -53,7 +53,7 @@ def state_of(index: SuffixIndex, string: Sequence[int]) -> int:
 # -------------------------------------------------------------------------------- the automaton
 
 
-def test_every_substring_has_its_count_its_latest_place_and_its_continuations() -> None:
+def test_every_substring_has_its_count_latest_position_and_continuations() -> None:
     for text in texts(80):
         index = SuffixIndex()
         index.extend(text)
@@ -71,11 +71,11 @@ def test_every_substring_has_its_count_its_latest_place_and_its_continuations() 
 
 
 def longest_match(text: Sequence[int], known: Sequence[int]) -> int:
-    """Tokens of the longest suffix of a text that occurs in another."""
+    """Length of the longest suffix of a sequence that occurs in another."""
     return max(n for n in range(len(text) + 1) if not n or places(known, text[len(text) - n :]))
 
 
-def test_the_link_of_the_text_is_its_longest_suffix_that_occurred_before() -> None:
+def test_the_suffix_link_is_the_longest_suffix_that_occurred_before() -> None:
     for text in texts(200):
         index = SuffixIndex()
         index.extend(text)
@@ -94,9 +94,9 @@ def test_a_cursor_has_the_longest_match() -> None:
         assert cursor.matched == longest_match(text, REPETITIVE)
 
 
-def test_a_cursor_stays_right_while_the_other_text_grows() -> None:
-    """Growth splits states under the cursor's feet. What it has matched may become longer by what
-    comes, which it need not notice."""
+def test_a_cursor_stays_right_while_the_automaton_grows() -> None:
+    """Growth may split the cursor's state. A match that becomes longer because of it need not be
+    noticed."""
     random = Random(3)
     for text in texts(60):
         index, known = SuffixIndex(), []
@@ -110,12 +110,12 @@ def test_a_cursor_stays_right_while_the_other_text_grows() -> None:
             assert cursor.matched <= longest_match(seen, known)
             if cursor.matched:
                 string = seen[len(seen) - cursor.matched :]
-                assert cursor.settled() == state_of(index, string)
-                assert index.count[cursor.settled()] == len(places(known, string))
+                assert cursor.state() == state_of(index, string)
+                assert index.count[cursor.state()] == len(places(known, string))
 
 
-def test_a_monotonous_text_costs_no_more_per_token() -> None:
-    """Links are followed to a bound; matches stay right, only the shortest are counted too low."""
+def test_a_repetitive_sequence_costs_no_more_per_token() -> None:
+    """Links are followed up to a bound; matches stay right, only the shortest have low counts."""
     index = SuffixIndex()
     index.extend([7] * 3000)
     assert index.length[index.link[index.last]] == 2999
@@ -124,9 +124,9 @@ def test_a_monotonous_text_costs_no_more_per_token() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [2, 5, 60])
-def test_tokens_taken_back_leave_no_trace(num_tokens: int) -> None:
-    """Property: pieces are read and taken back in any order, also past growths of the table; then
-    states and transitions are those of an automaton that read the text once."""
+def test_forgotten_tokens_leave_no_trace(num_tokens: int) -> None:
+    """Property: pieces are read and forgotten in any order, also after the table grew; then states
+    and transitions are those of an automaton that read the sequence once."""
     random = Random(num_tokens)
     index, text = SuffixIndex(), []
     for _ in range(300):
@@ -145,14 +145,14 @@ def test_tokens_taken_back_leave_no_trace(num_tokens: int) -> None:
         assert found == [once.step(state, token) for token in range(num_tokens)]
 
 
-def test_a_reader_takes_back_any_number_of_tokens() -> None:
-    """More than the automaton remembers of them as well; it drafts as one that never read them."""
+def test_a_reader_forgets_any_number_of_tokens() -> None:
+    """Also more than the automaton's log holds; it drafts like a reader that never read them."""
     random, corpus = Random(5), Corpus(2000)
     corpus.add([random.randrange(4) for _ in range(300)])
     expand = Expand("chain", 2.0, 0.1)
     for num in (1, 20, 64, 65, 200):
         kept = [random.randrange(4) for _ in range(150)]
-        reader, anew = SuffixText(corpus, 0), SuffixText(corpus, 0)
+        reader, anew = SuffixReader(corpus, 0), SuffixReader(corpus, 0)
         reader.extend(kept + [random.randrange(4) for _ in range(num)])
         reader.continuation(expand, 8)
         reader.forget(num)
@@ -175,7 +175,7 @@ def test_the_likeliest_child_is_the_first_of_the_likeliest_children() -> None:
 
 
 def test_memory_of_the_automaton() -> None:
-    """Bytes per token, of texts with and without repetition."""
+    """Bytes per token, with and without repetition."""
     random = Random(1)
     for num_tokens in (3, 200, 50_000):
         index = SuffixIndex()
@@ -187,8 +187,8 @@ def test_memory_of_the_automaton() -> None:
 
 
 def brute_force(text: Sequence[int], shape: Shape, factor: float, min_prob: float, most: int):
-    """The likeliest continuations of the longest match, from counts over the whole text: a list of
-    (D, path), best first; D alone decides, so ties are the caller's business."""
+    """The most probable continuations of the longest match, from counts over the whole sequence: a
+    list of (probability, path), best first. Ties are in any order."""
     matched = max(
         n for n in range(len(text)) if not n or len(places(text, text[len(text) - n :])) > 1
     )
@@ -223,7 +223,7 @@ def paths(tree: Tree) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("min_prob", [0.0, 0.3])
-def test_chains_are_those_of_an_exhaustive_count(min_prob: float) -> None:
+def test_chains_are_those_of_exhaustive_counts(min_prob: float) -> None:
     for text in texts(150):
         index = SuffixIndex()
         index.extend(text)
@@ -236,8 +236,8 @@ def test_chains_are_those_of_an_exhaustive_count(min_prob: float) -> None:
             assert score == pytest.approx(sum(D for D, _ in expected))
 
 
-def test_trees_are_those_of_an_exhaustive_count() -> None:
-    """The same score; and every node is where counts say, with its children likeliest first."""
+def test_trees_are_those_of_exhaustive_counts() -> None:
+    """Equal scores; every node has the path that the counts give, likelier siblings first."""
     for text in texts(150):
         index = SuffixIndex()
         index.extend(text)
@@ -250,7 +250,7 @@ def test_trees_are_those_of_an_exhaustive_count() -> None:
         assert max(tree.depths) <= 5
 
 
-def test_the_corpus_wins_where_it_expects_more() -> None:
+def test_the_corpus_drafts_where_its_score_is_larger() -> None:
     drafter = SuffixDecoding()
     drafter.corpus.add([5, 1, 2, 3, 4])
     context = Context.start([[9, 1, 2], [2, 9, 9, 2]], SoftmaxDistribution(), [0, 0], [0, 1])
@@ -261,20 +261,20 @@ def test_the_corpus_wins_where_it_expects_more() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_offers_that_are_not_looked_at_could_not_have_won(shape: Shape) -> None:
-    """Parity with the plain version: all texts' offers, and the first of the best."""
+def test_skipped_matches_could_not_have_won(shape: Shape) -> None:
+    """Parity with the plain version: the first of the best among the drafts of all automata."""
     random, expand = Random(4), Expand(shape, 1.5, 0.1)
     for text in texts(120):
         corpus = Corpus(120)
         for _ in range(6):
             corpus.add([random.randrange(3) for _ in range(25)])
-        reader = SuffixText(corpus, 0)
+        reader = SuffixReader(corpus, 0)
         reader.extend(text)
         index, most = reader.index, random.randint(1, 8)
         state = max(index.link[index.last], 0)
         offers = [expand(index, state, index.length[state], most)]
         for cursor in corpus.cursors([], text):
-            offers.append(expand(cursor.index, cursor.settled(), cursor.matched, most))
+            offers.append(expand(cursor.index, cursor.state(), cursor.matched, most))
         best = max(offers, key=lambda offer: offer[0])
         assert paths(reader.continuation(expand, most)) == paths(best[1])
 
@@ -301,7 +301,7 @@ def test_memory_of_the_corpus_is_bounded_and_the_newest_stays() -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_contract(shape: Shape) -> None:
-    """Without a corpus, which rows that leave would change."""
+    """Without a corpus, which changes as rows leave."""
     prompts = [REPETITIVE, (1,), (2, 2, 2, 2), (0, 1, 2, 3, 0, 1, 3, 0, 1)]
     drafter = SuffixDecoding(shape, min_prob=0.0, corpus_tokens=0)
     check_drafter(drafter, 4, prompts=prompts)
@@ -335,8 +335,8 @@ def test_a_round_at_temperature_zero(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
-def test_greedy_text_is_that_of_plain_decoding(family: str, shape: Shape) -> None:
-    """Rows of all lengths come and go; the second time the corpus knows everything."""
+def test_greedy_output_is_that_of_plain_decoding(family: str, shape: Shape) -> None:
+    """Rows of all lengths join and leave; in the second run the corpus holds all outputs."""
     target = tiny(family, std=0.12)
     prompts = [[5, 6, 7, 8, 5, 6], [1], *ragged_prompts([17, 3, 9])]
     sampling = [greedy(n) for n in (30, 22, 7, 40, 28)]
@@ -349,8 +349,8 @@ def test_greedy_text_is_that_of_plain_decoding(family: str, shape: Shape) -> Non
     assert second.stats.rounds < first.stats.rounds < plain.stats.rounds
 
 
-def test_earlier_outputs_change_no_text_at_any_temperature() -> None:
-    """The rule ``Coupled`` writes plain's text; the corpus only brings it faster."""
+def test_earlier_outputs_change_no_output_at_any_temperature() -> None:
+    """Under ``Coupled`` the output is that of plain decoding; the corpus only makes it faster."""
     target = tiny("llama", dtype=torch.float64)
     engine = engine_of(target, None, "suffix", 6, options={"factor": 4.0})
     sampling = Sampling(temperature=1.0, max_new_tokens=40, ignore_eos=True)
@@ -361,12 +361,12 @@ def test_earlier_outputs_change_no_text_at_any_temperature() -> None:
     assert second.stats.acceptance_length > 2.5 > first.stats.acceptance_length
 
 
-def test_a_text_that_ends_alone_reaches_the_corpus_to_its_end() -> None:
+def test_the_whole_output_of_a_last_row_reaches_the_corpus() -> None:
     target = tiny("llama")
     engine = engine_of(target, None, "suffix", 4)
     result = engine.generate([[1, 2, 3]], greedy(30))[0]
     (index,) = engine.drafter.corpus.indices  # type: ignore[attr-defined]
-    assert tuple(index.text) == (*result.token_ids, SEPARATOR)
+    assert tuple(index.tokens) == (*result.token_ids, SEPARATOR)
 
 
 def test_the_rows_own_budgets_are_kept() -> None:

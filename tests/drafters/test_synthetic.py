@@ -1,4 +1,4 @@
-"""The chosen acceptance rate is what occurs, at any temperature, and the text is plain's."""
+"""Synthetic drafts: the set acceptance rate occurs at any temperature, and outputs stay plain's."""
 
 from math import sqrt
 
@@ -22,7 +22,7 @@ def synthetic(acceptance: float, γ: int = 4, **settings: object) -> Engine:
 
 
 def rehearsed(acceptance: float, text: tuple[int, ...], prompt: tuple[int, ...]) -> Synthetic:
-    """A drafter that knows what follows a prompt in a context with seed and request 0."""
+    """A drafter that has recorded what follows a prompt in a context with seed and request 0."""
     drafter = Synthetic(3, acceptance)
     key = int(Context.start([prompt], SoftmaxDistribution(), [0], [0]).key_B[0])
     for each in (key, 0):  # enumeration's contexts have keys of zero
@@ -32,8 +32,8 @@ def rehearsed(acceptance: float, text: tuple[int, ...], prompt: tuple[int, ...])
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
-def test_the_rate_is_the_chosen_one(temperature: float, acceptance: float) -> None:
-    """Judged tokens are accepted with probability a, at every depth alike. A right drafter fails
+def test_the_rate_is_the_set_one(temperature: float, acceptance: float) -> None:
+    """Verified tokens are accepted with probability a, at every depth alike. A right drafter fails
     with probability below 1e-5: 4.5 standard deviations, and the seed is fixed."""
     engine = synthetic(acceptance, max_batch_size=32)
     sampling = Sampling(temperature=temperature, max_new_tokens=60, ignore_eos=True, seed=7)
@@ -47,8 +47,8 @@ def test_the_rate_is_the_chosen_one(temperature: float, acceptance: float) -> No
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_rehearsal_drafts_nothing_and_changes_no_text(temperature: float) -> None:
-    """Also in batches whose rows come and go."""
+def test_a_rehearsal_drafts_nothing_and_changes_no_output(temperature: float) -> None:
+    """Also in batches whose rows join and leave."""
     engine = synthetic(0.7, max_batch_size=3)
     sampling = [
         Sampling(temperature=temperature, max_new_tokens=n, ignore_eos=True) for n in (9, 21, 5, 30)
@@ -60,7 +60,7 @@ def test_a_rehearsal_drafts_nothing_and_changes_no_text(temperature: float) -> N
     assert second.stats.accepted > 20
 
 
-def test_everything_and_nothing() -> None:
+def test_rates_of_one_and_zero() -> None:
     for acceptance, expected in ((1.0, 5), (0.0, 1)):
         engine = synthetic(acceptance)
         for _ in range(2):
@@ -69,7 +69,7 @@ def test_everything_and_nothing() -> None:
 
 
 def test_another_temperature_is_a_rehearsal_of_its_own() -> None:
-    """The drafter notices that the text is another, and falls silent for the rest of it."""
+    """Where the output differs from the recorded one, the drafter drafts nothing from there on."""
     engine = synthetic(1.0)
     hot = Sampling(temperature=1.0, max_new_tokens=40, ignore_eos=True)
     engine.generate(PROMPTS[:1], hot)
@@ -79,7 +79,7 @@ def test_another_temperature_is_a_rehearsal_of_its_own() -> None:
     assert token_ids(other) == token_ids(engine_of(TARGET).generate(PROMPTS[:1], greedy(40)))
 
 
-def test_a_longer_text_is_drafted_as_far_as_it_is_known() -> None:
+def test_a_longer_output_is_drafted_as_far_as_it_was_recorded() -> None:
     engine = synthetic(1.0)
     engine.generate(PROMPTS[:1], greedy(12))
     longer = engine.generate(PROMPTS[:1], greedy(40)).stats
@@ -93,7 +93,7 @@ def test_contract() -> None:
 
 @pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=["rejection", "block"])
 def test_any_lossless_rule_keeps_the_distribution(verifier: Rejection | Block) -> None:
-    """ENUM, the drafter's coins included."""
+    """ENUM, including the drafter's own random numbers."""
     drafter = rehearsed(0.4, (2, 0, 1, 1), (0, 1, 2))
     done = enumerate_round(ToyModel.random(3, seed=5), drafter, verifier, 2, prompt=(0, 1, 2))
     assert done.total_variation < 1e-12

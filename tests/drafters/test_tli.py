@@ -1,4 +1,4 @@
-"""Token-level intersection: its distribution, its draft's cache, and where it is speculative
+"""Token-level intersection: its distribution, the draft's cache, and equality with speculative
 decoding.
 
 Legend: B rows, N nodes, V the target's vocabulary.
@@ -46,7 +46,7 @@ def pair() -> tuple[HFModel, HFModel]:
 
 
 def distribution(num_rows: int) -> Distribution:
-    """Everything that a distribution may depend on."""
+    """A distribution with every kind of sampling parameter."""
     sampling = Sampling(temperature=0.8, top_k=2, frequency_penalty=0.3, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, 3)
 
@@ -63,8 +63,8 @@ def shuffled(module: PreTrainedModel, order: Tensor) -> PreTrainedModel:
 
 @pytest.mark.parametrize("confidence", [0.0, 0.3])
 def test_contract(confidence: float) -> None:
-    """False alarms: see ``check_drafter``, below 1e-6. Ragged rows that come and go, among them
-    such as end in a word that the draft lacks."""
+    """False alarms: see ``check_drafter``, below 1e-6. Some of the ragged rows that join and leave
+    end in a word that the draft lacks."""
     target = toy(0, "a", "b", "c", "<unk>", "e", "f")
     draft = toy(1, "f", "<unk>", "d", "a", "e", "b", "g")
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def test_contract(confidence: float) -> None:
 def test_a_round_has_exactly_the_targets_distribution(
     verifier: Rejection | Block, confidence: float
 ) -> None:
-    """ENUM with part of the vocabulary in common, and top-k among that part."""
+    """ENUM with vocabularies that share a part, and top-k within that part."""
     target, draft = pair()
     with torch.inference_mode():
         drafter = TliDrafter(target, draft, confidence)
@@ -91,7 +91,7 @@ def test_a_round_has_exactly_the_targets_distribution(
 
 
 class MaskedTooLate(TliDrafter):
-    """Restricts the distribution after temperature and top-k, and does not renormalise it."""
+    """Wrong: restricts the distribution after temperature and top-k, without renormalising it."""
 
     def _row(self, logits_BU: Tensor, prefix: Prefix) -> Tensor:
         logits_BV = self.shared.logits(logits_BU)
@@ -112,7 +112,7 @@ def test_a_distribution_that_is_not_renormalised_would_show() -> None:
 
 @pytest.mark.slow
 def test_many_rounds_have_the_targets_distribution() -> None:
-    """CHI2 over several rounds, in which the target writes words that the draft lacks; a correct
+    """CHI2 over several rounds, in which the target emits words that the draft lacks; a correct
     drafter fails with probability 1e-4 (seed fixed)."""
     target, draft = pair()
     with torch.inference_mode():
@@ -156,8 +156,8 @@ def test_other_ids_for_the_same_words_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(("target", "draft"), list(product(KINDS, KINDS)))
-def test_greedy_text_is_plain_greedy_text(target: str, draft: str) -> None:
-    """Though random models write what no tokenizer would."""
+def test_greedy_output_is_that_of_plain_decoding(target: str, draft: str) -> None:
+    """Although random models emit what no tokenizer would."""
     models = model(target, 0), model(draft, 1)
     results = engine_of(*models, TLI).generate(PROMPTS, greedy(9))
     assert token_ids(results) == token_ids(engine_of(models[0]).generate(PROMPTS, greedy(9)))
@@ -173,7 +173,7 @@ def test_rows_of_a_batch_are_rows_alone() -> None:
 
 @pytest.mark.parametrize("extra", [(0, 40), (40, 0), (40, 40)])
 def test_padding_is_never_drafted(extra: tuple[int, int]) -> None:
-    """However tempting it is."""
+    """Even if its logits are the largest."""
     models = model("byte", 0, extra[0]), model("byte-small", 1, extra[1])
     for each in models:
         with torch.no_grad():
@@ -195,8 +195,8 @@ def test_padding_is_never_drafted(extra: tuple[int, int]) -> None:
 @pytest.mark.parametrize("bias", [-torch.inf, 9.0])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_bias_against_all_shared_tokens(bias: float, temperature: float) -> None:
-    """Nothing is left to draft, or all mass is on words that the draft lacks: what is drafted is
-    still a fair draw, and refused."""
+    """No shared token has mass, or all mass is on words that the draft lacks: the draft is still a
+    draw from the declared distribution, and is rejected."""
     target, draft = toy(0, "a", "b", "c", "<unk>"), toy(1, "b", "q", "a", "r", "<unk>")
     biased = {0: bias, 1: bias, 3: bias} if bias < 0 else {2: bias}
     sampling = Sampling(
@@ -207,8 +207,8 @@ def test_a_bias_against_all_shared_tokens(bias: float, temperature: float) -> No
     assert results.stats.accepted == 0 < results.stats.drafted
 
 
-def test_processors_that_name_a_token_of_the_targets_own() -> None:
-    """A distribution that is not restricted any more is restricted again: ENUM."""
+def test_processors_that_raise_tokens_the_draft_lacks() -> None:
+    """ENUM: the distribution is restricted to shared tokens again."""
     target, draft = pair()
 
     def processor(input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -229,9 +229,9 @@ def test_processors_that_name_a_token_of_the_targets_own() -> None:
 
 
 @pytest.mark.parametrize(("target", "draft"), [("byte", "unigram"), ("fallback", "byte-small")])
-def test_the_cache_holds_the_text(target: str, draft: str) -> None:
-    """After any number of rounds the draft's distribution is that of a full pass over the text so
-    far."""
+def test_the_cache_holds_the_committed_text(target: str, draft: str) -> None:
+    """After any number of rounds the draft's distribution is that of a full pass over the committed
+    text."""
     verification, drafter = model(target), TliDrafter(model(target), model(draft, 1))
     sampling = Sampling(temperature=1.3)
     prompts = [verification.tokenizer(text)["input_ids"] for text in PROMPTS]  # type: ignore[misc]
@@ -263,8 +263,8 @@ def _check_first_distribution(
 
 
 def test_a_draft_that_runs_out_of_context() -> None:
-    """The draft needs more tokens for the text than it has places: the row goes on without drafts,
-    and the one beside it does not notice."""
+    """The text needs more draft tokens than the draft's context has room for: the row goes on
+    without drafts, and the other row is unaffected."""
     target, draft = model("byte"), model("unigram", 1, max_position_embeddings=36)
     prompts = ["The quick brown fox jumps over the", "x"]
     both, alone = (engine_of(target, draft, TLI, max_batch_size=size) for size in (2, 1))
@@ -276,7 +276,7 @@ def test_a_draft_that_runs_out_of_context() -> None:
     assert token_ids(next(sampled)) == token_ids(next(sampled))
 
 
-def test_what_cannot_be() -> None:
+def test_errors_at_construction() -> None:
     with pytest.raises(InvalidParameterError, match="draft_confidence="):
         TliDrafter(*pair(), confidence=2.0)
     with pytest.raises(VocabularyMismatchError, match="no token exists in both"):

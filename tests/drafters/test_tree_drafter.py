@@ -1,4 +1,4 @@
-"""Token trees over a draft model: what is drawn, what is verified, what the cache remembers.
+"""Token trees of a draft model: draws, verified rounds, and the cache.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -52,7 +52,7 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
 
 
 def distribution(num_rows: int) -> Distribution:
-    """Everything that a distribution may depend on: the path to a node counts."""
+    """A distribution with every kind of sampling parameter, so that it depends on a node's path."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.9, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
@@ -98,7 +98,7 @@ def test_contract_where_distributions_run_out(drawn: Drawn) -> None:
 
 
 def _cases() -> Iterator[Any]:
-    """Whole distributions cost much where children are drawn: one tree, and that is slow."""
+    """Untruncated distributions are expensive if children are drawn: one tree, marked slow."""
     for rule, (drawn, _) in RULES.items():
         for name, topology in (("tall", TALL), ("late", LATE)):
             if drawn != "chosen":
@@ -114,7 +114,7 @@ def _cases() -> Iterator[Any]:
 def test_a_round_has_exactly_the_targets_distribution(
     rule: str, topology: Topology, distributions: Any
 ) -> None:
-    """ENUM: every tree and every decision of one round, and what follows, against the target."""
+    """ENUM: all trees and decisions of one round, completed by the target, against the target."""
     drawn, verifier = RULES[rule]
     with torch.inference_mode():
         drafter = TreeDrafter(toy(1), V, topology, drawn)
@@ -158,7 +158,7 @@ def test_greedy_rounds_are_the_targets(drawn: Drawn) -> None:
     assert done.total_variation == 0
 
 
-def test_a_chain_is_the_chain_drafters() -> None:
+def test_a_chain_equals_that_of_the_model_drafter() -> None:
     """The same numbers draw the same tokens from the same distributions."""
     model, prompts = tiny(seed=1), ragged_prompts([4, 9, 2])
     sampling = [Sampling(), Sampling(temperature=0.5, top_k=9), Sampling(frequency_penalty=0.5)]
@@ -177,7 +177,7 @@ def test_a_chain_is_the_chain_drafters() -> None:
 
 @pytest.mark.parametrize("drawn", KINDS)
 def test_distributions_are_those_behind_each_path(drawn: Drawn) -> None:
-    """Level by level under a mask, against one plain pass over the text of each path."""
+    """Level by level under a mask, against a plain pass over each path."""
     model, prompts = tiny(seed=1, dtype=torch.float64), ragged_prompts([4, 9])
     samplings = [Sampling(temperature=0.7), Sampling(repetition_penalty=1.5)]
     context = Context.start(prompts, Warp(samplings, VOCAB), [0] * 2, range(2))
@@ -204,7 +204,7 @@ def test_distributions_are_those_behind_each_path(drawn: Drawn) -> None:
 
 @pytest.mark.parametrize("drawn", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_the_targets_own(family: str, drawn: Drawn) -> None:
+def test_greedy_output_is_the_targets_own(family: str, drawn: Drawn) -> None:
     """Token for token, in ragged batches whose rows end at different times, past the windows."""
     target, draft = tiny(family, 0), tiny(family, 1)
     prompts = ragged_prompts([3, 17, 9])
@@ -227,8 +227,8 @@ def test_a_target_accepts_its_own_tree() -> None:
 
 
 @pytest.mark.parametrize(("drawn", "rule"), [("iid", Rejection), ("distinct", Distinct)])
-def test_a_row_has_the_same_text_in_any_batch(drawn: Drawn, rule: Any) -> None:
-    """Sampled text, float64 models: alone, in a batch, and in one whose rows come and go."""
+def test_a_row_has_the_same_output_in_any_batch(drawn: Drawn, rule: Any) -> None:
+    """Sampled, with float64 models: alone, in a batch, and in a batch whose rows join and leave."""
     target, draft = tiny(seed=0, dtype=torch.float64), tiny(seed=1, dtype=torch.float64)
     prompts = ragged_prompts([5, 2, 9, 4, 7])
     sampling = [
@@ -246,8 +246,8 @@ def test_a_row_has_the_same_text_in_any_batch(drawn: Drawn, rule: Any) -> None:
 
 
 def test_one_pass_per_level() -> None:
-    """The accepted path is fed with the next root, whose distribution needs a pass anyway; leaves
-    and the nodes of other levels are not."""
+    """The next round's first pass takes the accepted path with the new root; leaves and nodes of
+    other levels are never fed."""
     widths: list[int] = []
     draft = tiny(seed=0, name="draft")
     model = TreeDrafter(draft, VOCAB, MEDUSA, "chosen")
@@ -278,7 +278,7 @@ def test_one_pass_per_level() -> None:
 
 
 def test_equal_siblings_stay_separate_draws() -> None:
-    """Independent draws may coincide; each is a node of its own, with children of its own."""
+    """Independent draws may be equal; each is a node of its own, with children of its own."""
     context = Context.start([[0, 1]] * 64, distribution(64), [0] * 64, range(64))
     drafter = TreeDrafter(toy(1), V, Topology.k_ary(2, 2), "iid")
     with torch.inference_mode():
@@ -287,9 +287,9 @@ def test_equal_siblings_stay_separate_draws() -> None:
     assert bool((draft.tokens_BN[:, 1] == draft.tokens_BN[:, 2]).any())
 
 
-def test_siblings_end_with_the_distribution() -> None:
-    """Where only two tokens are possible, a third draw without replacement is missing, and what
-    hangs on it; the first two make up the support."""
+def test_siblings_end_with_the_support() -> None:
+    """If only two tokens are possible, a third draw without replacement does not exist, nor do its
+    descendants; the first two are the support."""
     context = Context.start([[0, 1]] * 8, truncated_distribution(8), [0] * 8, range(8))
     drafter = TreeDrafter(toy(1), V, Topology.k_ary(3, 2), "distinct")
     with torch.inference_mode():

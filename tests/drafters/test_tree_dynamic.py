@@ -1,4 +1,4 @@
-"""Trees of the likeliest nodes: against the definition, against the target, in batches.
+"""Dynamic trees: against the definition, against the target, and in batches.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -41,7 +41,7 @@ def toy(seed: int, num_tokens: int = V) -> HFModel:
 
 
 def distribution(num_rows: int) -> Distribution:
-    """Everything that a distribution may depend on: the path to a node counts."""
+    """A distribution with every kind of sampling parameter, so that it depends on a node's path."""
     sampling = Sampling(temperature=0.8, frequency_penalty=0.9, logit_bias={0: 0.5})
     return Warp([sampling] * num_rows, V)
 
@@ -88,7 +88,7 @@ def test_contract(settings: dict[str, int], top_k: int) -> None:
 def test_a_round_has_exactly_the_targets_distribution(
     rule: str, distributions: Any, row_tokens: int | None
 ) -> None:
-    """ENUM: every decision of one round, and what follows, against the target."""
+    """ENUM: all decisions of one round, completed by the target, against the target."""
     with torch.inference_mode():
         done = enumerate_round(
             toy(0),
@@ -112,7 +112,7 @@ def test_greedy_rounds_are_the_targets() -> None:
 def by_definition(
     model: HFModel, prompt: list[int], temperature: float, depth: int, num_nodes: int, width: int
 ) -> set[tuple[int, ...]]:
-    """EAGLE-2 as one would write it down, a plain pass per node: the tokens of each kept path."""
+    """EAGLE-2 by its definition, with a plain pass per node: the tokens of each kept path."""
     value: dict[tuple[int, ...], float] = {}
     frontier: list[tuple[int, ...]] = [()]
     for _ in range(depth):
@@ -138,7 +138,7 @@ def paths_of(draft: Draft, row: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(("num_nodes", "width"), [(12, 3), (6, 2), (30, 3), (256, 4)])
 def test_the_tree_is_that_of_the_definition(num_nodes: int, width: int, temperature: float) -> None:
-    """Rows of other lengths and budgets, and so of other shapes, in one batch."""
+    """Rows of different lengths and budgets, and so of different shapes, in one batch."""
     model, prompts = tiny(seed=1, dtype=torch.float64, std=0.25), ragged_prompts([4, 9, 6, 2])
     sampling = Sampling(temperature=temperature)
     context = Context.start(prompts, Warp([sampling] * 4, VOCAB), [0] * 4, range(4))
@@ -158,7 +158,7 @@ def test_the_tree_is_that_of_the_definition(num_nodes: int, width: int, temperat
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "mistral"])
-def test_greedy_text_is_the_targets_own(family: str) -> None:
+def test_greedy_output_is_the_targets_own(family: str) -> None:
     """Token for token, in ragged batches whose rows end at different times, past the windows."""
     target, draft = tiny(family, 0), tiny(family, 1)
     prompts = ragged_prompts([3, 17, 9])
@@ -168,8 +168,8 @@ def test_greedy_text_is_the_targets_own(family: str) -> None:
     assert token_ids(trees.generate(prompts, sampling)) == token_ids(plain)
 
 
-def test_a_row_has_the_same_text_in_any_batch() -> None:
-    """Sampled text, float64 models: alone, in a batch, and in one whose rows come and go."""
+def test_a_row_has_the_same_output_in_any_batch() -> None:
+    """Sampled, with float64 models: alone, in a batch, and in a batch whose rows join and leave."""
     target, draft = tiny(seed=0, dtype=torch.float64), tiny(seed=1, dtype=torch.float64)
     prompts = ragged_prompts([5, 2, 9, 4, 7])
     sampling = [
@@ -187,8 +187,8 @@ def test_a_row_has_the_same_text_in_any_batch() -> None:
     assert token_ids(few.generate(prompts, sampling)) == alone
 
 
-def test_a_whole_context_of_wide_trees() -> None:
-    """To the last token of a context, where most of a tree lies beyond it."""
+def test_wide_trees_to_the_end_of_the_context() -> None:
+    """Up to the last token of a context, where most of a tree lies beyond it."""
     model = tiny(seed=0)
     engine = engine_of(model, model, method(num_nodes=256, width=50, depth=6), γ=5)
     done = engine.generate(ragged_prompts([3, 9]), greedy(500))
@@ -208,8 +208,8 @@ def test_more_children_than_tokens() -> None:
     assert draft.num_drafted_B.tolist() == [5 + 5 * 5] * 2
 
 
-def test_what_the_likeliest_nodes_are_is_no_draw() -> None:
-    """The mutant that ENUM must reject: the same nodes passed off as draws without replacement."""
+def test_declaring_the_kept_nodes_as_draws_would_show() -> None:
+    """The mutant that ENUM must reject: the same nodes declared as draws without replacement."""
 
     class Passed(DynamicTreeDrafter):
         def propose(self, state: Any, context: Context, *args: Any) -> Draft:

@@ -1,4 +1,4 @@
-"""Static trees: their constructors, their files, and what is wrong with a malformed one."""
+"""Static trees: constructors, files, and the errors of malformed ones."""
 
 import json
 from collections.abc import Callable
@@ -29,8 +29,8 @@ def test_numbering_is_breadth_first() -> None:
     assert (tree.num_nodes, tree.depth) == (7, 3)
 
 
-def test_expansions_are_specinfers() -> None:
-    """<1, 1, 3, 1>, the shape of its figure: a chain of two, then three chains of two."""
+def test_expansions_are_those_of_specinfer() -> None:
+    """<1, 1, 3, 1>, the shape in the paper's figure: a chain of two, then three chains of two."""
     tree = Topology.expansion([1, 1, 3, 1])
     assert tree.num_children == (1, 1, 3, 1, 1, 1, 0, 0, 0)
     assert tree.parents == (-1, 0, 1, 2, 2, 2, 3, 4, 5)
@@ -40,17 +40,17 @@ def test_expansions_are_specinfers() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ancestors_depths_and_turns_are_the_drafts(shape: str) -> None:
+def test_ancestors_depths_and_walk_steps_are_those_of_the_draft(shape: str) -> None:
     tree = SHAPES[shape]
     parents_BN = torch.tensor([tree.parents])
     draft = Draft(parents_BN, parents_BN, parents_BN >= -1, None, "chosen")
     assert draft.ancestors_BNN[0].tolist() == [list(row) for row in tree.ancestors]
     assert draft.depth_BN[0].tolist() == list(tree.depths)
-    assert draft.walk_step_BN[0].tolist() == list(tree.turns)
+    assert draft.walk_step_BN[0].tolist() == list(tree.walk_steps)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_file_holds_the_tree(shape: str, tmp_path: Path) -> None:
+def test_a_file_round_trips(shape: str, tmp_path: Path) -> None:
     file = tmp_path / "tree.json"
     SHAPES[shape].write(file)
     assert Topology.read(file) == SHAPES[shape]
@@ -90,7 +90,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_file_is_named_with_place_and_remedy(kind: str, tmp_path: Path) -> None:
+def test_a_malformed_file_is_reported_with_path_and_remedy(kind: str, tmp_path: Path) -> None:
     content, message = MALFORMED[kind]
     file = tmp_path / "bad.json"
     file.write_text(content)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_ngrams import tiny_file
 from tiny_seq2seq import tiny_seq2seq
 
 from outrider import Engine, Sampling
@@ -93,6 +94,29 @@ def test_buffers_stay_below_the_bound_and_outputs_are_the_same(
     assert held(engine) == 0
     most = max(rows for rows, _ in seen)
     assert 1 <= most < len(prompts) if share < 4 else most > 1
+
+
+@pytest.mark.parametrize(
+    ("method", "draft_length"),
+    [
+        ("speculative", "heuristic:3"),
+        ("specinfer", "heuristic:3"),
+        ("staged", "heuristic"),
+        ("speculative", "confidence:0.4"),
+        ("ngram", "survival:0.5"),
+    ],
+)
+def test_a_draft_length_policy_reserves_no_more_than_the_drafter(
+    target: HFModel, draft: HFModel, method: str, draft_length: str
+) -> None:
+    """The wrapped drafter says how many nodes a draft has, as it does without the wrapper."""
+    options = {"file": tiny_file()} if method == "ngram" else {}
+    needs = []
+    for length in ("fixed", draft_length):
+        settings = {"max_memory": "1GB", "options": options, "draft_length": length}
+        engine = engine_of(target, draft, method, 4, **settings)
+        needs.append(least(engine, ragged_prompts(LENGTHS)))
+    assert needs[1] == needs[0]
 
 
 def test_rows_join_while_others_run(target: HFModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from toy_trees import expected_tokens
 
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.tree.topology import Topology
-from outrider.lab.analysis.tree_plan import TreePlan, best_tree, expected_tokens, fastest_tree
+from outrider.lab.analysis.tree_plan import TreePlan, best_tree, fastest_tree
 
 RankPath = tuple[int, ...]
 

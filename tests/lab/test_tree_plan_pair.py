@@ -3,10 +3,11 @@
 import pytest
 import torch
 from tiny_models import VOCAB, full_logits, ragged_prompts, tiny
+from toy_trees import expected_tokens
 
 from outrider import Sampling
 from outrider.drafters.tree.topology import Topology
-from outrider.lab.analysis.tree_plan import best_tree, expected_tokens
+from outrider.lab.analysis.tree_plan import best_tree
 from outrider.lab.tree_plan import count_ranks, interpolated, plan_for_pair
 from outrider.runtime import HFModel
 

@@ -69,20 +69,20 @@ def test_padding_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
-def test_mates_say_the_same(target: str, draft: str) -> None:
+def test_shared_tokens_have_equal_content(target: str, draft: str) -> None:
     both = bridge(target, draft)
     ours, theirs = both.target, both.draft
-    assert len(set(both.mates.values())) == len(both.mates), "one to one"
-    for token, mate in both.mates.items():
-        assert ours.pieces[token] == theirs.pieces[mate]
-        assert ours.is_special(token) == theirs.is_special(mate)
+    assert len(set(both.draft_ids.values())) == len(both.draft_ids), "one to one"
+    for token, other in both.draft_ids.items():
+        assert ours.pieces[token] == theirs.pieces[other]
+        assert ours.is_special(token) == theirs.is_special(other)
     said = {piece for piece in ours.pieces if piece} & {piece for piece in theirs.pieces if piece}
-    assert {ours.pieces[token] for token in both.mates} - {b""} == said
+    assert {ours.pieces[token] for token in both.draft_ids} - {b""} == said
     if target == draft:
-        assert both.mates == {token: token for token in range(len(tokenizer(target)))}
+        assert both.draft_ids == {token: token for token in range(len(tokenizer(target)))}
     ends = [tokenizer(kind).eos_token_id for kind in (target, draft)]
     if None not in ends:
-        assert both.mates[ends[0]] == ends[1], "whatever it is called"
+        assert both.draft_ids[ends[0]] == ends[1], "whatever it is called"
 
 
 @pytest.mark.parametrize(("target", "draft"), [p for p in PAIRS if "wordpiece" not in p])
@@ -94,13 +94,13 @@ def test_transformers_finds_no_token_that_is_missed(target: str, draft: str) -> 
     ours, theirs = tokenizer(target), tokenizer(draft)
     found = AssistantToTargetTranslator(ours, theirs, len(ours)).target_to_assistant_input_ids
     both = bridge(target, draft)
-    for token, mate in found.items():
-        if both.mates.get(token) != mate:
+    for token, other in found.items():
+        if both.draft_ids.get(token) != other:
             form = ours.convert_ids_to_tokens(token)
             assert len(form) == 1
             assert not form.isascii()
             assert "unigram" in (target, draft)
-    assert len(both.mates) >= len(found) - 8
+    assert len(both.draft_ids) >= len(found) - 8
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
@@ -109,26 +109,26 @@ def test_a_prompt_is_translated_as_the_draft_would_tokenise_it(
     target: str, draft: str, text: str
 ) -> None:
     both = bridge(target, draft)
-    told = both.translate(tokenizer(target)(text)["input_ids"])
+    found = both.translate(tokenizer(target)(text)["input_ids"])
     if target in LOSSLESS:
         decoder_prompt = both.draft.decoder_prompt
         assert (
-            told == decoder_prompt + tokenizer(draft)(text, add_special_tokens=False)["input_ids"]
+            found == decoder_prompt + tokenizer(draft)(text, add_special_tokens=False)["input_ids"]
         )
-    assert told
+    assert found
     if target in LOSSLESS and draft in LOSSLESS:
-        assert both.draft.decode(told[len(both.draft.decoder_prompt) :]).lstrip(" ") == text.lstrip(
+        assert both.draft.decode(found[len(both.draft.decoder_prompt) :]).lstrip(
             " "
-        )
+        ) == text.lstrip(" ")
 
 
 def test_special_tokens_of_a_prompt() -> None:
     """Kept where the draft has them, else left out; never spelled."""
     both = bridge("byte", "fallback")
     prompt = tokenizer("byte")("<|im_start|>the dog")["input_ids"]
-    told = both.translate(prompt)
-    assert told[:2] == [*both.draft.decoder_prompt, both.draft.forms["<|im_start|>"]]
-    assert b"im_start" not in both.draft.bytes_of(told)
+    found = both.translate(prompt)
+    assert found[:2] == [*both.draft.decoder_prompt, both.draft.forms["<|im_start|>"]]
+    assert b"im_start" not in both.draft.bytes_of(found)
     to_unigram = bridge("byte", "unigram")
     assert "im" not in to_unigram.draft.decode(to_unigram.translate(prompt))
     alone = bridge("byte-small", "unigram").translate(prompt[:1])
@@ -144,16 +144,18 @@ def test_a_text_of_tokens_that_the_tokenizer_would_not_choose() -> None:
 
 
 def test_characters_that_come_in_pieces() -> None:
-    """The draft is told a character that it cannot spell in bytes once it is complete."""
+    """The draft gets a character that it cannot spell in bytes once it is complete."""
     both = bridge("byte", "unigram")
     euro = "東".encode()
     tokens = [both.target.ids[bytes([byte])] for byte in euro]
-    told, pending = both.mated(tokens[:2], b"")
-    assert (told, pending) == ([], euro[:2])
-    told, pending = both.mated(tokens[2:], pending)
-    assert (both.draft.bytes_of(told), pending) == (euro, b"")
+    found, pending = both.convert(tokens[:2], b"")
+    assert (found, pending) == ([], euro[:2])
+    found, pending = both.convert(tokens[2:], pending)
+    assert (both.draft.bytes_of(found), pending) == (euro, b"")
     letter = both.target.forms["x"]
-    assert both.mated([tokens[0], letter], b"") == ([both.mates[letter]], b""), "never completed"
+    assert both.convert([tokens[0], letter], b"") == ([both.draft_ids[letter]], b""), (
+        "never completed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,6 @@ def test_nothing_in_common() -> None:
         return HFModel(tiny_module(vocab_size=len(names)), words(names))
 
     both = Bridge(known("<unk>", "a", "b"), known("c", "d", "<unk>"))
-    assert both.mates == {0: 2}, "the unknown word, which says nothing"
+    assert both.draft_ids == {0: 2}, "the unknown word, which says nothing"
     with pytest.raises(VocabularyMismatchError, match=r"no token .* in both .*method='slem'"):
         Shared(both, torch.device("cpu"))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from outrider.core import Draft, Drawn, Scores, Verdict
+from outrider.core import Capabilities, Draft, Drawn, Scores, Verdict
 from outrider.testing import (
     SoftmaxDistribution,
     ToyDrafter,
@@ -125,6 +125,29 @@ class KeepsWrongRows(ToyDrafter):
     ],
 )
 def test_a_drafter_with_a_wrong_state_is_named(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_drafter(kind(GUESS), 3)
+
+
+class UndeclaredTree(ToyDrafter):
+    def __init__(self, model):
+        super().__init__(model, 2)
+
+    capabilities = Capabilities()
+
+
+class TooFewNodes(ToyDrafter):
+    capabilities = Capabilities(max_nodes=lambda num_tokens: num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (UndeclaredTree, "a tree, where the capabilities declare chains"),
+        (TooFewNodes, "5 nodes, where the capabilities declare at most 4"),
+    ],
+)
+def test_drafts_beyond_the_declared_capabilities_are_named(kind, message):
     with pytest.raises(AssertionError, match=message):
         check_drafter(kind(GUESS), 3)
 

@@ -18,7 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Acceptance, Budget, Context, Draft, Drafter, Drawn, Scores, Stream
+from outrider.core import (
+    Acceptance,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drafter,
+    Drawn,
+    Scores,
+    Stream,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import shown
 from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
@@ -37,32 +47,6 @@ class _Around:
     @property
     def drawn(self) -> Drawn:
         return self.drafter.drawn
-
-    @property
-    def models(self) -> tuple[Any, ...]:
-        """The models that the drafter runs."""
-        return tuple(getattr(self.drafter, "models", ()))
-
-    @property
-    def drafts_trees(self) -> bool:
-        """Whether the target scores trees."""
-        return bool(getattr(self.drafter, "drafts_trees", False))
-
-    @property
-    def runs_trees(self) -> bool:
-        """Whether the drafter's models run over trees."""
-        return bool(getattr(self.drafter, "runs_trees", False))
-
-    @property
-    def target(self) -> Any:
-        """The target that the drafter needs, if it needs one of its own."""
-        return self.drafter.target  # type: ignore[attr-defined]
-
-    @property
-    def depth(self) -> int:
-        """The drafter's own draft length, if it has one."""
-        depth: int = self.drafter.depth  # type: ignore[attr-defined]
-        return depth
 
     def start(self, context: Context) -> Any:
         return self.drafter.start(context)
@@ -94,6 +78,11 @@ class Stopped(_Around):
             )
         super().__init__(drafter)
         self.stop = stop
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        own = self.drafter.capabilities
+        return replace(own, full_chains=False, fused_tokens=0, stops_early=True)
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = self.drafter.propose(state, context, budget, rng)
@@ -141,9 +130,11 @@ class HeuristicLength(_Around):
         self.first = start
 
     @property
-    def depth(self) -> int:
-        """The drafter's own draft length; without one, a high bound for the lengths to grow to."""
-        return getattr(self.drafter, "depth", MOST)
+    def capabilities(self) -> Capabilities[Any]:
+        """The drafter's; a larger γ than the engine's default, since the length adapts below it."""
+        own = self.drafter.capabilities
+        depth = MOST if own.depth is None else own.depth
+        return replace(own, depth=depth, fused_tokens=0, rewindable=False)
 
     def start(self, context: Context) -> LengthState:
         first_B = torch.full_like(context.length_B, self.first)
@@ -226,12 +217,12 @@ class DraftLength:
         return unsure if self.stop is None else Both(self.stop, unsure)
 
     def around(self, drafter: Drafter[Any]) -> Drafter[Any]:
-        """The drafter under this policy. A drafter that stops by itself says so by its ``stop``.
+        """The drafter under this policy; a drafter that stops early by itself needs no stop.
 
         Raises:
             IncompatibleError: the policy has a stop, and the drafter draws none of its tokens.
         """
-        if self.stop is not None and getattr(drafter, "stop", None) is None:
+        if self.stop is not None and not drafter.capabilities.stops_early:
             drafter = Stopped(drafter, self.stop)
         return drafter if self.start is None else HeuristicLength(drafter, self.start)
 

@@ -20,10 +20,12 @@ Legend: B rows, N nodes (γ + 1).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from outrider.core import Acceptance, Budget, Context, Draft, Lengths, Scores, Stream
+from outrider.core import Acceptance, Budget, Capabilities, Context, Draft, Lengths, Scores, Stream
 from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
+from outrider.runtime import HFModel
 from outrider.runtime.hf.early_exit import EarlyExit, SharedCache
 
 
@@ -56,6 +58,10 @@ class EarlyExitDrafter(ModelDrafter):
     def __init__(self, target: EarlyExit, stop: Stop | None = None) -> None:
         super().__init__(target.first, target.num_tokens, stop)
         self.target = target
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(super().capabilities, target=self.target)
 
     def start(self, context: Context) -> ModelState:
         cache = self.target.cache_of(context)

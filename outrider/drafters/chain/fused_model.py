@@ -8,24 +8,46 @@ are more than a temperature, are drafted step by step.
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
 
+from dataclasses import replace
 from weakref import ref
 
 from torch import Tensor
 
-from outrider.core import Budget, Context, Distribution, Draft, Role, Stream
+from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Role, Stream
 from outrider.drafters.chain.model import ModelDrafter, ModelState
+from outrider.drafters.chain.stop import Stop
+from outrider.runtime import HFModel
 from outrider.sampling.warp import Warp
 
 
 class FusedModelDrafter(ModelDrafter):
-    """Samples a chain from a draft model; arguments and errors as :class:`ModelDrafter`.
+    """Samples a chain from a draft model.
 
-    Attributes:
-        num_fused: tokens of the drafts that one compiled program makes; 0 if none does.
+    Args:
+        model, num_tokens, stop: as for :class:`ModelDrafter`.
+        num_fused: length of the drafts that one compiled program makes; 0 if none does.
+
+    Raises:
+        InvalidParameterError: a confidence outside [0, 1].
     """
 
-    num_fused: int = 0
     _last: tuple[ref[Distribution], bool] | None = None
+
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        stop: Stop | float | None = None,
+        *,
+        num_fused: int = 0,
+    ) -> None:
+        super().__init__(model, num_tokens, stop)
+        self.num_fused = num_fused
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        fused_tokens = 0 if self.stop is not None else self.num_fused
+        return replace(super().capabilities, fused_tokens=fused_tokens)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if self._fits(state, context, budget):

@@ -15,6 +15,7 @@ Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from outrider.core import (
     Acceptance,
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drawn,
@@ -70,14 +72,8 @@ class ModelBacked:
         self.num_tokens = num_tokens
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The models it runs, for their clocks, their health and their limits."""
-        return (self.model,)
-
-    def max_nodes(self, num_tokens: int) -> int:
-        """Most slots behind the context that a draft of ``num_tokens`` levels takes, in the target
-        and in the draft model. One slot is for a row that lacks a token more than another."""
-        return num_tokens + 2
+    def capabilities(self) -> Capabilities[HFModel]:
+        return Capabilities((self.model,), max_nodes=_chain_slots, rewindable=True)
 
     def start(self, context: Context) -> ModelState:
         return ModelState(self.model.start(context))
@@ -172,6 +168,11 @@ class ModelDrafter(ModelBacked):
     def drawn(self) -> Drawn:
         return self._picker.drawn
 
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        stops = self.stop is not None
+        return replace(super().capabilities, full_chains=not stops, stops_early=stops)
+
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
         going = None if self.stop is None else _Going(self.stop, context)
@@ -248,6 +249,11 @@ class _Going:
         going_B = self.exists[-1] & self._stop.goes_on(q_B, self._survival_B)
         self.exists.append(going_B)
         return bool(going_B.any())
+
+
+def _chain_slots(num_tokens: int) -> int:
+    """Slots of a chain, and one more, since a row may lack a token that another row has."""
+    return num_tokens + 2
 
 
 def _argmax(row_BV: Tensor, i: int) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from outrider.core import (
     Acceptance,
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drawn,
@@ -34,9 +35,9 @@ class NoDraft:
 
     drawn: Drawn = "chosen"
 
-    def max_nodes(self, num_tokens: int) -> int:
-        """Most slots behind the context that a draft takes: the root's."""
-        return 1
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(drafts=False, max_nodes=lambda num_tokens: 1, rewindable=True)
 
     def start(self, context: Context) -> NoState:
         return NoState()

@@ -18,7 +18,18 @@ import math
 
 import torch
 
-from outrider.core import Acceptance, Budget, Context, Draft, Drawn, Role, Scores, Stream, draw
+from outrider.core import (
+    Acceptance,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Role,
+    Scores,
+    Stream,
+    draw,
+)
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.none import NoState
 
@@ -39,6 +50,7 @@ class RandomDrafter:
     """
 
     drawn: Drawn = "iid"
+    capabilities: Capabilities = Capabilities(rewindable=True)
 
     def __init__(
         self,

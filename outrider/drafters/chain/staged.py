@@ -34,7 +34,7 @@ import torch
 from outrider.core import (
     Acceptance,
     Budget,
-    CanRollBack,
+    Capabilities,
     Context,
     Draft,
     Drafter,
@@ -51,7 +51,6 @@ from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.chain.draft_length import cut
 from outrider.drafters.chain.stage import StageContext, StageDistributions, StageTarget
 from outrider.drafters.chain.stop import Stop
-from outrider.drafters.vocabulary.follow import Follower
 from outrider.runtime import HFModel, KVCache
 
 INNER_TOKENS = 4
@@ -117,7 +116,7 @@ class StagedDrafter:
     ) -> None:
         if inner_tokens < 1:
             raise InvalidParameterError(f"inner_tokens={inner_tokens!r}: must be 1 or more")
-        if isinstance(inner, Follower):
+        if inner.capabilities.own_vocabulary:
             raise IncompatibleError(
                 f"{type(inner).__name__} follows the text in tokens of its own and cannot take "
                 f"back what a stage drafts and the target rejects: give the stage a draft of the "
@@ -140,14 +139,10 @@ class StagedDrafter:
         self._target = StageTarget(model, num_tokens)
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The models it runs, for their clocks, their health and their limits."""
-        return (self.model, *getattr(self.inner, "models", ()))
-
-    def max_nodes(self, num_tokens: int) -> int:
-        """Most slots behind the context that a draft of ``num_tokens`` tokens takes. Rows that are
-        done go on with the others, for at most as many rounds as those need."""
-        return 2 * num_tokens + self.inner_tokens + 2
+    def capabilities(self) -> Capabilities[HFModel]:
+        models = (self.model, *self.inner.capabilities.models)
+        stops = self.stop is not None
+        return Capabilities(models, max_nodes=self._most_slots, stops_early=stops, rewindable=True)
 
     def start(self, context: Context) -> StagedState:
         sequences = StageContext.of(context)
@@ -182,18 +177,24 @@ class StagedDrafter:
         state.sequences.join(other.sequences)
         state.committed = state.committed + other.committed
 
+    def _most_slots(self, num_tokens: int) -> int:
+        """Slots behind the committed text: rows that are done go on with the others, for as many
+        rounds as these need, and behind them stands the cheaper drafter's draft."""
+        return 2 * num_tokens + self.inner.capabilities.max_nodes(self.inner_tokens) + 1
+
     def _follow(self, state: StagedState, context: Context) -> None:
         """Takes back what was not accepted, and takes over what was committed."""
         sequences = state.sequences
         length_B = sequences.in_common_B(context, min(state.committed))
         common = Lengths.read(length_B.clamp(max=context.length_B - 1))
-        if isinstance(state.inner, CanRollBack):
+        rolls_back = self.inner.capabilities.rewindable
+        if rolls_back:
             state.inner.rollback(common)
         unchanged = sequences.lengths == context.lengths == [n + 1 for n in common.host]
         state.cache.rollback(common)
         sequences.return_to(context)
         state.committed = sequences.lengths
-        if not (unchanged or isinstance(state.inner, CanRollBack)):
+        if not (unchanged or rolls_back):
             state.inner = self.inner.start(sequences)
 
     def _write(

@@ -29,7 +29,17 @@ from dataclasses import replace
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Acceptance, Budget, Context, Draft, Drawn, Role, Scores, Stream
+from outrider.core import (
+    Acceptance,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    Role,
+    Scores,
+    Stream,
+)
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import HostState, chain
 
@@ -83,6 +93,7 @@ class Synthetic:
     """
 
     drawn: Drawn = "chosen"
+    capabilities: Capabilities = Capabilities(rewindable=True)
 
     def __init__(self, num_tokens: int, acceptance: float = 0.8) -> None:
         if not 0 <= acceptance <= 1:

@@ -1,1 +1,1 @@
-"""Drafts copied from earlier text: prompt lookup and suffix decoding."""
+"""Drafts copied from earlier tokens: prompt lookup and suffix decoding."""

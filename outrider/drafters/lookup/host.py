@@ -1,10 +1,10 @@
-"""What drafters that work on the host share: how they read sequences, and how they write drafts.
+"""Shared by drafters that work on the host: reading the committed tokens, and writing drafts.
 
-A lookup needs tokens as numbers, not as tensors. Each row has a reader of its own. Before a round
-all readers get the tokens committed since the last one, in one read of the device for the whole
-batch. What they find goes back as one batch of drafts.
+A lookup needs tokens as Python integers. Each row has a reader of its own. Before a round every
+reader receives the tokens committed since the last round, in one device-to-host copy for the whole
+batch. The continuations that the readers find become one batch of chains or trees.
 
-Legend: B rows, N nodes (node 0 is the root), K tokens unread.
+Legend: B rows, N nodes (node 0 is the root), K unread tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from outrider.core import Budget, Context, Draft, Lengths, cached_arange, to_dev
 
 Table = np.ndarray[Any, np.dtype[np.int64]]
 _ABSENT = 1 << 30
-"""The depth of nodes that are not there: beyond any budget."""
+"""Depth written for nodes that do not exist, larger than any budget."""
 
 
 class Reader(Protocol):
@@ -30,10 +30,10 @@ class Reader(Protocol):
         """Reads the next tokens of the row."""
 
     def forget(self, num: int) -> None:
-        """Forgets the last ``num`` tokens, as if they had never been read."""
+        """Undoes the last ``num`` tokens, as if they had never been read."""
 
     def close(self) -> None:
-        """Ends the row, which has left the batch; all its tokens have been read."""
+        """Called once when the row leaves the batch, after all of its tokens have been read."""
 
 
 R = TypeVar("R", bound=Reader)
@@ -42,14 +42,14 @@ R = TypeVar("R", bound=Reader)
 class HostState(Generic[R]):
     """The readers of a batch.
 
-    A reader of an encoder-decoder reads the source text before the row's own tokens, to copy from
-    it.
+    The source of an encoder-decoder is read before the row's own tokens, so that drafts can be
+    copied from it.
 
     Attributes:
         readers: one per row.
         context: the running batch.
-        read: how many tokens of each row its reader has read.
-        last: the last token that it has read.
+        read: number of tokens of each row that its reader has read.
+        last: the last token read of each row.
     """
 
     def __init__(self, context: Context, make: Callable[[int], R]) -> None:
@@ -65,7 +65,7 @@ class HostState(Generic[R]):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Reads what has been committed since the last call."""
+        """Reads the tokens committed since the last call."""
         lengths = self.context.lengths
         if lengths == self.read:
             return
@@ -76,8 +76,8 @@ class HostState(Generic[R]):
         self.read = list(lengths)
 
     def rollback(self, lengths: Lengths) -> None:
-        """Forgets all but the first ``lengths`` tokens of each row, and the last of these, which is
-        read again to become ``last``; called before the context changes."""
+        """Forgets all but the first ``lengths`` tokens of each row; called before the context
+        changes. One token more is forgotten and read again, which restores ``last``."""
         for row, (length, read) in enumerate(zip(lengths.host, self.read, strict=True)):
             if length < read:
                 self.read[row] = max(length - 1, 0)
@@ -99,25 +99,26 @@ class HostState(Generic[R]):
         self.last = self.last + other.last
 
     def tensor(self, table: "Table | np.ndarray[Any, np.dtype[np.bool_]]") -> Tensor:
-        """A table on the host as a tensor on the context's device."""
+        """A host table as a tensor on the context's device."""
         return to_device(torch.from_numpy(table), self._device)
 
     def _unread(self) -> list[list[int]]:
-        """The tokens of each row that its reader has not read."""
+        """The unread tokens of each row."""
         context, spans = self.context, list(zip(self.read, self.context.lengths, strict=True))
         if self._device.type == "cpu":
-            if self._seen_BT is not context.tokens_BT:  # a view costs more than a read
+            if self._seen_BT is not context.tokens_BT:  # making the views costs more than a test
                 self._seen_BT = context.tokens_BT
                 self._views = [memoryview(tokens_T) for tokens_T in self._seen_BT.numpy()]
             return [view[a:b].tolist() for view, (a, b) in zip(self._views, spans, strict=True)]
-        K = max(b - a for a, b in spans)  # elsewhere each row would be a synchronisation of its own
+        K = max(b - a for a, b in spans)  # one copy for all rows, not one per row
         column_BK = context.length_B[:, None] + torch.arange(-K, 0, device=self._device)
         lines = context.tokens_BT.gather(1, column_BK.clamp(min=0)).tolist()
         return [line[K - (b - a) :] for line, (a, b) in zip(lines, spans, strict=True)]
 
 
 def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -> Draft:
-    """Chosen chains from one list of tokens per row, cut at the rows' budgets and end tokens."""
+    """A draft of chosen chains, one list of tokens per row, cut at the rows' budgets and behind
+    their end tokens."""
     ends, device = state.context.ends, state.context.device
     if ends is not None:
         found = [ends.cut_tokens(row, tokens) for row, tokens in enumerate(found)]
@@ -134,11 +135,12 @@ def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -
 
 
 class Tree(NamedTuple):
-    """Tokens on the host, in topological order; the root is not among them.
+    """A token tree on the host, in topological order and without its root.
 
     Attributes:
-        tokens: of each node.
-        parents: of each node, the parent's number in the draft: 0 is the root, 1 the first here.
+        tokens: the token of each node.
+        parents: the parent of each node as numbered in the draft: 0 is the root, 1 the first node
+            listed here.
     """
 
     tokens: list[int]
@@ -146,17 +148,17 @@ class Tree(NamedTuple):
 
     @classmethod
     def chain(cls, tokens: list[int]) -> "Tree":
-        """One path."""
+        """A tree with one path."""
         return cls(tokens, range(len(tokens)))
 
     @property
     def is_chain(self) -> bool:
-        """Whether it is one path."""
+        """Whether the tree is one path."""
         return all(map(eq, self.parents, count()))
 
     @property
     def depths(self) -> list[int]:
-        """Of all nodes of the draft, edges from the root, which comes first."""
+        """The depth of every node of the draft, beginning with the root's, which is 0."""
         depths = [0]
         for parent in self.parents:
             depths.append(depths[parent] + 1)
@@ -164,8 +166,8 @@ class Tree(NamedTuple):
 
 
 def trees(state: HostState[R], found: Sequence[Tree], budget: Budget) -> Draft:
-    """Chosen trees, one per row; the rows' own budgets cut them at their depth. Chains where all of
-    them are, which cost less to draft and to verify."""
+    """A draft of chosen trees, one per row, cut at the depth of the rows' budgets. If every tree is
+    a chain, the draft is one of chains, which cost less to verify."""
     if all(tree.is_chain for tree in found):
         return chain(state, [tree.tokens for tree in found], budget)
     N = 1 + max(len(tree.tokens) for tree in found)
@@ -182,8 +184,8 @@ def trees(state: HostState[R], found: Sequence[Tree], budget: Budget) -> Draft:
 
 
 def _table(first: Sequence[int], rest: Sequence[Sequence[int]], N: int, absent: int = 0) -> Table:
-    """A number per row and what follows it there, filled up to N columns."""
-    flat: list[int] = []  # of which numpy makes a table sooner than of lists in a list
+    """``first`` and ``rest`` of each row side by side, padded to N columns."""
+    flat: list[int] = []  # numpy converts a flat list faster than a list of lists
     for number, numbers in zip(first, rest, strict=True):
         flat.append(number)
         flat.extend(numbers)

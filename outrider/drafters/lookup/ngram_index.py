@@ -1,11 +1,12 @@
-"""Where the n-grams of a growing text have occurred: hash tables that hold nothing but places.
+"""An index of the positions of all n-grams of a growing token sequence.
 
-A table of dictionaries would cost some 200 bytes per token. Here a slot is one 32-bit integer, the
-place behind an n-gram, and the tokens themselves, kept once, say whether it is the right one. With
-tables between a third and two thirds full, a token costs 4 bytes and 6 to 12 for each length n.
-The last ``MAX_FORGOTTEN`` n-grams can be taken back.
+Dictionaries would cost some 200 bytes per token. Here a hash table stores one 32-bit integer per
+slot, the position behind an n-gram; whether a slot holds the wanted n-gram is checked against the
+tokens themselves, which are stored once. Tables are between a third and two thirds full, so a token
+costs 4 bytes plus 6 to 12 bytes for each length n. The last ``MAX_FORGOTTEN`` insertions can be
+undone.
 
-Not to be confused with ``ngram_table``: that one is a language model, this one a text's index.
+Not to be confused with ``ngram.table``, a language model: this is an index of one sequence.
 """
 
 from array import array
@@ -17,24 +18,24 @@ _FIRST_SIZE = 64
 
 
 class NgramIndex:
-    """The places of the n-grams of one length in a text.
+    """The positions of the n-grams of one length in a sequence.
 
     Args:
-        text: the tokens, appended to by its owner.
-        n: tokens of an n-gram.
-        latest: remember where it occurred last; otherwise where it occurred first.
+        tokens: the sequence; its owner appends to it.
+        n: length of an n-gram.
+        latest: store the last position of an n-gram; otherwise the first.
     """
 
-    def __init__(self, text: "array[int]", n: int, latest: bool) -> None:
-        self._text = text
+    def __init__(self, tokens: "array[int]", n: int, latest: bool) -> None:
+        self._tokens = tokens
         self._n = n
         self._latest = latest
         self._slots = array("i", [0]) * _FIRST_SIZE
         self._used = 0
-        self._log: deque[tuple[int, int]] = deque(maxlen=MAX_FORGOTTEN)  # slots, what was in them
+        self._log: deque[tuple[int, int]] = deque(maxlen=MAX_FORGOTTEN)  # (slot, content before)
 
     def put(self, ends: range) -> None:
-        """Notes the n-grams of the tokens before each of these ends."""
+        """Inserts the n-grams that end before each of these positions."""
         log, latest = self._log, self._latest
         for end in ends:
             slot = self._slot(end)
@@ -50,38 +51,39 @@ class NgramIndex:
 
     @property
     def num_forgettable(self) -> int:
-        """N-grams that can be taken back: of those put last, since the table was last rebuilt."""
+        """How many of the last insertions can be undone: those since the table was rebuilt."""
         return len(self._log)
 
     def forget(self, num: int) -> None:
-        """Takes the last so many n-grams back, ``num_forgettable`` at most."""
+        """Undoes the last ``num`` insertions, ``num_forgettable`` at most."""
         for _ in range(num):
             slot, before = self._log.pop()
             self._slots[slot] = before
             self._used -= not before
 
     def find(self, end: int) -> int:
-        """The place behind another occurrence of the n-gram before ``end``; 0 if none is known."""
+        """The position behind another occurrence of the n-gram that ends before ``end``; 0 if there
+        is none."""
         return self._slots[self._slot(end)]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the table."""
+        """Memory of the table in bytes."""
         return getsizeof(self._slots)
 
     def _slot(self, end: int) -> int:
-        """Where that n-gram is, or would be."""
-        text, n, slots = self._text, self._n, self._slots
-        gram = text[end - n : end]
+        """The slot of the n-gram that ends before ``end``, whether it is there or not."""
+        tokens, n, slots = self._tokens, self._n, self._slots
+        gram = tokens[end - n : end]
         mask = len(slots) - 1
         slot = hash(gram.tobytes()) & mask
-        while (other := slots[slot]) and text[other - n : other] != gram:
+        while (other := slots[slot]) and tokens[other - n : other] != gram:
             slot = (slot + 1) & mask
         return slot
 
     def _grow(self) -> None:
         self._log.clear()
-        places = [place for place in self._slots if place]
+        positions = [position for position in self._slots if position]
         self._slots = array("i", [0]) * (2 * len(self._slots))
-        for place in places:
-            self._slots[self._slot(place)] = place
+        for position in positions:
+            self._slots[self._slot(position)] = position

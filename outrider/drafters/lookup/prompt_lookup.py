@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last tokens when the text had them before, follows again.
+"""Prompt lookup: drafts the tokens that followed an earlier occurrence of the last n tokens.
 
 Saxena, "Prompt Lookup Decoding", 2023, https://github.com/apoorvumang/prompt-lookup-decoding;
 independently LLMA, Yang et al., "Inference with Reference: Lossless Acceleration of Large Language
@@ -6,18 +6,18 @@ Models", 2023, https://arxiv.org/abs/2304.04487.
 
     n = n_max … n_min:   find j < T with  x_{j-n+1 … j} = x_{T-n+1 … T};   draft  x_{j+1} … x_{j+γ}
 
-The longest n wins; of several places the latest or the first. Prompt and output are searched alike,
-and an encoder-decoder's source text with them.
+The longest n that matches wins; of several matches the latest or the first. Prompt, output and the
+source of an encoder-decoder are all searched.
 
-The original scans the text anew for every n in every round, T·n_max comparisons; here each length
-has an index (``ngram_index``), so a token costs n_max insertions when it is committed, a draft
-n_max lookups, and neither depends on the length of the text. The original takes the first match
-and wants γ tokens behind it; transformers takes the first match too, but any continuation. Both
-are options (``match`` and ``tail``).
+The original scans the whole sequence for every n in every round, T·n_max comparisons. Here each
+length has an index (``ngram_index``): committing a token costs n_max insertions, a draft n_max
+lookups, and neither depends on the length of the sequence. The original takes the first match and
+requires γ tokens behind it; transformers takes the first match and any continuation. Options
+``match`` and ``tail`` select both.
 
-Proposes: chosen chains, row by row from that row alone.
+Proposes: chosen chains, each row's from that row alone.
 
-Legend: B rows, N nodes, D drafted tokens (N-1).
+Legend: B rows, N nodes (node 0 is the root).
 """
 
 from array import array
@@ -25,82 +25,85 @@ from collections.abc import Sequence
 from sys import getsizeof
 from typing import Literal, get_args
 
-from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Scores, Stream, Verdict
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.lookup.host import HostState, chain
 from outrider.drafters.lookup.ngram_index import NgramIndex
 
 Match = Literal["latest", "first"]
 
+DEPTH = 10
+"""The draft length of the original."""
 
-class LookupText:
-    """One row's text and where its n-grams are.
+
+class LookupReader:
+    """One row's tokens and the index of their n-grams.
 
     Args:
         sizes: the lengths n, longest first.
-        latest: of several places take the latest.
-        tail: tokens that must follow an n-gram before it counts.
+        latest: of several matches take the latest.
+        tail: tokens that must follow an n-gram before it is inserted.
     """
 
     def __init__(self, sizes: Sequence[int], latest: bool, tail: int) -> None:
-        self.text = array("i")
+        self.tokens = array("i")
         self.latest = latest
         self.tail = tail
-        self.indices = {n: NgramIndex(self.text, n, latest) for n in sizes}
+        self.indices = {n: NgramIndex(self.tokens, n, latest) for n in sizes}
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Reads the next tokens."""
-        first = len(self.text) - self.tail + 1
-        self.text.extend(tokens)
-        stop = len(self.text) - self.tail + 1
+        first = len(self.tokens) - self.tail + 1
+        self.tokens.extend(tokens)
+        stop = len(self.tokens) - self.tail + 1
         for n, index in self.indices.items():
             index.put(range(first if first > n else n, stop))
 
     def forget(self, num: int) -> None:
-        """Takes the last so many tokens back; anew from the text where an index cannot."""
-        last, kept = len(self.text) - self.tail, len(self.text) - num
+        """Undoes the last ``num`` tokens; rebuilds the indices if one cannot undo as many."""
+        last, kept = len(self.tokens) - self.tail, len(self.tokens) - num
         lost = {n: max(last - max(kept - self.tail, n - 1), 0) for n in self.indices}
         if all(lost[n] <= index.num_forgettable for n, index in self.indices.items()):
-            del self.text[kept:]
+            del self.tokens[kept:]
             for n, index in self.indices.items():
                 index.forget(lost[n])
         else:
-            text, self.text = self.text[:kept], array("i")
-            self.indices = {n: NgramIndex(self.text, n, self.latest) for n in self.indices}
-            self.extend(text)
+            tokens, self.tokens = self.tokens[:kept], array("i")
+            self.indices = {n: NgramIndex(self.tokens, n, self.latest) for n in self.indices}
+            self.extend(tokens)
 
     def close(self) -> None:
-        """Nothing outlives the row."""
+        """Does nothing: no memory outlives the row."""
 
     def continuation(self, most: int) -> Sequence[int]:
-        """At most that many tokens from behind the longest match; none without a match."""
-        end = len(self.text)
+        """At most ``most`` tokens from behind the longest match; none without a match."""
+        end = len(self.tokens)
         for n, index in self.indices.items():
-            if n <= end and (place := index.find(end)):
-                return self.text[place : place + most]
+            if n <= end and (position := index.find(end)):
+                return self.tokens[position : position + most]
         return ()
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the text and its indices."""
-        return getsizeof(self.text) + sum(index.num_bytes for index in self.indices.values())
+        """Memory of the tokens and their indices in bytes."""
+        return getsizeof(self.tokens) + sum(index.num_bytes for index in self.indices.values())
 
 
 class PromptLookup:
-    """Drafts by copying from the row's own text.
+    """Drafts by copying from the row's own tokens.
 
     Args:
         longest: n_max.
         shortest: n_min.
-        match: of several places the ``latest`` or the ``first``.
+        match: of several matches the ``latest`` or the ``first``.
         tail: tokens that must follow a match: 1 allows truncated continuations, γ is the original.
 
     Raises:
-        InvalidParameterError: lengths that are none, another ``match``.
+        InvalidParameterError: n_min or ``tail`` below 1, n_max below n_min, another ``match``.
     """
 
     drawn: Drawn = "chosen"
-    depth = 10  # the original's number of tokens
+    capabilities: Capabilities = Capabilities(depth=DEPTH, full_chains=True, rewindable=True)
 
     def __init__(
         self, longest: int = 3, shortest: int = 1, match: Match = "latest", tail: int = 1
@@ -119,21 +122,21 @@ class PromptLookup:
         self.match = match
         self.tail = tail
 
-    def start(self, context: Context) -> HostState[LookupText]:
+    def start(self, context: Context) -> HostState[LookupReader]:
         latest = self.match == "latest"
-        return HostState(context, lambda row: LookupText(self.sizes, latest, self.tail))
+        return HostState(context, lambda row: LookupReader(self.sizes, latest, self.tail))
 
     def propose(
-        self, state: HostState[LookupText], context: Context, budget: Budget, rng: Stream
+        self, state: HostState[LookupReader], context: Context, budget: Budget, rng: Stream
     ) -> Draft:
         state.catch_up()
         found = [reader.continuation(budget.max_tokens) for reader in state.readers]
         return chain(state, found, budget)
 
     def commit(
-        self, state: HostState[LookupText], draft: Draft, verdict: Verdict, scores: Scores
+        self, state: HostState[LookupReader], draft: Draft, verdict: Verdict, scores: Scores
     ) -> None:
-        """Nothing: the next draft reads what was committed."""
+        """Does nothing: the next ``propose`` reads what was committed."""
 
-    def join(self, state: HostState[LookupText], other: HostState[LookupText]) -> None:
+    def join(self, state: HostState[LookupReader], other: HostState[LookupReader]) -> None:
         state.join(other)

@@ -1,21 +1,22 @@
-"""A suffix automaton of a growing text: every substring it ever had, and how often.
+"""A suffix automaton of a growing token sequence: all of its substrings and how often each occurs.
 
 Blumer et al., "The smallest automaton recognizing the subwords of a text", Theoretical Computer
 Science 40, 1985; the online construction, amortised O(1) per token. A state stands for a class of
-substrings that end at the same places of the text; its suffix link leads to the longest shorter one
-that also ends elsewhere. So the link of the whole text's state is the longest suffix that occurred
-before: the longest match of any length, without a search.
+substrings that end at the same positions; its suffix link leads to the class of the longest shorter
+suffix that also ends elsewhere. So the suffix link of the state of the whole sequence is the
+longest suffix that occurred before: the longest match of any length, without a search.
 
-Each state counts its places. A new token adds a place to all its suffixes, one step per link; where
-a text is so repetitive that there are more than ``MAX_LINKS``, the shortest are not counted.
+Each state counts its occurrences. A new token adds an occurrence to each of its suffixes, one step
+per suffix link; if a repetitive sequence has more than ``MAX_LINKS``, the shortest suffixes are not
+counted.
 
-States and transitions are rows of arrays of 32-bit integers. Most states have one transition,
-which is kept with the state (``next``); the others are chained (``more``, ``sibling``) and found
-through a hash table.
+States and transitions are rows of arrays of 32-bit integers. Most states have one transition, which
+is stored with the state (``next``). Further transitions form a linked list (``more``, ``sibling``)
+and are found through a hash table.
 
-Tokens can be taken back, the last one first: of each of the last ``MAX_FORGOTTEN`` is known what it
-overwrote. What it added stands at the ends of the arrays, and transitions leave the table in the
-opposite order of their coming, so that no other is lost behind them.
+The last ``MAX_FORGOTTEN`` tokens can be undone, the newest first: a log holds what each of them
+overwrote. The rows that a token added are at the ends of the arrays, and its transitions leave the
+hash table in the reverse order of insertion, so that no probe sequence is broken.
 """
 
 from array import array
@@ -30,24 +31,24 @@ SEPARATOR = -1
 _FIRST_SIZE = 64
 
 _Overwritten = tuple[int, int, int, list[int]]
-"""Of a token, what there was before it: the state of the whole text and the number of transitions;
-the state that it split, or 0; and the latest places of the text's suffixes, from the longest on."""
+"""What a token replaced: the state of the whole sequence and the number of transitions before it;
+the state that it split, or 0; the latest positions of the suffixes, from the longest on."""
 
 
 class SuffixIndex:
     """The automaton. State 0 is the empty string.
 
     Attributes:
-        text: the tokens. Texts are kept apart by ``SEPARATOR``.
-        last: the state of the whole text.
-        length: of each state, the tokens of its longest string.
+        tokens: the sequence; ``SEPARATOR`` stands between joined sequences.
+        last: the state of the whole sequence.
+        length: of each state, the length of its longest string in tokens.
         link: of each state, its suffix link; -1 from the empty string.
-        end: of each state, the latest place in the text behind its strings.
-        count: of each state, the number of these places.
+        end: of each state, the latest position behind one of its occurrences.
+        count: of each state, the number of its occurrences.
     """
 
     def __init__(self) -> None:
-        self.text = array("i")
+        self.tokens = array("i")
         self.last = 0
         self.length = array("i", [0])
         self.link = array("i", [-1])
@@ -69,32 +70,32 @@ class SuffixIndex:
 
     @property
     def num_forgettable(self) -> int:
-        """Tokens that can be taken back."""
+        """How many of the last tokens can be undone."""
         return len(self._log)
 
     def forget(self, num: int) -> None:
-        """Takes the last so many tokens back, ``num_forgettable`` at most."""
+        """Undoes the last ``num`` tokens, ``num_forgettable`` at most."""
         for _ in range(num):
             self._take_back(*self._log.pop())
 
     def step(self, state: int, token: int) -> int:
-        """The state of the string with one more token; 0 if the text has no such string."""
+        """The state of the string with one more token; 0 if it does not occur."""
         target = self._next[state]
-        if not target or self.text[self.end[target] - 1] == token:
+        if not target or self.tokens[self.end[target] - 1] == token:
             return target
         return self._target[self._slots[self._slot(state, token)]] if self._more[state] else 0
 
     def children(self, state: int) -> Iterator[int]:
-        """The states behind a state, one per token that ever followed it; the newest tokens first,
-        but for the very first."""
+        """The successors of a state, one per token that ever followed it: the first one, then the
+        others from the newest on."""
         if self._next[state]:
             yield self._next[state]
         for edge in self._edges(state):
             yield self._target[edge]
 
     def likeliest_child(self, state: int) -> int:
-        """The state behind a state with the most places, of equals the latest; 0 if there is none.
-        Of more than ``MAX_CHILDREN`` the newest are considered, and the first."""
+        """The successor of a state with the most occurrences, the latest of equals; 0 if it has no
+        successor. Of more than ``MAX_CHILDREN`` only the first and the newest are considered."""
         best, edge = self._next[state], self._more[state]
         if not edge:
             return best
@@ -104,16 +105,16 @@ class SuffixIndex:
             if most > majority:
                 break
             child = targets[edge]
-            places = count[child]
-            if places > most or (places == most and end[child] > end[best]):
-                best, most = child, places
+            occurrences = count[child]
+            if occurrences > most or (occurrences == most and end[child] > end[best]):
+                best, most = child, occurrences
             edge = siblings[edge]
             if not edge:
                 break
         return best
 
     def likeliest_children(self, state: int, num: int) -> list[int]:
-        """The same for so many states, the likeliest first."""
+        """The ``num`` successors with the most occurrences, in order; see ``likeliest_child``."""
         first, edge = self._next[state], self._more[state]
         if not edge:
             return [first] if first else []
@@ -128,28 +129,28 @@ class SuffixIndex:
 
     def token(self, state: int) -> int:
         """The last token of a state's strings."""
-        return self.text[self.end[state] - 1]
+        return self.tokens[self.end[state] - 1]
 
     def num_followed(self, state: int) -> int:
-        """Places of a state that have a token behind them: all but the end of the text."""
-        return self.count[state] - (self.end[state] == len(self.text))
+        """Occurrences of a state that a token follows: all but one at the end of the sequence."""
+        return self.count[state] - (self.end[state] == len(self.tokens))
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the arrays, with what they hold in reserve."""
+        """Memory of the arrays in bytes, spare capacity included."""
         return sum(getsizeof(value) for value in vars(self).values() if isinstance(value, array))
 
     def _append(self, token: int) -> None:
-        text, link, end, first = self.text, self.link, self.end, self._next
-        text.append(token)
-        place, before, num_edges = len(text), self.last, len(self._source)
-        new = self._state(place, 0, place, 1)
+        tokens, link, end, first = self.tokens, self.link, self.end, self._next
+        tokens.append(token)
+        position, before, num_edges = len(tokens), self.last, len(self._source)
+        new = self._state(position, 0, position, 1)
         state, split, ends = before, 0, []
         while state >= 0:
             target = first[state]
             if not target:
                 first[state] = new
-            elif text[end[target] - 1] == token:
+            elif tokens[end[target] - 1] == token:
                 break
             else:
                 slot = self._slot(state, token)
@@ -163,13 +164,13 @@ class SuffixIndex:
                 split = target
                 target = self._split(state, token, target)
             link[new] = target
-            ends = self._count(target, place)
+            ends = self._count(target, position)
         self.last = new
         self._log.append((before, num_edges, split, ends))
 
     def _take_back(self, before: int, num_edges: int, split: int, ends: Sequence[int]) -> None:
         """Undoes the last ``_append``."""
-        token, new = self.text[-1], self.last
+        token, new = self.tokens[-1], self.last
         state = self.link[new]
         for end in ends:
             self.end[state] = end
@@ -192,11 +193,11 @@ class SuffixIndex:
             del column[num_edges:]
         for column in (self.length, self.link, self.end, self.count, self._next, self._more):
             del column[new:]
-        del self.text[-1]
+        del self.tokens[-1]
         self.last = before
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """Gives the shorter strings of a target, which have a new place, a state of their own."""
+        """Moves the shorter strings of a target, which have a new occurrence, to a new state."""
         length, link = self.length[state] + 1, self.link[target]
         clone = self._state(length, link, self.end[target], self.count[target])
         self._next[clone] = self._next[target]
@@ -208,7 +209,7 @@ class SuffixIndex:
         return clone
 
     def _redirect(self, state: int, token: int, target: int, other: int) -> None:
-        """Leads a state and its suffixes to another target, as far as they led to this one."""
+        """Redirects the transitions of a state and its suffixes from ``target`` to ``other``."""
         while state >= 0 and self.step(state, token) == target:
             if self._next[state] == target:
                 self._next[state] = other
@@ -216,13 +217,14 @@ class SuffixIndex:
                 self._target[self._slots[self._slot(state, token)]] = other
             state = self.link[state]
 
-    def _count(self, state: int, place: int) -> list[int]:
-        """Adds a place to a state and to all shorter suffixes; their latest places before."""
+    def _count(self, state: int, position: int) -> list[int]:
+        """Adds an occurrence to a state and all shorter suffixes; returns their latest positions
+        before."""
         link, end, count = self.link, self.end, self.count
         ends: list[int] = []
         while state > 0 and len(ends) < MAX_LINKS:
             ends.append(end[state])
-            end[state] = place
+            end[state] = position
             count[state] += 1
             state = link[state]
         return ends
@@ -237,14 +239,14 @@ class SuffixIndex:
         return len(self.length) - 1
 
     def _edges(self, state: int) -> Iterator[int]:
-        """The transitions of a state but the first, newest first."""
+        """All transitions of a state but the first, from the newest on."""
         edge = self._more[state]
         while edge:
             yield edge
             edge = self._sibling[edge]
 
     def _connect(self, state: int, token: int, target: int, slot: int) -> None:
-        """Adds a transition to those behind the first; ``slot`` is where the table has it."""
+        """Adds a transition behind the first one; ``slot`` is its place in the hash table."""
         edge = len(self._source)
         self._source.append(state)
         self._token.append(token)
@@ -257,11 +259,11 @@ class SuffixIndex:
             self._slots[slot] = edge
 
     def _slot(self, state: int, token: int) -> int:
-        """Where that transition is in the table, or would be."""
-        slots, source, tokens = self._slots, self._source, self._token
+        """The slot of that transition in the hash table, whether it is there or not."""
+        slots, source, labels = self._slots, self._source, self._token
         mask = len(slots) - 1
         slot = hash((state, token)) & mask
-        while (edge := slots[slot]) and (source[edge] != state or tokens[edge] != token):
+        while (edge := slots[slot]) and (source[edge] != state or labels[edge] != token):
             slot = (slot + 1) & mask
         return slot
 

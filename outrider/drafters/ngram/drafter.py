@@ -1,25 +1,25 @@
-"""An n-gram model drafts: a table from a corpus in place of a draft model.
+"""Drafts from an n-gram model: a table of a corpus's counts in place of a draft model.
 
-The cheapest drafts of Leviathan, Kalman and Matias, ICML 2023 (Table 3: unigrams and bigrams), and
-of Spector and Ré, "Accelerating LLM Inference with Staged Speculative Decoding", 2023 (a trigram
-model below the draft model). https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2308.04623
+The cheapest drafters of Leviathan, Kalman and Matias, ICML 2023 (Table 3: unigrams and bigrams),
+and of Spector and Ré, "Accelerating LLM Inference with Staged Speculative Decoding", 2023 (a
+trigram model below the draft model). https://arxiv.org/abs/2211.17192, https://arxiv.org/abs/2308.04623
 
     sample:  x_i ~ q_i,   q_i = the request's distribution of  log q( . | x_{i-n+1} … x_{i-1})
     argmax:  x_i = argmax_x q(x | x_{i-n+1} … x_{i-1})
 
-Temperature, truncation and penalties thus act on the table's distribution as they do on the
-target's; where no row asks for any, q_i is the table's distribution as it stands, and no logarithm
-is taken. The argmax is the table's own, whatever the request asks for, and is written in the file:
-it costs a few binary searches, and no distribution is computed. Batches of rows at temperature 0
-draft it either way.
+So temperature, truncation and penalties act on the table's distribution as they do on the target's.
+Where no row sets any of them, q_i is the table's distribution itself and no logarithm is taken. The
+argmax is the table's own, whatever the sampling parameters are; it is stored in the file, so it
+costs a few binary searches and no distribution is computed. Batches whose rows are all at
+temperature 0 draft the argmax in either case.
 
-The table lives on the host. An accelerator is read once per round for the contexts' last tokens,
-and when sampling once more per drafted token.
+The table lives on the host. Each round reads an accelerator once, for the last tokens of the
+contexts, and ``sample`` once more per drafted token.
 
-Optional confidence stop, as in the draft model's chain: no further after a token whose probability
-(of ``sample`` under q_i, of ``argmax`` in the table) is below ``confidence``. The token stays.
+With a ``confidence`` a row stops behind a token whose probability (under q_i for ``sample``, in the
+table for ``argmax``) is smaller. That token stays in the draft.
 
-Legend: B rows, N nodes (D + 1), D drafted tokens, K last tokens, V vocabulary.
+Legend: B rows, N nodes (node 0 is the root), V vocabulary.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from outrider.core import (
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drawn,
@@ -56,15 +57,17 @@ class NgramDrafter:
     """Drafts a chain from an n-gram table.
 
     Args:
-        table: the model; its vocabulary must be the target's.
-        num_tokens: width of the target's logits; beyond the table's vocabulary nothing is drafted.
-        how: ``sample`` from its distribution or take its ``argmax``.
-        confidence: stop a row after a token with a smaller probability; 0 never stops.
-        dtype: of the distributions, float32 or float64.
+        table: the n-gram model; its vocabulary must be the target's.
+        num_tokens: width of the target's logits; ids beyond the table's vocabulary are not drafted.
+        how: ``sample`` from the distribution, or take its ``argmax``.
+        confidence: stop a row behind a token with a smaller probability; 0 never stops.
+        dtype: dtype of the distributions, float32 or float64.
 
     Raises:
         InvalidParameterError: another ``how``, a confidence outside [0, 1].
     """
+
+    capabilities: Capabilities = Capabilities(rewindable=True)
 
     def __init__(
         self,
@@ -97,23 +100,23 @@ class NgramDrafter:
         return self._sampled(tails, context, budget, rng)
 
     def commit(self, state: NoState, draft: Draft, verdict: Verdict, scores: Scores) -> None:
-        """Nothing to learn: the context is all it needs."""
+        """Does nothing: drafts depend on the context alone."""
 
     def join(self, state: NoState, other: NoState) -> None:
         """Nothing to join."""
 
     def _best(self, tails: list[list[int]], context: Context, budget: Budget) -> Draft:
-        D, table = budget.max_tokens, self.table
+        γ, table = budget.max_tokens, self.table
         rows, lengths = [], []
         for tail in tails:
             row, nodes, sure = tail[-1:], table.nodes(tail[:-1]), True
-            while sure and len(row) <= D:
+            while sure and len(row) <= γ:
                 nodes = table.step(nodes, row[-1])
                 x = table.best(nodes)
                 sure = not self.confidence or table.probability(nodes, x) >= self.confidence
                 row.append(x)
             lengths.append(len(row) - 1)
-            rows.append(row + [0] * (D + 1 - len(row)))
+            rows.append(row + [0] * (γ + 1 - len(row)))
         tokens_BN = torch.tensor(rows, device=context.device)
         limit_B = torch.tensor(lengths, device=context.device) if self.confidence else None
         return Draft.chain(tokens_BN, _within(tokens_BN, limit_B, budget.tokens_B), None, "chosen")
@@ -121,16 +124,16 @@ class NgramDrafter:
     def _sampled(
         self, tails: list[list[int]], context: Context, budget: Budget, rng: Stream
     ) -> Draft:
-        D = budget.max_tokens
-        u_BD = rng.uniform(Role.DRAFT, D)
+        γ = budget.max_tokens
+        u_BD = rng.uniform(Role.DRAFT, γ)
         nodes = [self.table.nodes(tail) for tail in tails]
         going_B = torch.ones_like(context.length_B, dtype=torch.bool)
         limit_B = torch.zeros_like(context.length_B)
         tokens = [context.root_B]
         probs_BNV = torch.zeros(
-            len(tails), D + 1, self.num_tokens, dtype=self._dtype, device=context.device
+            len(tails), γ + 1, self.num_tokens, dtype=self._dtype, device=context.device
         )
-        for i in range(D):
+        for i in range(γ):
             q_BV = probs_BNV[:, i]
             self._write_distribution(q_BV, nodes, Prefix.of_chain(context, tokens[1:]))
             x_B = draw(q_BV, u_BD[:, i])
@@ -140,7 +143,7 @@ class NgramDrafter:
                 going_B = going_B & (q_BV.gather(1, x_B[:, None])[:, 0] >= self.confidence)
                 if not bool(going_B.any()):
                     break
-            if i + 1 < D:
+            if i + 1 < γ:
                 drawn = zip(nodes, x_B.tolist(), strict=True)
                 nodes = [self.table.step(here, x) for here, x in drawn]
         tokens_BN = torch.stack(tokens, 1)
@@ -148,7 +151,7 @@ class NgramDrafter:
         return Draft.chain(tokens_BN, mask_BN, probs_BNV[:, : len(tokens)], "iid")
 
     def _write_distribution(self, q_BV: Tensor, nodes: list[list[int]], prefix: Prefix) -> None:
-        """Writes the distribution of the next token as the requests ask for it."""
+        """Writes the distribution of the next token under the rows' sampling parameters, (B, V)."""
         distribution, width = prefix.context.distribution, self.table.about.num_tokens
         own = (
             isinstance(distribution, Warp) and distribution.is_softmax and width <= self.num_tokens
@@ -158,25 +161,25 @@ class NgramDrafter:
         for row_V, here in zip(rows_BV.numpy(), nodes, strict=True):
             self.table.distribution(here, row_V)
         if in_place:
-            q_BV /= q_BV.sum(1, keepdim=True)  # rounding apart, they sum to one already
+            q_BV /= q_BV.sum(1, keepdim=True)  # only rounding keeps the sums from 1
             return
         logits_BV = fitted(rows_BV.log_().to(q_BV.device), self.num_tokens)
         q_BV.copy_(distribution(logits_BV[:, None], prefix)[:, 0])
 
 
 def _tails(context: Context, num: int) -> list[list[int]]:
-    """The last so many tokens of each row, fewer where it has fewer, on the host."""
+    """The last ``num`` tokens of each row on the host; all of them where a row has fewer."""
     lengths = context.lengths
-    if min(lengths) == max(lengths):  # as one row alone is: a slice does
+    if min(lengths) == max(lengths):  # a slice will do, as for one row alone
         num = min(num, lengths[0])
         return context.tokens_BT.narrow(1, lengths[0] - num, num).tolist()
-    places = [[max(n - k, 0) for k in range(num, 0, -1)] for n in lengths]
-    rows = context.tokens_BT.gather(1, torch.tensor(places, device=context.device)).tolist()
+    positions = [[max(n - k, 0) for k in range(num, 0, -1)] for n in lengths]
+    rows = context.tokens_BT.gather(1, torch.tensor(positions, device=context.device)).tolist()
     return [row[max(0, num - n) :] for row, n in zip(rows, lengths, strict=True)]
 
 
 def _within(tokens_BN: Tensor, *limits: Tensor | None) -> Tensor:
-    """Which nodes exist: of a row's drafted tokens, no more than each of the limits, (B,)."""
+    """Which nodes exist, (B, N): each of the limits, (B,), bounds a row's drafted tokens."""
     mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
     for limit_B in limits:
         if limit_B is not None:
@@ -186,21 +189,21 @@ def _within(tokens_BN: Tensor, *limits: Tensor | None) -> Tensor:
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> str:
-    """A name for a tokenizer's mapping from tokens to ids."""
+    """A digest of a tokenizer's mapping from tokens to ids."""
     listed = json.dumps(sorted(vocabulary.items(), key=lambda item: item[1]))
     return hashlib.sha256(listed.encode()).hexdigest()[:32]
 
 
 def check_vocabulary(table: NgramTable, file: str, target: HFModel) -> None:
-    """Raises VocabularyMismatchError unless the table's ids mean to the target what they say."""
-    ours, theirs = table.about, target.tokenizer
-    if theirs is not None and ours.vocabulary:
-        same = ours.vocabulary == vocabulary_digest(theirs.get_vocab())
+    """Raises VocabularyMismatchError unless the table and the target have the same token ids."""
+    about, tokenizer = table.about, target.tokenizer
+    if tokenizer is not None and about.vocabulary:
+        same = about.vocabulary == vocabulary_digest(tokenizer.get_vocab())
     else:
-        same = ours.num_tokens == target.num_tokens
+        same = about.num_tokens == target.num_tokens
     if not same:
-        width = target.num_tokens if theirs is None else len(theirs)
+        width = target.num_tokens if tokenizer is None else len(tokenizer)
         raise VocabularyMismatchError(
-            f"n-gram file {file!r} counts tokens of another vocabulary ({ours.num_tokens} tokens, "
+            f"n-gram file {file!r} counts tokens of another vocabulary ({about.num_tokens} tokens, "
             f"the target has {width}): build one with `outrider ngram build --target MODEL`"
         )

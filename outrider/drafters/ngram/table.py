@@ -1,26 +1,25 @@
-"""An n-gram model in one file: its layout, how it is read, what can be asked of it.
+"""An n-gram model in one file: the file's layout, reading it, and the model's distributions.
 
     q(x | h) = m(hx) + ρ(h) q(x | h'),      ρ(h) = 1 - Σ_y m(hy)
 
 h is a context of up to n-1 tokens, h' the same without its first token, and m(hx) the share of h's
-mass that the file gives to x directly: whatever the builder's smoothing, this is a normalised
-distribution, over the whole vocabulary. What the file does not hold of a context goes to the
-shorter one.
+probability mass that the file gives to x directly. The remaining mass goes to the shorter context.
+So q is a normalised distribution over the whole vocabulary, whatever smoothing the builder used.
 
-The file is one safetensors file, memory-mapped: what is never asked for is never kept in memory.
-Grams are nodes of a trie, numbered by order; those of order 1 are the tokens themselves.
+The file is one memory-mapped safetensors file, so that only the pages that are read take memory.
+Grams are nodes of a trie, numbered within their order; those of order 1 are the tokens themselves.
 
-    unigram     (V,)      float32  q(x), no context
+    unigram     (V,)      float32  q(x) without a context
     tokens.k    (G_k,)    uint16   last token of each k-gram, 2 ≤ k ≤ n (uint32 from 65,536 tokens
                                    on); sorted by the (k-1)-gram before it, then by token
     shares.k    (G_k,)    float16  m
-    first.k     (G_k+1,)  uint32   k-gram g goes on with the (k+1)-grams first[g] … first[g+1]-1
+    first.k     (G_k+1,)  uint32   the children of k-gram g: (k+1)-grams first[g] … first[g+1]-1
     best.k      (G_k,)    as tokens  argmax_x q(x | g); both for 1 ≤ k < n
 
-Its metadata names format, version, order and vocabulary, and the CRC-32 of all of it, which is
-checked when the file is opened: one reading, at more than a gigabyte a second.
+The metadata holds format, version, order, vocabulary and a CRC-32 of everything, which is checked
+when the file is opened, at more than a gigabyte per second.
 
-Legend: V vocabulary, G_k grams of order k.
+Legend: V vocabulary, G_k grams of order k, C children of a gram.
 """
 
 import json
@@ -48,13 +47,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class About:
-    """What a file says of itself.
+    """A file's metadata.
 
     Attributes:
-        order: n, the longest gram.
+        order: n, the length of the longest grams.
         num_tokens: V.
         vocabulary: digest of the tokenizer's mapping; empty if there was no tokenizer.
-        trained_on: tokens that were counted.
+        trained_on: number of tokens that were counted.
     """
 
     order: int
@@ -64,16 +63,18 @@ class About:
 
 
 class NgramTable:
-    """The distributions of an n-gram file. A context is a list of nodes: of its last 1, 2, …
-    tokens, as far as the file has them.
+    """The distributions of an n-gram file.
+
+    A context is represented by a list of nodes: the grams of its last 1, 2, … tokens, as many as
+    the file contains.
 
     Args:
-        about: what the file says of itself.
+        about: the file's metadata.
         arrays: its tensors by name.
-        order: the longest grams to use; None for all that there are.
+        order: length of the longest grams to use; None for the file's own order.
 
     Raises:
-        InvalidParameterError: an order that the file has not.
+        InvalidParameterError: an order that the file does not have.
     """
 
     def __init__(self, about: About, arrays: Mapping[str, Array], order: int | None = None) -> None:
@@ -88,18 +89,18 @@ class NgramTable:
         self._tokens = [arrays[f"tokens.{k}"] for k in range(2, self.order + 1)]
         self._shares = [arrays[f"shares.{k}"] for k in range(2, self.order + 1)]
         self._first = [_numbers(arrays[f"first.{k}"]) for k in range(1, self.order)]
-        searched = [_numbers(tokens) for tokens in self._tokens[:-1]]  # contexts are no longer
+        searched = [_numbers(tokens) for tokens in self._tokens[:-1]]  # contexts have n-1 tokens
         self._longer = tuple(zip(self._first, searched, strict=False))
         self._best = [_numbers(arrays[f"best.{k}"]) for k in range(1, self.order)]
         self._best_alone = int(self.unigram_V.argmax())
 
     @classmethod
     def open(cls, file: str | Path, order: int | None = None) -> "NgramTable":
-        """Maps a file into memory and verifies it.
+        """Maps a file into memory and checks it.
 
         Raises:
-            ModelLoadError: a file that is missing, no n-gram file, cut short or damaged.
-            InvalidParameterError: an order that it has not.
+            ModelLoadError: a file that is missing, no n-gram file, truncated or damaged.
+            InvalidParameterError: an order that the file does not have.
         """
         path = Path(os.path.expanduser(file))
         if not os.path.isfile(path):
@@ -118,14 +119,14 @@ class NgramTable:
             raise ModelLoadError(f"n-gram file {str(file)!r}: {error}; {BUILD}") from None
 
     def nodes(self, tokens: Sequence[int]) -> list[int]:
-        """The context after these tokens."""
+        """The context behind these tokens."""
         nodes: list[int] = []
         for token in tokens[max(0, len(tokens) - self.order + 1) :]:
             nodes = self.step(nodes, token)
         return nodes
 
     def step(self, nodes: Sequence[int], token: int) -> list[int]:
-        """The context one token later. A few binary searches; no array is touched."""
+        """The context one token later, by a few binary searches."""
         if self.order == 1 or token >= self.about.num_tokens:
             return []
         after = [token]
@@ -133,7 +134,7 @@ class NgramTable:
             end = first[node + 1]
             child = bisect_left(tokens, token, first[node], end)
             if child == end or tokens[child] != token:
-                break  # then no longer gram with the same ending is there either
+                break  # a longer gram with this ending cannot exist either
             after.append(child)
         return after
 
@@ -146,17 +147,17 @@ class NgramTable:
         q = float(self.unigram_V[token])
         for level, node in enumerate(nodes):
             tokens_C, shares_C = self._children(level, node)
-            share = float(shares_C[tokens_C == token].sum())  # of one token, or of none
+            share = float(shares_C[tokens_C == token].sum())  # of at most one child
             q = share + (1 - float(shares_C.sum())) * q
         return q
 
     def distribution(self, nodes: Sequence[int], out: Array | None = None) -> Array:
-        """q( . | context), shape (V,): one multiplication of the unigram distribution, and the few
-        tokens that each gram goes on with.
+        """q( . | context), shape (V,): the unigram distribution times a weight, plus the shares of
+        each gram's few children.
 
         Args:
             nodes: the context.
-            out: where to write it, in float32 or float64; None for a new array in float64.
+            out: array to write to, float32 or float64; None for a new float64 array.
         """
         parts, weight = [], 1.0
         for level in reversed(range(len(nodes))):
@@ -178,32 +179,32 @@ class NgramTable:
 
 
 def _numbers(array: Any) -> memoryview:
-    """Its numbers one at a time, which a memoryview reads much faster than an array does."""
+    """The array as a memoryview, which reads single numbers much faster than numpy does."""
     return memoryview(array)
 
 
 def write_table(file: str | Path, about: About, arrays: Mapping[str, Array]) -> None:
-    """Writes an n-gram file, the same bytes each time; who has the old one open keeps it."""
-    said = asdict(about) | {"version": VERSION, "crc32": _checksum(asdict(about), arrays)}
+    """Writes an n-gram file, replacing an old one atomically; equal input gives equal bytes."""
+    metadata = asdict(about) | {"version": VERSION, "crc32": _checksum(asdict(about), arrays)}
     path = Path(os.path.expanduser(file))
     unfinished = path.with_name(path.name + ".part")
-    unfinished.write_bytes(save(dict(arrays), {FORMAT: json.dumps(said)}))
+    unfinished.write_bytes(save(dict(arrays), {FORMAT: json.dumps(metadata)}))
     os.replace(unfinished, path)
 
 
 def _checked(metadata: Mapping[str, str], arrays: Mapping[str, Array]) -> About:
-    """What the file says of itself, if that is true. Raises ModelLoadError."""
+    """The file's metadata, checked against its contents. Raises ModelLoadError."""
     if FORMAT not in metadata:
         raise ModelLoadError("it holds no n-gram model")
     try:
-        said = json.loads(metadata[FORMAT])
-        version, crc32 = said.pop("version"), said.pop("crc32")
-        about = About(**said)
+        fields = json.loads(metadata[FORMAT])
+        version, crc32 = fields.pop("version"), fields.pop("crc32")
+        about = About(**fields)
     except (ValueError, TypeError, KeyError):
-        raise ModelLoadError("it is damaged: what it says of itself cannot be read") from None
+        raise ModelLoadError("it is damaged: its metadata cannot be read") from None
     if version != VERSION:
         raise ModelLoadError(f"its version is {version}, this package reads version {VERSION}")
-    if crc32 != _checksum(said, arrays):
+    if crc32 != _checksum(fields, arrays):
         raise ModelLoadError("it is damaged: its checksum is not that of its contents")
     return about
 

@@ -31,14 +31,14 @@ vocabulary, i steps, R numbers per step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Budget, Context, Draft, Drawn, Prefix, Role, Stream
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Prefix, Role, Stream
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
 from outrider.drafters.search.beam_tree import BeamTree, best, sampled
@@ -92,7 +92,6 @@ class BeamDrafter(ModelBacked):
     """
 
     drawn: Drawn = "searched"
-    runs_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -113,8 +112,9 @@ class BeamDrafter(ModelBacked):
         self.keep_logits = keep_logits
         self._narrow = NarrowSearch(beams)
 
-    def max_nodes(self, num_tokens: int) -> int:
-        return (num_tokens + 1) * self.beams + 2
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(super().capabilities, max_nodes=self._most_nodes, runs_trees=True)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if budget.max_tokens < 1:
@@ -123,6 +123,9 @@ class BeamDrafter(ModelBacked):
         if not context.distribution.greedy:  # greedy searches have one beam by design
             self._narrow.watch([step.score_Bn for step in steps])
         return self._draft(steps, context, budget)
+
+    def _most_nodes(self, num_tokens: int) -> int:
+        return (num_tokens + 1) * self.beams + 2
 
     def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
         """The best path."""

@@ -20,10 +20,14 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Drawn, Scores, Stream, Verdict
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Scores, Stream, Verdict
 from outrider.drafters.search.beam_search import EarlyStopping, beam_search, check_search
 from outrider.runtime import HFModel
+from outrider.runtime.hf.adapter import MARGIN
 from outrider.sampling import Warp
+
+DEPTH = 31
+"""Tokens of a piece, less the one that every round emits beyond its draft."""
 
 
 @dataclass
@@ -52,7 +56,6 @@ class FullSearchDrafter:
     """
 
     drawn: Drawn = "searched"
-    depth = 31
 
     def __init__(
         self,
@@ -70,9 +73,8 @@ class FullSearchDrafter:
         self.eos_ids = frozenset(eos_ids)
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The model it runs, for its clock, its health and its limit."""
-        return (self.model,)
+    def capabilities(self) -> Capabilities[HFModel]:
+        return Capabilities((self.model,), depth=DEPTH, max_nodes=lambda num_tokens: MARGIN)
 
     def start(self, context: Context) -> Found:
         return Found([(length, ()) for length in context.lengths])

@@ -13,12 +13,13 @@ Legend: B rows, n beams of a step, N nodes of the draft, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch.nn.functional import pad
 
-from outrider.core import Budget, Context, Draft
+from outrider.core import Budget, Capabilities, Context, Draft
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.search.beam import BeamDrafter, Step
 from outrider.runtime import HFModel
@@ -43,7 +44,6 @@ class MtadDrafter(BeamDrafter):
     """
 
     DEPTH: ClassVar[int] = 5
-    drafts_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -62,6 +62,10 @@ class MtadDrafter(BeamDrafter):
                 f"most {_MOST_NODES} fit into one pass: take {_MOST_NODES // depth} beams or fewer"
             )
         self.depth = depth
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(super().capabilities, depth=self.depth, drafts_trees=True)
 
     def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
         """The tree of all beams, level by level."""

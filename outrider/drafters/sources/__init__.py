@@ -1,1 +1,1 @@
-"""Several drafters at once: one chosen per row, or all merged into one tree."""
+"""Drafters that combine several sources: one source chosen per row, or all merged into a tree."""

@@ -1,26 +1,27 @@
-"""A bandit that asks the source with the largest expected speed-up.
+"""A bandit that picks the source with the largest expected speed-up.
 
     speed-up(a, γ, c) = (1 - a^(γ+1)) / ((1 - a)(γ c + 1))
 
-is Theorem 3.8 of Leviathan et al., ICML 2023: what a draft of γ tokens gains if each is accepted
-with probability a behind accepted ones and costs c passes of the target, what its place in the
-target's own pass costs included. The empty draft gains 1, and is an arm too. γ is what the source
-has found, or may draft; c is given; a is learned:
+is Theorem 3.8 of Leviathan et al., ICML 2023: the gain of a draft of γ tokens, each accepted with
+probability a behind accepted ones, at a cost of c target passes per token, which includes what one
+more token costs in the target's own pass. The empty draft, with gain 1, is an arm too. γ is the
+number of tokens that the source has found, or may draft; c is given; a is estimated:
 
     a = (accepted + w a₀) / (verified + w),    all counts ← discount · counts  in every round
 
-Discounted as in Garivier and Moulines, "On Upper-Confidence Bound Policies for Switching Bandit
-Problems", ALT 2011, since texts change their manner midway. In place of their bonus the prior a₀ is
-optimistic, and what is known of a source fades towards it while it is not asked, until it is asked
-again. So nothing is random, and nothing hangs on a clock: costs are ratios given beforehand.
+The counts are discounted as in Garivier and Moulines, "On Upper-Confidence Bound Policies for
+Switching Bandit Problems", ALT 2011, since a source's acceptance changes within a sequence. Their
+exploration bonus is replaced by an optimistic prior a₀: the estimate of a source that is not picked
+decays towards the prior until it is picked again. So the choice is deterministic, and it reads no
+clock: costs are ratios given in advance.
 
-Copying sources are verified in every round, taken or not: their drafts cost nothing, and the text
-shows how far each was right. At temperature 1 too, as emitted tokens follow p whatever was drafted:
-a copied x is found in the text with probability p(x), which is its acceptance.
+Free sources are scored in every round, whether picked or not: their drafts cost nothing, and the
+committed tokens show how many of them were right. This holds at temperature 1 too: emitted tokens
+follow p whatever was drafted, so a copied x is emitted with probability p(x), its acceptance.
 
-Each request learns by itself, so that its text does not depend on its neighbours. Or requests of a
-class learn together: then a text depends on those before it, in its randomness though not its
-distribution.
+By default each request learns by itself, so that its output does not depend on other requests.
+With ``classify`` the requests of a class share their estimates: an output then depends on earlier
+requests through the random numbers that it meets, but its distribution does not.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 
 from outrider.core import Context
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.sources.sources import NOBODY, Outcome
+from outrider.drafters.sources.sources import NO_SOURCE, Outcome
 
 PRIOR = 0.7
 WEIGHT = 4.0
@@ -36,7 +37,7 @@ WEIGHT = 4.0
 
 @dataclass
 class Odds:
-    """Discounted counts of each source's tokens."""
+    """Discounted counts of accepted and verified tokens, by source."""
 
     accepted: list[float]
     verified: list[float]
@@ -44,12 +45,13 @@ class Odds:
 
 @dataclass
 class Bandit:
-    """Picks by expected speed-up, and learns from what came of the drafts.
+    """Picks by expected speed-up, and learns from the outcomes of drafts.
 
     Attributes:
-        costs: of a token of each source, in passes of the target: drafting and verifying it.
-        discount: weight of a round against the one after it.
+        costs: cost of drafting and verifying one token of each source, in target passes.
+        discount: weight of a round relative to the next one.
         classify: the class of a row of a new batch; None lets every request learn by itself.
+        classes: the estimates of each class.
 
     Raises:
         InvalidParameterError: fewer than two sources, a discount outside (0, 1].
@@ -77,12 +79,12 @@ class Bandit:
         return [self.classes.setdefault(key, self._unknown()) for key in keys]
 
     def pick(self, memory: Odds, lengths: Sequence[int]) -> int:
-        best, most = NOBODY, 1.0
+        picked, most = NO_SOURCE, 1.0
         for source, (length, cost) in enumerate(zip(lengths, self.costs, strict=True)):
             gain = speedup(self.acceptance(memory, source), length, cost)
             if gain > most:
-                best, most = source, gain
-        return best
+                picked, most = source, gain
+        return picked
 
     def learn(self, memory: Odds, outcomes: Sequence[Outcome]) -> None:
         for source, (accepted, verified) in enumerate(outcomes):
@@ -90,7 +92,7 @@ class Bandit:
             memory.verified[source] = self.discount * memory.verified[source] + verified
 
     def acceptance(self, memory: Odds, source: int) -> float:
-        """a, as far as it is known."""
+        """The estimate of a."""
         verified = memory.verified[source] + WEIGHT
         return (memory.accepted[source] + WEIGHT * PRIOR) / verified
 
@@ -99,6 +101,6 @@ class Bandit:
 
 
 def speedup(acceptance: float, length: int, cost: float) -> float:
-    """Leviathan's Theorem 3.8, as a sum; 1 for no draft."""
+    """Leviathan et al.'s Theorem 3.8, as a sum; 1 for an empty draft."""
     tokens = sum(acceptance**depth for depth in range(length + 1))
     return tokens / (length * cost + 1)

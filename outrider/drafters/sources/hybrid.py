@@ -1,30 +1,28 @@
-"""Hybrid drafts: each row takes the draft of one source, another one in every round.
+"""Hybrid drafts: in every round each row takes the draft of one of several sources.
 
-Lookup, then suffix, then the model; or the source of which a bandit expects most (``bandit``).
-Sources of different speed pay at different positions of an output: a copied passage is long and
-costs nothing to draft, a model can draft everywhere. Saxena, 2023 (prompt lookup) and Oliaro et
-al., NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a
-fixed order or a score; "how exactly to fuse them is probably an interesting avenue", as a survey
-put it. ``benchmarks/hybrid.py`` measures it.
+The source is the first in a fixed order that has a draft (``Order``), or the one with the largest
+expected speed-up (``Bandit``). Copies cost nothing to draft and may be long, where the output
+repeats earlier tokens; a model drafts everywhere. Saxena, 2023 (prompt lookup) and Oliaro et al.,
+NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a fixed
+order or a score. ``benchmarks/hybrid.py`` measures the gain.
 
-    free sources (chosen drafts at no cost) are asked first, for every row
-    each row picks a source by its past and by how much the free sources have found
-    costly sources are asked only if some row picked them
+    1. Free sources (chosen drafts at no cost) propose for every row.
+    2. Each row picks a source by its past outcomes and by the lengths of the free drafts.
+    3. Costly sources propose only if some row picked them.
 
-The choice depends on the past and on drafts that are functions of the context, never on a token
-that was drawn and then discarded. So each round is a fair round of the chosen source, and a rule
-that preserves the target's distribution with that source preserves it here. A copied token beside
-drawn ones is drafted as a draw from the point mass at itself, which it is: it is accepted with
-probability p(x), and a rejection leaves p without x. This holds for rejection sampling and for
-block verification.
+The pick depends on the past and on drafts that are functions of the committed tokens, never on a
+token that was drawn and then discarded. So a round is an unbiased round of the picked source, and a
+rule that preserves the target's distribution there does so here. Beside drawn tokens a copied x
+counts as a draw from the point mass at x: it is accepted with probability p(x), and a rejection
+leaves p without x. That holds for rejection sampling and for block verification.
 
 A model that any row of a batch picked runs for all rows, and drafts nothing in the others.
 
-Reads the device twice per round: the lengths of free drafts, and how far each draft was right.
+Reads the device twice per round: the lengths of free drafts, and the outcomes of the drafts.
 
-Proposes: i.i.d. chains if a source does, else chosen ones.
+Proposes: i.i.d. chains if some source does, else chosen chains.
 
-Legend: B rows, N nodes (node 0 is the root), V vocabulary, S free sources.
+Legend: B rows, N nodes (node 0 is the root), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -35,7 +33,7 @@ from torch import Tensor
 from outrider.core import Budget, Context, Draft, Drawn, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.sources.sources import (
-    NOBODY,
+    NO_SOURCE,
     Choice,
     MultiSourceDrafter,
     Outcome,
@@ -45,10 +43,10 @@ from outrider.drafters.sources.sources import (
 
 
 class Order:
-    """The first source whose draft is long enough.
+    """Picks the first source whose draft is long enough.
 
     Args:
-        least: fewest tokens that count as an answer, by source.
+        least: by source, the length from which on a draft is taken.
 
     Raises:
         InvalidParameterError: fewer than 1.
@@ -56,7 +54,7 @@ class Order:
 
     def __init__(self, least: Sequence[int]) -> None:
         if any(n < 1 for n in least):
-            raise InvalidParameterError(f"least={list(least)}: an answer has 1 or more tokens")
+            raise InvalidParameterError(f"least={list(least)}: must be 1 or more each")
         self.least = tuple(least)
 
     def start(self, context: Context) -> list[None]:
@@ -64,18 +62,18 @@ class Order:
 
     def pick(self, memory: None, lengths: Sequence[int]) -> int:
         pairs = zip(lengths, self.least, strict=True)
-        return next((s for s, (length, least) in enumerate(pairs) if length >= least), NOBODY)
+        return next((s for s, (length, least) in enumerate(pairs) if length >= least), NO_SOURCE)
 
     def learn(self, memory: None, outcomes: Sequence[Outcome]) -> None:
-        """Nothing: the order is fixed."""
+        """Does nothing: the order is fixed."""
 
 
 class Hybrid(MultiSourceDrafter):
-    """Takes one source's chain per row and round.
+    """Proposes one source's chain per row and round.
 
     Args:
-        sources: in order.
-        choice: how rows choose, such as ``Order`` or ``Bandit``.
+        sources: the sources, in order.
+        choice: how rows pick one, such as ``Order`` or ``Bandit``.
         num_tokens: width of the target's logits.
 
     Raises:
@@ -92,38 +90,38 @@ class Hybrid(MultiSourceDrafter):
         return "iid" if draws else "chosen"
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.asked = {}
+        state.drafts = {}
         for s, source in enumerate(self.sources):
             if source.free:
-                self._ask(state, s, context, source.budget(budget), rng)
+                self._propose(state, s, context, source.budget(budget), rng)
         picks = self._picks(state, context, budget)
         taken = {}
-        for s in sorted(set(picks) - {NOBODY}):
+        for s in sorted(set(picks) - {NO_SOURCE}):
             rows_B = torch.tensor([pick == s for pick in picks], device=context.device)
-            if s not in state.asked:
-                asked = self.sources[s].budget(budget, None if set(picks) == {s} else rows_B)
-                self._ask(state, s, context, asked, rng)
-            _require_chain(self.sources[s], state.asked[s])
-            taken[s] = (state.asked[s], rows_B)
+            if s not in state.drafts:
+                own_budget = self.sources[s].budget(budget, None if set(picks) == {s} else rows_B)
+                self._propose(state, s, context, own_budget, rng)
+            _require_chain(self.sources[s], state.drafts[s])
+            taken[s] = (state.drafts[s], rows_B)
         return self._chain(context, list(taken.values()))
 
     def _picks(self, state: SourcesState, context: Context, budget: Budget) -> list[int]:
-        """The source of each row."""
-        columns = [draft.num_drafted_B for draft in state.asked.values()]
+        """The source that each row picks."""
+        lengths_B = [draft.num_drafted_B for draft in state.drafts.values()]
         if budget.tokens_B is not None:
-            columns.append(budget.tokens_B)
-        table = torch.stack(columns, 1).tolist() if columns else [[]] * context.num_rows
+            lengths_B.append(budget.tokens_B)
+        table = torch.stack(lengths_B, 1).tolist() if lengths_B else [[]] * context.num_rows
         picks = []
         for memory, line in zip(state.memory, table, strict=True):
             most = budget.max_tokens if budget.tokens_B is None else line[-1]
-            found = dict(zip(state.asked, line, strict=False))
+            found = dict(zip(state.drafts, line, strict=False))
             lengths = [found.get(s, min(x.tokens, most)) for s, x in enumerate(self.sources)]
             assert state.choice is not None
             picks.append(state.choice.pick(memory, lengths))
         return picks
 
     def _chain(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
-        """One batch of chains, each row from the draft of its source."""
+        """One batch of chains, each row from the draft of the source that it picked."""
         N = max((draft.num_nodes for draft, _ in taken), default=1)
         tokens_BN = context.root_B[:, None].repeat(1, N)
         mask_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
@@ -137,8 +135,8 @@ class Hybrid(MultiSourceDrafter):
         return Draft.chain(tokens_BN, mask_BN, self._distributions(tokens_BN, taken), "iid")
 
     def _distributions(self, tokens_BN: Tensor, taken: Sequence[tuple[Draft, Tensor]]) -> Tensor:
-        """The distributions that tokens were drawn from, (B, N, V): a source's own, or point
-        masses."""
+        """The distributions that the tokens were drawn from, (B, N, V): the source's, or a point
+        mass at a copied token."""
         B, N = tokens_BN.shape
         known = [draft.probs_BNV for draft, _ in taken if draft.probs_BNV is not None]
         dtype = known[0].dtype if known else torch.float32
@@ -155,6 +153,6 @@ class Hybrid(MultiSourceDrafter):
 def _require_chain(source: Source, draft: Draft) -> None:
     if not draft.is_chain:
         raise IncompatibleError(
-            f"{type(source.drafter).__name__} drafts trees, of which a row cannot take one beside "
-            f"other rows' chains: make it draft chains, or merge trees with Merged"
+            f"{type(source.drafter).__name__} drafts trees, which cannot stand in one batch with "
+            f"the chains of other rows: make it draft chains, or merge trees with Merged"
         )

@@ -1,30 +1,31 @@
-"""The candidates of all sources in one tree.
+"""Merges the candidates of all sources into one tree.
 
-The chains (or trees) stand side by side below the root. Where they agree they share a path, so a
-token that several sources propose is computed and verified once. The rule then accepts the deepest
-path that the target takes, whichever source proposed it. No source has to be chosen beforehand; the
-price is that every source is asked in every round, the model too, and that the target's forward
-pass is wider.
+The sources' chains (or trees) hang side by side below the root. Equal paths are merged, so that a
+token that several sources propose is computed and verified once. The rule then keeps the deepest
+path that the target accepts, whichever source proposed it. No source has to be picked in advance;
+in return every source proposes in every round, the model too, and the target's forward pass is
+wider.
 
-Siblings from different sources are not draws from one distribution, so all of them count as chosen,
-the model's as well: it drafts its most likely tokens (``BEST``), at every temperature.
+Siblings from different sources are not draws from one distribution, so all of them count as chosen.
+The model therefore drafts its most probable tokens (``BEST``), at every temperature.
 
-Reads the device up to four times per round, besides the reads of its sources: how far each draft
-was right and, where two or more sources drafted something, the depth of the tree, how many nodes
-are left, and whether they are a chain.
+Reads the device up to four times per round, besides what its sources read: the outcomes of the
+drafts; and if two or more sources have candidates, the depth of the tree, the number of distinct
+nodes, and whether they form a chain.
 
 Proposes: chosen trees; a chain where all rows' sources agree.
 
-Legend: B rows, N nodes (node 0 is the root), M nodes that differ.
+Legend: B rows, N nodes (node 0 is the root), M distinct nodes.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Stream
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.chain.pick import Pick, Picker
 from outrider.drafters.sources.sources import MultiSourceDrafter, Source, SourcesState
@@ -35,14 +36,14 @@ def _best(rng: Stream, num_tokens: int) -> Pick:
 
 
 BEST = Picker("chosen", _best, draws=False)
-"""Takes the most likely token."""
+"""Picks the most probable token."""
 
 
 class Merged(MultiSourceDrafter):
-    """One tree per row, of all sources' candidates.
+    """Proposes one tree per row with the candidates of all sources.
 
     Args:
-        sources: in the order in which siblings are verified.
+        sources: the sources, in the order in which siblings are verified.
 
     Raises:
         InvalidParameterError: no sources.
@@ -50,7 +51,6 @@ class Merged(MultiSourceDrafter):
     """
 
     drawn: Drawn = "chosen"
-    drafts_trees: ClassVar[bool] = True
 
     def __init__(self, sources: Sequence[Source]) -> None:
         super().__init__(sources, None)
@@ -61,29 +61,37 @@ class Merged(MultiSourceDrafter):
                     f"chosen ones: let it choose them (a ModelDrafter with picker=BEST)"
                 )
 
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        return replace(
+            super().capabilities,
+            max_nodes=lambda num_tokens: sum(self._nodes(num_tokens)),
+            drafts_trees=True,
+        )
+
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        state.asked = {}
+        state.drafts = {}
         drafts = [
-            self._ask(state, s, context, source.budget(budget), rng)
+            self._propose(state, s, context, source.budget(budget), rng)
             for s, source in enumerate(self.sources)
         ]
         return union(drafts)
 
 
 def union(drafts: Sequence[Draft]) -> Draft:
-    """Chosen drafts side by side below one root; of nodes with the same path of tokens, one."""
+    """Chosen drafts as one, side by side below one root, without nodes of equal token paths."""
     found = [draft for draft in drafts if draft.num_nodes > 1] or drafts[:1]
     if len(found) == 1:
         return found[0]
     root = Draft.root_only(found[0].tokens_BN[:, 0])
     tokens, parents, masks = [root.tokens_BN], [root.parents_BN], [root.mask_BN]
-    above = 0
+    offset = 0
     for draft in found:
-        parents_BD = draft.parents_BN[:, 1:]
+        shifted_BN = torch.where(draft.parents_BN > 0, draft.parents_BN + offset, 0)
         tokens.append(draft.tokens_BN[:, 1:])
-        parents.append(torch.where(parents_BD > 0, parents_BD + above, 0))
+        parents.append(shifted_BN[:, 1:])
         masks.append(draft.mask_BN[:, 1:])
-        above += draft.num_nodes - 1
+        offset += draft.num_nodes - 1
     side_by_side = Draft(
         torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(masks, 1), None, "chosen"
     )
@@ -91,7 +99,7 @@ def union(drafts: Sequence[Draft]) -> Draft:
 
 
 def without_repeats(draft: Draft) -> Draft:
-    """The same chosen tree with one node per path of tokens, (B, M)."""
+    """A chosen tree with one node per token path, (B, M)."""
     query_tokens = draft.merged_query_tokens()
     node_BM, index_BN = query_tokens.node_BQ, query_tokens.index_BN
     number_M = torch.arange(node_BM.shape[1], device=node_BM.device)
@@ -105,7 +113,7 @@ def without_repeats(draft: Draft) -> Draft:
 
 
 def _exists(draft: Draft, index_BN: Tensor, node_BM: Tensor) -> Tensor:
-    """Which of the M nodes exist: a row may have fewer."""
+    """Which of the M distinct nodes exist in each row, (B, M)."""
     if index_BN is node_BM:
         return draft.mask_BN
     number_M = torch.arange(node_BM.shape[1], device=node_BM.device)

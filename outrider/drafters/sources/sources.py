@@ -1,16 +1,16 @@
-"""Several sources of drafts at once: what drafters that choose among them or merge them share.
+"""Several sources of drafts: shared by drafters that pick one of them or merge them.
 
-A source is asked with a draft length of its own. What a round emits then tells of every draft,
-taken or not, how far it was right: its *agreement*, the number of its leading tokens that were
-emitted. A choice learns from it, and a source whose cache holds its own drafted tokens forgets the
-others.
+Each source drafts with a length of its own. When the round is committed, every draft, taken or not,
+is compared with the emitted tokens: its *agreement* is the number of its leading tokens that were
+emitted as well. Choices learn from the agreements, and a model, whose cache holds the tokens that
+it drafted, forgets all others.
 
-So a source must read what was committed from the context, as drafters over a model and lookups do,
-and not from verdicts alone: the tokens of other sources are committed as well.
+So a source must read the committed tokens from the context, as drafters over a model and lookups
+do, not from the verdicts alone: tokens of other sources are committed as well.
 
 Reads the device once per round for the agreements.
 
-Legend: B rows, N nodes (node 0 is the root), D drafted tokens (N-1), T context.
+Legend: B rows, N nodes (node 0 is the root), D depth of a chain (N-1), T context length.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider.core import (
     Acceptance,
     Budget,
-    CanRollBack,
+    Capabilities,
     Context,
     Draft,
     Drafter,
@@ -32,10 +32,9 @@ from outrider.core import (
     Stream,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.runtime import HFModel
 
-NOBODY = -1
-"""In place of a source's number."""
+NO_SOURCE = -1
+"""Stands for a source's number where a row picks none."""
 
 Outcome = tuple[int, int]
 """Of a draft, how many of its tokens were emitted, and how many were verified: one more where the
@@ -43,31 +42,31 @@ emitted tokens differ from the draft."""
 
 
 class Choice(Protocol):
-    """How a row chooses among sources; whatever it remembers of the row is the row's memory."""
+    """How a row picks one of the sources, by a memory that is the row's own."""
 
     def start(self, context: Context) -> list[Any]:
-        """A memory per row."""
+        """A memory for each row."""
 
     def pick(self, memory: Any, lengths: Sequence[int]) -> int:
-        """The number of a source, or NOBODY, given how long each one's draft would be."""
+        """The number of a source, or ``NO_SOURCE``, given the draft length of each source."""
 
     def learn(self, memory: Any, outcomes: Sequence[Outcome]) -> None:
-        """Learns the outcome of each source's draft; (0, 0) where a source was not asked. Mutates
-        the memory."""
+        """Takes the outcome of each source's draft, (0, 0) if it proposed none. Mutates the
+        memory."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where drafts may come from.
+    """A drafter among others.
 
     Attributes:
-        drafter: of chains; not ``distinct`` or ``searched`` ones.
-        tokens: most tokens it is asked for.
-        cost: of a token, in forward passes of the target.
+        drafter: a drafter of ``iid`` or ``chosen`` candidates.
+        tokens: most tokens of its drafts.
+        cost: cost of a drafted token, in forward passes of the target.
 
     Raises:
-        InvalidParameterError: no tokens, a negative or infinite cost.
-        IncompatibleError: a drafter of another kind.
+        InvalidParameterError: ``tokens`` below 1, a negative or infinite cost.
+        IncompatibleError: a drafter of ``distinct`` or ``searched`` candidates.
     """
 
     drafter: Drafter[Any]
@@ -88,12 +87,13 @@ class Source:
 
     @property
     def free(self) -> bool:
-        """Whether a choice may depend on its draft, which costs nothing and is a function of the
-        context. A drawn draft is not: a choice that depends on it would bias the output."""
+        """Whether its draft may be read before a source is picked: it costs nothing and is a
+        function of the committed tokens. A pick that depended on drawn tokens would bias the
+        output."""
         return self.cost == 0 and self.drafter.drawn == "chosen"
 
     def budget(self, budget: Budget, rows_B: Tensor | None = None) -> Budget:
-        """The budget that it is asked with: nothing in other rows than ``rows_B``, if given."""
+        """The budget of its draft; with ``rows_B`` nothing is drafted in the other rows."""
         most = min(self.tokens, budget.max_tokens)
         tokens_B = None if budget.tokens_B is None else budget.tokens_B.clamp(max=most)
         if rows_B is None:
@@ -103,21 +103,21 @@ class Source:
 
 @dataclass
 class SourcesState:
-    """What the sources know of a batch, and the drafts of the round under way.
+    """The states of the sources, and the drafts of the round under way.
 
     Attributes:
         context: the running batch.
         inner: the state of each source.
-        choice: how rows choose; None if they do not.
-        memory: what the choice remembers of each row.
-        asked: drafts of the round by the number of their source.
+        choice: how rows pick a source; None if they do not.
+        memory: the choice's memory of each row.
+        drafts: the drafts of the round, by the number of their source.
     """
 
     context: Context
     inner: list[Any]
     choice: Choice | None
     memory: list[Any]
-    asked: dict[int, Draft] = field(default_factory=dict)
+    drafts: dict[int, Draft] = field(default_factory=dict)
 
     def keep(self, rows: Sequence[int]) -> None:
         for inner in self.inner:
@@ -134,11 +134,11 @@ class SourcesState:
 
 
 class MultiSourceDrafter:
-    """Sources, all asked about one batch.
+    """A drafter over several sources.
 
     Args:
-        sources: in order.
-        choice: how rows choose, if they do.
+        sources: the sources, in order.
+        choice: how rows pick one; None if they do not.
 
     Raises:
         InvalidParameterError: no sources.
@@ -151,54 +151,51 @@ class MultiSourceDrafter:
         self.choice = choice
 
     @property
-    def models(self) -> tuple[HFModel, ...]:
-        """The models they run, for their clocks, their health and their limits."""
-        return tuple(m for each in self.sources for m in getattr(each.drafter, "models", ()))
-
-    @property
-    def heeds_context(self) -> bool:
-        """Whether every source with a model stops where that model's context is full."""
-        modelled = [each.drafter for each in self.sources if getattr(each.drafter, "models", ())]
-        return all(getattr(drafter, "heeds_context", False) for drafter in modelled)
-
-    @property
-    def depth(self) -> int:
-        """The longest draft that there can be."""
-        return max(each.tokens for each in self.sources)
+    def capabilities(self) -> Capabilities[Any]:
+        """The sources' capabilities combined, for one source's chain per row."""
+        each = [source.drafter.capabilities for source in self.sources]
+        return Capabilities(
+            tuple(model for able in each for model in able.models),
+            depth=max(source.tokens for source in self.sources),
+            max_nodes=lambda num_tokens: max(self._nodes(num_tokens)),
+            runs_trees=any(able.runs_trees for able in each),
+            handles_context_limit=all(able.handles_context_limit for able in each if able.models),
+        )
 
     def start(self, context: Context) -> SourcesState:
         """State for a batch of rows.
 
         Raises:
-            IncompatibleError: a source that cannot forget what it drafted.
+            IncompatibleError: a costly or drawing source that cannot forget what it drafted.
         """
-        inner = [each.drafter.start(context) for each in self.sources]
-        for each, state in zip(self.sources, inner, strict=True):
-            if not each.free and not isinstance(state, CanRollBack):
+        for each in self.sources:
+            if not each.free and not each.drafter.capabilities.rewindable:
                 raise IncompatibleError(
                     f"{type(each.drafter).__name__} cannot forget tokens that it drafted and "
-                    f"another source's draft replaced: its state needs a method rollback"
+                    f"another source's draft replaced: its state needs a method rollback, and its "
+                    f"capabilities must declare it (rewindable=True)"
                 )
+        inner = [each.drafter.start(context) for each in self.sources]
         memory = [None] * context.num_rows if self.choice is None else self.choice.start(context)
         return SourcesState(context, inner, self.choice, memory)
 
     def commit(
         self, state: SourcesState, draft: Draft, verdict: Acceptance, scores: Scores
     ) -> None:
-        """Lets the sources that were asked commit; then they forget, and the rows learn, by what
-        was emitted, whichever source it came from."""
-        asked, state.asked = state.asked, {}
-        if not asked:
+        """Commits the sources' own drafts. Models then forget the drafted tokens that were not
+        emitted, and choices learn, whichever source the emitted tokens came from."""
+        drafts, state.drafts = state.drafts, {}
+        if not drafts:
             return
         emitted_BK = verdict.emitted(draft)
-        verified = [agreement(own, emitted_BK, verdict.num_emitted_B) for own in asked.values()]
+        verified = [agreement(own, emitted_BK, verdict.num_emitted_B) for own in drafts.values()]
         table = torch.stack([count_B for pair in verified for count_B in pair]).tolist()
         outcomes = {}
-        for i, (s, own) in enumerate(asked.items()):
+        for i, (s, own) in enumerate(drafts.items()):
             agreed, checked = table[2 * i : 2 * i + 2]
             outcomes[s] = list(zip(agreed, checked, strict=True))
             self.sources[s].drafter.commit(state.inner[s], own, verdict, scores)
-            if isinstance(state.inner[s], CanRollBack):
+            if self.sources[s].drafter.capabilities.rewindable:
                 kept = Lengths(agreed, verified[i][0])
                 state.inner[s].rollback(state.context.sequence_lengths + kept)
         state.learn(outcomes)
@@ -208,22 +205,28 @@ class MultiSourceDrafter:
             each.drafter.join(mine, theirs)
         state.memory = state.memory + other.memory
 
-    def _ask(
+    def _nodes(self, num_tokens: int) -> list[int]:
+        """The most nodes of each source's drafts."""
+        return [
+            source.drafter.capabilities.max_nodes(min(source.tokens, num_tokens))
+            for source in self.sources
+        ]
+
+    def _propose(
         self, state: SourcesState, s: int, context: Context, budget: Budget, rng: Stream
     ) -> Draft:
-        """One source's draft, remembered until the round is committed."""
+        """One source's draft, kept until the round is committed."""
         draft = self.sources[s].drafter.propose(state.inner[s], context, budget, rng)
-        state.asked[s] = draft
+        state.drafts[s] = draft
         return draft
 
 
 def agreement(draft: Draft, emitted_BK: Tensor, num_emitted_B: Tensor) -> tuple[Tensor, Tensor]:
-    """How many tokens of a chain were emitted, and how many were verified, each (B,).
-
-    Of a tree, for which nobody needs the numbers, none.
+    """How many tokens of a chain were emitted, and how many were verified, each (B,); zeros for a
+    tree, of which no caller needs them.
 
     Args:
-        draft: what was drafted.
+        draft: the draft.
         emitted_BK: the tokens of the round; row b emitted its first ``num_emitted_B``.
     """
     if not draft.is_chain:

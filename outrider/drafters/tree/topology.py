@@ -1,14 +1,14 @@
-"""The shape of a static token tree: which node hangs on which, and how siblings are ranked.
+"""The shape of a static token tree: the parent of each node and its rank among its siblings.
 
-Three ways of writing one down are in use: width and depth; lists of expansions (Miao et al.,
-"SpecInfer", ASPLOS 2024: every node of level i-1 has k_i children); and lists of rank paths (Cai et
-al., "Medusa", ICML 2024: ``[0, 2]`` is the third child of the first child of the root). Rank paths
-can say all that the others can, and are what a topology file holds:
+Three notations are in use: width and depth; lists of expansions (Miao et al., "SpecInfer", ASPLOS
+2024: every node of level i-1 has k_i children); and lists of rank paths (Cai et al., "Medusa", ICML
+2024: ``[0, 2]`` is the third child of the first child of the root). Rank paths are the most general
+one, and a topology file contains them:
 
     {"format": "outrider-topology", "version": 1, "paths": [[0], [1], [0, 0]]}
 
 The root is implied. Nodes are numbered in breadth-first order, siblings by rank, so that a tree cut
-at some depth is the first part of the whole one.
+at some depth is a prefix of the whole one.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path as File
+from pathlib import Path
 
 from outrider.core.errors import InvalidParameterError
 
@@ -25,8 +25,8 @@ FORMAT, VERSION = "outrider-topology", 1
 MAX_DRAFTED = 255
 MAX_DEPTH = 64
 
-Path = tuple[int, ...]
-"""The ranks from the root's child down to a node."""
+RankPath = tuple[int, ...]
+"""The ranks of the nodes on the path from the root's child down to a node."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Topology:
         paths: the rank path of each drafted node, breadth first: node i+1 is ``paths[i]``.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[RankPath, ...]
 
     def __post_init__(self) -> None:
         if list(self.paths) != sorted(_checked(self.paths), key=_breadth_first):
@@ -45,43 +45,44 @@ class Topology:
 
     @classmethod
     def rank_paths(cls, paths: Iterable[Sequence[int]]) -> "Topology":
-        """Medusa's lists, in any order.
+        """A tree of Medusa's rank paths, in any order.
 
         Raises:
-            InvalidParameterError: naming the path and the remedy.
+            InvalidParameterError: paths that are no tree; the message names the path and the
+                remedy.
         """
         return cls(tuple(sorted(_checked(paths), key=_breadth_first)))
 
     @classmethod
     def expansion(cls, widths: Sequence[int]) -> "Topology":
-        """SpecInfer's lists: every node of level i-1 has ``widths[i]`` children.
+        """A tree by SpecInfer's widths: every node of level i has ``widths[i]`` children.
 
         Raises:
-            InvalidParameterError: a width below 1, or too large a tree.
+            InvalidParameterError: a width below 1, or a tree that is too large.
         """
         widths = list(widths)
-        for place, width in enumerate(widths):
-            _check_whole(f"widths[{place}]", width)
+        for level, width in enumerate(widths):
+            _check_whole(f"widths[{level}]", width)
         _check_size(_num_drafted(widths), len(widths))
-        levels: list[list[Path]] = [[()]]
+        levels: list[list[RankPath]] = [[()]]
         for width in widths:
             levels.append([(*path, rank) for path in levels[-1] for rank in range(width)])
         return cls(tuple(path for level in levels[1:] for path in level))
 
     @classmethod
     def k_ary(cls, width: int, depth: int) -> "Topology":
-        """Every node above the last level has ``width`` children."""
+        """A tree in which every node above the last level has ``width`` children."""
         _check_whole("depth", depth)
         return cls.expansion([width] * depth)
 
     @classmethod
     def chain(cls, length: int) -> "Topology":
-        """One child per node."""
+        """A tree with one child per node."""
         return cls.k_ary(1, length)
 
     @classmethod
     def bundle(cls, num_chains: int, length: int) -> "Topology":
-        """Chains that part at the root: K sequences, as SpecTr takes them."""
+        """Chains that share the root alone: the candidate sequences of SpecTr."""
         _check_whole("num_chains", num_chains)
         _check_whole("length", length)
         if num_chains * length > MAX_DRAFTED:
@@ -94,42 +95,44 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """Widths by level, ``"4,2,1"``, or the name of a topology file.
+        """A tree from widths by level, ``"4,2,1"``, or from the name of a topology file.
 
         Raises:
-            InvalidParameterError: naming the place and the remedy.
+            InvalidParameterError: any other text, an unreadable file, or paths that are no tree;
+                the message names the remedy.
         """
         if not isinstance(text, str) or not text:
             raise InvalidParameterError("must be widths such as '4,2,1', a file, or a Topology")
         words = text.split(",")
         if all(word.strip().isdecimal() for word in words):
             return cls.expansion([int(word) for word in words])
-        file = File(os.path.expanduser(text))
+        file = Path(os.path.expanduser(text))
         if "," in text and not os.path.exists(file):
             raise InvalidParameterError("must be whole numbers such as '4,2,1', or a file")
         return cls.rank_paths(_paths_in(file))
 
     @classmethod
-    def read(cls, file: str | File) -> "Topology":
-        """The topology of a file.
+    def read(cls, file: str | Path) -> "Topology":
+        """A tree from a topology file.
 
         Raises:
-            InvalidParameterError: naming the file, the place in it and the remedy.
+            InvalidParameterError: an unreadable file, or paths that are no tree; the message names
+                the file, the path and the remedy.
         """
         try:
-            return cls.rank_paths(_paths_in(File(os.path.expanduser(file))))
+            return cls.rank_paths(_paths_in(Path(os.path.expanduser(file))))
         except InvalidParameterError as error:
             raise InvalidParameterError(f"topology {str(file)!r}: {error}") from None
 
-    def write(self, file: str | File) -> None:
+    def write(self, file: str | Path) -> None:
         """Writes a topology file."""
         paths = json.dumps([list(path) for path in self.paths])
-        File(os.path.expanduser(file)).write_text(
+        Path(os.path.expanduser(file)).write_text(
             f'{{"format": "{FORMAT}", "version": {VERSION}, "paths": {paths}}}\n', encoding="utf-8"
         )
 
     def __str__(self) -> str:
-        """Widths by level where they say it all, else how large it is."""
+        """Widths by level if they define the tree, else its size."""
         levels = range(1, self.depth + 1)
         sizes = [1, *(sum(depth == level for depth in self.depths) for level in levels)]
         widths = [below // above for above, below in pairwise(sizes)]
@@ -139,7 +142,7 @@ class Topology:
 
     @property
     def num_nodes(self) -> int:
-        """All nodes, the root included."""
+        """Number of nodes, root included."""
         return len(self.paths) + 1
 
     @property
@@ -163,16 +166,16 @@ class Topology:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Edges between each node and the root."""
+        """Depth of each node; 0 for the root."""
         return (0, *(len(path) for path in self.paths))
 
     @cached_property
-    def turns(self) -> tuple[int, ...]:
-        """When a walk from the root down may come to each node (``Draft.walk_step_BN``)."""
-        turns = [0]
+    def walk_steps(self) -> tuple[int, ...]:
+        """The step at which a walk down from the root visits each node (``Draft.walk_step_BN``)."""
+        walk_steps = [0]
         for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
-            turns.append(turns[parent] + rank + 1)
-        return tuple(turns)
+            walk_steps.append(walk_steps[parent] + rank + 1)
+        return tuple(walk_steps)
 
     @cached_property
     def num_children(self) -> tuple[int, ...]:
@@ -188,7 +191,7 @@ class Topology:
         return tuple(tuple(path[: len(above)] == above for above in paths) for path in paths)
 
 
-def _breadth_first(path: Path) -> tuple[int, Path]:
+def _breadth_first(path: RankPath) -> tuple[int, RankPath]:
     return len(path), path
 
 
@@ -218,9 +221,10 @@ def _check_size(num_drafted: int, depth: int) -> None:
         )
 
 
-def _checked(paths: Iterable[Sequence[int]]) -> list[Path]:
-    """The paths as tuples, each one's parent and lower siblings among them."""
-    found: dict[Path, int] = {}
+def _checked(paths: Iterable[Sequence[int]]) -> list[RankPath]:
+    """The paths as tuples, after checking that the parent and the lower siblings of each are among
+    them."""
+    found: dict[RankPath, int] = {}
     for place, path in enumerate(paths):
         if isinstance(path, str) or not isinstance(path, Sequence):
             raise InvalidParameterError(f"paths[{place}]={path!r}: must be a list of ranks")
@@ -251,8 +255,8 @@ def _checked(paths: Iterable[Sequence[int]]) -> list[Path]:
     return list(found)
 
 
-def _paths_in(file: File) -> list[list[int]]:
-    """What a topology file holds under ``paths``, a list as far as it is checked here."""
+def _paths_in(file: Path) -> list[list[int]]:
+    """The ``paths`` of a topology file, of which only the type list has been checked."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

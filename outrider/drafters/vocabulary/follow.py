@@ -1,38 +1,38 @@
-"""A draft model that follows the target's output in tokens of its own.
+"""A draft model that follows the target's output in tokens of its own vocabulary.
 
-What the target commits is translated into the draft model's vocabulary, row by row on the host
-(``_tell``, which each drafter implements). The draft model's cache keeps the tokens that stay the
-same, those that it drafted itself among them, and is rolled back to the first one that does not:
-``cached`` is the common prefix of what the cache holds and what the row's tokens have become.
+The host converts what the target commits into the draft model's tokens, row by row (``_append``,
+which each drafter implements). The draft model's cache keeps the tokens that stay the same, drafted
+ones included, and is rolled back to the first that differs: ``cached`` is the length of the common
+prefix of the cache's tokens and the row's tokens.
 
-Reads two small tensors from the device per round: the tokens drafted, and those committed since.
+Reads two small tensors from the device per round: the drafted tokens, and those committed since.
 
-Legend: B rows, K columns fed or drafted tokens, T context, U the draft model's vocabulary.
+Legend: B rows, K tokens fed or drafted, T context length, U the draft model's vocabulary.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from outrider.core import Acceptance, Context, Draft, Lengths, Scores
+from outrider.core import Acceptance, Capabilities, Context, Draft, Lengths, Scores
 from outrider.drafters.chain.model import ModelBacked, ModelState
-from outrider.runtime import KVCache
+from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.vocabulary_bridge import Bridge
 
 LOOK_BEHIND = 10
-"""Last tokens of a row that may be tokenised anew when text is added behind them."""
+"""How many tokens before appended text may be tokenised again together with it."""
 
 
 @dataclass
-class Row:
+class DraftRow:
     """One row's committed text in the draft model's tokens.
 
     Attributes:
         tokens: the draft model's tokens for all committed text but ``pending``; never empty.
-        known: how many of the target's tokens they stand for.
+        known: how many of the target's tokens have been converted.
         tail: the target's last tokens.
         cached: how many of ``tokens`` the cache holds.
         pending: bytes of a last character that is not complete yet.
@@ -56,7 +56,7 @@ class FollowState(ModelState):
         rows: one per row.
     """
 
-    def __init__(self, cache: KVCache, rows: list[Row]) -> None:
+    def __init__(self, cache: KVCache, rows: list[DraftRow]) -> None:
         super().__init__(cache)
         self.rows = rows
 
@@ -80,33 +80,40 @@ class FollowState(ModelState):
 
 
 class Follower(ModelBacked, ABC):
-    """What drafters with a vocabulary of their own share.
+    """Shared by drafters whose model has a vocabulary of its own.
 
     Attributes:
-        bridge: between the target's vocabulary and the draft model's.
-        heeds_context: a row whose text fills the draft model's context, counted in the draft
-            model's tokens, goes on without drafts.
+        bridge: converts between the target's vocabulary and the draft model's.
     """
 
     bridge: Bridge
-    heeds_context = True
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        return replace(
+            super().capabilities,
+            full_chains=False,
+            handles_context_limit=True,
+            rewindable=False,
+            own_vocabulary=True,
+        )
 
     def start(self, context: Context) -> FollowState:
         tokens_BT = context.tokens_BT.tolist()
         rows_and_lengths = zip(tokens_BT, context.lengths, strict=True)
         prompts = [tuple(row[:length]) for row, length in rows_and_lengths]
         begun = {prompt: self._begin(prompt)[: self.model.limit] for prompt in {*prompts}}
-        told = [list(begun[prompt]) for prompt in prompts]
+        converted = [list(begun[prompt]) for prompt in prompts]
         rows = [
-            Row(tokens, len(prompt), list(prompt[-LOOK_BEHIND:]), len(tokens) - 1)
-            for tokens, prompt in zip(told, prompts, strict=True)
+            DraftRow(tokens, len(prompt), list(prompt[-LOOK_BEHIND:]), len(tokens) - 1)
+            for tokens, prompt in zip(converted, prompts, strict=True)
         ]
-        nothing = [0] * len(rows)
+        zeros = [0] * len(rows)
         sources = context.sources
         if sources is not None:
             longest = self.model.limit
             sources = [tuple(self.bridge.translate(source)[:longest]) for source in sources]
-        own = Context.start(told, context.distribution, nothing, nothing, context.device, sources)
+        own = Context.start(converted, context.distribution, zeros, zeros, context.device, sources)
         own.health = context.health
         return FollowState(self.model.start(own), rows)
 
@@ -120,19 +127,20 @@ class Follower(ModelBacked, ABC):
         state.rows = state.rows + other.rows
 
     def _begin(self, prompt: Sequence[int]) -> list[int]:
-        """A prompt in the draft model's tokens; with an encoder, behind the draft model's own
-        decoder prompt."""
+        """A prompt in the draft model's tokens; an encoder-decoder's begins with its decoder
+        prompt."""
         if self.model.decoder_prompt is None:
             return self.bridge.translate(prompt)
-        return [*self.model.decoder_prompt, *self.bridge.mated(prompt[1:], b"")[0]]
+        return [*self.model.decoder_prompt, *self.bridge.convert(prompt[1:], b"")[0]]
 
     @abstractmethod
-    def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
-        """Adds the target's committed tokens to a row. May tokenise the last ``LOOK_BEHIND`` tokens
-        anew; ``drafted`` is what the draft model itself drafted there."""
+    def _append(self, row: DraftRow, tokens: Sequence[int], drafted: Sequence[int]) -> None:
+        """Appends committed tokens of the target to ``row.tokens``, converted. May tokenise the
+        last ``LOOK_BEHIND`` tokens again; ``drafted`` is what the draft model drafted there."""
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Feeds the tokens that the cache lacks; the draft model's logits behind them, (B, U)."""
+        """Feeds the committed tokens that the cache lacks; the draft model's logits behind them,
+        (B, U)."""
         assert isinstance(state, FollowState)
         self._follow(state, context)
         cache, rows, device = state.cache, state.rows, context.device
@@ -149,7 +157,8 @@ class Follower(ModelBacked, ABC):
         return logits_BKU.gather(1, last_B11.expand(-1, 1, logits_BKU.shape[2]))[:, 0]
 
     def _follow(self, state: FollowState, context: Context) -> None:
-        """Adds to every row what was committed since, and finds how much its cache may keep."""
+        """Converts what was committed since the last round, and finds how much the cache may
+        keep."""
         first = min(row.known for row in state.rows)
         new_BK = context.tokens_BT[:, first : max(context.lengths)].tolist()
         for row, new, length in zip(state.rows, new_BK, context.lengths, strict=True):
@@ -158,14 +167,15 @@ class Follower(ModelBacked, ABC):
             held = row.tokens[border : row.cached] + row.drafted[: row.fed]
             drafted, row.drafted, row.fed = row.drafted, [], 0
             if new and len(row.tokens) < self.model.limit:
-                self._tell(row, new, drafted)
+                self._append(row, new, drafted)
                 del row.tokens[self.model.limit :]
             row.known, row.tail = length, (row.tail + new)[-LOOK_BEHIND:]
             same = border + _common(held, row.tokens[border:])
             row.cached = min(same, len(row.tokens) - 1)
 
     def _room_B(self, state: FollowState, device: torch.device) -> Tensor:
-        """How many more tokens each row has room for in the draft model's context, (B,)."""
+        """How many more tokens each row has room for in the draft model's context, (B,). A row that
+        fills the context goes on without drafts."""
         room = [self.model.limit - len(row.tokens) for row in state.rows]
         return torch.tensor(room, device=device)
 

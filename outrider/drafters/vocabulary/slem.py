@@ -1,4 +1,5 @@
-"""String-level exact match: a draft model with another vocabulary drafts text.
+"""String-level exact match: a draft model with another vocabulary drafts text, which the target's
+tokenizer turns into candidates.
 
 Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", ICML 2025, Algorithm 2; transformers' assisted generation with two
@@ -9,12 +10,12 @@ tokenizers and ``do_sample=False``.
 T tokenises the drafted text together with the last committed tokens before it; the candidates are
 the tokens behind these. A rule that verifies chosen candidates accepts those that the target itself
 would emit, so the method is lossless whatever the text. The argmax is drafted at every temperature:
-if q is near p, no draw agrees with the target's more often. Bias and penalties refer to the
-target's tokens and do not reach the draft model.
+if q is near p, no draw agrees with the target's draw more often. Bias and penalties are about
+tokens of the target and do not reach the draft model.
 
-The draft model reads the committed text in its own tokens: first those that it drafted itself, as
-long as they agree with the text, then the rest, tokenised anew together with the last tokens before
-it. (transformers looks for the longest diagonal of equal tokens instead.)
+The draft model reads the committed text in its own tokens: the tokens that it drafted itself, as
+long as they agree with the text, then the remaining text, tokenised together with the last tokens
+before it. (transformers looks for the longest diagonal of equal tokens instead.)
 
 Proposes: chosen chains.
 
@@ -30,19 +31,19 @@ from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Drawn, Stream
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.vocabulary.follow import LOOK_BEHIND, Follower, FollowState, Row
+from outrider.drafters.vocabulary.follow import LOOK_BEHIND, DraftRow, Follower, FollowState
 from outrider.runtime import HFModel
 from outrider.runtime.hf.vocabulary import complete
 from outrider.runtime.hf.vocabulary_bridge import Bridge
 
 
 class SlemDrafter(Follower):
-    """Candidates from the text that a draft model writes.
+    """Drafts candidates from the text of a draft model.
 
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: a row's draft ends after a token with a smaller probability; 0 never ends it.
+        confidence: stop a row behind a draft token with a smaller probability; 0 never stops.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer.
@@ -59,10 +60,10 @@ class SlemDrafter(Follower):
         super().__init__(model, target.num_tokens)
         self.bridge = Bridge(target, model)
         self.confidence = confidence
-        self._homes = self.bridge.homes
+        self._target_ids = self.bridge.target_ids
         pieces = self.bridge.draft.pieces
-        says = [bool(piece) or token in self._homes for token, piece in enumerate(pieces)]
-        self._silent_U = ~torch.tensor(says, device=model.device)
+        usable = [bool(piece) or token in self._target_ids for token, piece in enumerate(pieces)]
+        self._unusable_U = ~torch.tensor(usable, device=model.device)
 
     def propose(self, state: FollowState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if not budget.max_tokens:
@@ -86,7 +87,7 @@ class SlemDrafter(Follower):
             logits_BU = self._step(state, tokens[-1]) if i else self._catch_up(state, context)
             if not i:
                 most_B = most_B.minimum(self._room_B(state, context.device))
-            logits_BU = logits_BU.masked_fill(self._silent_U, -torch.inf)
+            logits_BU = logits_BU.masked_fill(self._unusable_U, -torch.inf)
             best_B = logits_BU.argmax(-1)
             tokens.append(best_B)
             going_B = going_B & (most_B > i)
@@ -98,51 +99,51 @@ class SlemDrafter(Follower):
                     break
         return torch.stack([most_B, num_B, *tokens], 1)
 
-    def _candidates(self, row: Row) -> list[int]:
-        """The target's tokens for a row's draft, up to the token that ends the text."""
+    def _candidates(self, row: DraftRow) -> list[int]:
+        """The drafted text in the target's tokens, up to the token that ends the output."""
         if row.pending:
             return []
         target, draft = self.bridge.target, self.bridge.draft
-        spoken = list(takewhile(lambda token: draft.pieces[token], row.drafted))
-        text = complete(draft.bytes_of(spoken))[0]
+        textual = list(takewhile(lambda token: draft.pieces[token], row.drafted))
+        text = complete(draft.bytes_of(textual))[0]
         before = complete(target.bytes_of(row.tail))[0]
-        ending = row.drafted[len(spoken) : len(spoken) + 1]
+        ending = row.drafted[len(textual) : len(textual) + 1]
         found = target.spell(text, before) if text else []
-        return found + [self._homes[token] for token in ending if token in self._homes]
+        return found + [self._target_ids[token] for token in ending if token in self._target_ids]
 
-    def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
+    def _append(self, row: DraftRow, tokens: Sequence[int], drafted: Sequence[int]) -> None:
         target, waiting = self.bridge.target, deque(drafted)
         for special, run in groupby(tokens, target.is_special):
             if special:
-                told, row.pending = self.bridge.mated(list(run), b"")
-                row.tokens += told
+                converted, row.pending = self.bridge.convert(list(run), b"")
+                row.tokens += converted
                 waiting.clear()
             else:
-                self._tell_text(row, row.pending + target.bytes_of(list(run)), waiting)
+                self._append_text(row, row.pending + target.bytes_of(list(run)), waiting)
 
-    def _tell_text(self, row: Row, said: bytes, drafted: deque[int]) -> None:
-        """Adds text: the drafted tokens while they agree with it, then the rest tokenised."""
+    def _append_text(self, row: DraftRow, utf8: bytes, drafted: deque[int]) -> None:
+        """Appends text: the drafted tokens while they agree with it, then the remaining text."""
         draft = self.bridge.draft
-        while drafted and draft.pieces[drafted[0]] and said.startswith(draft.pieces[drafted[0]]):
-            said = said[len(draft.pieces[drafted[0]]) :]
+        while drafted and draft.pieces[drafted[0]] and utf8.startswith(draft.pieces[drafted[0]]):
+            utf8 = utf8[len(draft.pieces[drafted[0]]) :]
             row.tokens.append(drafted.popleft())
         row.pending = b""
-        if not said:
+        if not utf8:
             return
         drafted.clear()
-        first = self._border(row.tokens)
-        text, row.pending = complete(draft.bytes_of(row.tokens[first:]) + said)
+        first = self._first_open(row.tokens)
+        text, row.pending = complete(draft.bytes_of(row.tokens[first:]) + utf8)
         before = complete(draft.bytes_of(row.tokens[max(0, first - LOOK_BEHIND) : first]))[0]
-        anew = draft.encode_behind(before, text)
-        if anew is not None:
-            row.tokens[first:] = anew
+        again = draft.encode_behind(before, text)
+        if again is not None:
+            row.tokens[first:] = again
             return
-        text, row.pending = complete(said)
+        text, row.pending = complete(utf8)
         row.tokens += draft.spell(text) if text else []
 
-    def _border(self, tokens: Sequence[int]) -> int:
-        """The first token that may be tokenised anew: behind the last special one, and not inside
-        a character."""
+    def _first_open(self, tokens: Sequence[int]) -> int:
+        """Index of the first token that may be tokenised again: behind the last special token, and
+        at the beginning of a character."""
         pieces = self.bridge.draft.pieces
         first = len(tokens)
         while first > max(0, len(tokens) - LOOK_BEHIND) and pieces[tokens[first - 1]]:

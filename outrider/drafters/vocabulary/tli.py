@@ -1,20 +1,19 @@
-"""Token-level intersection: a draft model with another vocabulary drafts tokens that both have.
+"""Token-level intersection: a draft model with another vocabulary drafts the shared tokens.
 
 Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", ICML 2025, Algorithm 4 (there q is the target, p the draft).
 
     q'(x) = q(x) / Σ_{y in both} q(y)   for x in both vocabularies, else 0;   x ~ q'
 
-and q' is verified against the full p, as any draft. The restriction comes before temperature, top-k
-and the other sampling parameters, which apply by the target's token ids, so bias and penalties
-reach the draft too. α = Σ_{x in both} min(p, q').
+and q' is verified against the full p like any other draft. The restriction precedes the request's
+sampling parameters (temperature, top-k, …), which are applied under the target's ids: bias and
+penalties reach the draft too. α = Σ_{x in both} min(p, q').
 
-Two tokens are the same if they stand for the same text (``runtime/hf/vocabulary.py``), not if they
-are spelled alike, as in ``AssistantToTargetTranslator`` of transformers. With equal vocabularies
-this is speculative decoding, token for token.
+Tokens are equal if they stand for the same bytes of text (``runtime/hf/vocabulary.py``), not if
+their spellings are equal as in ``AssistantToTargetTranslator`` of transformers. With equal
+vocabularies this is speculative decoding, token for token.
 
-A committed token that the draft model lacks is translated into text, and that into tokens of the
-draft model.
+A committed token that the draft model lacks is converted to its tokens of the same text.
 
 Proposes: i.i.d. chains.
 
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from outrider.core import Acceptance, Budget, Context, Draft, Prefix, Scores, Stream
 from outrider.drafters.chain.model import ModelDrafter, ModelState
-from outrider.drafters.vocabulary.follow import Follower, FollowState, Row
+from outrider.drafters.vocabulary.follow import DraftRow, Follower, FollowState
 from outrider.runtime import HFModel
 from outrider.runtime.hf.vocabulary_bridge import Bridge, Shared
 
@@ -40,7 +39,7 @@ class TliDrafter(Follower, ModelDrafter):
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: a row stops after a token with a smaller probability; 0 never stops it.
+        confidence: stop a row behind a token with a smaller probability; 0 never stops.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer, or no token in common.
@@ -64,23 +63,23 @@ class TliDrafter(Follower, ModelDrafter):
         """Remembers what was drafted; the next draft compares it with the committed text."""
         assert isinstance(state, FollowState)
         if draft.num_nodes > 1:
-            state.drafted(self.shared.mate(draft.tokens_BN[:, 1:]).tolist())
+            state.drafted(self.shared.to_draft(draft.tokens_BN[:, 1:]).tolist())
 
-    def _tell(self, row: Row, tokens: Sequence[int], drafted: Sequence[int]) -> None:
-        told, row.pending = self.bridge.mated(tokens, row.pending)
-        row.tokens += told
+    def _append(self, row: DraftRow, tokens: Sequence[int], drafted: Sequence[int]) -> None:
+        converted, row.pending = self.bridge.convert(tokens, row.pending)
+        row.tokens += converted
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
-        return super()._step(state, self.shared.mate(x_B))
+        return super()._step(state, self.shared.to_draft(x_B))
 
     def _row(self, logits_BU: Tensor, prefix: Prefix) -> Tensor:
         row_BV = super()._row(self.shared.logits(logits_BU), prefix)
         return self._restricted(row_BV, prefix.context.distribution.greedy)
 
     def _restricted(self, row_BV: Tensor, greedy: bool) -> Tensor:
-        """The distribution restricted to shared tokens once more: a bias or a processor may raise
-        tokens that only the target has, or forbid all shared ones. A distribution without mass
-        becomes uniform; a row that needs no change keeps every bit."""
+        """The row restricted to shared tokens again: a bias or a processor may raise tokens that
+        only the target has, or forbid all shared ones. A distribution without mass becomes uniform;
+        a row that needs no change keeps its exact values."""
         shared_V = self.shared.is_shared_V
         if greedy:
             lowest = torch.finfo(row_BV.dtype).min

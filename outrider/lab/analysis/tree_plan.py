@@ -60,22 +60,6 @@ class TreePlan:
         return max(map(len, self.paths), default=0)
 
 
-def expected_tokens(paths: Sequence[Sequence[int]], acceptance: Sequence[float]) -> float:
-    """F of a tree: expected tokens per round.
-
-    Args:
-        paths: the rank path of every drafted node.
-        acceptance: p_b by rank; ranks beyond its end are never accepted.
-    """
-    total = 1.0
-    for path in paths:
-        product = 1.0
-        for rank in path:
-            product *= acceptance[rank] if rank < len(acceptance) else 0.0
-        total += product
-    return total
-
-
 def best_tree(acceptance: Sequence[float], num_nodes: int, depth: int) -> TreePlan:
     """The tree with the most expected tokens.
 

@@ -57,7 +57,9 @@ def check(verifier: Verifier, drawn: Drawn, positions: DraftedPositions | None) 
     if positions is None:
         return Check.skipped(NAME, "nothing is drafted, or the rounds compute no distributions")
     if drawn == "searched":
-        return Check.skipped(NAME, "candidates are found by search: they have no distribution")
+        return Check.skipped(
+            NAME, "candidates are searched: they have no distribution of their own"
+        )
     if not (hasattr(verifier, "accept") and hasattr(verifier, "reject")):
         return Check.skipped(NAME, "the rule does not verify position by position; see rounds")
     rule: Any = verifier

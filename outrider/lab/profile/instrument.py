@@ -15,7 +15,7 @@ from outrider.core import Context
 from outrider.core.clock import Stopwatch
 from outrider.engine import Engine, Row, running_batch
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.running_batch import RunningBatch, models_of
+from outrider.engine.running_batch import RunningBatch
 from outrider.lab.profile.spans import SpanRecorder
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
@@ -26,7 +26,7 @@ Detail = Callable[..., dict[str, Any]]
 
 def tracks(engine: Engine) -> dict[str, HFModel]:
     """The engine's models by the name of their track: the target, then the draft models."""
-    drafts = models_of(engine.drafter)
+    drafts: tuple[HFModel, ...] = engine.drafter.capabilities.models
     names = [DRAFT] if len(drafts) == 1 else [f"{DRAFT} {i}" for i in range(1, len(drafts) + 1)]
     return {TARGET: engine.target, **dict(zip(names, drafts, strict=True))}
 

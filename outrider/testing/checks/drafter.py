@@ -1,5 +1,5 @@
-"""Contract of drafters: drafts are well-formed, within budget, and drawn from the declared
-distributions.
+"""What every drafter promises: well-formed drafts within budget, drawn from the declared
+distributions, and no more than its capabilities declare.
 
 Legend: B rows, T context length, N nodes, D drafted tokens (N-1), X selected nodes of all rows, V
 vocabulary.
@@ -12,6 +12,7 @@ import torch
 
 from outrider.core import (
     Budget,
+    Capabilities,
     Context,
     Distribution,
     Draft,
@@ -36,7 +37,8 @@ def check_drafter(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> None:
-    """Checks that drafts are well-formed, within budget, and drawn from the declared distributions.
+    """A drafter's drafts are well formed, within budget, drawn from the distributions they
+    declare, and no larger than its capabilities say.
 
     To test that ``probs`` is the distribution that tokens are really drawn from, the check counts
     the tokens of ``num_samples`` drafts of one prompt, per node and per preceding token. A correct
@@ -74,6 +76,7 @@ def check_drafter(
         budget = Budget(num_tokens if tokens is None else max(tokens), row_tokens_B)
         draft = drafter.propose(state, context, budget, context.rng)
         check_draft(draft, context, budget, vocab_size, drafter.drawn)
+        _check_capabilities(draft, budget, drafter.capabilities)
         return draft
 
     context = start(range(B))
@@ -97,6 +100,12 @@ def check_drafter(
         drafter.commit(state, draft, verdict, _scores(draft, vocab_size))
         advance(context, draft, verdict)
         draft = propose(context, state)
+
+    if drafter.capabilities.rewindable:
+        lengths = [max(length - 2, 1) for length in context.lengths]
+        state.rollback(Lengths.of(lengths, device))
+        again = propose(context, state)
+        _same(again, draft, range(B), "a rollback, and reading the tokens again, changed the draft")
 
     kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
     state.keep(kept)
@@ -171,6 +180,13 @@ def check_draft(
         )
         both_BNN = draft.mask_BN[:, :, None] & draft.mask_BN[:, None]
         require(not bool((same_BNN & both_BNN).tril(-1).any()), f"{drawn} siblings are equal")
+
+
+def _check_capabilities(draft: Draft, budget: Budget, able: Capabilities[Any]) -> None:
+    """A draft is no larger than its drafter declares, and a tree only if it declares trees."""
+    N, most = draft.num_nodes, able.max_nodes(budget.max_tokens)
+    require(most >= N, f"{N} nodes, where the capabilities declare at most {most}")
+    require(draft.is_chain or able.drafts_trees, "a tree, where the capabilities declare chains")
 
 
 def _check_draws(draft: Draft) -> None:

@@ -1,0 +1,65 @@
+"""What a drafter can do and what it needs, declared in one object.
+
+The engine and the wrappers around drafters read it when they are built: to reserve memory, to
+compile programs, to decide what to wrap. A wrapper derives its own from the wrapped drafter's by
+``dataclasses.replace``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+M = TypeVar("M")
+"""The class of models that a drafter runs, such as ``HFModel``; ``core`` knows none."""
+
+
+def chain_nodes(num_tokens: int) -> int:
+    """Nodes of a chain: the root and the drafted tokens."""
+    return num_tokens + 1
+
+
+@dataclass(frozen=True)
+class Capabilities(Generic[M]):
+    """A drafter's declaration. The defaults are those of a drafter without a model that proposes
+    chains.
+
+    Attributes:
+        models: the models that it runs, for their timers, health checks, context limits and memory.
+        target: the model that the engine must run as its target because the drafts share its state
+            (the layers of an early exit); None where any target will do.
+        hidden_layers: layers of the target whose hidden states ``commit`` takes; none by default.
+        drafts: whether it ever proposes a token; plain decoding does not.
+        depth: the draft length γ that the engine takes where the user sets none, such as the number
+            of levels of a static tree; None leaves it to the engine.
+        max_nodes: most nodes of a draft of γ levels, root included; with models also the most KV
+            slots that drafting takes behind the committed tokens, whichever is more.
+        drafts_trees: whether the target has to score trees.
+        runs_trees: whether its own models run over trees.
+        full_chains: whether it drafts chains of γ tokens that exist in every row and are known to
+            without reading the device (``Draft.is_full``). For these the engine compiles programs
+            that verify them.
+        fused_tokens: length of the drafts that its models make by one compiled program; 0 if none.
+        stops_early: whether it ends its drafts by a stopping rule that it was given; the engine
+            then puts no other around it.
+        handles_context_limit: whether it goes on, without drafts, in rows that have filled its
+            models' context; the engine wraps others.
+        rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken back
+            and reads anew what the context has behind the others. Any other state is started anew
+            from the context.
+        own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
+    """
+
+    models: tuple[M, ...] = ()
+    target: M | None = None
+    hidden_layers: tuple[int, ...] = ()
+    drafts: bool = True
+    depth: int | None = None
+    max_nodes: Callable[[int], int] = chain_nodes
+    drafts_trees: bool = False
+    runs_trees: bool = False
+    full_chains: bool = False
+    fused_tokens: int = 0
+    stops_early: bool = False
+    handles_context_limit: bool = False
+    rewindable: bool = False
+    own_vocabulary: bool = False
