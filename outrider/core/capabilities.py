@@ -43,9 +43,9 @@ class Capabilities(Generic[M]):
             then puts no other around it.
         handles_context_limit: whether it goes on, without drafts, in rows that have filled its
             models' context; the engine wraps others.
-        rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken back
-            and reads anew what the context has behind the others. Any other state is started anew
-            from the context.
+        rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken
+            back and reads anew what the context has behind the others. Any other state is started
+            anew from the context.
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """
 
