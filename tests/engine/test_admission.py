@@ -77,7 +77,19 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
 
 
 @pytest.mark.parametrize("share", [1.0, 1.7, 4.0])
-@pytest.mark.parametrize("method", ["plain", "speculative", "top-k-tree", "early-exit", "staged"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "plain",
+        "speculative",
+        "top-k-tree",
+        "mtad",
+        "prompt-lookup",
+        "hybrid",
+        "early-exit",
+        "staged",
+    ],
+)
 def test_buffers_stay_below_the_bound_and_outputs_are_the_same(
     target: HFModel, draft: HFModel, method: str, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

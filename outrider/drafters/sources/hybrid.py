@@ -54,7 +54,7 @@ class Order:
 
     def __init__(self, least: Sequence[int]) -> None:
         if any(n < 1 for n in least):
-            raise InvalidParameterError(f"least={list(least)}: must be 1 or more each")
+            raise InvalidParameterError(f"least={list(least)}: a draft has 1 or more tokens")
         self.least = tuple(least)
 
     def start(self, context: Context) -> list[None]:
