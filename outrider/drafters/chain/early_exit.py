@@ -5,13 +5,14 @@ https://arxiv.org/abs/2404.16710
 
     x_i ~ q_i = distribution of head(norm(layers 0 … k-1)),   i = 1 … γ
 
-How layers are left out, and what is shared, is in ``runtime/hf/early_exit.py``. All nodes of a
-draft pass the first layers here, the last one without a head, so the target's pass is left with the
-others. γ tokens cost γ + 1 passes of k layers and one of L - k: as many layers as a draft model of
-k layers and its target would pass, but no layer sees a token twice, and there is no second cache.
+``runtime/hf/early_exit.py`` says how layers are left out and what draft and target share. The first
+layers run over all nodes of a draft here, over the last one without the head, so the target's
+forward pass is left with the other layers. γ tokens cost γ + 1 forward passes of k layers and one
+of L - k layers: as many layers as a draft model of k layers and its target would run, but no layer
+runs over a token twice, and there is no second cache.
 
-How much is accepted hangs on the model: one that was trained for it (LayerSkip) has an exit that
-speaks; an ordinary one has a head that never saw the middle layers.
+How much is accepted depends on the model. One that was trained for early exit (LayerSkip) has a
+head that can read layer k; the head of an ordinary model has never read the middle layers.
 
 Proposes: i.i.d. chains.
 
@@ -29,14 +30,14 @@ from outrider.runtime.hf.early_exit import EarlyExit, SharedCache
 
 
 class EarlyExitState(ModelState):
-    """The target's cache, which the target keeps, joins and commits."""
+    """The target's cache. The target keeps, joins and commits it."""
 
     def __init__(self, cache: SharedCache) -> None:
         super().__init__(cache)
         self.shared = cache
 
     def settle(self) -> None:
-        """Takes back what was drafted: the committed tokens passed all layers."""
+        """Forgets the draft: the target has run all layers over the committed tokens."""
         self.shared.rewind()
         self.shared.forget()
 
@@ -44,17 +45,17 @@ class EarlyExitState(ModelState):
         """The target keeps the rows of its cache."""
 
     def rewind(self, length_B: Tensor, lengths: Sequence[int]) -> None:
-        """The target's cache follows its text."""
+        """Nothing to do: the target rewinds its own cache."""
 
 
 class EarlyExitDrafter(ModelDrafter):
     """Samples a chain from the target's first layers.
 
-    Shares the cache of a batch that the target has begun. Where another target is running it is an
-    ordinary draft model, with a cache of its own.
+    Shares the cache of a batch that the target has started. With another target it is an ordinary
+    draft model, with a cache of its own.
 
     Args:
-        target: the target of the rounds, too.
+        target: the model that drafts, and is usually the target of the rounds.
         stop: where a row stops before its budget.
     """
 

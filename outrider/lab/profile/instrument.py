@@ -57,7 +57,7 @@ def recorded(engine: Engine, recorder: Recorder) -> Iterator[None]:
         timed(type(engine.drafter), "commit", "draft commit", ENGINE)
         for track, model in tracks(engine).items():
             timed(model, "score", "score", track, _nodes)
-            timed(model, "extend", "extend", track, _columns)
+            timed(model, "forward", "extend", track, _queries)
             timed(model, "draft", "extend", track, _whole)
             timed(model, "commit", "commit", track)
             watch = partial(_Watch, recorder=recorder, track=track)
@@ -127,5 +127,5 @@ def _whole(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str, Any]
     return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
 
 
-def _columns(cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
-    return {"tokens": tokens_BN.shape[1], "context": max(cache.lengths)}
+def _queries(batch: Any) -> dict[str, Any]:
+    return {"tokens": batch.tokens_BN.shape[1], "context": max(batch.cache.lengths)}
