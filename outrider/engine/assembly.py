@@ -66,6 +66,8 @@ def assemble(
     able = drafter.capabilities
     own_target, plan = target, target.plan
     target = able.target or target
+    if able.hidden_layers:
+        target = target.with_hidden_states(able.hidden_layers)
     models = (target, *able.models)
     for model in models:
         if model not in (draft, own_target):  # made of the target by the drafter

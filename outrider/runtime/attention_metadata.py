@@ -8,6 +8,7 @@ Legend: B rows, N query tokens, S slots.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from outrider.runtime.kv_cache.slots import slots_behind
 from outrider.runtime.masks import Nodes, attention_mask
 
 
-@dataclass(frozen=True)
-class AttentionMetadata:
+class AttentionMetadata(NamedTuple):
     """Where the query tokens of a forward pass stand, and what they attend to.
 
     Attributes:

@@ -3,7 +3,7 @@
 Legend: B rows, N query tokens, V vocabulary, H hidden width (times the layers asked for).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,8 +11,7 @@ from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.masks import Nodes
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
+class ForwardBatch(NamedTuple):
     """Query tokens to run behind the committed slots of a KV cache.
 
     Attributes:
@@ -24,6 +23,8 @@ class ForwardBatch:
         hidden_layers: which hidden states to return. Layer l, from 1 to the number of layers L,
             stands for the output of the first l layers, and L for that of the final norm, which
             the head reads: ``hidden_states[l]`` of ``transformers``.
+        needs_logits: whether anybody reads the logits. An executor may leave out the head
+            otherwise; all logits are then 0.
     """
 
     cache: KVCache
@@ -31,6 +32,7 @@ class ForwardBatch:
     nodes: Nodes | None = None
     num_logits: int = 0
     hidden_layers: tuple[int, ...] = ()
+    needs_logits: bool = True
 
     def begin(self) -> None:
         """Tells the cache which slots the forward pass writes. Mutates the cache."""
@@ -42,8 +44,7 @@ class ForwardBatch:
         return logits_BNV[:, -self.num_logits :] if self.num_logits else logits_BNV
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
+class ForwardOutput(NamedTuple):
     """What a forward pass computed.
 
     Attributes:

@@ -74,9 +74,13 @@ def forward(model: Runnable, batch: ForwardBatch) -> ForwardOutput:
         batch: its cache is written to behind the committed slots.
     """
     batch.begin()
-    compiled = compiled_executor(model, batch.cache, batch.tokens_BN.shape[1], batch.num_logits)
+    output = compiled = None
+    if model.compiled is not None:
+        num_queries = batch.tokens_BN.shape[1]
+        compiled = compiled_executor(model, batch.cache, num_queries, batch.num_logits)
     with model.watch:
-        output = None if compiled is None else compiled.forward(batch)
+        if compiled is not None:
+            output = compiled.forward(batch)
         if output is None:
             output = model.eager_executor(batch).forward(batch)
     batch.cache.health.add(model, output.health_B)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outrider import Sampling
 from outrider.core import (
     Budget,
+    Capabilities,
     Context,
     Draft,
     Drawn,
@@ -28,7 +29,8 @@ from outrider.core import (
     Scores,
     Stream,
     Verdict,
-    best,
+    argmax,
+    commit_round,
     draw,
     run_round,
 )
@@ -55,13 +57,13 @@ class HeadState:
 
 
 class HeadDrafter:
-    """Drafts a chain by one linear head per depth. The target that it declares returns the hidden
-    states of its last layer."""
+    """Drafts a chain by one linear head per depth, from the hidden states of the target's last
+    layer."""
 
     drawn: Drawn = "iid"
 
     def __init__(self, target: HFModel, seed: int = 0) -> None:
-        self.target = target.with_hidden_states((target.num_layers,))
+        self.capabilities: Capabilities[HFModel] = Capabilities(hidden_layers=(target.num_layers,))
         self.width: int = target.module.config.hidden_size
         generator = torch.Generator().manual_seed(seed)
         shape = γ, target.num_tokens, self.width
@@ -85,7 +87,7 @@ class HeadDrafter:
 
         def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             q_BV = distribution(z_BV[:, None], Prefix.of_chain(context, tokens[1:]))[:, 0]
-            x_B = best(q_BV) if distribution.greedy else draw(q_BV, u_BD[:, len(tokens) - 1])
+            x_B = argmax(q_BV) if distribution.greedy else draw(q_BV, u_BD[:, len(tokens) - 1])
             return q_BV, x_B
 
         tokens, rows = draft_chain(context.root_B, D, step, choose)
@@ -128,12 +130,14 @@ def test_sampled_output_has_the_targets_distribution() -> None:
     False alarms: 1e-4, for another seed."""
     model = tiny(vocab_size=3, std=0.25, dtype=torch.float64)
     drafter, prompt, B, num = HeadDrafter(model, seed=1), [0, 2, 1], 8000, 3
+    target = model.with_hidden_states(drafter.capabilities.hidden_layers)
     distribution = Warp([Sampling(temperature=0.9)] * B, 3)
     context = Context.start([prompt] * B, distribution, [0] * B, range(B))
-    cache, state, accepted = drafter.target.start(context), drafter.start(context), 0
+    cache, state, accepted = target.start(context), drafter.start(context), 0
     while min(context.lengths) < len(prompt) + num:
-        round_ = run_round(context, drafter.target, cache, drafter, state, Rejection(), Budget(γ))
-        context.advance((round_.verdict.num_accepted_B + 1).tolist())
+        parts = context, target, cache, drafter, state
+        round_ = run_round(*parts, Rejection(), Budget(γ))
+        commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
         accepted += int(round_.verdict.num_accepted_B.sum())
     assert accepted > B
     sequences = list(product(range(3), repeat=num))

@@ -80,7 +80,7 @@ def test_the_models_own_positions_would_be_wrong(
 ) -> None:
     """The trap: without positions of their own, ragged rows and tree nodes are misplaced."""
 
-    monkeypatch.setattr(seq2seq, "placeable", lambda module, decoder, relative: module)
+    monkeypatch.setattr(seq2seq, "with_positions", lambda module, decoder, relative: module)
     assert worst_error(tiny_seq2seq(family), 1) > 0.01
 
 

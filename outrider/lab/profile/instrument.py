@@ -59,7 +59,7 @@ def recorded(engine: Engine, recorder: SpanRecorder) -> Iterator[None]:
         timed(type(engine.drafter), "commit", "draft commit", ENGINE)
         for track, model in tracks(engine).items():
             timed(model, "score", "score", track, _nodes)
-            timed(model, "extend", "extend", track, _tokens)
+            timed(model, "forward", "extend", track, _queries)
             timed(model, "draft", "extend", track, _fused_draft)
             timed(model, "commit", "commit", track)
             stopwatch = partial(_RecordingStopwatch, recorder=recorder, track=track)
@@ -129,5 +129,5 @@ def _fused_draft(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str
     return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
 
 
-def _tokens(cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
-    return {"tokens": tokens_BN.shape[1], "context": max(cache.lengths)}
+def _queries(batch: Any) -> dict[str, Any]:
+    return {"tokens": batch.tokens_BN.shape[1], "context": max(batch.cache.lengths)}

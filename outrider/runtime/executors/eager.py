@@ -17,6 +17,8 @@ from outrider.runtime.hf.call import decoder_logits
 from outrider.runtime.hf.hidden_states import joined, recording_hidden_states, tapped
 from outrider.runtime.kernels.exact import exact_mode
 
+_AS_IT_IS = nullcontext()
+
 
 class EagerExecutor:
     """An executor that runs any batch.
@@ -60,7 +62,7 @@ class EagerExecutor:
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """How the module computes within this context: exactly, or as torch does."""
-        return exact_mode() if self.exact else nullcontext()
+        return exact_mode() if self.exact else _AS_IT_IS
 
     def recording(self, layers: Sequence[int]) -> Any:
         """A view of the module that records the hidden states of these layers; made once."""

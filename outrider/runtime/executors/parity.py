@@ -28,7 +28,7 @@ from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import KVBuffers, TreeForward
 
 _SIZES = ((1, 1, 7, 7), (3, 4, 9, 12))
-"""Rows, columns, span and slots to compare with: sizes that no program is traced with."""
+"""Rows, query tokens, span and slots to compare with: sizes that no program is traced with."""
 
 
 def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:

@@ -4,7 +4,7 @@ allocated, slots read.
 One program serves every draft length, batch, context and KV buffer. ``torch.export`` traces the
 model's own code, with our KV buffers and masks in place of those of ``transformers``.
 
-Legend: B rows, N query tokens, S slots read, L kinds of layers, V vocabulary, H hidden width.
+Legend: B rows, N query tokens, S slots read, V vocabulary, H hidden width.
 """
 
 from collections.abc import Sequence

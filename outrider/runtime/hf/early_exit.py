@@ -20,7 +20,6 @@ Legend: B rows, N nodes or query tokens, V vocabulary, H hidden width, L layers,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -134,17 +133,17 @@ class FirstLayers(HFModel):
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         if not isinstance(batch.cache, SharedCache):
             return super().forward(batch)
-        output = super().forward(replace(batch, hidden_layers=(self.num_layers,)))
-        _keep_hidden(batch.cache, output)
+        output = super().forward(batch._replace(hidden_layers=(self.num_layers,)))
+        assert output.hidden_BNH is not None
+        batch.cache.hidden.append(output.hidden_BNH)
         return output
+
+    def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
+        return self.eager if batch.needs_logits else self._headless
 
     def read(self, cache: SharedCache, token_B1: Tensor) -> None:
         """Runs the layers over a token without computing logits."""
-        batch = ForwardBatch(cache, token_B1, hidden_layers=(self.num_layers,))
-        batch.begin()
-        with self.watch:
-            output = self._headless.forward(batch)
-        _keep_hidden(cache, output)
+        self.forward(ForwardBatch(cache, token_B1, needs_logits=False))
 
 
 class EarlyExit(HFModel):
@@ -260,11 +259,6 @@ class EarlyExit(HFModel):
             f"{self.k} on need more than the hidden state of those before "
             f"({reason}); take another method"
         )
-
-
-def _keep_hidden(cache: SharedCache, output: ForwardOutput) -> None:
-    assert output.hidden_BNH is not None
-    cache.hidden.append(output.hidden_BNH)
 
 
 def _cache_among(args: Sequence[object], kwargs: Mapping[str, object]) -> object:

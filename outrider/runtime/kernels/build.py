@@ -51,9 +51,8 @@ def load_kernels() -> bool:
     if missing:
         compile_kernels(library)
     try:
-        ctypes.CDLL(
-            str(library), mode=ctypes.RTLD_GLOBAL
-        )  # compiled programs look up the shims in it
+        # global, since compiled programs look up the shims in it
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
     return missing
