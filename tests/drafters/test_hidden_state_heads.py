@@ -3,8 +3,8 @@
     Medusa   q_i = softmax of head_i(h):           Cai et al., ICML 2024
     EAGLE    q_i also reads the token before it:   Li et al., ICML 2024
 
-h is the target's last hidden state behind the token before the root, which ``commit`` reads from
-``Scores.hidden_BNH``. The first round of a row has none, and drafts nothing. Heads are random.
+h is the last hidden state behind the token before the root, from ``Scores.hidden_BNH``. The first
+round of a row has none, and drafts nothing.
 
 Legend: B rows, N nodes, D drafted tokens, V vocabulary, H hidden width.
 """
@@ -57,8 +57,7 @@ class HeadState:
 
 
 class HeadDrafter:
-    """Drafts a chain by one linear head per depth, from the hidden states of the target's last
-    layer."""
+    """Drafts a chain by one linear head per depth."""
 
     drawn: Drawn = "iid"
 
@@ -91,9 +90,7 @@ class HeadDrafter:
             return q_BV, x_B
 
         tokens, rows = draft_chain(context.root_B, D, step, choose)
-        most_B = (
-            torch.full_like(context.length_B, D) if budget.tokens_B is None else budget.tokens_B
-        )
+        most_B = D if budget.tokens_B is None else budget.tokens_B
         mask_BN = torch.arange(D + 1) <= (most_B * state.known_B)[:, None]
         if distribution.greedy:
             return Draft.chain(torch.stack(tokens, 1), mask_BN, None, "chosen")

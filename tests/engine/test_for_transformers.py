@@ -57,7 +57,7 @@ class NoOdd(LogitsProcessor):
         {"max_length": 9, "max_new_tokens": None},
         {"generation_config": GenerationConfig(max_new_tokens=7, repetition_penalty=1.3)},
     ],
-    ids=str,
+    ids=lambda arguments: ", ".join(arguments) or "defaults",
 )
 def test_greedy_output_is_transformers_own(arguments: dict[str, Any]) -> None:
     """One prompt, and a ragged batch."""

@@ -108,3 +108,8 @@ def test_an_output_fills_the_context() -> None:
     (found,) = mjgd(model, 3, 4).generate([prompt], greedy(50))
     assert found.token_ids == plain_mjgd(model, prompt, 3, 5, model.limit - len(prompt))
     assert len(prompt) + len(found.token_ids) == model.limit
+
+
+def test_it_searches_as_deep_as_the_paper_unless_told_otherwise() -> None:
+    assert engine_of(tiny(), None, "mjgd", None).num_speculative_tokens == 4
+    assert engine_of(tiny(), None, "mjgd", 2).num_speculative_tokens == 2

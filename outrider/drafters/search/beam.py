@@ -213,10 +213,15 @@ class MjgdDrafter(BeamDrafter):
         InvalidParameterError: fewer than 1 beam.
     """
 
-    depth = 4  # K = 5, the most that the paper tries
+    DEPTH = 4  # K = 5, the most that the paper tries
 
     def __init__(self, model: HFModel, num_tokens: int, beams: int = 8) -> None:
         super().__init__(model, num_tokens, beams, "greedy")
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        own = super().capabilities
+        return replace(own, depth=self.DEPTH, max_nodes=lambda γ: own.max_nodes(γ + 1))
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         tokens_B = None if budget.tokens_B is None else budget.tokens_B + 1
