@@ -32,7 +32,7 @@ class Capabilities(Generic[M]):
         depth: the draft length γ that the engine takes where the user sets none, such as the number
             of levels of a static tree; None leaves it to the engine.
         max_nodes: most nodes of a draft of γ levels, root included; with models also the most KV
-            slots that drafting takes behind the committed tokens, whichever is more.
+            slots that drafting takes after the committed tokens, whichever is more.
         drafts_trees: whether the target has to score trees.
         runs_trees: whether its own models run over trees.
         full_chains: whether it drafts chains of γ tokens that exist in every row and are known to
@@ -44,7 +44,7 @@ class Capabilities(Generic[M]):
         handles_context_limit: whether it goes on, without drafts, in rows that have filled its
             models' context; the engine wraps others.
         rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken
-            back and reads anew what the context has behind the others. Any other state is started
+            back and reads anew what the context has after the others. Any other state is started
             anew from the context.
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """

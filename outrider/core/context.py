@@ -80,9 +80,9 @@ class Context(Sequences):
         prompt_lengths: Sequence[int] | None = None,
     ) -> "Context":
         """A batch of non-empty prompts (token ids), one seed and request number per row, one
-        non-empty source text where there is an encoder, and where the sequences end.
+        non-empty encoder input where there is an encoder, and where the sequences end.
 
-        Rows that resume have tokens of their output behind their prompts; ``prompt_lengths`` then
+        Rows that resume have tokens of their output after their prompts; ``prompt_lengths`` then
         says how many tokens are the prompt's."""
         lengths = Lengths.of([len(prompt) for prompt in prompts], device)
         tokens_BT = torch.zeros(len(prompts), max(lengths.host) + _SLACK, dtype=torch.int64)
@@ -141,8 +141,8 @@ class Context(Sequences):
         if self.is_even:
             self.tokens_BT[:, first : first + K] = emitted_BK
         else:
-            column_BK = self.length_B[:, None] + cached_arange(K, self.device)
-            self.tokens_BT.scatter_(1, column_BK, emitted_BK)
+            index_BK = self.length_B[:, None] + cached_arange(K, self.device)
+            self.tokens_BT.scatter_(1, index_BK, emitted_BK)
         self.sequence_lengths = self.sequence_lengths + num_emitted
 
     def follow(self, tokens_BT: Tensor, lengths: Lengths) -> None:

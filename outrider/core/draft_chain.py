@@ -1,6 +1,6 @@
 """The loop in which a model drafts a chain, token by token: the same eagerly and compiled.
 
-    x_i = choice of z_i,   z_i the logits behind … x_{i-1},   i = 1 … γ
+    x_i = choice of z_i,   z_i the logits after … x_{i-1},   i = 1 … γ
 
 Legend: B rows, V vocabulary.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Step = Callable[[Sequence[Tensor]], Tensor]
-"""From the tokens so far, root first, each (B,), to the logits behind the last one, (B, V)."""
+"""From the tokens so far, root first, each (B,), to the logits after the last one, (B, V)."""
 
 Choice = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """From logits (B, V) and the tokens so far, root first, to what is recorded of the logits (B, V)
@@ -24,7 +24,7 @@ GoesOn = Callable[[Tensor, Tensor], bool]
 def draft_chain(
     root_B: Tensor, depth: int, step: Step, choose: Choice, goes_on: GoesOn | None = None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Drafts up to ``depth`` tokens behind a root.
+    """Drafts up to ``depth`` tokens after a root.
 
     Args:
         root_B: the last committed token of each row.

@@ -1,6 +1,6 @@
 """How many tokens each row of a batch has, known on the host and on the device at the same time.
 
-The host needs lengths to size buffers and to choose a code path, the device to place keys, values
+The host needs lengths to size buffers and to choose a code path, the device to write keys, values
 and tokens. One value carries both, so that neither side can be out of date.
 
 Legend: B rows.

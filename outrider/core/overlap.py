@@ -5,11 +5,11 @@ Along the draft x_1 … x_n, with x_i drawn from q_i and verified against p_i,
     r_i = min(1, p_i(x_i) / q_i(x_i)),   w_i = r_1 … r_{i-1}
 
 r_i is an unbiased estimate of Σ_x min(p_i, q_i), and w_i is the probability that token-level
-rejection sampling accepts all tokens before position i. ``engine/counts.py`` says what the
+rejection sampling accepts all tokens before position i. ``engine/round_counts.py`` says what the
 statistics make of the two.
 
     a chosen token has the point mass as its q: r_i = p_i(x_i), which is Σ_x min(p, q)
-    a search (beams) does not draw from q: Σ_x min(p, q) itself takes the place of r_i in the sum
+    a search (beams) does not draw from q: Σ_x min(p, q) itself replaces r_i in the sum
     of a tree, x_1 … x_n are the first children from the root down, which are draws as in a chain
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.

@@ -4,7 +4,7 @@ A round is four verbs: a drafter *proposes*, the target *scores*, a verifier *ve
 everybody *commits*. ``keep`` and ``join`` are how rows leave and enter a running batch; every
 per-batch state has them. What a model remembers of a batch is a :class:`SequenceState`.
 
-Legend: B rows, N nodes, D depth, M scored places, V vocabulary, H hidden width.
+Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden width.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class CanRollBack(Protocol):
 
     def rollback(self, lengths: Lengths) -> None:
         """Forgets all but the first ``lengths`` tokens of each row; a row that has fewer keeps what
-        it has. Called before the context changes; the state reads anew what the context has behind
+        it has. Called before the context changes; the state reads anew what the context has after
         these tokens later."""
 
 
@@ -45,7 +45,7 @@ class SequenceState(CanRollBack, State, Protocol):
     model. It owns the lengths of its sequences: nobody else writes them, and they are right after
     each verb.
 
-    A forward pass runs over query tokens behind the sequences and changes no length.
+    A forward pass runs over query tokens after the sequences and changes no length.
     ``append`` or ``select`` then say which of these the sequences keep.
     """
 
@@ -61,7 +61,7 @@ class SequenceState(CanRollBack, State, Protocol):
 
         Args:
             index_BD: the query tokens of the path, from the root's child downwards; the root is
-                column 0.
+                number 0.
             num_accepted: how many of them each row keeps.
         """
 

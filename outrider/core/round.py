@@ -26,7 +26,7 @@ class Round:
 
     Attributes:
         proposed: the drafter's draft, over which the target has run.
-        draft: the draft that was verified: ``proposed`` without the nodes behind an end token.
+        draft: the draft that was verified: ``proposed`` without the nodes after an end token.
         scores: the target's raw logits at the nodes.
         p_BNV: the input of the verifier: the target distributions, or the target's warped logits
             if the verifier needs no distributions.

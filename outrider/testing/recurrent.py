@@ -1,11 +1,11 @@
-"""A toy recurrent model: the state behind a sequence does not contain the state of any shorter one.
+"""A toy recurrent model: the state after a sequence does not contain the state of any shorter one.
 
 A KV cache forgets tokens by moving a counter. A recurrent layer cannot: it has one state per row,
 and every token overwrites it. Such a model keeps snapshots, and rolls back to one of them by
-replaying the tokens behind it. The toy does so with a state of one number per row, and proves that
+replaying the tokens after it. The toy does so with a state of one number per row, and proves that
 ``core.SequenceState`` has room for such models, as targets and as draft models.
 
-Legend: B rows, N columns of a forward pass, D depth, T capacity in tokens, V vocabulary.
+Legend: B rows, N query tokens of a forward pass, D depth, T capacity in tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _NUM_SNAPSHOTS = 8
 
 @dataclass(frozen=True)
 class RecurrentSnapshot:
-    """The state behind some sequences.
+    """The state after some sequences.
 
     Attributes:
         lengths: tokens per row.
@@ -40,7 +40,7 @@ class RecurrentState(Sequences):
 
     Args:
         context: the batch it belongs to.
-        read: the number behind one more token, from the number before and the token.
+        read: the number after one more token, from the number before and the token.
     """
 
     def __init__(self, context: Context, read: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -54,33 +54,33 @@ class RecurrentState(Sequences):
         self._snapshots = [self.snapshot()]
 
     def run(self, tokens_BN: Tensor, parents_BN: Tensor | None = None) -> Tensor:
-        """A forward pass over columns behind the sequences: the number behind each, (B, N).
+        """A forward pass over query tokens after the sequences: the number after each, (B, N).
 
         Args:
             tokens_BN: the tokens.
-            parents_BN: the column that each one follows, -1 for the sequence; None where each
-                column follows the one before.
+            parents_BN: the query token that each one follows, -1 for the sequence; None where each
+                query token follows the one before.
         """
         self._snapshots.append(self.snapshot())
         del self._snapshots[1:-_NUM_SNAPSHOTS]  # the first one, of empty sequences, stays
         self._write(tokens_BN)
         rows_B = torch.arange(self.num_rows, device=tokens_BN.device)
-        columns = [self._past_B]
+        pasts = [self._past_B]
         for i, token_B in enumerate(tokens_BN.unbind(1)):
             above_B = i if parents_BN is None else parents_BN[:, i] + 1
-            columns.append(self._read(torch.stack(columns, 1)[rows_B, above_B], token_B))
-        self._past_B = columns[-1]
+            pasts.append(self._read(torch.stack(pasts, 1)[rows_B, above_B], token_B))
+        self._past_B = pasts[-1]
         self._num_read = [n + tokens_BN.shape[1] for n in self.lengths]
-        return torch.stack(columns[1:], 1)
+        return torch.stack(pasts[1:], 1)
 
     def append(self, num: Lengths | int) -> None:
         self.sequence_lengths = self.sequence_lengths + num
         self._replay()
 
-    def select(self, column_BD: Tensor, num_accepted: Lengths) -> None:
-        from_BN = self.length_B[:, None] + pad(column_BD, (1, 0))  # the root is column 0
+    def select(self, index_BD: Tensor, num_accepted: Lengths) -> None:
+        from_BN = self.length_B[:, None] + pad(index_BD, (1, 0))  # the root is query token 0
         self._write(self._tokens_BT.gather(1, from_BN))
-        self._num_read = [-1] * self.num_rows  # the columns in between are not on the path
+        self._num_read = [-1] * self.num_rows  # the query tokens in between are not on the path
         self.append(num_accepted + 1)
 
     def rollback(self, lengths: Lengths) -> None:
@@ -119,24 +119,24 @@ class RecurrentState(Sequences):
         self._snapshots = [empty, self.snapshot()]
 
     def _write(self, tokens_BN: Tensor) -> None:
-        """Records tokens behind the sequences, to replay them."""
+        """Records tokens after the sequences, to replay them."""
         N = tokens_BN.shape[1]
         missing = max(self.lengths) + N - self._tokens_BT.shape[1]
         tokens_BT = pad(self._tokens_BT, (0, max(missing, 0)))
-        column_BN = self.length_B[:, None] + torch.arange(N, device=tokens_BN.device)
-        self._tokens_BT = tokens_BT.scatter(1, column_BN, tokens_BN)
+        index_BN = self.length_B[:, None] + torch.arange(N, device=tokens_BN.device)
+        self._tokens_BT = tokens_BT.scatter(1, index_BN, tokens_BN)
 
     def _replay(self) -> None:
         """Makes the number stand for the sequences as they are, from the last snapshot that is not
-        behind any of them."""
+        after any of them."""
         if self._num_read == self.lengths:
             return
         self._drop_snapshots(self.sequence_lengths)
         last = self._snapshots[-1]
         past_B, missing = last.past_B, self.sequence_lengths - last.lengths
         for i in range(max(missing.host)):
-            column_B1 = (last.lengths.device_B + i)[:, None].clamp(max=self._tokens_BT.shape[1] - 1)
-            read_B = self._read(past_B, self._tokens_BT.gather(1, column_B1)[:, 0])
+            index_B1 = (last.lengths.device_B + i)[:, None].clamp(max=self._tokens_BT.shape[1] - 1)
+            read_B = self._read(past_B, self._tokens_BT.gather(1, index_B1)[:, 0])
             past_B = torch.where(i < missing.device_B, read_B, past_B)
         self._past_B, self._num_read = past_B, self.lengths
 
@@ -172,8 +172,8 @@ class RecurrentToy:
     def extend(
         self, cache: RecurrentState, tokens_BN: Tensor, nodes: None = None, num_logits: int = 0
     ) -> Tensor:
-        """Logits behind columns that follow one another, (B, N, V); of the last ``num_logits``
-        columns alone unless that is 0."""
+        """Logits after query tokens that follow one another, (B, N, V); of the last ``num_logits``
+        query tokens alone unless that is 0."""
         logits_BNV = self.toy.logits(cache.run(tokens_BN))
         return logits_BNV[:, -num_logits:] if num_logits else logits_BNV
 

@@ -43,9 +43,9 @@ def _name(function: ast.expr) -> str:
 def test_no_other_class_writes_a_length() -> None:
     package = Path(outrider.__file__).parent
     found = {
-        str(file.relative_to(package)): places
+        str(file.relative_to(package)): lines
         for file in sorted(package.rglob("*.py"))
-        if (places := writes(file.read_text(encoding="utf-8")))
+        if (lines := writes(file.read_text(encoding="utf-8")))
     }
     assert found == {}
 

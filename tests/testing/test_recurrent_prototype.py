@@ -1,4 +1,4 @@
-"""A recurrent model behind ``core.SequenceState``: as target, as draft model and as a stage's
+"""A recurrent model after ``core.SequenceState``: as target, as draft model and as a stage's
 target, with the package's own drafters and rules. Nothing but the toy's state knows that it cannot
 be cut back.
 
