@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -11,6 +11,7 @@ from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
 from outrider.engine.assembly import assemble, check_parts
+from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
@@ -185,10 +186,10 @@ class Engine:
         """Continues one prompt or thousands.
 
         Args:
-            prompts: one prompt: a string, a 1-D tensor or array of token ids, or a tokenizer's
-                output with 1-D ``input_ids``. Or a batch: an iterable of prompts and lists of token
-                ids, a 2-D tensor or array, or a tokenizer's output with 2-D ``input_ids``. Padding
-                is removed where ``attention_mask`` says so.
+            prompts: one prompt: a string, a list of chat messages, a 1-D tensor or array of token
+                ids, or a tokenizer's output with 1-D ``input_ids``. Or a batch: an iterable of
+                prompts and lists of token ids, a 2-D tensor or array, or a tokenizer's output with
+                2-D ``input_ids``. Padding is removed where ``attention_mask`` says so.
             sampling: for all prompts, or one per prompt; the default is ``Sampling()``.
             add_special_tokens: whether the tokenizer adds its special tokens to strings. A string
                 that already begins with the beginning-of-sequence token does not get a second one.
@@ -224,6 +225,31 @@ class Engine:
             raise failed[0]
         finished = Results(result for result in results if result is not None)
         return finished[0] if single else finished
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling | None = None,
+        *,
+        request_number: int | None = None,
+    ) -> Result:
+        """The assistant's answer to a conversation, by the tokenizer's chat template.
+
+        A conversation is a prompt like any other: :meth:`generate`, :meth:`stream` and their
+        relatives take lists of messages, too.
+
+        Args:
+            messages: such as ``[{"role": "user", "content": "Hello!"}]``.
+            sampling: as for :meth:`generate`.
+            request_number: as for :meth:`stream`.
+
+        Raises:
+            PromptError: no messages, one without role or content, a model without a tokenizer or a
+                chat template, or a conversation that the template refuses.
+        """
+        conversation = check_messages(messages)
+        numbers = None if request_number is None else [request_number]
+        return self.generate([conversation], sampling, request_numbers=numbers)[0]
 
     def stream(
         self,

@@ -1,8 +1,9 @@
-"""Prompts as users have them: strings, token ids, tensors, arrays, and a tokenizer's output.
+"""Prompts as users have them: strings, conversations, token ids, tensors, a tokenizer's output.
 
-One prompt is a string, a sequence of token ids, a 1-D tensor or array, or a tokenizer's output with
-1-D ``input_ids``. A batch is an iterable of prompts, a 2-D tensor or array, or a tokenizer's output
-with 2-D ``input_ids``; padding is removed where ``attention_mask`` says so.
+One prompt is a string, a conversation (a list of chat messages, ``chat.py``), a sequence of token
+ids, a 1-D tensor or array, or a tokenizer's output with 1-D ``input_ids``. A batch is an iterable
+of prompts, a 2-D tensor or array, or a tokenizer's output with 2-D ``input_ids``; padding is
+removed where ``attention_mask`` says so.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from outrider.core.errors import PromptError
 from outrider.core.values import as_python, is_whole, shown
+from outrider.engine.chat import Message, check_messages, is_chat
 
 Array = Tensor | np.ndarray[Any, Any]
-Prompt = str | Sequence[int] | Array | Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message] | Array | Mapping[str, Any]
 """What may be given as one prompt."""
 Prompts = Prompt | Iterable[Prompt]
 """What may be given as a batch, or as one prompt."""
@@ -34,12 +36,8 @@ _TOKENIZER_OUTPUT = {
     "overflow_to_sample_mapping",
 }
 _REMEDY = (
-    "a prompt is a text, a list of token ids, a tensor of them, or what a tokenizer returns; a "
-    "batch is a list of these"
-)
-_CHAT = (
-    "the prompt is a list of chat messages: turn it into text first, by "
-    "tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)"
+    "a prompt is a text, a list of token ids, a tensor of them, a list of chat messages, or what a "
+    "tokenizer returns; a batch is a list of these"
 )
 
 
@@ -50,11 +48,14 @@ class ReadPrompt:
     Attributes:
         given: the string or the token ids, as they were given; for tensors, arrays and tokenizer
             output, the token ids without padding.
-        ids: the token ids; None for a string, which the model's tokenizer has to encode.
+        ids: the token ids; None for a string or a conversation, which the model's tokenizer has to
+            encode.
+        messages: the messages of a conversation; None for any other prompt.
     """
 
-    given: str | Sequence[int]
+    given: str | Sequence[int] | Sequence[Message]
     ids: tuple[int, ...] | None = None
+    messages: tuple[Message, ...] | None = None
 
 
 def read_prompts(prompts: object) -> tuple[list[ReadPrompt], bool]:
@@ -76,8 +77,8 @@ def read_prompts(prompts: object) -> tuple[list[ReadPrompt], bool]:
     if isinstance(prompts, bytes | bytearray | AbstractSet) or not isinstance(prompts, Iterable):
         raise _no_prompt(prompts)
     listed = list(prompts)
-    if _is_chat(listed):
-        raise PromptError(_CHAT)
+    if is_chat(listed):
+        return [_conversation(listed)], True
     return [read_prompt(prompt) for prompt in listed], False
 
 
@@ -90,8 +91,8 @@ def read_prompt(prompt: object) -> ReadPrompt:
     prompt = as_python(prompt)
     if is_whole(prompt):
         raise PromptError("token ids come as a list per prompt: write [[1, 2, 3]], not [1, 2, 3]")
-    if _is_chat(prompt):
-        raise PromptError(_CHAT)
+    if isinstance(prompt, list | tuple) and is_chat(prompt):
+        return _conversation(prompt)
     if isinstance(prompt, str | Mapping | Tensor | np.ndarray):
         several, _ = read_prompts(prompt)
         if len(several) != 1:
@@ -127,8 +128,8 @@ def _ids(values: Iterable[object]) -> tuple[int, ...]:
 
 
 def _tokenizer_output(output: Mapping[str, Any]) -> tuple[list[ReadPrompt], bool]:
-    if _is_chat([output]):
-        raise PromptError(_CHAT)
+    if is_chat([output]):
+        raise PromptError("a chat message alone: give the conversation, [message]")
     if "input_ids" not in output:
         raise PromptError(f"no 'input_ids' in {shown(dict(output))}: {_REMEDY}")
     unread = [name for name in output if name not in _TOKENIZER_OUTPUT]
@@ -183,11 +184,9 @@ def _without_padding(row: Sequence[object], mask: Sequence[object]) -> Sequence[
     return row[first:end]
 
 
-def _is_chat(value: object) -> bool:
-    """Whether it is a message, or a list that begins with one."""
-    if isinstance(value, list | tuple) and value:
-        value = value[0]
-    return isinstance(value, Mapping) and "role" in value
+def _conversation(messages: Sequence[object]) -> ReadPrompt:
+    checked = tuple(check_messages(messages))
+    return ReadPrompt(checked, messages=checked)
 
 
 def _no_prompt(value: object) -> PromptError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, Literal
 
+from outrider.engine.chat import Message
 from outrider.engine.round_counts import RoundCounts
 from outrider.engine.stats import Stats
 from outrider.engine.stop import Ending
@@ -63,7 +64,7 @@ class Result:
         stats: counts and seconds. In a batch, seconds are divided equally among the rows.
     """
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int] | Sequence[Message]
     prompt_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
@@ -97,7 +98,7 @@ class Request:
         index: the position of the prompt in its call, for error messages.
     """
 
-    prompt: str | Sequence[int]
+    prompt: str | Sequence[int] | Sequence[Message]
     prompt_ids: tuple[int, ...]
     sampling: Sampling
     number: int

@@ -7,6 +7,7 @@ from outrider.core.errors import IncompatibleError, InvalidParameterError, Promp
 from outrider.core.values import check_flag
 from outrider.engine.admission import KVMemory
 from outrider.engine.call_arguments import read_numbers, read_sampling, read_samplings
+from outrider.engine.chat import encode_messages
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.prompts import Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Request, Row, request_numbers
@@ -76,6 +77,8 @@ class RequestBuilder:
     def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
         ids = prompt.ids
+        if prompt.messages is not None:
+            ids = encode_messages(self.target.tokenizer, prompt.messages, self.target.name)
         if ids is None:
             ids = self._encode_text(str(prompt.given), add_special_tokens)
         if not ids:
