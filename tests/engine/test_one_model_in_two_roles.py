@@ -67,7 +67,7 @@ def test_beam_search_runs_the_models_own_programs() -> None:
     prompts = ragged_prompts([9, 3])
     wanted = token_ids(engine_of(tiny(), None, "beam-search").generate(prompts, greedy(8)))
     engine = without_compiler(engine_of(model, None, "beam-search"))
-    (searcher,) = engine.drafter.models  # type: ignore[attr-defined]
+    (searcher,) = engine.drafter.capabilities.models
     assert searcher.compiled is executor
     assert token_ids(engine.generate(prompts, greedy(8))) == wanted
     assert {each.kind for each in executor._programs} == {"chain", "tree"}

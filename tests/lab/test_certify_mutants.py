@@ -119,7 +119,7 @@ def test_a_wrong_tree_rule_is_caught_although_the_drafter_makes_chains() -> None
     assert "siblings" in failed.words
 
 
-UNREACHED = {"ReadsBehindTheEnd", "ReadsMissingNodes"}
+UNREACHED = {"ReadsPastTheEnd", "ReadsMissingNodes"}
 """These are wrong only if the distribution of a missing node, or of one after an end token, is NaN.
 That does not occur in a certificate; ``check_verifier`` catches them."""
 

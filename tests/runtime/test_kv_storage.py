@@ -191,7 +191,7 @@ def test_methods_in_int8(method: str) -> None:
         ).generate(prompts, num)
     engine = engine_of(target, draft, method, kv_dtype="int8")
     assert token_ids(engine.generate(prompts, num)) == token_ids(plain)
-    held = {model.plan.kv_dtype for model in (engine.target, *engine.drafter.models)}
+    held = {model.plan.kv_dtype for model in (engine.target, *engine.drafter.capabilities.models)}
     assert held == {"int8"}
 
 

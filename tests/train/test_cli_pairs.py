@@ -65,7 +65,7 @@ def test_files_without_enough_pairs(tmp_path, content: str, message: str) -> Non
 
 def test_incompatible_options(tmp_path, file) -> None:
     done = call("--out", tmp_path, "--pairs", file, "--package", "python-stdlib")
-    assert (done.exit_code, "--pairs goes without" in done.stderr) == (2, True)
+    assert (done.exit_code, "--pairs cannot be combined" in done.stderr) == (2, True)
     done = call("--out", tmp_path, "--pairs", tmp_path / "none.jsonl", *SHAPE, *RUN)
     assert (done.exit_code, "No such file" in done.stderr) == (2, True)
     done = call("--out", tmp_path, "--pairs", file, "--hidden", 15, "--heads", 2)
