@@ -3,8 +3,7 @@
     Medusa   q_i = softmax of head_i(h):           Cai et al., ICML 2024
     EAGLE    q_i also reads the token before it:   Li et al., ICML 2024
 
-h is the last hidden state behind the token before the root, from ``Scores.hidden_BNH``. The first
-round of a row has none, and drafts nothing.
+h is the last hidden state of the token before the root. A row's first round drafts nothing.
 
 Legend: B rows, N nodes, D drafted tokens, V vocabulary, H hidden width.
 """
@@ -86,8 +85,8 @@ class HeadDrafter:
 
         def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
             q_BV = distribution(z_BV[:, None], Prefix.of_chain(context, tokens[1:]))[:, 0]
-            x_B = argmax(q_BV) if distribution.greedy else draw(q_BV, u_BD[:, len(tokens) - 1])
-            return q_BV, x_B
+            u_B = u_BD[:, len(tokens) - 1]
+            return q_BV, argmax(q_BV) if distribution.greedy else draw(q_BV, u_B)
 
         tokens, rows = draft_chain(context.root_B, D, step, choose)
         most_B = D if budget.tokens_B is None else budget.tokens_B
