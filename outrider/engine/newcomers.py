@@ -28,6 +28,8 @@ class Newcomers:
         self._target = target
         self._drafter = drafter
         self._prefill = target.begin(self.context)
+        for row, reused in zip(rows, self._prefill.reused, strict=True):
+            row.stats.reused = reused
 
     @property
     def are_cached(self) -> bool:
