@@ -8,7 +8,7 @@ logits of every token, though a prefill needs none. For a short prompt that cost
 takes between the operations of the layers; for a long one, or a vocabulary that holds most of a
 model's weights, it does not, and the prefill runs eagerly (``runner.py``).
 
-Legend: B rows, N query tokens, T context length.
+Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """
 
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.core.chain import cached_arange
 from outrider.core.context import Context
+from outrider.core.protocols import ReadHidden
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
@@ -36,6 +37,8 @@ class Prefill:
         cache: a cache of the batch that is empty, or holds the first tokens of rows.
         context: the batch; all its tokens but each row's last are read, unless the cache has them.
         num_tokens: tokens of each row that are read; None for all but the last.
+        hidden_layers: the layers whose hidden states ``read`` takes.
+        read: takes the hidden states of each forward pass; None if nobody does.
 
     Attributes:
         num_tokens: tokens of each row that all forward passes together read.
@@ -43,7 +46,13 @@ class Prefill:
     """
 
     def __init__(
-        self, model: Runnable, cache: KVCache, context: Context, num_tokens: int | None = None
+        self,
+        model: Runnable,
+        cache: KVCache,
+        context: Context,
+        num_tokens: int | None = None,
+        hidden_layers: tuple[int, ...] = (),
+        read: ReadHidden | None = None,
     ) -> None:
         self.cache = cache
         self._model = model
@@ -51,6 +60,8 @@ class Prefill:
         self.reused = list(cache.lengths)
         missing = [n - 1 - m for n, m in zip(context.lengths, self.reused, strict=True)]
         self.num_tokens = max(missing) if num_tokens is None else num_tokens
+        self._hidden_layers = () if read is None else hidden_layers
+        self._read = read
         self._first = 0
 
     @property
@@ -62,8 +73,13 @@ class Prefill:
         """Runs the next forward pass."""
         width = self.next_width
         tokens_BN = self._tokens(width).clamp(max=self._model.num_tokens - 1)
-        self._model.forward(ForwardBatch(self.cache, tokens_BN, num_logits=1))
+        output = self._model.forward(
+            ForwardBatch(self.cache, tokens_BN, num_logits=1, hidden_layers=self._hidden_layers)
+        )
         self.cache.append(width)
+        if self._read is not None:
+            assert output.hidden_BNH is not None
+            self._read(output.hidden_BNH, self._first)
         self._first += width
 
     def finish(self) -> KVCache:
