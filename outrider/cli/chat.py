@@ -83,7 +83,7 @@ def chat(
     engine.settled(sampling)  # reports wrong parameters before the first message
     session = Session(Conversation(engine, sampling, system), trace)
     if is_interactive():
-        say(f"{models.target} by method {engine.method.name}; /help lists commands, Ctrl-D leaves")
+        say(f"chat by method {engine.method.name}: /help lists commands, Ctrl-D leaves")
     for line in lines(_PROMPT):
         _take(session, line)
         if session.over:
@@ -121,7 +121,7 @@ def _answer(session: Session, message: str) -> None:
     if not result.text.endswith("\n"):
         typer.echo()
     if result.finish_reason == CANCELLED:
-        say("note: interrupted; the answer stays in the conversation as far as it was written")
+        say("note: interrupted; the answer so far stays in the conversation")
     elif result.finish_reason == "length":
         say(f"note: cut after {len(result.token_ids)} tokens (--max-new-tokens)")
     elif result.finish_reason == "context":

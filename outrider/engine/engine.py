@@ -74,6 +74,8 @@ class Engine:
         shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
         obeyed: the values of the generation config that change outputs, by name.
+        prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it, as
+            whoever changes a model's weights must.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -144,7 +146,7 @@ class Engine:
             memory=parts.memory,
         )
         self._memory = parts.memory
-        self._prefixes = parts.prefixes
+        self.prefixes = parts.prefixes
         self._hint = ChatHint(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -330,7 +332,7 @@ class Engine:
             self._new_batch,
             self.max_batch_size,
             self._memory,
-            self._prefixes,
+            self.prefixes,
         )
 
     def request(

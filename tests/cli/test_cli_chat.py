@@ -315,7 +315,7 @@ def test_ctrl_c_ends_an_answer_which_stays(type_in: Run, engine: Engine) -> None
     """What was written is a part of the conversation, and of the retained prefix."""
     found = type_in("hello", "and?", "/stats", EOFError)
     assert found.exit_code == 0
-    assert "note: interrupted; the answer stays" in found.stderr
+    assert "note: interrupted; the answer so far stays" in found.stderr
     written = engine.chat([user("hello")], SAMPLING).text[: found.stdout.index("\n")]
     assert 0 < len(written) < len(engine.chat([user("hello")], SAMPLING).text)
     told = [user("hello"), assistant(written), user("and?")]

@@ -4,6 +4,7 @@ output changes."""
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, tiny, tiny_module, to
 from tiny_ngrams import tiny_file
 from tiny_seq2seq import tiny_seq2seq
 
-from outrider import Engine, Sampling
+from outrider import Engine, Sampling, load
 from outrider.core import Capabilities
 from outrider.core.errors import (
     InvalidParameterError,
@@ -108,7 +109,7 @@ def test_a_turn_reads_only_the_tokens_that_are_new(read: Counter[str]) -> None:
 def test_nothing_is_kept_unless_it_is_asked_for() -> None:
     each = engine()
     assert turns(each, greedy(4), ragged_prompts([9]))
-    assert each._prefixes is None
+    assert each.prefixes is None
     assert each.target.prefixes is None
     assert TARGET.prefixes is None, "the models that an engine is given are not changed"
 
@@ -189,8 +190,8 @@ def test_quantised_kv_caches(kv_dtype: str) -> None:
     each = engine(kv_dtype=kv_dtype, prefix_cache=SIZE)
     wanted = turns(engine(kv_dtype=kv_dtype), greedy(9), ragged_prompts([17, 5]))
     assert turns(each, greedy(9), ragged_prompts([17, 5])) == wanted
-    assert each._prefixes is not None
-    assert each._prefixes.own_bytes() > 0
+    assert each.prefixes is not None
+    assert each.prefixes.own_bytes() > 0
 
 
 @pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -230,16 +231,16 @@ def test_the_sequences_unused_for_longest_are_dropped() -> None:
     reused = [each.generate([p], greedy(1))[0].stats.reused > 0 for p in (prompts[2], prompts[0])]
     assert reused == [True, True]
     assert each.generate([prompts[1]], greedy(1))[0].stats.reused == 0
-    assert each._prefixes is not None
-    assert each._prefixes.own_bytes() <= 2 * 45 * slot
+    assert each.prefixes is not None
+    assert each.prefixes.own_bytes() <= 2 * 45 * slot
 
 
 def test_a_sequence_that_goes_on_takes_the_memory_of_its_beginning() -> None:
     each = engine("plain", prefix_cache=SIZE)
     turns(each, greedy(4), ragged_prompts([10]), num=3)
-    assert each._prefixes is not None
+    assert each.prefixes is not None
     length = 10 + 4 + 4 + 4 + 3 + 4 - 1
-    assert each._prefixes.own_bytes() == length * per_token(each)
+    assert each.prefixes.own_bytes() == length * per_token(each)
 
 
 def test_a_sequence_beyond_the_bound_is_not_kept() -> None:
@@ -247,8 +248,8 @@ def test_a_sequence_beyond_the_bound_is_not_kept() -> None:
     assert turns(each, greedy(4), ragged_prompts([10])) == turns(
         engine("plain"), greedy(4), ragged_prompts([10])
     )
-    assert each._prefixes is not None
-    assert each._prefixes.own_bytes() == 0
+    assert each.prefixes is not None
+    assert each.prefixes.own_bytes() == 0
 
 
 def held(each: Engine) -> int:
@@ -282,8 +283,8 @@ def test_max_memory_bounds_prefixes_and_requests_together(
             assert found.token_ids == engine().generate([prompt], greedy(9))[0].token_ids
             assert held(each) <= bound
     assert 0 < most[0] <= bound
-    assert each._prefixes is not None
-    assert (each._prefixes.own_bytes() > 0) == (share > 1)
+    assert each.prefixes is not None
+    assert (each.prefixes.own_bytes() > 0) == (share > 1)
 
 
 def test_prefixes_are_dropped_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +292,7 @@ def test_prefixes_are_dropped_where_memory_runs_out(monkeypatch: pytest.MonkeyPa
     each, prompts = engine(prefix_cache=SIZE), ragged_prompts([40, 30])
     each.generate([prompts[0]], greedy(4))
     wanted = token_ids(engine().generate([prompts[1]], greedy(4)))
-    prefixes = each._prefixes
+    prefixes = each.prefixes
     assert prefixes is not None
     step = RunningBatch.step
 
@@ -318,8 +319,8 @@ def test_damaged_keys_are_not_kept() -> None:
     each = engine_of(HFModel(module, name="target"), prefix_cache=SIZE)
     with pytest.raises(NonFiniteLogitsError):
         each.generate([[1, 2, 7, 3]], greedy(4))
-    assert each._prefixes is not None
-    assert each._prefixes.own_bytes() == 0
+    assert each.prefixes is not None
+    assert each.prefixes.own_bytes() == 0
 
 
 # ------------------------------------------------------------------------------- bad arguments
@@ -355,5 +356,35 @@ def test_no_reuse_where_prompts_must_be_read(
     target, method = parts()
     with pytest.warns(OutriderWarning, match=f"no prefix reuse: .*{reason}"):
         each = engine_of(target, None, method, prefix_cache=SIZE)
-    assert each._prefixes is None
+    assert each.prefixes is None
     assert each.target.prefixes is None
+
+
+# --------------------------------------------------------------------------------- a real model
+
+SMOLLM2 = Path(__file__).parents[2] / "runs" / "smollm2" / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="needs runs/smollm2/model: make real")
+def test_a_conversation_with_a_real_model() -> None:
+    """Its tokenizer encodes answers as they were written, so that a turn reads only the next
+    message; float32 leaves no near-ties among the best tokens here."""
+    said = ["What is the capital of France?", "And of Italy?", "Name a river there."]
+    sampling = Sampling(temperature=0, max_new_tokens=24)
+    outputs = []
+    for size in (SIZE, None):
+        each = load(SMOLLM2, None, "suffix", dtype="float32", device="cpu", prefix_cache=size)
+        messages: list[dict[str, str]] = []
+        found, reused = [], []
+        for message in said:
+            messages.append({"role": "user", "content": message})
+            result = each.chat(messages, sampling)
+            messages.append({"role": "assistant", "content": result.text})
+            reused.append(result.stats.reused)
+            found.append(result)
+        if size is not None:
+            for before, after in zip(found, reused[1:], strict=False):
+                assert after >= len(before.prompt_ids) + len(before.token_ids) - 1
+        outputs.append(token_ids(found))
+    assert outputs[0] == outputs[1]
