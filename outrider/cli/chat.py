@@ -22,6 +22,7 @@ from outrider.cli.options.sampling import (
     Stop,
     StopTokenId,
     parse_logit_bias,
+    sampling_of,
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.start import start
@@ -61,15 +62,14 @@ def chat(
     biases = parse_logit_bias(logit_bias)
     require_draft_of(speculation.method, models)
     start()
-    from outrider.sampling import Sampling
-
-    sampling = Sampling(
-        **vars(truncation),
-        **vars(penalties),
+    sampling = sampling_of(
+        truncation,
+        penalties,
         logit_bias=biases,
         seed=seed,
         max_new_tokens=max_new_tokens,
-        stop=(*(stop or ()), *(stop_token_id or ())),
+        stop=stop,
+        stop_token_id=stop_token_id,
         ignore_eos=ignore_eos,
     )
     engine = open_engine(

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from outrider.engine.chat import Message
     from outrider.sampling import Sampling
 
-_SHARE_OF_ANSWERS = 4
-"""An answer is left a quarter of the context at most, where it may be as long."""
+_QUARTER = 4
 
 
 class Turn(NamedTuple):
@@ -56,18 +55,21 @@ class Conversation:
         return [*chat, {"role": "user", "content": message}]
 
     def make_room(self, message: str) -> int:
-        """Drops the oldest turns until message and answer fit into the context; how many.
+        """Drops the oldest turns if message and answer do not fit into the context; how many.
 
-        The answer has room for ``max_new_tokens``, but no more than for a quarter of the context. A
-        message that does not fit alone is left to the engine to refuse.
+        The answer is left ``max_new_tokens``, or a quarter of the context if that is less. Turns
+        are dropped until another quarter is free: every time that the oldest turn changes, the
+        whole conversation has to be read anew. A message that does not fit alone is left to the
+        engine to refuse.
 
         Raises:
             PromptError: the model's template refuses the conversation.
         """
-        answer = min(self.sampling.max_new_tokens, self.engine.limit // _SHARE_OF_ANSWERS)
-        num_before = len(self.turns)
-        while self.turns and self._num_tokens(message) > self.engine.limit - answer:
-            del self.turns[0]
+        quarter, num_before = self.engine.limit // _QUARTER, len(self.turns)
+        room = self.engine.limit - min(self.sampling.max_new_tokens, quarter)
+        if self._num_tokens(message) > room:
+            while self.turns and self._num_tokens(message) > room - quarter:
+                del self.turns[0]
         return num_before - len(self.turns)
 
     def ask(self, message: str, show: "Callable[[Event], None]") -> "Result":

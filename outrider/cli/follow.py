@@ -16,15 +16,15 @@ CANCELLED = "cancelled"
 
 
 class Interrupts:
-    """While it lasts, the first Ctrl-C is noted, so that the caller can end between two rounds and
-    the engine keeps what it has; a second one raises KeyboardInterrupt wherever it arrives.
+    """Lets a caller end at Ctrl-C between two rounds, where the engine can keep what it has.
 
     Attributes:
-        noted: whether Ctrl-C was pressed.
+        deferred: whether the next Ctrl-C is noted. Any other raises KeyboardInterrupt at once.
+        noted: whether one was.
     """
 
     def __init__(self) -> None:
-        self.noted = False
+        self.deferred = self.noted = False
         self._installed = False
 
     def __enter__(self) -> "Interrupts":
@@ -39,7 +39,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.noted:
+        if self.noted or not self.deferred:
             raise KeyboardInterrupt
         self.noted = True
 
@@ -66,6 +66,7 @@ def follow(
                     show(row.event())
                 if interrupts.noted:
                     break
+                interrupts.deferred = True  # a prompt that is being read has nothing to keep
         except KeyboardInterrupt:
             if row is None:
                 raise

@@ -43,6 +43,7 @@ from outrider.cli.options.sampling import (
     Stop,
     StopTokenId,
     parse_logit_bias,
+    sampling_of,
 )
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_chat, read_prompt
@@ -109,15 +110,14 @@ def generate(
         raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)
     start()
-    from outrider.sampling import Sampling
-
-    sampling = Sampling(
-        **vars(truncation),
-        **vars(penalties),
+    sampling = sampling_of(
+        truncation,
+        penalties,
         logit_bias=biases,
         seed=seed,
         max_new_tokens=max_new_tokens,
-        stop=(*(stop or ()), *(stop_token_id or ())),
+        stop=stop,
+        stop_token_id=stop_token_id,
         ignore_eos=ignore_eos,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )

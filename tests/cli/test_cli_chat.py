@@ -233,20 +233,21 @@ def test_a_message_that_begins_with_a_slash(chat: Run, engine: Engine) -> None:
 
 
 def test_the_oldest_turns_are_dropped_where_the_context_is_full(chat: Run, engine: Engine) -> None:
-    """As few as are enough, and the output is that of the turns that are left."""
+    """Enough of them that not every turn drops one; the output is that of the turns left."""
     said = [f"{'hello world ' * 3}{number}" for number in range(12)]
     conversation = Conversation(engine, SAMPLING, system="Be brief.")
-    expected, num_dropped = "", 0
+    expected, drops = "", []
     for message in said:
         dropped = conversation.make_room(message)
         room = CONTEXT - SAMPLING.max_new_tokens
         assert len(engine.encode(conversation.messages(message))) <= room
-        if dropped:
-            num_dropped += dropped
+        drops.append(dropped)
         assert conversation.messages(message)[0] == SYSTEM
         expected += conversation.ask(message, lambda event: None).text + "\n"
-    assert 0 < num_dropped < 12
-    assert len(conversation.turns) == 12 - num_dropped
+    assert any(drops)
+    first = next(number for number, dropped in enumerate(drops) if dropped)
+    assert drops[first + 1] == 0
+    assert len(conversation.turns) == 12 - sum(drops)
     found = chat(*said, options=("--system", "Be brief."))
     assert found.stdout == expected
     assert "note: the context of 256 tokens is full: the" in found.stderr
@@ -324,15 +325,14 @@ def test_ctrl_c_ends_an_answer_which_stays(type_in: Run, engine: Engine) -> None
     assert int(reused) >= len(engine.encode([user("hello")]))
 
 
-def test_a_second_ctrl_c_does_not_wait(
+def test_ctrl_c_while_a_message_is_read_takes_it_back(
     type_in: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While nothing is written yet, the message does not count."""
+    """At once: there is no answer yet whose round would have to end."""
     run, calls = Engine.run, iter([True])
 
     def stuck(self: Engine, *arguments: Any, **options: Any) -> Iterator[Any]:
         if next(calls, False):
-            signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         yield from run(self, *arguments, **options)
 
@@ -341,6 +341,30 @@ def test_a_second_ctrl_c_does_not_wait(
     assert "interrupted before the answer began; the message does not count" in found.stderr
     assert found.stdout == engine.chat([user("hello")], SAMPLING).text + "\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_round(
+    type_in: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer stays as with the first one."""
+    run, calls = Engine.run, iter([True])
+
+    def stuck(self: Engine, *arguments: Any, **options: Any) -> Iterator[Any]:
+        rows = run(self, *arguments, **options)
+        for _ in range(4):
+            yield next(rows)
+        if next(calls, False):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("the second one is not to be waited for")
+        yield from rows
+
+    monkeypatch.setattr(Engine, "run", stuck)
+    found = type_in("hello", "/stats", EOFError)
+    assert "note: interrupted; the answer so far stays" in found.stderr
+    written = found.stdout.removesuffix("\n")
+    assert written
+    assert engine.chat([user("hello")], SAMPLING).text.startswith(written)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
