@@ -3,7 +3,7 @@
 import typer
 from rich.console import Console
 
-from outrider.cli.chat_commands import Session, is_command, run_command
+from outrider.cli.chat_commands import Session, is_command, run_command, show_legend
 from outrider.cli.conversation import Conversation
 from outrider.cli.engines import open_engine, require_draft_of, require_template
 from outrider.cli.errors import report, say
@@ -84,6 +84,8 @@ def chat(
     session = Session(Conversation(engine, sampling, system), trace)
     if is_interactive():
         say(f"chat by method {engine.method.name}: /help lists commands, Ctrl-D leaves")
+    if trace:
+        show_legend()
     for line in lines(_PROMPT):
         _take(session, line)
         if session.over:

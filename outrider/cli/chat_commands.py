@@ -103,18 +103,24 @@ def _trace(session: Session, argument: str) -> None:
         raise fail(f"/trace {argument}: write /trace, /trace on or /trace off")
     if argument:
         session.trace = argument == "on"
-        say(f"the tokens of answers are {'' if session.trace else 'not '}marked by their origin")
+        if session.trace:
+            show_legend()
     elif session.conversation.results:
         _show_trace(session, session.conversation.results[-1])
     else:
         say("no answer yet; /trace on marks the tokens of the answers to come")
 
 
+def show_legend() -> None:
+    """Explains the marks of tokens."""
+    Console(stderr=True).print(legend(Console(stderr=True)), end="", soft_wrap=True)
+
+
 def _show_trace(session: Session, result: "Result") -> None:
     from outrider.engine import Event
 
     console = Console(stderr=True)
-    console.print(legend(console), end="", soft_wrap=True)
+    show_legend()
     painter = Painter(session.conversation.engine, result.prompt_ids, has_colour(console))
     event = Event(result.text, result.token_ids, result.origins)
     console.print(painter.paint(event), end="", soft_wrap=True)
