@@ -7,6 +7,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.certify import certify
+from outrider.cli.chat import chat
 from outrider.cli.demo import demo
 from outrider.cli.frontier import frontier
 from outrider.cli.generate import generate
@@ -63,6 +64,7 @@ app = typer.Typer(
 )
 add_command(app, demo, "demo")
 add_command(app, generate, "generate")
+add_command(app, chat, "chat")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, frontier, "frontier")

@@ -23,6 +23,7 @@ def open_engine(
     verifier: "Verifier | None" = None,
     max_batch_size: int = 1,
     max_memory: str | None = None,
+    prefix_cache: str | None = None,
     generation_config: bool = True,
 ) -> "Engine":
     """Loads the models and builds the engine. Options are checked before any model is loaded."""
@@ -50,6 +51,7 @@ def open_engine(
             quantize_target=models.quantize_target,
             kv_dtype=cast("KvDtype", models.kv_dtype),
             max_memory=max_memory,
+            prefix_cache=prefix_cache,
             compile=cast("Compile", models.compile),
             exact=models.exact,
             generation_config=generation_config,
@@ -89,6 +91,21 @@ def require_draft(models: Models, command: str) -> None:
 
 def _has_no_draft(models: Models) -> bool:
     return models.target != EMBEDDED and models.draft is None
+
+
+def require_template(engine: "Engine", models: Models, remedy: str) -> None:
+    """Fails if the target has no chat template.
+
+    Args:
+        engine: the engine.
+        models: the options that chose the target.
+        remedy: what to do with such a model.
+    """
+    if not getattr(engine.target.tokenizer, "chat_template", None):
+        raise fail(
+            f"--target {models.target} has no chat template, so it was not trained to chat: take a "
+            f"model that was, such as HuggingFaceTB/SmolLM2-135M-Instruct, or {remedy}"
+        )
 
 
 def require_decoder_only(engine: "Engine", command: str) -> None:

@@ -12,11 +12,26 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from outrider.cli.compare import against_plain
-from outrider.cli.engines import open_engine, plain_engine, require_draft_of
+from outrider.cli.engines import (
+    open_engine,
+    plain_engine,
+    require_draft_of,
+    require_template,
+)
 from outrider.cli.errors import FAILED, INTERRUPTED, fail, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import MaxMemory, Models
-from outrider.cli.options.output import AsJson, Compare, Logprobs, PromptArgument, PromptFile, Trace
+from outrider.cli.options.output import (
+    AsJson,
+    Chat,
+    Compare,
+    Logprobs,
+    NoSpecialTokens,
+    PromptArgument,
+    PromptFile,
+    System,
+    Trace,
+)
 from outrider.cli.options.sampling import (
     IgnoreEos,
     LogitBias,
@@ -28,20 +43,27 @@ from outrider.cli.options.sampling import (
     Stop,
     StopTokenId,
     parse_logit_bias,
+    sampling_of,
 )
 from outrider.cli.options.speculation import Speculation
-from outrider.cli.prompt import read_prompt
+from outrider.cli.prompt import read_chat, read_prompt
 from outrider.cli.start import start
 from outrider.cli.summary import as_document, comparison_lines, obeyed_line, summary_line
-from outrider.cli.trace import Painter, has_colour, legend
+from outrider.cli.trace import has_colour, legend, printer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from outrider.engine import Engine, Event
+    from outrider.engine.chat import Message
 
 
 def generate(
     prompt: PromptArgument = None,
     file: PromptFile = None,
+    chat: Chat = None,
+    system: System = None,
+    no_special_tokens: NoSpecialTokens = False,
     *,
     models: Models,
     max_memory: MaxMemory = None,
@@ -67,12 +89,18 @@ def generate(
       outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
         --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
 
+    Ask a chat model; its own template wraps the message:
+
+      outrider generate --chat "Why do cats purr?" --system "Be brief." \\
+        --target HuggingFaceTB/SmolLM2-135M-Instruct --method suffix
+
     Compare a pair of your own with plain decoding, at temperature 0:
 
       outrider generate -f prompt.txt --target big/ --draft small/ \\
         --compare --temperature 0
     """
-    prompt_text = read_prompt(prompt, file)
+    asked = _prompt(prompt, file, chat, system, no_special_tokens)
+    special = not no_special_tokens
     biases = parse_logit_bias(logit_bias)
     if as_json and trace:
         raise fail("--trace and --json: choose one; the JSON document has each token's origin")
@@ -82,31 +110,33 @@ def generate(
         raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)
     start()
-    from outrider.sampling import Sampling
-
-    sampling = Sampling(
-        **vars(truncation),
-        **vars(penalties),
+    sampling = sampling_of(
+        truncation,
+        penalties,
         logit_bias=biases,
         seed=seed,
         max_new_tokens=max_new_tokens,
-        stop=(*(stop or ()), *(stop_token_id or ())),
+        stop=stop,
+        stop_token_id=stop_token_id,
         ignore_eos=ignore_eos,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
     engine = open_engine(
         models, speculation, max_memory=max_memory, generation_config=not no_generation_config
     )
+    if chat is not None:
+        require_template(engine, models, "give a PROMPT to continue")
     plain = plain_engine(engine) if compare else None
     if plain is not None:
         for each in (engine, plain):
-            warm_up(each, prompt_text, sampling)
-    result = follow(engine, prompt_text, sampling, _display(engine, prompt_text, trace, as_json))
+            warm_up(each, asked, sampling, add_special_tokens=special)
+    show = None if as_json else _display(engine, asked, trace, special)
+    result = follow(engine, asked, sampling, show, add_special_tokens=special)
     if not as_json:
         _line_break(result.text)
     comparison, interrupted = None, result.finish_reason == CANCELLED
     if plain is not None and not interrupted:
-        other = follow(plain, prompt_text, sampling)
+        other = follow(plain, asked, sampling, add_special_tokens=special)
         interrupted = other.finish_reason == CANCELLED
         if not interrupted:
             comparison = against_plain(engine, result, other, engine.settled(sampling).greedy)
@@ -125,29 +155,44 @@ def generate(
         raise typer.Exit(FAILED)
 
 
+def _prompt(
+    prompt: str | None, file: "Path | None", chat: str | None, system: str | None, bare: bool
+) -> "str | list[Message]":
+    """The text to continue, or the conversation to answer.
+
+    Raises:
+        BadInputError: options that contradict each other, or an empty or unreadable prompt.
+    """
+    if chat is None:
+        if system is not None:
+            raise fail(f"--system {system!r} needs --chat: a PROMPT has no system prompt")
+        return read_prompt(prompt, file)
+    if prompt is not None or file is not None:
+        other = "a PROMPT" if prompt is not None else f"--file {file}"
+        raise fail(f"--chat {chat!r} and {other}: choose one")
+    if bare:
+        raise fail(
+            f"--chat {chat!r} and --no-special-tokens: the chat template writes the special "
+            f"tokens; leave one out"
+        )
+    return read_chat(chat, system)
+
+
 def _display(
-    engine: "Engine", prompt: str, trace: bool, as_json: bool
+    engine: "Engine", prompt: "str | list[Message]", trace: bool, add_special_tokens: bool
 ) -> "Callable[[Event], None]":
     """Prints the prompt on stderr if that is a terminal, and returns what displays each event."""
-    if as_json:
-        return lambda event: None
     console, errors = Console(), Console(stderr=True)
-    ids = engine.encode(prompt)
     if trace:
         errors.print(legend(console), end="", soft_wrap=True)
+    is_text = isinstance(prompt, str)
     if sys.stdout.isatty() and sys.stderr.isatty():
-        source = "" if engine.target.decoder_prompt is None else "\n"  # output is a text of its own
-        dim = Segment(prompt + source, Style(dim=True) if has_colour(errors) else None)
+        text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        apart = "\n" if not is_text or engine.target.decoder_prompt is not None else ""
+        dim = Segment(text + apart, Style(dim=True) if has_colour(errors) else None)
         errors.print(Segments([dim]), end="", soft_wrap=True)
-    if not trace:
-        return _write
-    painter = Painter(engine, engine.target.decoder_prompt or ids, has_colour(console))
-    return lambda event: console.print(painter.paint(event), end="", soft_wrap=True)
-
-
-def _write(event: "Event") -> None:
-    sys.stdout.write(event.text)
-    sys.stdout.flush()
+    ids = engine.encode(prompt, add_special_tokens=add_special_tokens)
+    return printer(engine, engine.target.decoder_prompt or ids, console, trace)
 
 
 def _line_break(text: str) -> None:

@@ -3,8 +3,12 @@
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.cli.errors import fail
+
+if TYPE_CHECKING:
+    from outrider.engine.chat import Message
 
 _EXAMPLE = 'outrider generate "def fibonacci(n):"'
 
@@ -28,6 +32,22 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if not text:
         raise fail(f"the prompt is empty: pass the text to continue, as in {_EXAMPLE}")
     return text
+
+
+def read_chat(chat: str, system: str | None) -> "list[Message]":
+    """The conversation of one message, after a system prompt if there is one.
+
+    Raises:
+        BadInputError: the message is empty or not UTF-8.
+    """
+    if chat == "-":
+        text = _decode(sys.stdin.buffer.read(), "standard input")
+    else:
+        text = _decode(chat.encode("utf-8", "surrogateescape"), "--chat")
+    if not text:
+        raise fail('--chat "": the message is empty: pass what the model is to answer')
+    user = {"role": "user", "content": text}
+    return [user] if system is None else [{"role": "system", "content": system}, user]
 
 
 def read_prompts(file: Path) -> list[str]:

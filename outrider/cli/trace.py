@@ -5,7 +5,7 @@ rejected one; *bonus*, the target's token after all draft tokens were accepted; 
 a round without a draft.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,28 @@ class Painter:
             text = text[len(piece) :]
         if text:  # the replacement character for a character that stayed incomplete
             yield text, event.origins[-1] if event.origins else "plain"
+
+
+def printer(
+    engine: "Engine", prompt_ids: tuple[int, ...], console: Console, trace: bool
+) -> "Callable[[Event], None]":
+    """What prints each event on the console's file: its text, or with its tokens marked.
+
+    Args:
+        engine: provides the tokenizer.
+        prompt_ids: the tokens that the output continues.
+        console: the console.
+        trace: whether to mark tokens.
+    """
+
+    def write(event: "Event") -> None:
+        console.file.write(event.text)
+        console.file.flush()
+
+    if not trace:
+        return write
+    painter = Painter(engine, prompt_ids, has_colour(console))
+    return lambda event: console.print(painter.paint(event), end="", soft_wrap=True)
 
 
 def _marked(piece: str, origin: str, colour: bool) -> list[Segment]:

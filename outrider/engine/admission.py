@@ -16,6 +16,9 @@ A sequence is reserved at its full length, prompt and ``max_new_tokens``. In the
 model with a vocabulary of its own a sequence may be longer; there, ``STRETCH`` times the length is
 reserved. Where a reservation was too low all the same, a :class:`MemoryBudget` holds the bound: a
 KV buffer beyond it raises.
+
+The prefix cache (``runtime/kv_cache/prefix.py``) takes what the reservations leave. A reservation
+that needs its memory gets it.
 """
 
 import math
@@ -35,27 +38,32 @@ from outrider.runtime.hf.adapter import MARGIN
 from outrider.runtime.hf.early_exit import EarlyExit
 from outrider.runtime.kv_cache.cache import rounded, size
 from outrider.runtime.kv_cache.footprint import Footprint
+from outrider.runtime.kv_cache.prefix import PrefixCache
 
 STRETCH = 4
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def parse_bytes(max_memory: int | str) -> int:
+def parse_bytes(size: int | str, name: str = "max_memory") -> int:
     """The bytes that a number or a string such as ``512MiB``, ``2GB`` or ``1.5G`` (GiB) stands for.
+
+    Args:
+        size: the number or string.
+        name: how messages call it.
 
     Raises:
         InvalidParameterError: anything else, or less than a byte.
     """
-    if isinstance(max_memory, int) and is_whole(max_memory) and max_memory > 0:
-        return max_memory
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)((?:I?B)?)\s*", str(max_memory).upper())
-    if isinstance(max_memory, str) and found is not None:
+    if isinstance(size, int) and is_whole(size) and size > 0:
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)((?:I?B)?)\s*", str(size).upper())
+    if isinstance(size, str) and found is not None:
         number, unit, kind = found.groups()
         num_bytes = float(number) * (1000 if kind == "B" else 1024) ** _UNITS[unit]
         if 1 <= num_bytes < math.inf:
             return int(num_bytes)
     raise InvalidParameterError(
-        f"max_memory={shown(max_memory)}: must be a number of bytes, such as 512MiB or 2GB"
+        f"{name}={shown(size)}: must be a number of bytes, such as 512MiB or 2GB"
     )
 
 
@@ -84,6 +92,7 @@ class KVMemory:
             the sequence a draft of γ levels takes in them and in the target.
         num_speculative_tokens: γ.
         stretch: how many times longer a sequence may be in the draft models' tokens.
+        prefixes: the engine's prefix cache; None without one.
 
     Attributes:
         reservations: of all batches, in whatever thread they run.
@@ -97,8 +106,10 @@ class KVMemory:
         drafter: Drafter[Any],
         num_speculative_tokens: int,
         stretch: int = 1,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.max_memory = max_memory
+        self._prefixes = prefixes
         self.reservations: WeakKeyDictionary[Reservation, int] = WeakKeyDictionary()
         self.lock = RLock()
         able = drafter.capabilities
@@ -107,6 +118,12 @@ class KVMemory:
         self._stretches = [1, *[stretch] * len(own)]
         self._limit = target.limit
         self._nodes = able.max_nodes(num_speculative_tokens)
+        self.leave_rest_to_prefixes()
+
+    def leave_rest_to_prefixes(self) -> None:
+        """Limits the prefix cache to the memory that is not reserved."""
+        if self._prefixes is not None:
+            self._prefixes.leave(max(0, self.max_memory - sum(self.reservations.values())))
 
     def extent(self, request: Request, num_emitted: int = 0) -> RowExtent:
         """The token counts of a request that has emitted so many tokens."""
@@ -174,6 +191,7 @@ class Reservation:
             count = self._fitting(running, extents, most)
             if count:
                 self._memory.reservations[self] = self._bytes(running, extents[:count])
+                self._memory.leave_rest_to_prefixes()
         if count:
             self._rows, self._extent = self._with(running, extents[:count])
         return count
@@ -183,6 +201,7 @@ class Reservation:
         with self._memory.lock:
             if self in self._memory.reservations:
                 self._memory.reservations[self] = 0
+                self._memory.leave_rest_to_prefixes()
         self._rows, self._extent = 0, RowExtent()
 
     def _fitting(self, running: int, extents: Sequence[RowExtent], most: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from outrider.core.errors import InvalidParameterError
+from outrider.core.capabilities import Capabilities
+from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.core.protocols import Drafter
 from outrider.core.values import shown
 from outrider.engine.admission import STRETCH, KVMemory
@@ -16,6 +18,7 @@ from outrider.methods.method import NUM_SPECULATIVE_TOKENS
 from outrider.runtime import HFModel, check_kinds, check_vocabularies
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.kv_cache.prefix import PrefixCache
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Assembly:
         num_speculative_tokens: γ.
         verification: the compiled verification; None where the target is not compiled.
         memory: the bound of the KV buffers; None without one.
+        prefixes: the prefix cache; None without prefix reuse.
     """
 
     target: HFModel
@@ -39,6 +43,7 @@ class Assembly:
     num_speculative_tokens: int
     verification: CompiledVerifier | None
     memory: KVMemory | None
+    prefixes: PrefixCache | None
 
 
 def assemble(
@@ -75,6 +80,7 @@ def assemble(
     num_speculative_tokens = settings.num_speculative_tokens
     if num_speculative_tokens is None:
         num_speculative_tokens = able.depth or NUM_SPECULATIVE_TOKENS
+    prefixes = _prefixes(target, able, method, settings)
     return Assembly(
         target,
         draft,
@@ -82,7 +88,8 @@ def assemble(
         models,
         num_speculative_tokens,
         _verification(target, num_speculative_tokens),
-        _memory(method, settings, drafter, models, num_speculative_tokens),
+        _memory(method, settings, drafter, models, num_speculative_tokens, prefixes),
+        prefixes,
     )
 
 
@@ -111,6 +118,9 @@ def _models_in_roles(
         draft = draft.with_kv_dtype(settings.kv_dtype, settings.memory_budget)
     if draft is target:
         draft = target.in_role(f"draft {target.name}")
+    if settings.prefix_bytes is not None:  # prefixes are the engine's, the models may be shared
+        target = target.in_role(target.name)
+        draft = None if draft is None else draft.in_role(draft.name)
     return target, draft
 
 
@@ -127,13 +137,40 @@ def _memory(
     drafter: Drafter[Any],
     models: tuple[HFModel, ...],
     num_speculative_tokens: int,
+    prefixes: PrefixCache | None,
 ) -> KVMemory | None:
     if settings.memory_budget is None:
         return None
+    if prefixes is not None:
+        settings.memory_budget.share(prefixes)
     return KVMemory(
         settings.memory_budget.num_bytes,
         models[0],
         drafter,
         num_speculative_tokens,
         STRETCH if method.any_vocabulary else 1,
+        prefixes,
     )
+
+
+def _prefixes(
+    target: HFModel, able: Capabilities[HFModel], method: Method, settings: Settings
+) -> PrefixCache | None:
+    """A prefix cache for the target, and for the drafter's models where its state is rewindable, so
+    that their KV caches follow the context. None, after a warning, where prompts must be read from
+    their first token on."""
+    if settings.prefix_bytes is None:
+        return None
+    reason = None
+    if target.decoder_prompt is not None:
+        reason = f"{target.name} is an encoder-decoder, whose encoder reads the whole prompt"
+    if able.hidden_layers:
+        reason = f"method {method.name!r} reads the target's hidden states of the whole prompt"
+    if reason is not None:
+        warnings.warn(f"no prefix reuse: {reason}", OutriderWarning, stacklevel=2)
+        return None
+    prefixes = PrefixCache(settings.prefix_bytes)
+    models = [target, *(able.models if able.rewindable else ())]
+    for model in dict.fromkeys(models):
+        model.prefixes = prefixes.of_model()
+    return prefixes

@@ -50,6 +50,12 @@ class Engine:
         max_batch_size: rows that run at the same time; more requests wait for a free row.
         max_memory: most bytes of KV buffers, target's and draft's together; a number, or a
             string such as ``512MiB`` or ``2GB``. Requests wait until theirs fit.
+        prefix_cache: most bytes of keys and values of ended sequences, target's and draft's
+            together, that are kept for prompts that begin as these did, such as ``512MiB``. The
+            next request of a conversation then reads its new tokens only. None keeps nothing. The
+            sequences unused for longest are dropped first; all are where a request needs their
+            memory. Of no effect, after a warning, with an encoder-decoder, and with drafters that
+            read the target's hidden states of the whole prompt.
         kv_dtype: how KV buffers store numbers: ``auto`` (as the models do), ``bfloat16`` or
             ``int8`` (a scale per token and head); see ``runtime/kv_cache/storage.py`` for the
             error. In the target's KV buffers it changes the distribution that is sampled; in the
@@ -68,6 +74,8 @@ class Engine:
         shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
         obeyed: the values of the generation config that change outputs, by name.
+        prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
+            which a change of a model's weights requires.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -87,6 +95,7 @@ class Engine:
         draft_length: str | DraftLength | None = "fixed",
         max_batch_size: int = 16,
         max_memory: int | str | None = None,
+        prefix_cache: int | str | None = None,
         kv_dtype: KvDtype = "auto",
         options: Mapping[str, object] | None = None,
         verifier: Verifier | None = None,
@@ -101,6 +110,7 @@ class Engine:
             draft_length=draft_length,
             max_batch_size=max_batch_size,
             max_memory=max_memory,
+            prefix_cache=prefix_cache,
             kv_dtype=kv_dtype,
             options=options,
             verifier=verifier,
@@ -136,6 +146,7 @@ class Engine:
             memory=parts.memory,
         )
         self._memory = parts.memory
+        self.prefixes = parts.prefixes
         self._hint = ChatHint(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -236,7 +247,8 @@ class Engine:
         """The assistant's answer to a conversation, by the tokenizer's chat template.
 
         A conversation is a prompt like any other: :meth:`generate`, :meth:`stream` and their
-        relatives take lists of messages, too.
+        relatives take lists of messages, too. An engine with ``prefix_cache`` reads only those
+        tokens of a conversation that its last request did not have.
 
         Args:
             messages: such as ``[{"role": "user", "content": "Hello!"}]``.
@@ -320,6 +332,7 @@ class Engine:
             self._new_batch,
             self.max_batch_size,
             self._memory,
+            self.prefixes,
         )
 
     def request(

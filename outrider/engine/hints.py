@@ -37,7 +37,7 @@ class ChatHint:
         warnings.warn(
             "the model ended its output at once; it is a chat model, and the prompt does not "
             "follow its template: give messages instead of a text, as in engine.chat([{'role': "
-            "'user', 'content': ...}])",
+            "'user', 'content': ...}]) or --chat TEXT",
             OutriderWarning,
             stacklevel=1,
         )

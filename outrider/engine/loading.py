@@ -45,6 +45,7 @@ def load(
     draft_length: str | DraftLength | None = "fixed",
     max_batch_size: int = 16,
     max_memory: int | str | None = None,
+    prefix_cache: int | str | None = None,
     kv_dtype: KvDtype = "auto",
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = "auto",
@@ -75,6 +76,9 @@ def load(
         max_batch_size: rows that run at the same time.
         max_memory: most bytes of KV buffers, target's and draft's together, such as
             ``512MiB``; requests wait until theirs fit.
+        prefix_cache: most bytes of keys and values of ended sequences that are kept, such as
+            ``512MiB``, so that a prompt that begins as they did, as the next request of a
+            conversation does, is read from there on; None keeps nothing.
         kv_dtype: how KV buffers store numbers: ``auto``, ``bfloat16`` or ``int8``. Of the target's,
             a lower precision changes the distribution that is sampled; of the draft's it does not.
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
@@ -104,6 +108,7 @@ def load(
         "draft_length": draft_length,
         "max_batch_size": max_batch_size,
         "max_memory": max_memory,
+        "prefix_cache": prefix_cache,
         "kv_dtype": kv_dtype,
         "options": options,
         "verifier": verifier,

@@ -33,6 +33,8 @@ class Newcomers:
             self._state = drafter.start(self.context)
             read = prompt_reader(drafter, self._state, self.context)
         self._prefill = target.begin(self.context, read)
+        for row, reused in zip(rows, self._prefill.reused, strict=True):
+            row.stats.reused = reused
 
     @property
     def are_cached(self) -> bool:

@@ -195,6 +195,7 @@ class RunningBatch:
         assert self._context is not None
         with torch.inference_mode():
             if not rows:
+                self._cache.keep([])  # their keys and values may be those of the next prompt
                 self._state.keep([])  # a drafter may learn from outputs that have ended
                 self._context = self._cache = self._state = None
                 self._release()

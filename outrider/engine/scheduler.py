@@ -21,6 +21,7 @@ from outrider.core.errors import OutOfMemoryError, OutriderError
 from outrider.engine.admission import KVMemory
 from outrider.engine.request import Request, Row
 from outrider.engine.running_batch import RunningBatch
+from outrider.runtime.kv_cache.prefix import PrefixCache
 from outrider.runtime.prefill import PREFILL_WIDTH
 
 PROMPT_TOKENS_PER_STEP = 4 * PREFILL_WIDTH
@@ -59,6 +60,7 @@ class Scheduler:
         make_batch: makes an empty running batch of a kind.
         max_batch_size: most rows that run or are prefilled at the same time, of all kinds.
         memory: the bound of the KV buffers; None sets none.
+        prefixes: the prefix cache, which is dropped where memory runs out; None without one.
     """
 
     def __init__(
@@ -68,12 +70,14 @@ class Scheduler:
         make_batch: Callable[[BatchKind], RunningBatch],
         max_batch_size: int,
         memory: KVMemory | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._make_row = make_row
         self._kind_of = kind_of
         self._make_batch = make_batch
         self._max_batch_size = max_batch_size
         self._memory = memory
+        self._prefixes = prefixes
         self._new_ids = count()
         self._inbox: deque[tuple[int, Row | None]] = deque()  # a request without a row is aborted
         self._lock = Lock()
@@ -279,12 +283,14 @@ class Scheduler:
 
         A row at work that is to blame for the error fails with it. If that may be any of several
         rows, each of them first runs a round alone. A row whose round cannot be repeated fails,
-        too. All others wait to be resumed.
+        too. All others wait to be resumed. Where memory ran out, nobody is to blame as long as
+        there are prefixes to drop.
         """
         at_work, self._at_work = self._at_work, []
         if error is not None:
             clear_frames(error.__traceback__)  # whose variables hold the KV buffers
-        culprits = [] if error is None else _culprits(error, at_work)
+        blamed = error is not None and not self._has_freed_memory(error)
+        culprits = _culprits(error, at_work) if error is not None and blamed else []
         for row in filter(self._ids.__contains__, at_work):
             if row.over:
                 self._report(row)
@@ -293,9 +299,14 @@ class Scheduler:
                 self._fail(row, error if len(culprits) == 1 else type(error)(*error.args))
             elif row.request.sampling.in_order or not row.resumable:
                 self._fail(row, _cut_short(error))
-            elif error is not None and not culprits:
+            elif blamed and not culprits:
                 self._suspects.append(row)
         self._start_over()
+
+    def _has_freed_memory(self, error: Exception) -> bool:
+        """Whether an error was a lack of memory that dropping prefixes may have ended."""
+        no_memory = isinstance(error, OutOfMemoryError)
+        return no_memory and self._prefixes is not None and self._prefixes.clear()
 
     def _start_over(self) -> None:
         """Drops all batches; their rows wait, in the order of their arrival."""

@@ -24,6 +24,7 @@ class Settings:
     Attributes:
         recipe: the method with its options, or the user's own verifier in place of the method's.
         memory_budget: the bytes that ``max_memory`` allows; None without a bound.
+        prefix_bytes: the bytes that ``prefix_cache`` allows; None without prefix reuse.
     """
 
     recipe: Recipe
@@ -32,6 +33,7 @@ class Settings:
     draft_length: DraftLength
     max_batch_size: int
     memory_budget: MemoryBudget | None
+    prefix_bytes: int | None
     kv_dtype: KvDtype
     measure: bool
     generation_config: bool
@@ -46,6 +48,7 @@ class Settings:
         draft_length: str | DraftLength | None,
         max_batch_size: int,
         max_memory: int | str | None,
+        prefix_cache: int | str | None,
         kv_dtype: KvDtype,
         options: Mapping[str, object] | None,
         verifier: Verifier | None,
@@ -83,7 +86,7 @@ class Settings:
                 f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
                 f"0 and 'fixed'"
             )
-        memory = as_python(max_memory)
+        memory, prefixes = as_python(max_memory), as_python(prefix_cache)
         return cls(
             recipe,
             num_speculative_tokens,
@@ -91,6 +94,7 @@ class Settings:
             length,
             max_batch_size,
             None if memory is None else MemoryBudget(parse_bytes(memory)),
+            None if prefixes is None else parse_bytes(prefixes, "prefix_cache"),
             kv_dtype,
             measure,
             generation_config,

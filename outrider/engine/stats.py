@@ -37,6 +37,8 @@ class Stats:
         verified: number of positions that the rule itself came to.
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.
+        reused: prompt tokens whose keys and values the target had kept of an earlier sequence
+            (``prefix_cache``), so that it did not read them.
         texts: number of outputs.
         measured: tokens at whose position the distribution π of a lossy rule was compared with the
             target's p.
@@ -57,6 +59,7 @@ class Stats:
     verified: int = 0
     tried_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    reused: int = 0
     texts: int = 0
     measured: int = 0
     kl: float = 0.0
@@ -168,6 +171,7 @@ class Stats:
             "acceptance_length": self.acceptance_length,
             "alpha": self.alpha,
             "acceptance_by_position": self.acceptance_by_position,
+            "reused": self.reused,
             "texts": self.texts,
             "measured": self.measured,
             "kl": _finite(self.kl),

@@ -8,11 +8,14 @@ logits of every token, though a prefill needs none. For a short prompt that cost
 takes between the operations of the layers; for a long one, or a vocabulary that holds most of a
 model's weights, it does not, and the prefill runs eagerly (``runner.py``).
 
-Legend: B rows, N query tokens, H hidden width (times the layers asked for).
+Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """
 
 from typing import Any
 
+from torch import Tensor
+
+from outrider.core.chain import cached_arange
 from outrider.core.context import Context
 from outrider.core.protocols import ReadHidden
 from outrider.runtime.forward_batch import ForwardBatch
@@ -31,11 +34,15 @@ class Prefill:
 
     Args:
         model: the model that reads the prompts.
-        cache: an empty cache of the batch.
-        context: the batch; all its tokens but each row's last are read.
+        cache: a cache of the batch that is empty, or holds the first tokens of rows.
+        context: the batch; all its tokens but each row's last are read, unless the cache has them.
         num_tokens: tokens of each row that are read; None for all but the last.
         hidden_layers: the layers whose hidden states ``read`` takes.
         read: takes the hidden states of each forward pass; None if nobody does.
+
+    Attributes:
+        num_tokens: tokens of each row that all forward passes together read.
+        reused: tokens of each row that the cache held from the beginning.
     """
 
     def __init__(
@@ -50,7 +57,9 @@ class Prefill:
         self.cache = cache
         self._model = model
         self._context = context
-        self._num_tokens = max(context.lengths) - 1 if num_tokens is None else num_tokens
+        self.reused = list(cache.lengths)
+        missing = [n - 1 - m for n, m in zip(context.lengths, self.reused, strict=True)]
+        self.num_tokens = max(missing) if num_tokens is None else num_tokens
         self._hidden_layers = () if read is None else hidden_layers
         self._read = read
         self._first = 0
@@ -58,13 +67,12 @@ class Prefill:
     @property
     def next_width(self) -> int:
         """Tokens of each row that the next forward pass reads; 0 once all are read."""
-        return min(PREFILL_WIDTH, self._num_tokens - self._first)
+        return min(PREFILL_WIDTH, self.num_tokens - self._first)
 
     def step(self) -> None:
         """Runs the next forward pass."""
         width = self.next_width
-        tokens_BN = self._context.tokens_BT[:, self._first : self._first + width]
-        tokens_BN = tokens_BN.clamp(max=self._model.num_tokens - 1)
+        tokens_BN = self._tokens(width).clamp(max=self._model.num_tokens - 1)
         output = self._model.forward(
             ForwardBatch(self.cache, tokens_BN, num_logits=1, hidden_layers=self._hidden_layers)
         )
@@ -81,6 +89,14 @@ class Prefill:
         self.cache.rollback(self._context.sequence_lengths - 1)
         self.cache.health = self._context.health
         return self.cache
+
+    def _tokens(self, width: int) -> Tensor:
+        """The next tokens of each row, (B, N); behind a row's end they are arbitrary."""
+        tokens_BT, lengths = self._context.tokens_BT, self.cache.lengths
+        if min(lengths) == max(lengths):
+            return tokens_BT[:, lengths[0] : lengths[0] + width]
+        index_BN = self.cache.length_B[:, None] + cached_arange(width, tokens_BT.device)
+        return tokens_BT.gather(1, index_BN.clamp_(max=tokens_BT.shape[1] - 1))
 
 
 def recompute_long_rows(model: Runnable, cache: KVCache, original: int) -> None:

@@ -74,7 +74,7 @@ def test_defaults_equal_those_of_the_python_interface() -> None:
     }  # on by default in Python, where the command line has a flag to turn it off
     for name in negated:
         assert flags[f"no_{name}"].default is not engine[name].default
-    own = negated | {"options", "verifier", "measure", "max_batch_size", "report"}
+    own = negated | {"options", "verifier", "measure", "max_batch_size", "prefix_cache", "report"}
     for name in engine.keys() - own:
         assert flags[name].default == spelled.get(name, engine[name].default), name
 

@@ -7,6 +7,7 @@ from real_tokenizers import model, tokenizer
 from tiny_models import engine_of, greedy
 from transformers import PreTrainedTokenizerBase
 
+from outrider import Sampling
 from outrider.core.errors import PromptError
 from outrider.engine import Engine
 from outrider.runtime import HFModel
@@ -48,6 +49,34 @@ def test_conversations_and_texts_share_a_batch(engine: Engine) -> None:
     assert len(found) == 3
     assert found[0].token_ids == found[1].token_ids
     assert len(found[2].prompt_ids) < len(found[0].prompt_ids)
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_answer_ends_at_any_end_token_of_the_generation_config(place: int) -> None:
+    """Chat models have several: the end of a text, and the end of a turn, which need not be the
+    tokenizer's."""
+    target = model("byte", 1)
+    assert target.tokenizer is not None
+    free = engine_of(target).chat(CHAT, greedy(20))
+    third = free.token_ids[2]
+    assert third not in free.token_ids[:2]
+    other = next(token for token in range(target.num_tokens) if token not in free.token_ids)
+    target.module.generation_config.eos_token_id = [[third, other], [other, third]][place]
+    assert third != target.tokenizer.eos_token_id
+    engine = engine_of(target, model("byte", 2), "speculative", 5)
+    assert engine.eos_ids == {third, other}
+    found = engine.chat(CHAT, Sampling(temperature=0, max_new_tokens=20))
+    assert found.finish_reason == "eos"
+    assert found.token_ids == free.token_ids[:3]
+
+
+def test_without_end_tokens_in_the_generation_config_the_tokenizer_says() -> None:
+    target = model("byte", 1)
+    assert target.tokenizer is not None
+    target.module.generation_config.eos_token_id = None
+    wanted = target.tokenizer.eos_token_id
+    assert engine_of(target).eos_ids == (set() if wanted is None else {wanted})
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,17 @@ def test_narrow_prefill_passes_equal_generate(
     assert token_ids(results) == expected
 
 
+def test_reused_prefixes_have_the_factors_of_the_new_sequence(module: PreTrainedModel) -> None:
+    """What a short sequence left is of no use to a long one, nor the other way round."""
+    engine = engine_of(HFModel(module), prefix_cache="1GB")
+    prompt, reused = ragged_prompts([60])[0], []
+    for length in (20, 22, 40, 44, 21):
+        found = engine.generate([prompt[:length]], greedy(1))[0]
+        assert found.token_ids == hf_generate(module, prompt[:length], 1)
+        reused.append(found.stats.reused)
+    assert reused == [0, 20, 0, 40, 20]
+
+
 def test_other_families_equal_generate_without_a_cache() -> None:
     """Llama's ``generate`` keeps the keys of short factors beyond the boundary; without a cache it
     computes what Phi-3's does."""

@@ -84,6 +84,19 @@ def test_an_exact_model_reads_all_prompts_in_one_way() -> None:
     assert not widths
 
 
+def test_the_graph_reads_what_follows_a_reused_prefix() -> None:
+    """And buffers that hold a prefix are large enough for it."""
+    prompt = ragged_prompts([61])[0]
+    wanted = engine_of(tiny()).generate([prompt, [*prompt, *range(30)]], greedy(1))
+    model, widths = with_graph(tiny())
+    engine = without_compiler(engine_of(model, prefix_cache="1GB"))
+    assert engine.generate([prompt], greedy(1))[0].token_ids == wanted[0].token_ids
+    widths.clear()
+    found = engine.generate([[*prompt, *range(30)]], greedy(1))[0]
+    assert (found.stats.reused, found.token_ids) == (61, wanted[1].token_ids)
+    assert widths == [29, 1]
+
+
 def test_a_prompt_of_one_token_and_long_ones() -> None:
     def models() -> tuple[HFModel, HFModel]:
         return tiny(max_position_embeddings=512), tiny(seed=1, max_position_embeddings=512)

@@ -135,6 +135,15 @@ MaxMemory = Annotated[
         rich_help_panel=MODELS,
     ),
 ]
+PrefixCache = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for the keys and values of the conversation so far, which the next turn then "
+        "does not read again; 0 is off.",
+        rich_help_panel=MODELS,
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,26 @@ PromptFile = Annotated[
         help="Read the prompt from this file, unchanged.",
     ),
 ]
+Chat = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="Answer this message of a user instead, by the model's chat template; '-' reads it "
+        "from stdin.",
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="The system prompt: what the model is told beforehand."),
+]
+NoSpecialTokens = Annotated[
+    bool,
+    typer.Option(
+        "--no-special-tokens",
+        help="Encode PROMPT with add_special_tokens=False: without the tokens, such as a "
+        "beginning-of-sequence token, that the tokenizer adds to a text.",
+    ),
+]
 Trace = Annotated[
     bool,
     typer.Option(

@@ -1,11 +1,14 @@
 """Options that choose the sampling distribution and the stop conditions."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.errors import fail
+
+if TYPE_CHECKING:
+    from outrider.sampling import Sampling
 
 SAMPLING = "Sampling"
 
@@ -199,6 +202,33 @@ class OwnPenalties:
     repetition_penalty: OwnRepetitionPenalty = None
     presence_penalty: PresencePenalty = 0.0
     frequency_penalty: FrequencyPenalty = 0.0
+
+
+def sampling_of(
+    truncation: OwnTruncation,
+    penalties: OwnPenalties,
+    *,
+    logit_bias: dict[int, float],
+    seed: int,
+    max_new_tokens: int,
+    stop: list[str] | None,
+    stop_token_id: list[int] | None,
+    ignore_eos: bool,
+    logprobs: int | None = None,
+) -> "Sampling":
+    """The sampling parameters that these options stand for. Imports torch."""
+    from outrider.sampling import Sampling
+
+    return Sampling(
+        **vars(truncation),
+        **vars(penalties),
+        logit_bias=logit_bias,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=(*(stop or ()), *(stop_token_id or ())),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
 
 
 def parse_logit_bias(items: list[str] | None) -> dict[int, float]:

@@ -29,6 +29,7 @@ from outrider.runtime.hf.generation_config import with_demands
 from outrider.runtime.hf.longrope import long_rows, original_length, with_factors_per_row
 from outrider.runtime.hf.support import check_supported, windows_of
 from outrider.runtime.kv_cache.cache import KVCache
+from outrider.runtime.kv_cache.prefix import ModelPrefixes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
 from outrider.runtime.masks import Nodes
 from outrider.runtime.prefill import Prefill, recompute_long_rows, unsampled_context
@@ -55,6 +56,8 @@ class HFModel:
             (``executors/prepare.py``).
         plan: how the model's caches store keys and values, and how much memory they may take.
         layout: the shapes of its KV buffers, once a compiled prefill has needed them.
+        prefixes: the keys and values of earlier sequences that its prefills begin with
+            (``kv_cache/prefix.py``); None where each prompt is read from its first token on.
         hidden_layers: the layers whose hidden states ``score`` returns; see
             :meth:`with_hidden_states`.
         decoder_prompt: the tokens that every sequence begins with, where an encoder reads the
@@ -68,6 +71,7 @@ class HFModel:
     decoder_prompt: tuple[int, ...] | None = None
     compiled: CompiledExecutor | None = None
     layout: KVLayout | None = None
+    prefixes: ModelPrefixes | None = None
     hidden_layers: tuple[int, ...] = ()
 
     def __init__(
@@ -215,8 +219,13 @@ class HFModel:
         """As :meth:`start`, but the caller runs the forward passes."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
-        self._reserve(cache, max(context.lengths) - 1)
-        return Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
+        if self.prefixes is not None:
+            assert read is None, "hidden states are read from the first token on"
+            self.prefixes.reuse(cache)
+            cache.prefixes = self.prefixes
+        prefill = Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
+        self._reserve(cache, prefill.num_tokens, max(context.lengths) - 1)
+        return prefill
 
     def draft_room(self, length: int) -> int:
         """Most tokens of a draft that one forward pass can verify after so many committed ones."""
@@ -285,6 +294,7 @@ class HFModel:
         KV buffers look like."""
         twin = self.without_compiled()
         twin.plan, twin.watch = KVCachePlan(self.plan.kv_dtype), Stopwatch(self.device)
+        twin.prefixes = None
         return twin.start(unsampled_context(self, [0, 0]))
 
     def non_finite(self, position: int) -> NonFiniteLogitsError:
@@ -310,14 +320,14 @@ class HFModel:
         """An empty cache for a batch."""
         return KVCache(context, self.num_layers, self.limit + MARGIN, self.plan)
 
-    def _reserve(self, cache: KVCache, num_tokens: int) -> None:
+    def _reserve(self, cache: KVCache, num_tokens: int, num_slots: int) -> None:
         """Allocates the KV buffers of a prefill of so many tokens that a compiled program runs,
         which cannot allocate them itself."""
         if not num_tokens or runner.compiled_executor(self, cache, num_tokens, 1) is None:
             return
         if self.layout is None:
             self.layout = _layout(self)
-        cache.reserve(cache.num_rows, num_tokens, self.layout)
+        cache.reserve(cache.num_rows, num_slots, self.layout)
 
 
 def _layout(model: HFModel) -> KVLayout:

@@ -22,6 +22,7 @@ from outrider.core.context import Context
 from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
+from outrider.runtime.kv_cache.prefix import ModelPrefixes, Planes
 from outrider.runtime.kv_cache.slots import slots_behind, write_at
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout, free_bytes
 
@@ -49,9 +50,11 @@ class KVCache(Cache, Sequences):
         health: where forward passes record whether their logits were finite. The context's, once
             the prompts are cached.
         span: slots that the forward pass under way reads, its own columns included.
+        prefixes: what retains the rows that leave (``prefix.py``); None if nothing does.
     """
 
     is_compileable = False
+    prefixes: ModelPrefixes | None = None
 
     def __init__(
         self, context: Context, num_layers: int, limit: int, plan: KVCachePlan = PLAIN
@@ -187,6 +190,8 @@ class KVCache(Cache, Sequences):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows in this order (``rows[i] >= i``); the KV buffers stay allocated."""
+        if self.prefixes is not None:
+            self.prefixes.retain(self, sorted(set(range(self.num_rows)).difference(rows)))
         for buffer in self._buffers():
             for to, row in enumerate(rows):
                 if to != row:
@@ -202,7 +207,7 @@ class KVCache(Cache, Sequences):
         """
         first, total = self.num_rows, self.num_rows + other.num_rows
         used = max(other.lengths)
-        for buffers, others in zip(self._planes(), other._planes(), strict=True):
+        for buffers, others in zip(self.planes(), other.planes(), strict=True):
             for layer, theirs in enumerate(others):
                 mine = buffers[layer]
                 if theirs is not None and used > 0:
@@ -214,6 +219,22 @@ class KVCache(Cache, Sequences):
         self.sequence_lengths = self.sequence_lengths.join(other.sequence_lengths)
         self.long = self.long + other.long
 
+    def fill(self, row: int, planes: Planes, num: int, num_slots: int) -> None:
+        """Writes the first ``num`` slots of a row of an empty cache, as another cache stored them.
+
+        Args:
+            row: the row.
+            planes: tensors (H, S, ·) by plane and layer, as :meth:`planes` has them for all rows.
+            num: how many slots to write. :meth:`append` then keeps them.
+            num_slots: slots to allocate, at least ``num``.
+        """
+        for buffers, stored in zip(self.planes(), planes, strict=True):
+            for layer, part in enumerate(stored):
+                if part is not None:
+                    grown = self._grown(buffers[layer], part[None], self.num_rows, num_slots)
+                    grown[row, :, :num].copy_(part[:, :num])
+                    buffers[layer] = grown
+
     def row(self, index: int, context: Context) -> "KVCache":
         """An empty cache over the memory of one row. This cache holds whatever the other writes.
 
@@ -223,7 +244,7 @@ class KVCache(Cache, Sequences):
                 the row has here.
         """
         view = KVCache(context, len(self.keys), self.limit, KVCachePlan(self.plan.kv_dtype))
-        for theirs, ours in zip(view._planes(), self._planes(), strict=True):
+        for theirs, ours in zip(view.planes(), self.planes(), strict=True):
             theirs[:] = [None if buffer is None else buffer[index : index + 1] for buffer in ours]
         return view
 
@@ -235,11 +256,12 @@ class KVCache(Cache, Sequences):
         """Bytes of this cache's own KV buffers, without those of caches inside it."""
         return sum(buffer.nbytes for buffer in self._buffers())
 
-    def _planes(self) -> list[list[Tensor | None]]:
+    def planes(self) -> Planes:
+        """The KV buffers, by plane (``storage.py``) and layer."""
         return [buffers for side in self._sides for buffers in side]
 
     def _buffers(self) -> list[Tensor]:
-        return [buffer for buffers in self._planes() for buffer in buffers if buffer is not None]
+        return [buffer for buffers in self.planes() for buffer in buffers if buffer is not None]
 
     def _store(self, side: list[list[Tensor | None]], layer: int, new_BHNC: Tensor) -> Tensor:
         storage = self.plan.storage
