@@ -328,6 +328,7 @@ def distill(
     start("outrider.train.distill.run")
     import torch
 
+    from outrider.core.errors import OutriderError
     from outrider.train.checkpoint import CHECKPOINT
     from outrider.train.distill.run import distil
     from outrider.train.distill.settings import Data, Distillation, Measuring
@@ -380,6 +381,8 @@ def distill(
     except Interrupted as stop:
         say(f"stopped after step {stop}; run the same command again to continue")
         raise typer.Exit(INTERRUPTED) from None
+    except OutriderError:
+        raise
     except (ValueError, OSError) as error:
         raise fail(str(error).splitlines()[0]) from error
 

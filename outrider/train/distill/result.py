@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.runtime import HFModel
+from outrider.runtime.hf.load import quiet
 from outrider.train.distill.measure import Acceptance, Measurement
 
 MEASUREMENTS = "measurements.json"
@@ -38,8 +39,9 @@ def save(
     """Writes a model folder, replacing an earlier one as a whole."""
     fresh, old = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
-    draft.save_pretrained(fresh)
-    tokenizer.save_pretrained(fresh)
+    with quiet():
+        draft.save_pretrained(fresh)
+        tokenizer.save_pretrained(fresh)
     (fresh / "README.md").write_text(card, encoding="utf-8")
     for file in fresh.iterdir():
         file.chmod(0o644)  # safetensors makes files that only their owner can read
