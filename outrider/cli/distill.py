@@ -250,6 +250,16 @@ def distill(
             metavar="N", min=1, help="Prompts that are answered at a time.", rich_help_panel=_RUN
         ),
     ] = 32,
+    compile_: Annotated[
+        str,
+        typer.Option(
+            "--compile",
+            metavar="LEVEL",
+            help="Compile the target for its answers: off; auto (graphs and CPU kernels; takes "
+            "minutes the first time); max (also autotunes matrix products).",
+            rich_help_panel=_RUN,
+        ),
+    ] = "off",
     device: Device = "auto",
     seed: Annotated[
         int,
@@ -374,6 +384,7 @@ def distill(
                     tuple(measure_temperature or (0.0, 1.0)), measure_prompts, measure_tokens
                 ),
                 cache,
+                compile_,
                 device,
                 seed=seed,
             )

@@ -206,6 +206,7 @@ def test_the_card_says_what_was_done(finished):
         "forward-kl at temperature 1, over the 8 most probable tokens and the tail",
         "50% target, 50% replay",
         "of 8 steps of 2 rows of 48 tokens",
+        "tokens of answers in all",
         "| hours |",
         "| temperature | α | acceptance length |",
         "a command",

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outrider.engine.warming import warm_up
 from outrider.runtime import HFModel
 from outrider.train.distill.answers import ground_truth, plain_engine, target_answers
 from outrider.train.distill.packing import packs
@@ -62,6 +63,7 @@ class Preparation:
         self.cache = run.cache or run.out / "cache"
         self.held_out_folder = self.cache / "held_out" / self.target_fingerprint[:16]
         self.engine = plain_engine(target, run.batch_size)
+        warm_up(self.engine)
         self.width = min(target.num_tokens, draft.config.get_text_config().vocab_size)
         train, held_out = split(self._all_prompts())
         self.prompts = train[: run.data.max_prompts]

@@ -59,10 +59,12 @@ class Measurement:
 
     Attributes:
         step: steps of training done.
+        tokens: of answers that were trained on in these steps, repetitions included.
         at: the acceptance at each temperature.
     """
 
     step: int
+    tokens: int
     at: tuple[Acceptance, ...]
 
     @property
@@ -102,8 +104,8 @@ class Meter:
             place = folder_for(folder, held_out=[prompt.key for prompt in prompts], how=at)
             self.answers[temperature] = target_answers(engine, prompts, at, place)
 
-    def __call__(self, draft: HFModel, step: int) -> Measurement:
-        """The acceptance of a draft after a step of its training."""
+    def __call__(self, draft: HFModel, step: int, tokens: int) -> Measurement:
+        """The acceptance of a draft after so many steps and tokens of training."""
         engine = Engine(
             self.target,
             draft,
@@ -114,7 +116,7 @@ class Meter:
             generation_config=False,
         )
         return Measurement(
-            step, tuple(self._at(draft.module, engine, each) for each in self.answers)
+            step, tokens, tuple(self._at(draft.module, engine, each) for each in self.answers)
         )
 
     def _at(self, draft: PreTrainedModel, engine: Engine, temperature: float) -> Acceptance:

@@ -76,7 +76,7 @@ class History:
                     )
                     for each in entry["at"]
                 )
-                self.measurements.append(Measurement(entry["step"], tuple(at)))
+                self.measurements.append(Measurement(entry["step"], entry["tokens"], tuple(at)))
 
     def before(self, step: int) -> list[Measurement]:
         return [each for each in self.measurements if each.step < step]

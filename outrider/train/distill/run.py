@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from outrider import assets
 from outrider.core.errors import ModelLoadError
 from outrider.runtime import HFModel, load_model
+from outrider.runtime.executors.prepare import prepare
 from outrider.train.card import hardware
 from outrider.train.checkpoint import CHECKPOINT
 from outrider.train.distill import result
@@ -65,6 +66,7 @@ def distil(
     target = load_target(run.target, run.device, run.dtype)
     draft: Any = run.start.build(target, run.seed, console)
     draft = draft.to(target.device)
+    prepare(target, run.compile)
     data = Preparation(run, target, draft, console)
     history = result.History(run.out)
     meter = Meter(
@@ -80,10 +82,10 @@ def distil(
 
     def measure(step: int) -> Mapping[str, float]:
         saved = result.as_saved(draft, data.tokenizer)
-        measurement = meter(saved, step)
+        measurement = meter(saved, step, rows.positions)
         text = result.card(
             f"Draft for {data.target_name}",
-            _facts(run, draft, data, step, clock.seconds()),
+            _facts(run, draft, data, measurement, clock.seconds()),
             measurement,
             command or shlex.join(["outrider", *sys.argv[1:]]),
         )
@@ -194,7 +196,11 @@ def _positions(batch: list[Row]) -> int:
 
 
 def _facts(
-    run: Distillation, draft: PreTrainedModel, data: Preparation, step: int, seconds: float
+    run: Distillation,
+    draft: PreTrainedModel,
+    data: Preparation,
+    measurement: Measurement,
+    seconds: float,
 ) -> dict[str, str]:
     """The rows of the model card's table."""
     config = draft.config.get_text_config()
@@ -209,8 +215,9 @@ def _facts(
         f"{run.temperature:g}"
         + (f", over the {run.top_k} most probable tokens and the tail" if run.top_k else ""),
         "data": data.description,
-        "training": f"{step:,} of {run.settings.schedule.steps:,} steps of {run.rows} rows of "
-        f"{run.length} tokens, peak learning rate {run.settings.schedule.learning_rate:g}",
+        "training": f"{measurement.step:,} of {run.settings.schedule.steps:,} steps of {run.rows} "
+        f"rows of {run.length} tokens, {measurement.tokens:,} tokens of answers in all; peak "
+        f"learning rate {run.settings.schedule.learning_rate:g}",
         "hours": f"{seconds / 3600:.2f}, without the target's answers and probabilities",
         "hardware": hardware(),
     }

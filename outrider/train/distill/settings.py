@@ -181,6 +181,8 @@ class Distillation:
         batch_size: prompts that are decoded at the same time.
         measuring: of the acceptance.
         cache: folder of answers and probabilities, which runs may share; None for ``out/cache``.
+        compile: how the target is compiled for its answers: ``off``, ``auto`` or ``max``, as
+            :func:`outrider.load` does.
         device: of both models.
         dtype: of the target; None takes bfloat16 where the hardware computes in it.
         seed: of the prompts, answers, order and initial weights.
@@ -200,6 +202,7 @@ class Distillation:
     batch_size: int = 32
     measuring: Measuring = Measuring()
     cache: Path | None = None
+    compile: str = "off"
     device: str = "auto"
     dtype: str | None = None
     seed: int = 0

@@ -176,26 +176,33 @@ class StepRows:
     Args:
         shares: share of the rows of each source; they sum to one.
         rows: of a step.
+
+    Attributes:
+        positions: positions trained on so far.
     """
 
     def __init__(self, shares: Mapping[str, tuple[RowSource, float]], rows: int) -> None:
         self.sources = {name: source for name, (source, _) in shares.items()}
-        self.rows = rows
+        self.rows, self.positions = rows, 0
         self.pattern = interleaved({name: share for name, (_, share) in shares.items()})
 
     def __call__(self, step: int) -> list[Row]:
         for source in self.sources.values():
             source.prepare(step)
-        return batch_of(
+        batch = batch_of(
             self._row(number) for number in range(step * self.rows, (step + 1) * self.rows)
         )
+        self.positions += sum(len(row.predicts_N) for row in batch)
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: source.state_dict() for name, source in self.sources.items()}
+        sources = {name: source.state_dict() for name, source in self.sources.items()}
+        return {"positions": self.positions, "sources": sources}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.positions = state["positions"]
         for name, source in self.sources.items():
-            source.load_state_dict(state[name])
+            source.load_state_dict(state["sources"][name])
 
     def _row(self, number: int) -> list[Sample]:
         block, slot = divmod(number, len(self.pattern))
