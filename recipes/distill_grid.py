@@ -343,9 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for cell in measured
     }
     write_results(measured, tokens, out, target=source, size=asdict(size))
-    console.print(
-        (out / "grid.md").read_text(), markup=False, highlight=False, soft_wrap=True
-    )
+    console.print((out / "grid.md").read_text(), markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
