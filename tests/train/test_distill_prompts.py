@@ -6,9 +6,10 @@ import pytest
 from tiny_distillation import target, tokenizer
 
 from outrider.core.errors import PromptError
-from outrider.train.distill import prompts
+from outrider.train.distill import self_prompts
 from outrider.train.distill.answers import ground_truth, plain_engine
-from outrider.train.distill.prompts import Reader, distinct, split, user_turn, write_prompts
+from outrider.train.distill.prompts import Reader, distinct, split
+from outrider.train.distill.self_prompts import user_turn, write_prompts
 
 
 def reader(chat=True, **settings):
@@ -181,6 +182,6 @@ def test_a_target_that_cannot_write_prompts(tmp_path):
 
 def test_a_target_that_finishes_too_few_prompts(tmp_path, monkeypatch):
     """A message of one token is finished only if it is empty."""
-    monkeypatch.setattr(prompts, "MESSAGE_TOKENS", 1)
+    monkeypatch.setattr(self_prompts, "MESSAGE_TOKENS", 1)
     with pytest.raises(PromptError, match="finished only 0 distinct messages in 64 attempts"):
         write_prompts(plain_engine(target(), 64), 16, 0, tmp_path)

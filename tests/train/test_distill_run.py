@@ -424,7 +424,7 @@ def test_two_starts(tmp_path):
 
 
 def test_prompts_that_the_target_writes(tmp_path, source, monkeypatch):
-    monkeypatch.setattr("outrider.train.distill.prompts.MESSAGE_TOKENS", 16)
+    monkeypatch.setattr("outrider.train.distill.self_prompts.MESSAGE_TOKENS", 16)
     data = {"prompts": None, "self_prompts": 6}
     run = distillation(tmp_path, source, None, data=data, length=100)
     assert 0 < distil(run, quiet()).score <= 1

@@ -21,9 +21,10 @@ from outrider.engine.warming import warm_up
 from outrider.runtime import HFModel
 from outrider.train.distill.answers import ground_truth, plain_engine, target_answers
 from outrider.train.distill.packing import packs
-from outrider.train.distill.prompts import Prompt, Reader, distinct, split, write_prompts
+from outrider.train.distill.prompts import Prompt, Reader, distinct, split
 from outrider.train.distill.sample import Sample
 from outrider.train.distill.scoring import Scorer
+from outrider.train.distill.self_prompts import write_prompts
 from outrider.train.distill.settings import (
     CROSS_ENTROPY,
     DRAFT,
@@ -57,6 +58,7 @@ class Preparation:
     ) -> None:
         assert target.tokenizer is not None
         self.run, self.target, self.draft, self.console = run, target, draft, console
+        self._reported: dict[str, int] = {}
         self.tokenizer: PreTrainedTokenizerBase = target.tokenizer
         self.target_name = _name(run.target)
         self.target_fingerprint = fingerprint(target.module)
@@ -175,8 +177,9 @@ class Preparation:
 
     def _report(self, what: str, done: int, total: int) -> None:
         """Prints a line for every tenth of the work."""
-        step = max(1, total // 10)
-        if done == total or done % step == 0:
+        tenths = 10 * done // total
+        if self._reported.get(what) != tenths:
+            self._reported[what] = tenths
             self.console.print(f"{what}: {done:,} of {total:,}", highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Prompts to distil on: read from files, or written by the target itself; deduplicated and split.
+"""Prompts to distil on, from files and folders; deduplicated and split.
 
 A prompt is a text to continue, a conversation, or the beginning of a document, and may come with
 the answer that its author gave (the ground truth):
@@ -10,9 +10,7 @@ the answer that its author gave (the ground truth):
     FOLDER       its text files: the first tokens of each window are the prompt, the rest the answer
 
 A string is asked as the user's message where the tokenizer has a chat template, unless it is to be
-continued as text.  Prompts written by the target follow Magpie (Xu et al. 2024,
-https://arxiv.org/abs/2406.08464): a chat model that is given the tokens that come before a user's
-message, and nothing else, writes such a message.
+continued as text.
 
 Prompts of the same text, whitespace aside, are one.  One text in twenty is held out, by its hash,
 so another prompt in the file never moves a text between the splits.
@@ -22,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,18 +29,11 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.core.errors import PromptError
 from outrider.core.values import shown
-from outrider.engine import Engine
 from outrider.engine.chat import Message, check_messages, encode_messages, is_chat
-from outrider.sampling import Sampling
 
 TEXT_FILES = ("*.txt", "*.md", "*.py", "*.rst")
 HELD_OUT_ONE_IN = 20
-MESSAGE_TOKENS = 192
-"""Most tokens of a message that the target writes."""
-CHUNK = 64
-"""Attempts at messages between two files."""
 _FEWEST_HELD_OUT = 8  # texts, of forty or more
-_MARK = "outrider-marks-the-user-message"
 _FORMS = 'a string, a list of messages, {"messages": [...]} or {"prompt": "...", "answer": "..."}'
 
 
@@ -104,7 +95,7 @@ class Reader:
 
     def encode(self, prompt: str | Sequence[Message], answer: str | None = None) -> Prompt:
         """One prompt, and the answer with what ends it."""
-        key = _key(prompt if isinstance(prompt, str) else json.dumps([dict(m) for m in prompt]))
+        key = key_of(prompt if isinstance(prompt, str) else json.dumps([dict(m) for m in prompt]))
         if isinstance(prompt, str):
             if self.as_text or not getattr(self.tokenizer, "chat_template", None):
                 end = self.tokenizer.eos_token_id
@@ -158,7 +149,7 @@ class Reader:
         files = sorted(file for pattern in TEXT_FILES for file in folder.rglob(pattern))
         for file in files:
             text = file.read_text(encoding="utf-8", errors="replace")
-            ids, key = self._ids(text), _key(text)
+            ids, key = self._ids(text), key_of(text)
             for begin in range(0, len(ids), self.window):
                 window = ids[begin : begin + self.window]
                 if len(window) >= self.window // 2:
@@ -194,88 +185,6 @@ def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
     return train, [prompt for prompt in prompts if prompt.key in held]
 
 
-def user_turn(tokenizer: PreTrainedTokenizerBase | None, name: str) -> tuple[int, ...]:
-    """The tokens that come before a user's message.
-
-    Raises:
-        PromptError: the tokenizer has no chat template, or one that hides the message.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise PromptError(
-            f"{name} has no chat template, so it cannot write prompts itself; give a file or "
-            f"folder of prompts"
-        )
-    assert tokenizer is not None
-    messages = [{"role": "user", "content": _MARK}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False)
-    assert isinstance(text, str)
-    before, found, _ = text.partition(_MARK)
-    if not found or not before:
-        raise PromptError(
-            f"the chat template of {name} writes nothing before a user's message, so {name} cannot "
-            f"write prompts itself; give a file or folder of prompts"
-        )
-    return tuple(tokenizer(before, add_special_tokens=False)["input_ids"])
-
-
-def write_prompts(
-    engine: Engine,
-    num: int,
-    seed: int,
-    folder: Path,
-    report: Callable[[str, int, int], None] = lambda what, done, total: None,
-) -> list[str]:
-    """Distinct user messages that a chat target writes itself at temperature 1.
-
-    Messages that are cut off by ``MESSAGE_TOKENS``, and repeated ones, are dropped and replaced by
-    others, up to four times as many as were asked for.  They are kept in files of ``CHUNK``
-    attempts, and an interrupted call goes on after those.
-
-    Args:
-        engine: decodes the target.
-        num: how many messages.
-        seed: of the random numbers.
-        folder: of the files.
-        report: told what is being made, how much is done, and how much there is.
-
-    Raises:
-        PromptError: a target without a chat template, or one that wrote too few messages.
-    """
-    tokens = user_turn(engine.target.tokenizer, engine.target.name)
-    messages: dict[str, str] = {}
-    begin = 0
-    while len(messages) < num and begin < 4 * num:
-        path = folder / f"{begin:08d}.json"
-        if not path.exists():
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(_attempts(engine, tokens, seed, begin), indent=1))
-            partial.replace(path)
-        for text in json.loads(path.read_text()):
-            messages.setdefault(_key(text), text)
-        begin += CHUNK
-        report("the target's prompts", min(len(messages), num), num)
-    if len(messages) < num:
-        raise PromptError(
-            f"{engine.target.name} finished only {len(messages)} distinct messages in {begin} "
-            f"attempts; ask for fewer prompts, or give a file of prompts"
-        )
-    return list(messages.values())[:num]
-
-
-def _attempts(engine: Engine, tokens: tuple[int, ...], seed: int, begin: int) -> list[str]:
-    """The finished messages of some attempts."""
-    tokenizer = engine.target.tokenizer
-    assert tokenizer is not None
-    results = engine.generate(
-        [tokens] * CHUNK,
-        Sampling(temperature=1.0, max_new_tokens=MESSAGE_TOKENS, seed=seed),
-        request_numbers=range(begin, begin + CHUNK),
-    )
-    finished = [result.token_ids for result in results if result.finish_reason == "eos"]
-    texts = [str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip() for ids in finished]
-    return [text for text in texts if text]
-
-
 def _entry(value: Any) -> tuple[str | Sequence[Message], str | None]:
     """A prompt and its answer from a JSON value."""
     answer = None
@@ -295,5 +204,6 @@ def _entry(value: Any) -> tuple[str | Sequence[Message], str | None]:
     return messages, answer
 
 
-def _key(text: str) -> str:
+def key_of(text: str) -> str:
+    """The hash of a text, whatever its whitespace."""
     return hashlib.sha256(" ".join(text.split()).encode("utf-8", "replace")).hexdigest()

@@ -127,6 +127,8 @@ def distil(
         state=clock,
         console=console,
     )
+    if not history.measurements:  # somebody removed the file of a finished run
+        measure(settings.schedule.steps)
     best = history.best()
     console.print(
         f"the best draft is that of step {best.step}, in {run.out / result.BEST}", highlight=False
