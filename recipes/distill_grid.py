@@ -202,7 +202,9 @@ def tabulated(
 
 
 def compared(
-    measured: Mapping[tuple[str, str], Acceptance], cell: tuple[str, str]
+    measured: Mapping[tuple[str, str], Acceptance],
+    tokens: Mapping[tuple[str, str], int],
+    cell: tuple[str, str],
 ) -> dict[str, object]:
     """How far the α of a cell is above the baseline's."""
     ours, base = measured[cell], measured[BASELINE]
@@ -211,6 +213,8 @@ def compared(
     return {
         "distilled": " on ".join(cell),
         "baseline": " on ".join(BASELINE),
+        "tokens": tokens[cell],
+        "baseline_tokens": tokens[BASELINE],
         "difference": ours.alpha - base.alpha,
         "low": low,
         "high": high,
@@ -250,9 +254,10 @@ def markdown(document: Mapping[str, object], cells: Sequence[Cell]) -> str:
     lines.append("")
     for difference in document["differences"]:  # type: ignore[attr-defined]
         lines.append(
-            f"{difference['distilled']}: α is {difference['difference']:+.3f} "
-            f"[{difference['low']:+.3f}, {difference['high']:+.3f}] against "
-            f"{difference['baseline']}, in as many steps of as many tokens."
+            f"{difference['distilled']}, {difference['tokens']:,} tokens: α is "
+            f"{difference['difference']:+.3f} [{difference['low']:+.3f}, "
+            f"{difference['high']:+.3f}] against {difference['baseline']}, "
+            f"{difference['baseline_tokens']:,} tokens."
         )
         lines.append("")
     return "\n".join(lines)
@@ -305,7 +310,7 @@ def write_results(
     document: dict[str, object] = {
         "about": run_metadata(**settings),
         "cells": [asdict(cell) for cell in cells],
-        "differences": [compared(measured, cell) for cell in chosen],
+        "differences": [compared(measured, tokens, cell) for cell in chosen],
     }
     (out / "grid.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     (out / "grid.md").write_text(markdown(document, cells), encoding="utf-8")

@@ -108,5 +108,6 @@ def test_ground_truth_of_a_folder(distill: Run, tmp_path: Path) -> None:
         (folder / f"{number}.txt").write_text(
             "".join(f"def f{number}{line}(x):\n    return x\n" for line in range(9))
         )
-    done = distill("--prompts", folder, "--data", "ground-truth", "--no-tensorboard")
+    done = distill("--prompts", folder, "--data", "ground-truth")
     assert done.exit_code == 0, done.stderr
+    assert list((tmp_path / "out" / "tensorboard").glob("events*"))

@@ -57,7 +57,8 @@ def test_long_answers_weigh_more() -> None:
 def test_differences_are_paired() -> None:
     """Prompts differ far more than cells, so unpaired intervals would contain zero."""
     measured = {BASELINE: acceptance(1), COMPARED: acceptance(2, better=0.03)}
-    found = compared(measured, COMPARED)
+    found = compared(measured, {BASELINE: 700, COMPARED: 800}, COMPARED)
+    assert (found["tokens"], found["baseline_tokens"]) == (800, 700)
     assert found["difference"] == pytest.approx(0.03, abs=0.01)
     assert 0 < found["low"] < found["difference"] < found["high"] < 0.05
     assert found["baseline"] == "cross-entropy on ground-truth"

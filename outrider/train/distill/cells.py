@@ -66,10 +66,9 @@ def top_cells(p_logits_NV: Tensor, k: int, temperature: float = 1.0) -> Cells:
 def log_cells(logits_NV: Tensor, ids_Nk: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probabilities [N, C] of the given tokens and of the tail, in float32 or better."""
     dtype = torch.promote_types(logits_NV.dtype, torch.float32)
-    log_probs_NV = (logits_NV.to(dtype) / temperature).log_softmax(-1)
-    ids_Nk = ids_Nk.long()
-    top_Nk = log_probs_NV.gather(-1, ids_Nk)
+    logits_NV, ids_Nk = logits_NV.to(dtype) / temperature, ids_Nk.long()
+    top_Nk = logits_NV.gather(-1, ids_Nk)
     if ids_Nk.shape[-1] == logits_NV.shape[-1]:
-        return top_Nk
-    tail_N1 = log_probs_NV.scatter(-1, ids_Nk, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([top_Nk, tail_N1], -1)
+        return top_Nk.log_softmax(-1)
+    tail_N1 = logits_NV.scatter(-1, ids_Nk, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([top_Nk, tail_N1], -1).log_softmax(-1)
