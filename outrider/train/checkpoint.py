@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from outrider.train.disk import tensor_bytes, writing
+
 CHECKPOINT = "checkpoint.pt"
 
 
@@ -38,6 +40,9 @@ def save_checkpoint(
         optimizers: their states are saved.
         identity: settings that a resumed run must share.
         extra: what else to save.
+
+    Raises:
+        DiskFullError: no room; the old file is intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {
@@ -50,7 +55,10 @@ def save_checkpoint(
     if extra is not None:
         state["extra"] = extra.state_dict()
     partial = folder / f"{CHECKPOINT}.partial"
-    with open(partial, "wb") as file:
+    with (
+        writing(partial, tensor_bytes(state), f"the checkpoint of step {step}", "free some"),
+        open(partial, "wb") as file,
+    ):
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())

@@ -8,6 +8,8 @@ import torch
 from tiny_distillation import distillation, prompts_file, quiet, target
 from tiny_models import VOCAB, ragged_prompts, tiny_module
 
+from outrider.train import disk
+from outrider.train.disk import DiskFullError
 from outrider.train.distill import store
 from outrider.train.distill.answers import Answering, plain_engine, target_answers
 from outrider.train.distill.prompts import Reader
@@ -16,7 +18,6 @@ from outrider.train.distill.sample import Sample
 from outrider.train.distill.scoring import Scorer
 from outrider.train.distill.store import (
     Dataset,
-    DiskFullError,
     fingerprint,
     folder_for,
     read_samples,
@@ -117,7 +118,7 @@ def test_another_model_has_another_fingerprint():
 
 def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage(9e9, 9e9, 1_100_000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(9e9, 9e9, 1_100_000))
     positions = sum(sample.num_positions for sample in samples())
     needed = 8 * 7 * positions / 1e6
     with pytest.raises(DiskFullError, match=rf"needs {needed:.1f} MB more .* 1.1 MB are free"):
@@ -151,8 +152,8 @@ def test_a_full_disk_leaves_the_checkpoint_of_the_run(tmp_path, monkeypatch):
     before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     prompts_file(tmp_path, [f"more {i}" for i in range(30)])
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage(9, 9, 0))
-    with pytest.raises(DiskFullError, match="Checkpoints and complete shards are intact"):
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage(9, 9, 0))
+    with pytest.raises(DiskFullError, match="is intact, the last checkpoint too"):
         distil(run, quiet())
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.runtime import HFModel
 from outrider.runtime.hf.load import quiet
+from outrider.train.disk import require_space, tensor_bytes
 from outrider.train.distill.measure import Acceptance, Measurement
 
 MEASUREMENTS = "measurements.json"
@@ -36,9 +37,15 @@ def as_saved(draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> HFMo
 def save(
     draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, card: str
 ) -> None:
-    """Writes a model folder, replacing an earlier one as a whole."""
+    """Writes a model folder, replacing an earlier one as a whole.
+
+    Raises:
+        DiskFullError: no room; the earlier one is intact.
+    """
     fresh, old = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.old")
     shutil.rmtree(fresh, ignore_errors=True)
+    size = tensor_bytes(draft.state_dict())
+    require_space(folder.parent, size, "the draft", "free some")
     with quiet():
         draft.save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)

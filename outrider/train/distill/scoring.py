@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from outrider.train.disk import require_space
 from outrider.train.distill.answers import Report
 from outrider.train.distill.cells import Cells, top_cells
 from outrider.train.distill.packing import assign, logits_of, pack, packs
 from outrider.train.distill.sample import Sample
 from outrider.train.distill.store import (
+    REMEDY,
     Dataset,
     cell_bytes,
-    require_space,
     shard_path,
     write_cells,
 )
@@ -89,7 +90,7 @@ class Scorer:
             if not shard_path(folder, number).exists()
         ]
         what = "the target's probabilities"
-        require_space(folder, cell_bytes(sum(missing), self.num_cells), what)
+        require_space(folder, cell_bytes(sum(missing), self.num_cells), what, REMEDY)
         for number, chunk in shards:
             if not shard_path(folder, number).exists():
                 write_cells(shard_path(folder, number), Cells.cat(self.cells(chunk)))

@@ -10,33 +10,28 @@ cells (``cells.py``).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.train.disk import tensor_bytes, writing
 from outrider.train.distill.cells import Cells
 from outrider.train.distill.sample import Sample
 
 SHARD_SAMPLES = 64
 """Samples of a shard, and so what an interruption can cost."""
-_SLACK_BYTES = 1 << 20  # of a file's header and the file system
+REMEDY = "free some, give --cache another disk, or lower --top-k"
 _FINGERPRINT_VALUES = 4096  # of each parameter
-
-
-class DiskFullError(OSError):
-    """The disk has too little room; says how much is needed."""
 
 
 def folder_for(root: Path, **contents: object) -> Path:
@@ -59,33 +54,17 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def require_space(folder: Path, num_bytes: int, what: str) -> None:
-    """Raises DiskFullError unless the disk has room for so many more bytes."""
-    free = shutil.disk_usage(folder).free
-    if num_bytes + _SLACK_BYTES > free:
-        raise _disk_full(folder, num_bytes, free, what)
-
-
 def write_shard(path: Path, tensors: Mapping[str, Tensor], what: str) -> None:
     """Writes a shard atomically.
 
     Raises:
         DiskFullError: no room; nothing is left behind.
     """
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    require_space(path.parent, size, what)
     partial = path.with_suffix(".partial")
-    try:
+    with writing(partial, tensor_bytes(dict(tensors)), what, REMEDY):
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        if not full:
-            raise
-        free = shutil.disk_usage(path.parent).free
-        raise _disk_full(path.parent, size, free, what) from error
     os.replace(partial, path)
 
 
@@ -163,11 +142,3 @@ class Dataset(Sequence[Sample]):
         """Number and samples of each shard."""
         for begin in range(0, len(self.samples), SHARD_SAMPLES):
             yield begin // SHARD_SAMPLES, self.samples[begin : begin + SHARD_SAMPLES]
-
-
-def _disk_full(folder: Path, needed: int, free: int, what: str) -> DiskFullError:
-    return DiskFullError(
-        f"caching {what} needs {needed / 1e6:,.1f} MB more in {folder}, where {free / 1e6:,.1f} MB "
-        "are free; free some, give --cache another disk, or lower --top-k. Checkpoints and "
-        "complete shards are intact, and the same command goes on after them"
-    )
