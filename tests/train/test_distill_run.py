@@ -28,6 +28,7 @@ from outrider.core.errors import (
     VocabularyMismatchError,
 )
 from outrider.train.checkpoint import CHECKPOINT
+from outrider.train.distill import data as data_module
 from outrider.train.distill import run as run_module
 from outrider.train.distill.run import distil
 from outrider.train.distill.settings import DATA, LOSSES, Start
@@ -428,6 +429,22 @@ def test_prompts_that_the_target_writes(tmp_path, source, monkeypatch):
     data = {"prompts": None, "self_prompts": 6}
     run = distillation(tmp_path, source, None, data=data, length=100)
     assert 0 < distil(run, quiet()).score <= 1
+
+
+def test_a_shared_cache_keeps_runs_with_other_prompts_apart(tmp_path, source, cache):
+    """The same texts as chat messages and as text: same hashes of the texts, other tokens."""
+    path = prompts_file(tmp_path)
+    found = {}
+    for name, as_text in (("chat", False), ("text", True)):
+        run = distillation(tmp_path / name, source, path, cache=cache, data={"as_text": as_text})
+        made = data_module.Preparation(
+            run, run_module.load_target(source, "cpu", "float32"), target().module, quiet()
+        )
+        found[name] = made
+        samples = made.rows().sources["target"].dataset.samples
+        prompts = {prompt.tokens for prompt in made.prompts}
+        assert {sample.tokens[: sample.first] for sample in samples} <= prompts
+    assert found["chat"].fingerprint != found["text"].fingerprint
 
 
 def test_the_time_of_earlier_sittings_counts(finished):

@@ -70,7 +70,7 @@ class Preparation:
         train, held_out = split(self._all_prompts())
         self.prompts = train[: run.data.max_prompts]
         self.held_out = held_out[: run.measuring.prompts]
-        self.fingerprint = _hash_of(prompt.key for prompt in self.prompts)
+        self.fingerprint = _hash_of(str(prompt.tokens) for prompt in self.prompts)
         self.description = f"{len(self.prompts):,} prompts; {_shares(run.data.mixture)}"
         console.print(
             f"{len(self.prompts):,} prompts to train on, {len(self.held_out):,} to measure on",

@@ -101,7 +101,7 @@ class Meter:
         self.answers: dict[float, list[Sample]] = {}
         for temperature in how.temperatures:
             at = replace(how, temperatures=(temperature,))
-            place = folder_for(folder, held_out=[prompt.key for prompt in prompts], how=at)
+            place = folder_for(folder, held_out=[prompt.tokens for prompt in prompts], how=at)
             self.answers[temperature] = target_answers(engine, prompts, at, place)
 
     def __call__(self, draft: HFModel, step: int, tokens: int) -> Measurement:
