@@ -81,6 +81,20 @@ def test_packed_loss_is_the_mean_over_separate_losses(kind):
         torch.testing.assert_close(other_gradient, gradient, atol=1e-5, rtol=1e-4)
 
 
+def test_the_target_keeps_its_precision_where_the_draft_computes_in_bfloat16():
+    """So that both ways to its probabilities, cached or in every step, agree."""
+    dtypes = []
+
+    def divergence(p_logits_NV, q_logits_NV, temperature=1.0):
+        dtypes.append((p_logits_NV.dtype, q_logits_NV.dtype))
+        return forward_kl(p_logits_NV, q_logits_NV, temperature)
+
+    objective = from_target(tiny_module(seed=2), tiny_module(seed=1), divergence, 1.0, VOCAB)
+    with torch.autocast("cpu", torch.bfloat16):
+        objective(pack(samples()))
+    assert dtypes == [(torch.float32, torch.bfloat16)]
+
+
 def test_samples_go_into_the_first_row_with_room():
     assert assign([6, 5, 3, 4, 2], range(5), 10) == [[0, 2], [1, 3], [4]]
     assert assign([6, 5, 4, 2], [3, 2, 1, 0], 10) == [[3, 2], [1], [0]]

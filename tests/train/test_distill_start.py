@@ -47,6 +47,16 @@ def test_a_draft_of_some_layers_skips_the_others(family, tmp_path):
     torch.testing.assert_close(again(TOKENS_BT).logits, found_BTV)
 
 
+def test_dropout_is_off():
+    target = deep("gpt2")
+    target.config.resid_pdrop = 0.5
+    draft = from_layers(target, (0, 3))
+    assert draft.config.resid_pdrop == 0.5
+    assert not any(part.training for part in draft.modules())
+    new = from_scratch(tiny_module(), Shape(1, 16), seed=0)
+    assert not any(part.training for part in new.modules())
+
+
 def test_layer_types_follow_their_layers():
     draft = from_layers(deep("gemma3"), (1, 2))
     assert draft.config.layer_types == ["full_attention", "sliding_attention"]

@@ -2,7 +2,8 @@
 
 Zhou et al. 2024, https://arxiv.org/abs/2310.08461.  The draft is trained on the target's whole
 distribution at every position, not only on its most likely token.  The acceptance α depends on the
-whole distribution.
+whole distribution.  Models are in evaluation mode: dropout in the draft would train another
+distribution than the one that drafts.
 
 Shapes: B rows, T tokens of a row (a batch carries T+1), N positions trained on, V vocabulary, C
 cells (``cells.py``).  `p` target, `q` draft.
@@ -79,8 +80,8 @@ def from_target(
     target.requires_grad_(False).eval()
 
     def objective(row: Row) -> Tensor:
-        with torch.no_grad():
-            p_logits_NV = logits_of(target, row)[:, :width]
+        with torch.no_grad(), torch.autocast(row.tokens_T.device.type, enabled=False):
+            p_logits_NV = logits_of(target, row)[:, :width]  # in its own precision, as cached cells
         q_logits_NV = logits_of(draft, row)[:, :width]
         return divergence(p_logits_NV, q_logits_NV, temperature).sum() / row.batch_positions
 
