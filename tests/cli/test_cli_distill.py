@@ -72,6 +72,7 @@ def test_fresh_starts_over(distill: Run) -> None:
         (("--layers", "2"), "needs both --layers and --width"),
         (("--from-layers", "a,b"), "--from-layers a,b: must be a number of layers"),
         (("--from-layers", "0,7"), "each from 0 to 1"),
+        (("--from-layers", "0"), "0 layers of the target: it has 2, so from 1 to 2"),
         (("--from-layers", "9"), "9 layers of the target: it has 2"),
         (("--from-layers", "1", "--cost-ratio", "0.5"), "starts from layers and cost_ratio"),
         (("--cost-ratio", "2"), "--cost-ratio 2"),

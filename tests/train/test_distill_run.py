@@ -447,6 +447,24 @@ def test_a_shared_cache_keeps_runs_with_other_prompts_apart(tmp_path, source, ca
     assert found["chat"].fingerprint != found["text"].fingerprint
 
 
+def test_samples_are_no_longer_than_the_context(tmp_path):
+    """Rows may be: positions begin anew in each of their samples."""
+    model = target(max_position_embeddings=64)
+    (tmp_path / "texts").mkdir()
+    for number in range(3):
+        text = "".join(f"print({number}, {line})\n" for line in range(40))
+        (tmp_path / "texts" / f"{number}.txt").write_text(text)
+    for kind in ("ground-truth", "target"):
+        data = {"kind": kind, "answer_tokens": 100, "prompt_tokens": 10}
+        run = distillation(
+            tmp_path / kind, model, tmp_path / "texts", data=data, length=300, rows=1
+        )
+        made = data_module.Preparation(run, model, model.module, quiet())
+        sizes = made.rows().sources[kind].dataset.sizes
+        assert max(sizes) <= 64
+        assert 0 < distil(run, quiet()).score <= 1
+
+
 def test_the_time_of_earlier_sittings_counts(finished):
     class NoRows:
         def state_dict(self):

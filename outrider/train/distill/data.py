@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -50,6 +51,7 @@ class Preparation:
         held_out: prompts to measure acceptance on.
         prompts: prompts to train on.
         width: entries of the vocabulary that both models have.
+        length: most tokens of a sample: those of a row, as far as both contexts go.
         description: of the data, for the model card.
     """
 
@@ -66,7 +68,11 @@ class Preparation:
         self.held_out_folder = self.cache / "held_out" / self.target_fingerprint[:16]
         self.engine = plain_engine(target, run.batch_size)
         warm_up(self.engine)
-        self.width = min(target.num_tokens, draft.config.get_text_config().vocab_size)
+        config = draft.config.get_text_config()
+        self.width = min(target.num_tokens, config.vocab_size)
+        context = getattr(config, "max_position_embeddings", None) or target.limit
+        self.length = min(run.length, target.limit, context)
+        self.answering = replace(run.answering, length=self.length)
         train, held_out = split(self._all_prompts())
         self.prompts = train[: run.data.max_prompts]
         self.held_out = held_out[: run.measuring.prompts]
@@ -119,7 +125,7 @@ class Preparation:
             self.tokenizer,
             self.target.name,
             run.data.as_text,
-            window=run.length,
+            window=self.length,
             prompt_tokens=run.data.prompt_tokens,
         )
         if run.data.prompts is not None:
@@ -136,16 +142,18 @@ class Preparation:
         """Fixed samples with their cells."""
         run = self.run
         if kind == GROUND_TRUTH:
-            samples = ground_truth(self.prompts, run.length)
+            samples = ground_truth(self.prompts, self.length)
         else:
             assert kind == TARGET
             folder = folder_for(
                 self.cache / "answers",
                 target=self.target_fingerprint,
                 prompts=self.fingerprint,
-                how=run.answering,
+                how=self.answering,
             )
-            samples = target_answers(self.engine, self.prompts, run.answering, folder, self._report)
+            samples = target_answers(
+                self.engine, self.prompts, self.answering, folder, self._report
+            )
         if not self.needs_cells:
             return Dataset(samples, None)
         folder = folder_for(
@@ -167,7 +175,7 @@ class Preparation:
         return DraftSamples(
             plain_engine(HFModel(self.draft, self.tokenizer, "the draft"), run.batch_size),
             self.prompts,
-            run.answering,
+            self.answering,
             self._scorer().scored if self.needs_cells else as_they_are,
             every=run.data.refresh_every,
             per_refresh=run.data.refresh_prompts,

@@ -130,7 +130,7 @@ class Start:
             )
         else:
             count = target.num_layers
-            wanted = self.layers or max(1, round(count / 5))
+            wanted = max(1, round(count / 5)) if self.layers is None else self.layers
             layers = evenly_spaced(wanted, count) if isinstance(wanted, int) else tuple(wanted)
             draft = from_layers(target.module, layers)
             what = f"layers {', '.join(map(str, layers))} of the target's {count}"
