@@ -23,7 +23,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from outrider.train.card import hardware, model_card, pair_table
 from outrider.train.corpus import collect
 from outrider.train.data import Batches, open_tokens, validation_rows, write_tokens
-from outrider.train.distill import copy_embeddings, distillation
+from outrider.train.distill.objective import distillation
+from outrider.train.distill.start import copy_embeddings
 from outrider.train.evaluate import bits_per_byte, evaluate_pair
 from outrider.train.export import export, load_weights
 from outrider.train.loop import Interrupted, Settings, train, validation_loss

@@ -9,6 +9,7 @@ from outrider import __version__
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
+from outrider.cli.distill import distill
 from outrider.cli.frontier import frontier
 from outrider.cli.generate import generate
 from outrider.cli.group import Group, add_command
@@ -71,6 +72,7 @@ add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
 add_command(app, train, "train")
+add_command(app, distill, "distill")
 app.add_typer(ngram)
 
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from outrider.train.disk import tensor_bytes, writing
+
 CHECKPOINT = "checkpoint.pt"
 
 
+class Stateful(Protocol):
+    """What a checkpoint can hold beside model and optimisers: tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 def save_checkpoint(
-    folder: Path, step: int, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    identity: dict[str, Any],
+    extra: Stateful | None = None,
 ) -> None:
     """Write `checkpoint.pt` atomically: a kill at any moment leaves the old file or the new one.
 
@@ -24,6 +39,10 @@ def save_checkpoint(
         model: its weights are saved.
         optimizers: their states are saved.
         identity: settings that a resumed run must share.
+        extra: what else to save.
+
+    Raises:
+        DiskFullError: no room; the old file is intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = {
@@ -33,8 +52,13 @@ def save_checkpoint(
         "rng": torch.get_rng_state(),
         "identity": identity,
     }
+    if extra is not None:
+        state["extra"] = extra.state_dict()
     partial = folder / f"{CHECKPOINT}.partial"
-    with open(partial, "wb") as file:
+    with (
+        writing(partial, tensor_bytes(state), f"the checkpoint of step {step}", "free some"),
+        open(partial, "wb") as file,
+    ):
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
@@ -42,11 +66,15 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizers: list[Optimizer], identity: dict[str, Any]
+    folder: Path,
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    identity: dict[str, Any],
+    extra: Stateful | None = None,
 ) -> int:
     """Restore a run and return its next step; 0 without a checkpoint.
 
-    Mutates the model, the optimisers and torch's random state.
+    Mutates the model, the optimisers, `extra` and torch's random state.
 
     Raises:
         ValueError: the checkpoint belongs to a run with other settings; names the setting.
@@ -64,5 +92,7 @@ def load_checkpoint(
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
+    if extra is not None:
+        extra.load_state_dict(state["extra"])
     torch.set_rng_state(state["rng"])
     return int(state["step"])

@@ -74,7 +74,8 @@ def open_tokens(path: Path) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    """The order of `size` items in an epoch, by a counter-based generator."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(size)
 
 
@@ -103,7 +104,7 @@ class Batches:
         for index in range(step * self.batch_size, (step + 1) * self.batch_size):
             epoch, position = divmod(index, num_windows)
             offset = (epoch * 7919) % self.length
-            window = int(_permutation(self.seed, epoch, num_windows)[position])
+            window = int(permutation(self.seed, epoch, num_windows)[position])
             start = offset + window * self.length
             rows.append(self.tokens[start : start + self.length + 1].astype(np.int64))
         return torch.from_numpy(np.stack(rows))

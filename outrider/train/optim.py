@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch.optim import AdamW, Muon, Optimizer
 
-TABLES = ("embed", "lm_head", "shared", "relative_attention_bias")
-"""Names of two-dimensional parameters that Muon must not update: lookup tables and the head."""
+HEADS = ("lm_head", "embed_out")
+"""Names of output heads, which Muon must not update; nor must it update lookup tables."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ def build_optimizers(
     """Muon for the layers' matrices, AdamW for everything else."""
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
     for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim == 2 and not any(table in name for table in TABLES)
+        is_head = any(head in name for head in HEADS)
+        is_matrix = parameter.ndim == 2 and id(parameter) not in tables and not is_head
         (matrices if is_matrix else others).append(parameter)
     return [
         Muon(

@@ -15,7 +15,8 @@ from outrider.train.card import corpus_table
 from outrider.train.checkpoint import CHECKPOINT
 from outrider.train.corpus import Source, collect, collect_files
 from outrider.train.data import Batches, open_tokens, validation_rows, write_tokens
-from outrider.train.distill import copy_embeddings, distillation
+from outrider.train.distill.objective import distillation
+from outrider.train.distill.start import copy_embeddings
 from outrider.train.evaluate import bits_per_byte
 from outrider.train.export import export
 from outrider.train.loop import Settings, train, validation_loss

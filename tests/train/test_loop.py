@@ -11,7 +11,8 @@ import torch
 
 from outrider.train.checkpoint import CHECKPOINT
 from outrider.train.data import Batches
-from outrider.train.distill import copy_embeddings, distillation
+from outrider.train.distill.objective import distillation
+from outrider.train.distill.start import copy_embeddings
 from outrider.train.loop import Interrupted, Settings, train
 from outrider.train.losses import language_modelling
 from outrider.train.models import Architecture, build_llama

@@ -99,7 +99,7 @@ def load_model(
         return adapter(module, name=role)
     folder = _folder(source, role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    with _quiet():
+    with quiet():
         try:
             config = AutoConfig.from_pretrained(folder, **shared)
             two_stacks = config.is_encoder_decoder
@@ -138,7 +138,7 @@ def load_model(
 def _folder(source: str | Path, role: str) -> str:
     """The folder or hub id to read; a GGUF file's is the folder that it is converted into."""
     if is_gguf(source):
-        with _quiet():
+        with quiet():
             return str(folder_of(Path(os.path.expanduser(source)), role))
     return os.path.expanduser(source)
 
@@ -236,7 +236,7 @@ def _difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silences progress bars and reports of ``transformers``; errors are raised as exceptions."""
     progress = transformers_logging.is_progress_bar_enabled()
     verbosity = transformers_logging.get_verbosity()

@@ -1,0 +1,1 @@
+"""Distillation of a draft model from a frozen target: prompts, answers, targets, training, card."""
