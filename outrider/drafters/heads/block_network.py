@@ -115,6 +115,11 @@ class BlockConfig:
         return self.layers.vocab_size
 
     @property
+    def kind(self) -> str:
+        """``dspark`` with a Markov or a confidence head, else ``dflash``."""
+        return "dspark" if self.markov_rank or self.has_confidence else "dflash"
+
+    @property
     def first_slot(self) -> int:
         """The slot that predicts the root's successor."""
         return 0 if self.sample_from_anchor else 1
