@@ -19,7 +19,7 @@ from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
-from outrider.core.protocols import Scores, keep_accepted
+from outrider.core.protocols import ReadHidden, Scores, keep_accepted
 from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compiled import CompiledExecutor
@@ -199,17 +199,22 @@ class HFModel:
             logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]
 
-    def start(self, context: Context) -> KVCache:
+    def start(self, context: Context, read: ReadHidden | None = None) -> KVCache:
         """Caches all tokens of the context but the last, in forward passes of bounded width. Logits
-        that are not finite there make those of later forward passes so, which are checked."""
-        return self.begin(context).finish()
+        that are not finite there make those of later forward passes so, which are checked.
 
-    def begin(self, context: Context) -> Prefill:
+        Args:
+            context: the batch.
+            read: takes the hidden states of the layers that :meth:`with_hidden_states` chose.
+        """
+        return self.begin(context, read).finish()
+
+    def begin(self, context: Context, read: ReadHidden | None = None) -> Prefill:
         """As :meth:`start`, but the caller runs the forward passes."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
         self._reserve(cache, max(context.lengths) - 1)
-        return Prefill(self, cache, context)
+        return Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
 
     def draft_room(self, length: int) -> int:
         """Most tokens of a draft that one forward pass can verify behind so many committed ones."""
