@@ -1,1 +1,1 @@
-"""Heads: small networks that draft from the target's hidden states."""
+"""Drafters that read the target's hidden states: heads trained on a frozen target."""

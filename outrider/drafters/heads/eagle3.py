@@ -1,0 +1,356 @@
+"""An EAGLE-3 head drafts from the target's hidden states, as a small draft model would.
+
+Li, Wei, Zhang and Zhang, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test", 2025. https://arxiv.org/abs/2503.01840. ``eagle3_network.py`` has the equations
+of the network.
+
+    slot t of the head's cache holds (feature of x_t, embedding of x_t+1); its output predicts x_t+2
+
+So the head's cache has one token less than the context, and the first token of a draft takes no
+pass of the head: the root was read with the target's last hidden state. After each round the head
+reads the accepted tokens and the next token with the target's hidden states; the slots of drafted
+tokens, which hold the head's own features, are overwritten.
+
+A row about whose tokens the head has been told nothing (a prompt of one token, in its first round)
+drafts nothing. A head that was told of a part of the tokens drafts from that part: positions only
+matter by their differences.
+
+The head appears to its drafters as a draft model: chains, static trees (``TreeDrafter``) and
+dynamic trees as in EAGLE-2 (``DynamicTreeDrafter``) are those of draft models. What a drafter does
+not hand over is the feature of each node's parent, which the cache remembers.
+
+Legend: B rows, N tokens, M nodes drafted in this round, K emitted tokens, H width of the head, F
+width of the target times the layers read, V vocabulary of the target.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core import (
+    Acceptance,
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Lengths,
+    Scores,
+    Stream,
+)
+from outrider.core.clock import Stopwatch
+from outrider.drafters.chain.model import ModelBacked, ModelDrafter, ModelState
+from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
+from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
+from outrider.drafters.heads.head import check_target
+from outrider.drafters.tree.dynamic import DynamicTreeDrafter
+from outrider.drafters.tree.static import TreeDrafter
+from outrider.runtime import HFModel, KVCache, Nodes
+from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
+from outrider.runtime.health import health_of
+from outrider.runtime.hf.adapter import MARGIN
+from outrider.runtime.kv_cache.storage import KVCachePlan
+from outrider.runtime.prefill import unsampled_context
+
+
+class Eagle3Head:
+    """The weights of a head, which belong to one target.
+
+    Args:
+        network: the weights.
+        vocabulary: the tokens that it drafts.
+        name: how messages call it.
+        embedding: embeddings of its own, (V, H); None where it uses the target's.
+    """
+
+    kind = "eagle3"
+
+    def __init__(
+        self,
+        network: Eagle3Network,
+        vocabulary: DraftVocabulary,
+        name: str = "head",
+        embedding: nn.Embedding | None = None,
+    ) -> None:
+        self.network = network
+        self.vocabulary = vocabulary
+        self.name = name
+        self.embedding = embedding
+
+    @property
+    def config(self) -> Eagle3Config:
+        return self.network.config
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.num_tokens
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.target_hidden_size
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        return self.config.target_layers
+
+
+class FeatureCache(KVCache):
+    """The head's keys and values, and the features that the next tokens are read with.
+
+    Attributes:
+        last_BH: the head's output for each row's root; arbitrary where no slot is committed.
+        drafted_BMH: its outputs for the nodes drafted since.
+        base: committed slots of each row; slots behind them hold drafted tokens.
+    """
+
+    def __init__(self, model: "Eagle3Model", context: Context) -> None:
+        super().__init__(context, model.num_layers, model.limit + MARGIN, model.plan)
+        self.last_BH = torch.zeros(
+            context.num_rows, model.width, dtype=model.dtype, device=model.device
+        )
+        self.drafted_BMH = self.last_BH[:, None][:, :0]
+        self.base = self.sequence_lengths
+
+    def forget_draft(self, most: Lengths) -> None:
+        """Forgets the slots and features of drafted tokens, and all but the first ``most`` slots
+        of each row: a prefill is as long as the longest prompt."""
+        self.rollback(self.base)
+        self.rollback(most)
+        self.base = self.sequence_lengths
+        self.drafted_BMH = self.drafted_BMH[:, :0]
+
+    def parents(self, nodes: Nodes | None) -> Tensor:
+        """The features of the parents of the query tokens, (B, N, H); of a chain's next token
+        without ``nodes``."""
+        known_BMH = torch.cat([self.last_BH[:, None], self.drafted_BMH], 1)
+        if nodes is None:
+            return known_BMH[:, -1:]
+        B, N, M = nodes.ancestors_BNM.shape
+        number_M = torch.arange(1, M + 1, device=known_BMH.device)
+        above_BNM = nodes.ancestors_BNM & (number_M <= nodes.first + number_M[:N, None] - 1)
+        parent_BN = (above_BNM * number_M).amax(2)  # 0, the root, where it has no node above
+        return known_BMH.gather(1, parent_BN[..., None].expand(B, N, known_BMH.shape[2]))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        super().keep(rows)
+        index_B = torch.tensor(rows, dtype=torch.int64, device=self.last_BH.device)
+        self.last_BH = self.last_BH[index_B]
+        self.drafted_BMH = self.drafted_BMH[index_B]
+        self.base = self.base.keep(rows)
+
+    def join(self, other: KVCache) -> None:
+        assert isinstance(other, FeatureCache)
+        self.rollback(self.base)
+        other.rollback(other.base)
+        super().join(other)
+        self.last_BH = torch.cat([self.last_BH, other.last_BH])
+        self.drafted_BMH = self.last_BH[:, None][:, :0]
+        self.base = self.base.join(other.base)
+
+
+class Eagle3Model(HFModel):
+    """A head bound to its target, as the model that drafters run: tokens in, logits out.
+
+    Args:
+        head: the weights.
+        target: the model whose hidden states it reads, whose embeddings it may share, and whose
+            context length it has: a rotary embedding has no longest position.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    def __init__(self, head: Eagle3Head, target: HFModel) -> None:
+        check_target(head, target)
+        self.head = head
+        self.network = _placed(head.network, target)
+        self.embedding: nn.Module = target.module.get_input_embeddings()
+        if head.embedding is not None:
+            self.embedding = _placed(head.embedding, target)
+        self.vocabulary = head.vocabulary.to(target.device)
+        self.tokenizer = target.tokenizer
+        self.name = head.name
+        self.limit = target.limit
+        self.num_layers = head.config.layer.num_hidden_layers
+        self.num_tokens = head.vocab_size
+        self.width: int = head.config.layer.hidden_size
+        self.device, self.dtype = target.device, target.dtype
+        self.watch = Stopwatch(self.device)
+        self.plan = KVCachePlan()
+        self.spec = AttentionSpec({"full_attention": None}, self.limit, self.dtype)
+
+    @property
+    def exact(self) -> bool:
+        """Never: what a head computes decides nothing about the output."""
+        return False
+
+    def start(self, context: Context) -> FeatureCache:
+        """An empty cache; :meth:`read` fills it."""
+        cache = FeatureCache(self, context)
+        cache.health = context.health
+        return cache
+
+    def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
+        """Reads tokens behind the committed slots, each with the target's hidden states at the
+        token before it; returns the head's outputs, (B, N, H), and commits nothing."""
+        batch = ForwardBatch(cache, tokens_BN)
+        batch.begin()
+        with self.watch:
+            return self._run(batch, self.network.fuse(hidden_BNF.to(self.dtype)))
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """One pass over drafted tokens, whose features are the head's own."""
+        cache = batch.cache
+        assert isinstance(cache, FeatureCache)
+        batch.begin()
+        with self.watch:
+            output_BNH = self._run(batch, cache.parents(batch.nodes))
+            cache.drafted_BMH = torch.cat([cache.drafted_BMH, output_BNH], 1)
+            return self.logits(output_BNH, cache)
+
+    def logits(self, output_BNH: Tensor, cache: KVCache) -> ForwardOutput:
+        """Logits over the target's vocabulary; notes their health in the cache."""
+        logits_BND = self.network.logits(output_BNH)
+        health_B = health_of(logits_BND)
+        cache.health.add(self, health_B)
+        return ForwardOutput(self.vocabulary.widened(logits_BND), health_B)
+
+    @torch.inference_mode()
+    def example_cache(self) -> KVCache:
+        """A cache with one token, outside every memory budget."""
+        twin = copy.copy(self)
+        twin.plan, twin.watch = KVCachePlan(self.plan.kv_dtype), Stopwatch(self.device)
+        cache = twin.start(unsampled_context(self, [0, 0]))
+        fused = self.head.config.fused_size
+        nothing_BNF = torch.zeros(1, 1, fused, dtype=self.dtype, device=self.device)
+        twin.read(cache, cache.context.tokens_BT[:, :1], nothing_BNF)
+        cache.append(1)
+        return cache
+
+    def _run(self, batch: ForwardBatch, feature_BNH: Tensor) -> Tensor:
+        metadata = self.spec.metadata_of(batch)
+        mask = metadata.mask
+        assert isinstance(mask, Tensor)
+        output_BNH: Tensor = self.network(
+            self.embedding(batch.tokens_BN),
+            feature_BNH,
+            metadata.positions_BN,
+            mask,
+            batch.cache,
+        )
+        return output_BNH
+
+
+class Eagle3State(ModelState):
+    """The head's cache."""
+
+    def __init__(self, cache: FeatureCache) -> None:
+        super().__init__(cache)
+        self.features = cache
+
+
+if TYPE_CHECKING:
+    _Base = ModelBacked
+else:
+    _Base = object
+
+
+class OnHiddenStates(_Base):
+    """What drafters with a head do in another way than those with a draft model: the head's cache
+    follows the target's hidden states. Mixed into a drafter of ``ModelBacked``."""
+
+    model: Eagle3Model
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        layers = self.model.head.target_layers
+        return replace(super().capabilities, hidden_layers=layers, rewindable=False)
+
+    def start(self, context: Context) -> Eagle3State:
+        return Eagle3State(self.model.start(context))
+
+    def read_prompt(
+        self, state: Eagle3State, context: Context, hidden_BNH: Tensor, first: int
+    ) -> None:
+        """Reads the next tokens of the prompts with the target's hidden states before them.
+
+        Args:
+            state: mutated.
+            context: the prompts.
+            hidden_BNH: the target's hidden states at tokens ``first``, ``first + 1``, … of each
+                row; arbitrary where a row's root follows.
+            first: as many tokens as were handed over before.
+        """
+        cache, N = state.features, hidden_BNH.shape[1]
+        tokens_BN = context.tokens_BT[:, first + 1 : first + 1 + N]
+        output_BNH = self.model.read(cache, tokens_BN, hidden_BNH)
+        last_B = context.length_B - 2 - first
+        ends_here_B = (last_B >= 0) & (last_B < N)
+        at_B = last_B.clamp(0, N - 1)[:, None, None]
+        output_BH = output_BNH.gather(1, at_B.expand(-1, 1, output_BNH.shape[2]))[:, 0]
+        cache.last_BH = torch.where(ends_here_B[:, None], output_BH, cache.last_BH)
+        cache.append(N)
+        cache.base = cache.sequence_lengths
+
+    def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        assert isinstance(state, Eagle3State)
+        cache = state.features
+        cache.forget_draft(context.sequence_lengths - 1)
+        if not max(cache.lengths):
+            return Draft.root_only(context.root_B)
+        return super().propose(state, context, _where_known(budget, cache.base), rng)
+
+    def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
+        """Reads the emitted tokens with the target's hidden states at the root and the accepted
+        tokens."""
+        assert isinstance(state, Eagle3State)
+        assert scores.hidden_BNH is not None
+        cache, emitted = state.features, verdict.num_emitted
+        cache.forget_draft(cache.context.sequence_lengths - 1)
+        K, F = max(emitted.host), scores.hidden_BNH.shape[2]
+        root_B1 = torch.zeros_like(draft.tokens_BN[:, :1])
+        node_BK = torch.cat([root_B1, verdict.path_BD[:, : K - 1]], 1)
+        hidden_BKF = scores.hidden_BNH.gather(1, node_BK[..., None].expand(-1, -1, F))
+        output_BKH = self.model.read(cache, verdict.emitted(draft)[:, :K], hidden_BKF)
+        last_B11 = (emitted.device_B - 1)[:, None, None]
+        cache.last_BH = output_BKH.gather(1, last_B11.expand(-1, 1, output_BKH.shape[2]))[:, 0]
+        cache.append(emitted)
+        cache.base = cache.sequence_lengths
+
+    def _catch_up(self, state: ModelState, context: Context) -> Tensor:
+        """Logits behind the root, which the head has read already, (B, V)."""
+        assert isinstance(state, Eagle3State)
+        cache = state.features
+        with self.model.watch:
+            return self.model.logits(cache.last_BH[:, None], cache).logits_BNV[:, 0]
+
+
+class Eagle3Drafter(OnHiddenStates, ModelDrafter):
+    """Samples a chain from a head; arguments as ``ModelDrafter``, whose model is an
+    :class:`Eagle3Model`."""
+
+
+class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
+    """Drafts a tree of fixed shape from a head; arguments as ``TreeDrafter``."""
+
+
+class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
+    """Drafts a head's tree of most probable nodes, EAGLE-3's own method; arguments as
+    ``DynamicTreeDrafter``."""
+
+
+def _where_known(budget: Budget, committed: Lengths) -> Budget:
+    """The budget without the rows about whose tokens the head knows nothing."""
+    if min(committed.host):
+        return budget
+    most_B: Any = budget.max_tokens if budget.tokens_B is None else budget.tokens_B
+    return Budget(budget.max_tokens, most_B * (committed.device_B > 0))
+
+
+def _placed(module: nn.Module, target: HFModel) -> Any:
+    """A copy of a module for inference where the target is and in its precision."""
+    return copy.deepcopy(module).to(target.device, target.dtype).eval().requires_grad_(False)
