@@ -19,6 +19,7 @@ Legend: B rows, N slots of the block or nodes of a draft, K tokens that a round 
 vocabulary, V vocabulary, E width of the target's hidden states side by side, S slots of the cache.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.chain.stop import Stop
-from outrider.drafters.heads.block_network import BlockNetwork
+from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.slots import Slots, chain_of_slots, tree_of_slots
 from outrider.drafters.tree.grow import Children, StaticTree
 from outrider.drafters.tree.topology import Topology
@@ -76,7 +77,7 @@ class BlockDrafter:
     """Drafts a chain from a block head, or a tree of fixed shape.
 
     Args:
-        network: the head; cast to the target's dtype and moved to its device.
+        head: the weights, of which a copy is cast to the target's precision.
         target: the model that it was trained for.
         stop: where a row stops, by the head's confidence; the head must predict it.
         topology: the shape of a tree; None drafts chains.
@@ -89,30 +90,31 @@ class BlockDrafter:
 
     def __init__(
         self,
-        network: BlockNetwork,
+        head: BlockHead,
         target: HFModel,
         stop: Stop | None = None,
         *,
         topology: Topology | None = None,
         children: Children = "distinct",
     ) -> None:
-        check_block_head(network, target)
-        if stop is not None and network.confidence_head is None:
+        head.check(target)
+        if stop is not None and not head.config.has_confidence:
             raise IncompatibleError(
-                "the head predicts no confidence, so there is nothing to stop by before a token is "
-                "drawn: take a dspark head, or leave draft_confidence at 0"
+                f"{head.name} predicts no confidence, so there is nothing to stop by before a "
+                f"token is drawn: take a dspark head, or leave draft_confidence at 0"
             )
-        self.network = network.to(device=target.device, dtype=target.dtype).eval()
+        network = copy.deepcopy(head.network).to(target.device, target.dtype)
+        self.network = network.eval().requires_grad_(False)
+        self.config = head.config
         self.target = target
         self.stop = stop
         self._tree: StaticTree | None = None
         if topology is not None:
             self._tree = StaticTree(topology, children, target.num_tokens, target.device)
-        vocabulary = network.vocabulary
-        self._widened = (lambda z: z) if vocabulary is None else vocabulary.widened
-        self._head = network.lm_head or target.module.get_output_embeddings()
-        mask_id, size = network.config.mask_token_id, network.config.block_size
-        self._masks_1N = torch.full((1, size - 1), mask_id, device=target.device)
+        self._vocabulary = head.vocabulary.to(target.device)
+        self._output = network.lm_head or target.module.get_output_embeddings()
+        masks = (1, self.config.block_size - 1)
+        self._masks_1N = torch.full(masks, self.config.mask_token_id, device=target.device)
 
     @property
     def drawn(self) -> Drawn:
@@ -120,7 +122,7 @@ class BlockDrafter:
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        config = self.network.config
+        config = self.config
         own = Capabilities[HFModel](hidden_layers=config.target_layers, depth=config.num_slots)
         if self._tree is None:
             stops = self.stop is not None
@@ -196,7 +198,7 @@ class BlockDrafter:
 
     def _run(self, cache: KVCache, context: Context, max_tokens: int) -> BlockOutput:
         """The drafting pass."""
-        config = self.network.config
+        config = self.config
         masks_BN = self._masks_1N.expand(context.num_rows, -1)
         tokens_BN = torch.cat([context.root_B[:, None], masks_BN], 1)
         noise_BNH = embedding(tokens_BN, self.target.module.get_input_embeddings().weight)
@@ -208,7 +210,7 @@ class BlockDrafter:
             mask_B11S = (slot_S < (cache.length_B + config.block_size)[:, None])[:, None, None]
         h_BNH = self.network(noise_BNH, position_BN, cache.update, mask_B11S)
         h_BNH = h_BNH[:, config.first_slot : config.first_slot + max_tokens]
-        return BlockOutput(h_BNH, self._head(h_BNH))
+        return BlockOutput(h_BNH, self._output(h_BNH))
 
     def _slots(self, output: BlockOutput) -> Slots:
         """What the block predicts, slot by slot."""
@@ -219,37 +221,15 @@ class BlockDrafter:
             correction_BnD = network.correction(before_Bn)
             if correction_BnD is not None:
                 logits_BnD = logits_BnD + correction_BnD
-            return self._widened(logits_BnD)
+            if network.lm_head is not None:
+                logits_BnD = self._vocabulary.widened(logits_BnD)
+            return logits_BnD
 
         def confidence(slot: int, before_B: Tensor) -> Tensor:
             return network.confidence_logits(output.h_BNH[:, slot], before_B).float().sigmoid()
 
         num = output.h_BNH.shape[1]
         return Slots(num, logits, None if network.confidence_head is None else confidence)
-
-
-def check_block_head(network: BlockNetwork, target: HFModel) -> None:
-    """Raises IncompatibleError unless the head was trained for such a target."""
-    config = network.config
-    text = target.module.config.get_text_config()
-    if config.num_tokens != target.num_tokens:
-        raise IncompatibleError(
-            f"the head was trained for a target of {config.num_tokens} tokens, and {target.name} "
-            f"has {target.num_tokens}: take the head of this target"
-        )
-    width = config.target_hidden_size or config.layers.hidden_size
-    for name, wanted in (("hidden states", width), ("embeddings", config.layers.hidden_size)):
-        if wanted != text.hidden_size:
-            raise IncompatibleError(
-                f"the head reads {name} of width {wanted}, and {target.name} has "
-                f"{text.hidden_size}: take the head of this target"
-            )
-    for layer in config.target_layers:
-        if not 1 <= layer <= target.num_layers:
-            raise IncompatibleError(
-                f"the head reads layer {layer}, and {target.name} has layers 1 to "
-                f"{target.num_layers}: take the head of this target"
-            )
 
 
 def _is_complete(cache: KVCache) -> list[bool]:

@@ -13,13 +13,14 @@ The target's embeddings and output head are not part of a head; copies of them i
 skipped. A head with a reduced vocabulary has an output head of its own, ``d2t`` and ``t2d``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from transformers import Qwen3Config
 
 from outrider.core.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
+from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockConfig, BlockNetwork
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.weights import fill, read_config, read_tensors, write_head
@@ -39,89 +40,91 @@ def is_block_head(config: Mapping[str, Any]) -> bool:
     return named or "dflash_config" in config
 
 
-def read_block_head(folder: str | Path) -> BlockNetwork:
+def read_block_head(folder: str | Path) -> BlockHead:
     """Reads a block head in float32.
 
     Raises:
         ModelLoadError: files that are missing, damaged, or do not fit each other.
         UnsupportedModelError: a variant that is not supported; the message names it.
-        VocabularyMismatchError: tables of a reduced vocabulary that contradict each other.
     """
     folder = Path(folder)
     raw = read_config(folder)
     try:
-        config, num_draft_tokens = _parse(raw)
+        config = _parse(raw)
     except KeyError as error:
         raise ModelLoadError(f"{folder}: its config has no {error.args[0]!r}") from None
     except InvalidParameterError as error:
         raise ModelLoadError(f"{folder}: {error}") from None
     tensors = read_tensors(folder)
-    vocabulary = None
-    if num_draft_tokens != config.num_tokens:
-        vocabulary = _vocabulary(tensors, config.num_tokens, num_draft_tokens, folder)
-    network = BlockNetwork(config, vocabulary).eval()
-    skipped = [*_OF_THE_TARGET, "t2d", "d2t"]
-    if vocabulary is None:
-        skipped.append("lm_head.weight")
+    size, num_tokens = config.draft_vocab_size, config.num_tokens
+    tables = tensors.get("d2t"), tensors.get("t2d")
+    if not config.has_own_output:
+        tables = None, None
+    vocabulary = DraftVocabulary.from_tables(*tables, size, num_tokens, str(folder))
+    skipped = {*_OF_THE_TARGET, "t2d", "d2t"}
+    if not config.has_own_output:
+        skipped.add("lm_head.weight")
+    network = BlockNetwork(config).eval()
     fill(network, tensors, folder, skipped)
-    return network
+    return BlockHead(network, vocabulary, str(folder))
 
 
 def write_block_head(
-    network: BlockNetwork, folder: str | Path, target: str, architectures: list[str]
+    head: BlockHead, folder: str | Path, target: str | None, architectures: Sequence[str]
 ) -> None:
     """Writes a head as ``speculators`` does.
 
     Args:
-        network: the head.
+        head: the head.
         folder: made if it does not exist.
         target: name or folder of the target, which vLLM loads it by.
         architectures: of the target's config.
     """
-    tensors = {name: parameter.data for name, parameter in network.named_parameters()}
-    vocabulary = network.vocabulary
-    if vocabulary is not None:
-        tensors |= {"t2d": vocabulary.t2d, "d2t": vocabulary.d2t}
-    write_head(Path(folder), _speculators_config(network, target, architectures), tensors)
+    tensors = {name: parameter.data for name, parameter in head.network.named_parameters()}
+    if head.network.config.has_own_output:
+        tensors |= {"t2d": head.vocabulary.t2d_V, "d2t": head.vocabulary.d2t_D}
+    write_head(Path(folder), _speculators_config(head.network, target, architectures), tensors)
 
 
-def _parse(raw: Mapping[str, Any]) -> tuple[BlockConfig, int]:
-    """The config and the size of the draft vocabulary."""
+def _parse(raw: Mapping[str, Any]) -> BlockConfig:
     if "speculators_model_type" not in raw:
         return _parse_native(raw)
-    layers = raw["transformer_layer_config"]
+    layers = Qwen3Config(**raw["transformer_layer_config"])
     is_dspark = raw["speculators_model_type"] == "dspark"
-    settings = _dspark_settings(raw) if is_dspark else {}
-    config = BlockConfig.build(
+    return BlockConfig(
         layers,
         block_size=raw.get("block_size", 8),
         mask_token_id=_mask(raw),
         target_layers=tuple(raw["aux_hidden_state_layer_ids"] or ()),
-        target_hidden_size=raw.get("target_hidden_size"),
+        draft_vocab_size=raw.get("draft_vocab_size") or layers.vocab_size,
+        target_hidden_size=raw.get("target_hidden_size") or layers.hidden_size,
         sample_from_anchor=raw.get("sample_from_anchor", is_dspark),
-        **settings,
+        **(_dspark_settings(raw) if is_dspark else {}),
     )
-    return config, raw.get("draft_vocab_size") or config.num_tokens
 
 
-def _parse_native(raw: Mapping[str, Any]) -> tuple[BlockConfig, int]:
+def _parse_native(raw: Mapping[str, Any]) -> BlockConfig:
     fields = {**raw, **raw.get("dflash_config", {})}
-    names = raw.get("architectures") or ()
-    is_dspark = fields.get("projector_type") == "dspark" or any("DSpark" in n for n in names)
-    projector = fields.get("projector_type", "dflash")
-    if projector not in ("dflash", "dspark"):
+    named_dspark = any("DSpark" in name for name in raw.get("architectures") or ())
+    projector = fields.get("projector_type") or ("dspark" if named_dspark else "dflash")
+    if projector not in _ARCHITECTURES:
         raise UnsupportedModelError(
             f"a block head with projector_type={projector!r}: only dflash and dspark are supported"
         )
-    config = BlockConfig.build(
-        {key: value for key, value in raw.items() if key not in ("architectures", "auto_map")},
+    is_dspark = projector == "dspark"
+    layers = Qwen3Config(
+        **{key: value for key, value in raw.items() if key not in ("architectures", "auto_map")}
+    )
+    return BlockConfig(
+        layers,
         block_size=fields["block_size"],
         mask_token_id=_mask(fields),
         target_layers=tuple(layer + 1 for layer in fields["target_layer_ids"]),
+        draft_vocab_size=fields.get("draft_vocab_size") or layers.vocab_size,
+        target_hidden_size=fields.get("target_hidden_size") or layers.hidden_size,
         sample_from_anchor=is_dspark,
         **(_dspark_settings(fields) if is_dspark else {}),
     )
-    return config, fields.get("draft_vocab_size") or config.num_tokens
 
 
 def _dspark_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,24 +147,11 @@ def _mask(fields: Mapping[str, Any]) -> int:
     return int(fields["mask_token_id"])
 
 
-def _vocabulary(
-    tensors: Mapping[str, Tensor], num_tokens: int, num_draft_tokens: int, folder: Path
-) -> DraftVocabulary:
-    for name, size in (("t2d", num_tokens), ("d2t", num_draft_tokens)):
-        found = "none" if name not in tensors else str(tuple(tensors[name].shape))
-        if found != str((size,)):
-            raise ModelLoadError(
-                f"{folder}: a draft vocabulary of {num_draft_tokens} of {num_tokens} tokens needs a "
-                f"table {name!r} of shape ({size},), and the files have {found}"
-            )
-    return DraftVocabulary(tensors["t2d"], tensors["d2t"])
-
-
 def _speculators_config(
-    network: BlockNetwork, target: str, architectures: list[str]
+    network: BlockNetwork, target: str | None, architectures: Sequence[str]
 ) -> dict[str, Any]:
     config = network.config
-    kind = config.kind
+    kind, own_width = config.kind, config.target_hidden_size == config.layers.hidden_size
     layers = config.layers.to_diff_dict() | {"layer_types": list(config.layers.layer_types)}
     written: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[kind]],
@@ -178,21 +168,19 @@ def _speculators_config(
                     "accept_tolerance": 0.0,
                 }
             ],
-            "verifier": {"name_or_path": target, "architectures": architectures},
+            "verifier": {"name_or_path": target, "architectures": list(architectures)},
         },
         "transformer_layer_config": layers,
-        "draft_vocab_size": config.num_tokens,
+        "draft_vocab_size": config.draft_vocab_size,
         "block_size": config.block_size,
         "aux_hidden_state_layer_ids": list(config.target_layers),
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
         "sliding_window_non_causal": False,
-        "target_hidden_size": config.target_hidden_size,
+        "target_hidden_size": None if own_width else config.target_hidden_size,
         "tie_word_embeddings": False,
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
     }
-    if network.vocabulary is not None:
-        written["draft_vocab_size"] = network.vocabulary.num_tokens
     if kind == "dspark":
         written |= {
             "markov_rank": config.markov_rank,

@@ -16,8 +16,8 @@ keeps them. The root itself has no c: the target has not run over it.
 
 Slot j of the block stands at the root's position plus j. Where the network samples from the anchor
 (``sample_from_anchor``: DSpark), slot j predicts the token *after* that position, and a block of B
-slots drafts B tokens. Where it does not (DFlash), slot j predicts the token *at* that position, slot
-0 predicts nothing, and B slots draft B - 1 tokens.
+slots drafts B tokens. Where it does not (DFlash), slot j predicts the token *at* that position,
+slot 0 predicts nothing, and B slots draft B - 1 tokens.
 
 W1 is indexed by ids of the target, W2 leads to draft ids. The embeddings and the output head are
 the target's and are not part of the network, save that a network with a reduced vocabulary has an
@@ -28,17 +28,16 @@ hidden states side by side, A attention heads (of keys: fewer), C width of a hea
 vocabulary, D draft vocabulary, R Markov rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from outrider.core.errors import InvalidParameterError, UnsupportedModelError
-from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.runtime.hf.rotary import RotaryEmbedding, Rotation
 
 Remember = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -57,7 +56,8 @@ class BlockConfig:
         mask_token_id: the token whose embedding stands for tokens to be drafted.
         target_layers: the layers of the target whose hidden states it reads, numbered as in
             ``ForwardBatch.hidden_layers``.
-        target_hidden_size: width of these; None where it is the network's own.
+        target_hidden_size: width of one of these hidden states.
+        draft_vocab_size: D; V where it drafts every token, by the target's output head.
         sample_from_anchor: whether the root's slot predicts the token after the root.
         markov_rank: R; 0 without the correction by the preceding token.
         has_confidence: whether it predicts how probably each token is accepted.
@@ -65,14 +65,15 @@ class BlockConfig:
 
     Raises:
         InvalidParameterError: numbers that no network can have; the message names them.
-        UnsupportedModelError: layers with a sliding window, or another activation than SiLU.
+        UnsupportedModelError: layers with a sliding window.
     """
 
     layers: Qwen3Config
     block_size: int
     mask_token_id: int
     target_layers: tuple[int, ...]
-    target_hidden_size: int | None = None
+    draft_vocab_size: int
+    target_hidden_size: int
     sample_from_anchor: bool = False
     markov_rank: int = 0
     has_confidence: bool = False
@@ -99,20 +100,16 @@ class BlockConfig:
             raise UnsupportedModelError(
                 "a block head with sliding_attention layers: only full_attention is supported"
             )
-        if self.layers.hidden_act != "silu":
-            raise UnsupportedModelError(
-                f"a block head with hidden_act={self.layers.hidden_act!r}: only 'silu' is supported"
-            )
-
-    @classmethod
-    def build(cls, layers: Mapping[str, Any], **settings: Any) -> "BlockConfig":
-        """From a config of layers as a mapping; settings as the attributes."""
-        return cls(Qwen3Config(**layers), **settings)
 
     @property
     def num_tokens(self) -> int:
         """V."""
         return self.layers.vocab_size
+
+    @property
+    def has_own_output(self) -> bool:
+        """Whether it has an output head of its own: for a reduced vocabulary."""
+        return self.draft_vocab_size != self.num_tokens
 
     @property
     def kind(self) -> str:
@@ -162,24 +159,19 @@ class BlockNetwork(nn.Module):
 
     Args:
         config: its sizes.
-        vocabulary: the tokens that it can draft; None for all of the target's.
     """
 
-    def __init__(self, config: BlockConfig, vocabulary: DraftVocabulary | None = None) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
         layers = config.layers
-        H, D = layers.hidden_size, config.num_tokens
-        if vocabulary is not None:
-            D = vocabulary.num_tokens
-        target_H = config.target_hidden_size or H
-        self.vocabulary = vocabulary
-        self.fc = nn.Linear(len(config.target_layers) * target_H, H, bias=False)
+        H, D, R = layers.hidden_size, config.draft_vocab_size, config.markov_rank
+        E = len(config.target_layers) * config.target_hidden_size
+        self.fc = nn.Linear(E, H, bias=False)
         self.hidden_norm = nn.RMSNorm(H, eps=layers.rms_norm_eps)
         self.layers = nn.ModuleList(BlockLayer(layers) for _ in range(layers.num_hidden_layers))
         self.norm = nn.RMSNorm(H, eps=layers.rms_norm_eps)
-        self.lm_head = None if vocabulary is None else nn.Linear(H, D, bias=False)
-        R = config.markov_rank
+        self.lm_head = nn.Linear(H, D, bias=False) if config.has_own_output else None
         self.markov_head = MarkovHead(config.num_tokens, D, R) if R else None
         read = H + (R if config.confidence_reads_markov else 0)
         self.confidence_head = ConfidenceHead(read) if config.has_confidence else None
@@ -267,7 +259,7 @@ class BlockLayer(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.self_attn = BlockAttention(config)
-        self.mlp = GatedMLP(config)
+        self.mlp = Qwen3MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -325,22 +317,3 @@ class BlockAttention(nn.Module):
         )
         y_BNH: Tensor = self.o_proj(found_BANC.transpose(1, 2).flatten(2))
         return y_BNH
-
-
-class GatedMLP(nn.Module):
-    """SwiGLU.
-
-    Args:
-        config: of the layer.
-    """
-
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        H, wide = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(H, wide, bias=False)
-        self.up_proj = nn.Linear(H, wide, bias=False)
-        self.down_proj = nn.Linear(wide, H, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
-        return y

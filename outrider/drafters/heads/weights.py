@@ -42,17 +42,17 @@ def read_tensors(folder: Path, names: Collection[str] = ()) -> dict[str, Tensor]
 
     Args:
         folder: where they are.
-        names: of files that are read in place of ``*.safetensors`` and ``pytorch_model.bin``; the
+        names: of files that are read in place of ``model*.safetensors`` and ``pytorch_model*.bin``; the
             first that exists.
 
     Raises:
         ModelLoadError: there is no such file, or it is damaged.
     """
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if names:
         files = [folder / name for name in names if (folder / name).exists()][:1]
     if not files:
-        wanted = " or ".join(names) if names else "*.safetensors or pytorch_model.bin"
+        wanted = " or ".join(names) if names else "model.safetensors or pytorch_model.bin"
         raise ModelLoadError(f"{folder} holds no {wanted}: get the head's files again")
     tensors: dict[str, Tensor] = {}
     for file in files:
@@ -72,7 +72,9 @@ def write_head(
     """Writes a head's files; each appears complete or not at all, the config last."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{file}.partial"
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, partial
+    )
     partial.replace(folder / file)
     partial = folder / f"{CONFIG}.partial"
     partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

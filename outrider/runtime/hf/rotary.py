@@ -19,7 +19,9 @@ class Rotation(NamedTuple):
 
     def __call__(self, x_BHNC: Tensor) -> Tensor:
         """Rotates queries or keys; same shape."""
-        rotated: Tensor = x_BHNC * self.cos_BNC[:, None] + rotate_half(x_BHNC) * self.sin_BNC[:, None]
+        rotated: Tensor = (
+            x_BHNC * self.cos_BNC[:, None] + rotate_half(x_BHNC) * self.sin_BNC[:, None]
+        )
         return rotated
 
 
