@@ -99,6 +99,7 @@ def _layers(
     normed = norm(g, "layers.0.hidden_norm")
     residual = normed if options.norm_before_residual else g
     read = torch.cat([norm(embedded, "layers.0.input_layernorm"), normed], -1)
+    hidden = residual
     for i in range(options.layer.num_hidden_layers):
         if i:
             residual = hidden
