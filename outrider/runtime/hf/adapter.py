@@ -131,12 +131,14 @@ class HFModel:
         """The same model with other caches and a clock of its own.
 
         Args:
-            kv_dtype: how the caches store numbers; ``auto`` as they do now. A model that computes
-                in bfloat16 keeps ``auto`` for ``bfloat16``: the numbers are the same.
+            kv_dtype: how the caches store numbers; ``auto`` as they do now. For a model that
+                computes in bfloat16, ``bfloat16`` is its own precision: plain buffers.
             memory_budget: what the caches may take, with others that share it.
         """
-        if kv_dtype == "auto" or (kv_dtype == "bfloat16" and self.dtype == torch.bfloat16):
+        if kv_dtype == "auto":
             kv_dtype = self.plan.kv_dtype
+        elif kv_dtype == "bfloat16" and self.dtype == torch.bfloat16:
+            kv_dtype = "auto"
         plan = KVCachePlan(kv_dtype, memory_budget)
         if plan == self.plan:
             return self
@@ -191,8 +193,8 @@ class HFModel:
         """The model's settings for ``generate``, if it has any."""
         return getattr(self.module, "generation_config", None)
 
-    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Logits behind a prompt and a continuation, by one plain forward pass without any cache,
+    def logits_after(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Logits after a prompt and a continuation, by one plain forward pass without any cache,
         (V,)."""
         ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
         with self.arithmetic():
@@ -217,13 +219,13 @@ class HFModel:
         return Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
 
     def draft_room(self, length: int) -> int:
-        """Most tokens of a draft that one forward pass can verify behind so many committed ones."""
+        """Most tokens of a draft that one forward pass can verify after so many committed ones."""
         if self.original is None or length > self.original:
             return self.limit
         return self.original - length
 
     def score(self, cache: KVCache, draft: Draft) -> Scores:
-        """One forward pass over all nodes of the draft, behind the committed tokens."""
+        """One forward pass over all nodes of the draft, after the committed tokens."""
         layers = self.hidden_layers
         if draft.is_chain:
             output = self.forward(ForwardBatch(cache, draft.tokens_BN, hidden_layers=layers))
