@@ -303,8 +303,6 @@ class OnHiddenStates(_Base):
         assert isinstance(state, Eagle3State)
         cache = state.features
         cache.forget_draft(context.sequence_lengths - 1)
-        if not max(cache.lengths):
-            return Draft.root_only(context.root_B)
         return super().propose(state, context, _where_known(budget, cache.base), rng)
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
