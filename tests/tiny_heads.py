@@ -31,8 +31,9 @@ def tiny_head(
     **options: Any,
 ) -> Eagle3Head:
     """A random head; its draft vocabulary takes every token but the first ones of the target."""
-    width, V = target.module.config.hidden_size, target.num_tokens
+    width, V = target.module.config.get_text_config().hidden_size, target.num_tokens
     D = V if draft_vocab_size is None else draft_vocab_size
+    read = tuple(range(1, min(target.num_layers, 3) + 1))
     layer = LlamaConfig(
         vocab_size=V,
         hidden_size=width,
@@ -43,7 +44,7 @@ def tiny_head(
         head_dim=8,
         max_position_embeddings=64,
     )
-    network = Eagle3Network(Eagle3Config(layer, D, (1, 2, 3), width, **options))
+    network = Eagle3Network(Eagle3Config(layer, D, read, width, **options))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -99,6 +100,7 @@ def _layers(
     normed = norm(g, "layers.0.hidden_norm")
     residual = normed if options.norm_before_residual else g
     read = torch.cat([norm(embedded, "layers.0.input_layernorm"), normed], -1)
+    hidden = residual
     for i in range(options.layer.num_hidden_layers):
         if i:
             residual = hidden
@@ -152,3 +154,7 @@ def started(
         last = min(first + width, max(context.lengths) - 1)
         drafter.read_prompt(state, context, hidden_BNH[:, first:last], first)
     return target, context, target.start(context), state
+
+
+RANDOM_HEADS = {"eagle3": lambda target: tiny_head(target, target.num_tokens - 5)}
+"""By kind, a function that makes a random head for a target."""

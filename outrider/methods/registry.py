@@ -6,6 +6,7 @@ from outrider.core.errors import UnknownMethodError
 from outrider.core.values import shown
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
+from outrider.methods.heads import HEADS
 from outrider.methods.hybrid import HYBRIDS
 from outrider.methods.joint import JOINT
 from outrider.methods.method import Method
@@ -25,6 +26,7 @@ METHODS: dict[str, Method] = {
         *VOCABULARIES,
         *SELF_DRAFTS,
         *HYBRIDS,
+        *HEADS,
     )
 }
 

@@ -103,7 +103,7 @@ def test_a_dynamic_tree_keeps_the_most_probable_paths() -> None:
     and no token that was left out at the first level is more probable than one that was kept."""
     head, width = tiny_head(TARGET, 17), 3
     drafter = Eagle3DynamicTreeDrafter(Eagle3Model(head, TARGET), V, 12, width, 3)
-    target, context, _, state = started(drafter, TARGET, ragged_prompts([9, 3], V), warp(2))
+    _, context, _, state = started(drafter, TARGET, ragged_prompts([9, 3], V), warp(2))
     draft = drafter.propose(state, context, Budget(3), context.rng)
     q_BNV = expected(head, context, draft)
     for b in range(2):

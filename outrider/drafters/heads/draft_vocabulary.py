@@ -94,7 +94,7 @@ class DraftVocabulary:
 
     @property
     def is_full(self) -> bool:
-        """Whether draft tokens and target tokens are the same, so that checkpoints hold no tables."""
+        """Whether draft tokens and target tokens are the same; checkpoints then have no tables."""
         return self.size == self.num_tokens and bool(
             (self.target_ids_D == torch.arange(self.size, device=self.target_ids_D.device)).all()
         )

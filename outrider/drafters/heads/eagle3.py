@@ -38,6 +38,7 @@ from outrider.core import (
     Context,
     Draft,
     Lengths,
+    ReadHidden,
     Scores,
     Stream,
 )
@@ -183,13 +184,8 @@ class Eagle3Model(HFModel):
         self.plan = KVCachePlan()
         self.spec = AttentionSpec({"full_attention": None}, self.limit, self.dtype)
 
-    @property
-    def exact(self) -> bool:
-        """Never: what a head computes decides nothing about the output."""
-        return False
-
-    def start(self, context: Context) -> FeatureCache:
-        """An empty cache; :meth:`read` fills it."""
+    def start(self, context: Context, read: ReadHidden | None = None) -> FeatureCache:
+        """An empty cache; :meth:`read` fills it. A head has no hidden states for others."""
         cache = FeatureCache(self, context)
         cache.health = context.health
         return cache
@@ -254,7 +250,14 @@ class Eagle3State(ModelState):
 
 
 if TYPE_CHECKING:
-    _Base = ModelBacked
+
+    class _Base(ModelBacked):
+        def propose(
+            self, state: ModelState, context: Context, budget: Budget, rng: Stream
+        ) -> Draft:
+            """The drafter that :class:`OnHiddenStates` is mixed into."""
+            raise NotImplementedError
+
 else:
     _Base = object
 
@@ -300,8 +303,6 @@ class OnHiddenStates(_Base):
         assert isinstance(state, Eagle3State)
         cache = state.features
         cache.forget_draft(context.sequence_lengths - 1)
-        if not max(cache.lengths):
-            return Draft.root_only(context.root_B)
         return super().propose(state, context, _where_known(budget, cache.base), rng)
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:

@@ -24,8 +24,8 @@ Legend: B rows, N tokens, S slots, H width of the head, F width of the target ti
 layers, D draft vocabulary.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -197,7 +197,7 @@ class Eagle3Network(nn.Module):
         return logits_BND
 
 
-def layer_config(values: dict[str, object]) -> LlamaConfig:
+def layer_config(values: dict[str, Any]) -> LlamaConfig:
     """The decoder layer's configuration from a checkpoint's.
 
     Raises:
@@ -209,8 +209,3 @@ def layer_config(values: dict[str, object]) -> LlamaConfig:
             f"an EAGLE-3 head with layers of type {kind!r}: only 'llama' layers are known here"
         )
     return LlamaConfig(**values)
-
-
-def names_of(layers: Sequence[int]) -> str:
-    """Layers for messages."""
-    return ", ".join(map(str, layers))

@@ -40,8 +40,14 @@ def check_target(head: Head, target: HFModel) -> None:
     """Checks that a head belongs to a target of this shape.
 
     Raises:
-        IncompatibleError: another hidden width, vocabulary or number of layers; names both.
+        IncompatibleError: another hidden width, vocabulary or number of layers, of which the message
+            names both; or an encoder-decoder.
     """
+    if target.decoder_prompt is not None:
+        raise IncompatibleError(
+            f"{head.name} reads the hidden states of a decoder-only model, and {target.name} is an "
+            f"encoder-decoder: take a method with a draft model"
+        )
     width = target.module.config.get_text_config().hidden_size
     if head.hidden_size != width:
         raise IncompatibleError(
