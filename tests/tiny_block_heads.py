@@ -30,6 +30,7 @@ def tiny_block_head(
     seed: int = 7,
     block_size: int = 4,
     num_layers: int = 2,
+    target_layers: tuple[int, ...] = (1, 3),
     **options: Any,
 ) -> BlockHead:
     """A random head; its draft vocabulary takes every token but the first ones of the target."""
@@ -45,7 +46,7 @@ def tiny_block_head(
         head_dim=8,
         max_position_embeddings=64,
     )
-    config = BlockConfig(layers, block_size, V - 1, (1, 3), D, width, **options)
+    config = BlockConfig(layers, block_size, V - 1, target_layers, D, width, **options)
     network = BlockNetwork(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -156,5 +156,22 @@ def started(
     return target, context, target.start(context), state
 
 
-RANDOM_HEADS = {"eagle3": lambda target: tiny_head(target, target.num_tokens - 5)}
+def _block_head(target: HFModel, **options: Any) -> Any:
+    from tiny_block_heads import tiny_block_head
+
+    layers = (1, target.num_layers)
+    return tiny_block_head(target, target.num_tokens - 5, target_layers=layers, **options)
+
+
+RANDOM_HEADS = {
+    "eagle3": lambda target: tiny_head(target, target.num_tokens - 5),
+    "dflash": lambda target: _block_head(target),
+    "dspark": lambda target: _block_head(
+        target,
+        sample_from_anchor=True,
+        markov_rank=3,
+        has_confidence=True,
+        confidence_reads_markov=True,
+    ),
+}
 """By kind, a function that makes a random head for a target."""

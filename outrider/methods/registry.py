@@ -4,6 +4,7 @@ import difflib
 
 from outrider.core.errors import UnknownMethodError
 from outrider.core.values import shown
+from outrider.methods.block_heads import BLOCK_HEADS
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
 from outrider.methods.heads import HEADS
@@ -27,6 +28,7 @@ METHODS: dict[str, Method] = {
         *SELF_DRAFTS,
         *HYBRIDS,
         *HEADS,
+        *BLOCK_HEADS,
     )
 }
 

@@ -10,15 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_block_heads import DSPARK, tiny_block_head
-from tiny_models import tiny
+from tiny_models import engine_of, greedy, tiny, token_ids
 from torch import Tensor
 
+import outrider
 from outrider import Sampling
 from outrider.core import Budget, Context
-from outrider.core.errors import ModelLoadError, UnsupportedModelError
+from outrider.core.errors import IncompatibleError, ModelLoadError, UnsupportedModelError
 from outrider.drafters.heads.block import BlockDrafter
-from outrider.drafters.heads.block_format import is_block_head, read_block_head, write_block_head
 from outrider.drafters.heads.block_head import BlockHead
+from outrider.drafters.heads.formats.block import load_block, save_block
+from outrider.drafters.heads.kinds import format_of
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
 
@@ -28,7 +30,7 @@ V, N = 40, 4
 
 
 def example(name: str) -> dict[str, Tensor]:
-    return load_file(FIXTURES / name / "example.safetensors")
+    return load_file(FIXTURES / f"{name}.example.safetensors")
 
 
 def target_of(example: dict[str, Tensor]) -> HFModel:
@@ -51,7 +53,7 @@ def anchors(example: dict[str, Tensor]) -> list[int]:
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_from_what_the_package_computed(name: str) -> None:
     """All anchors of the example as one ragged batch: an anchor's document is the context."""
-    seen, head = example(name), read_block_head(FIXTURES / name)
+    seen, head = example(name), load_block(FIXTURES / name)
     drafter = BlockDrafter(head, target_of(seen))
     rows = [range(5 if anchor >= 5 else 0, anchor + 1) for anchor in anchors(seen)]
     B = len(rows)
@@ -78,7 +80,7 @@ def test_drafts_from_what_the_package_computed(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_writing_a_head_gives_the_files_that_were_read(name: str, tmp_path: Path) -> None:
     """The same tensors, and the same config but for what transformers adds."""
-    write_block_head(read_block_head(FIXTURES / name), tmp_path, None, ["LlamaForCausalLM"])
+    save_block(load_block(FIXTURES / name), tmp_path, None, ["LlamaForCausalLM"], torch.float32)
     was, written = (
         load_file(FIXTURES / name / "model.safetensors"),
         load_file(tmp_path / "model.safetensors"),
@@ -105,9 +107,11 @@ def test_a_written_head_is_read_again(
 ) -> None:
     target = tiny(vocab_size=23, num_hidden_layers=4)
     head = tiny_block_head(target, size, **options)
-    write_block_head(head, tmp_path, "org/target", ["LlamaForCausalLM"])
-    assert is_block_head(json.loads((tmp_path / "config.json").read_text()))
-    again = read_block_head(tmp_path)
+    save_block(head, tmp_path, "org/target", ["LlamaForCausalLM"], torch.float32)
+    found = format_of(tmp_path)
+    assert found is not None
+    assert found.kind == found.method == head.kind
+    again = load_block(tmp_path)
     assert again.kind == head.kind
     assert torch.equal(again.vocabulary.target_ids_D, head.vocabulary.target_ids_D)
     for field in ("block_size", "mask_token_id", "target_layers", "num_slots", "markov_rank"):
@@ -140,8 +144,8 @@ def native(tmp_path: Path, nested: bool, dspark: bool) -> Path:
 @pytest.mark.parametrize("dspark", [True, False])
 def test_the_authors_own_format_is_read(tmp_path: Path, nested: bool, dspark: bool) -> None:
     """Their layer ids count from 0 and mean outputs: [0, 2] are hidden states 1 and 3."""
-    found = read_block_head(native(tmp_path, nested, dspark))
-    wanted = read_block_head(FIXTURES / NAMES[dspark])
+    found = load_block(native(tmp_path, nested, dspark))
+    wanted = load_block(FIXTURES / NAMES[dspark])
     assert found.config.target_layers == wanted.config.target_layers == (1, 3)
     assert found.config.sample_from_anchor is dspark
     assert found.config.num_slots == wanted.config.num_slots
@@ -152,7 +156,6 @@ def test_the_authors_own_format_is_read(tmp_path: Path, nested: bool, dspark: bo
 def changed(tmp_path: Path, name: str = NAMES[1], **settings: Any) -> Path:
     """A fixture with other settings in its config; None removes one."""
     shutil.copytree(FIXTURES / name, tmp_path / "head")
-    (tmp_path / "head" / "example.safetensors").unlink()
     file = tmp_path / "head" / "config.json"
     config = json.loads(file.read_text()) | settings
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
@@ -175,27 +178,40 @@ def test_a_config_that_does_not_fit_is_refused(
     settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
-        read_block_head(changed(tmp_path, **settings))
+        load_block(changed(tmp_path, **settings))
 
 
 def test_variants_that_are_not_supported_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"'rnn'.*'vanilla'"):
-        read_block_head(changed(tmp_path, markov_head_type="rnn"))
+        load_block(changed(tmp_path, markov_head_type="rnn"))
 
 
 def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"config\.json cannot be read"):
-        read_block_head(tmp_path)
+    with pytest.raises(ModelLoadError, match="no config"):
+        load_block(tmp_path)
     folder = changed(tmp_path)
     (folder / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read"):
-        read_block_head(folder)
+    with pytest.raises(ModelLoadError, match=r"cannot read .*model\.safetensors"):
+        load_block(folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="holds no"):
-        read_block_head(folder)
+    with pytest.raises(ModelLoadError, match="has no weights"):
+        load_block(folder)
 
 
 def test_the_head_says_which_target_it_is_for() -> None:
-    head: BlockHead = read_block_head(FIXTURES / NAMES[1])
+    head: BlockHead = load_block(FIXTURES / NAMES[1])
     assert (head.kind, head.vocab_size, head.hidden_size) == ("dspark", V, 16)
     assert head.target_layers == (1, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_runs_by_its_own_method(name: str) -> None:
+    """``outrider.load`` takes the method from the folder's config; greedy output is plain's."""
+    target = target_of(example(name))
+    engine = outrider.load(target, draft=FIXTURES / name)
+    assert engine.method.name == name.removeprefix("speculators_")
+    prompts = [[1, 2, 3], [4]]
+    plain = engine_of(target).generate(prompts, greedy(12))
+    assert token_ids(engine.generate(prompts, greedy(12))) == token_ids(plain)
+    with pytest.raises(IncompatibleError, match="head of kind"):
+        outrider.load(target, draft=FIXTURES / name, method="eagle3")

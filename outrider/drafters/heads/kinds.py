@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.drafters.heads.formats.block import is_dflash, is_dspark, load_block
 from outrider.drafters.heads.formats.eagle3 import is_eagle3, load_eagle3
 from outrider.drafters.heads.formats.folder import read_config
 from outrider.drafters.heads.head import Head
@@ -31,7 +32,11 @@ class HeadFormat:
     load: Callable[[str | Path, HFModel], Head]
 
 
-FORMATS = (HeadFormat("eagle3", "eagle3", is_eagle3, load_eagle3),)
+FORMATS = (
+    HeadFormat("eagle3", "eagle3", is_eagle3, load_eagle3),
+    HeadFormat("dflash", "dflash", is_dflash, load_block),
+    HeadFormat("dspark", "dspark", is_dspark, load_block),
+)
 
 
 def format_of(source: object) -> HeadFormat | None:

@@ -17,13 +17,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Qwen3Config
 
 from outrider.core.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
 from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockConfig, BlockNetwork
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
-from outrider.drafters.heads.weights import fill, read_config, read_tensors, write_head
+from outrider.drafters.heads.formats.fill import fill
+from outrider.drafters.heads.formats.folder import (
+    read_config,
+    read_tensors,
+    require,
+    write_folder,
+)
+from outrider.runtime import HFModel
 
 SPECULATORS_VERSION = "0.9.0"
 """The release of ``speculators`` whose format is written."""
@@ -32,98 +40,116 @@ _ARCHITECTURES = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel"}
 _OF_THE_TARGET = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
-def is_block_head(config: Mapping[str, Any]) -> bool:
-    """Whether a folder's config is that of a block head."""
-    if "speculators_model_type" in config:
-        return config["speculators_model_type"] in _ARCHITECTURES
-    named = any("DFlash" in name or "DSpark" in name for name in config.get("architectures") or ())
-    return named or "dflash_config" in config
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is that of a DFlash head."""
+    return _kind(config) == "dflash"
 
 
-def read_block_head(folder: str | Path) -> BlockHead:
-    """Reads a block head in float32.
+def is_dspark(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is that of a DSpark head."""
+    return _kind(config) == "dspark"
+
+
+def load_block(folder: str | Path, target: HFModel | None = None) -> BlockHead:
+    """The head in a folder, in float32.
+
+    Args:
+        folder: with ``config.json`` and weights.
+        target: not needed: the files say all about it.
 
     Raises:
-        ModelLoadError: files that are missing, damaged, or do not fit each other.
-        UnsupportedModelError: a variant that is not supported; the message names it.
+        ModelLoadError: files that are missing or do not fit each other.
+        UnsupportedModelError: a variant that is not supported; names it.
     """
-    folder = Path(folder)
+    name = f"head {folder}"
     raw = read_config(folder)
+    if raw is None:
+        raise ModelLoadError(f"{name}: there is no config.json")
     try:
-        config = _parse(raw)
-    except KeyError as error:
-        raise ModelLoadError(f"{folder}: its config has no {error.args[0]!r}") from None
+        config = _parse(raw, name)
     except InvalidParameterError as error:
-        raise ModelLoadError(f"{folder}: {error}") from None
+        raise ModelLoadError(f"{name}: {error}") from None
     tensors = read_tensors(folder)
-    size, num_tokens = config.draft_vocab_size, config.num_tokens
-    tables = tensors.get("d2t"), tensors.get("t2d")
+    tables = [tensors.pop(table, None) for table in ("d2t", "t2d")]
+    skipped = _OF_THE_TARGET
     if not config.has_own_output:
-        tables = None, None
-    vocabulary = DraftVocabulary.from_tables(*tables, size, num_tokens, str(folder))
-    skipped = {*_OF_THE_TARGET, "t2d", "d2t"}
-    if not config.has_own_output:
-        skipped.add("lm_head.weight")
+        tables, skipped = [None, None], (*skipped, "lm_head.weight")
+    vocabulary = DraftVocabulary.from_tables(
+        tables[0], tables[1], config.draft_vocab_size, config.num_tokens, name
+    )
     network = BlockNetwork(config).eval()
-    fill(network, tensors, folder, skipped)
-    return BlockHead(network, vocabulary, str(folder))
+    fill(network, tensors, name, skipped)
+    return BlockHead(network, vocabulary, name)
 
 
-def write_block_head(
-    head: BlockHead, folder: str | Path, target: str | None, architectures: Sequence[str]
+def save_block(
+    head: BlockHead,
+    folder: str | Path,
+    target_name: str | None = None,
+    architectures: Sequence[str] = (),
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Writes a head as ``speculators`` does.
+    """Writes a head in the ``speculators`` format.
 
     Args:
         head: the head.
         folder: made if it does not exist.
-        target: name or folder of the target, which vLLM loads it by.
+        target_name: folder or hub id of the target, which vLLM loads it by.
         architectures: of the target's config.
+        dtype: of the weights.
     """
-    tensors = {name: parameter.data for name, parameter in head.network.named_parameters()}
-    if head.network.config.has_own_output:
-        tensors |= {"t2d": head.vocabulary.t2d_V, "d2t": head.vocabulary.d2t_D}
-    write_head(Path(folder), _speculators_config(head.network, target, architectures), tensors)
+    tensors = {name: weight.to(dtype) for name, weight in head.network.named_parameters()}
+    if head.config.has_own_output:
+        tensors["d2t"], tensors["t2d"] = head.vocabulary.d2t_D, head.vocabulary.t2d_V
+    config = _as_speculators(head.config, target_name, architectures, dtype)
+    write_folder(Path(folder), config, tensors)
 
 
-def _parse(raw: Mapping[str, Any]) -> BlockConfig:
+def _kind(config: Mapping[str, Any]) -> str | None:
+    """``dflash``, ``dspark`` or None for any other config."""
+    if "speculators_model_type" in config:
+        kind = config["speculators_model_type"]
+        return kind if kind in _ARCHITECTURES else None
+    names = config.get("architectures") or ()
+    projector = config.get("dflash_config", {}).get("projector_type")
+    if projector == "dspark" or any("DSpark" in name for name in names):
+        return "dspark"
+    return "dflash" if "dflash_config" in config or any("DFlash" in n for n in names) else None
+
+
+def _parse(raw: Mapping[str, Any], name: str) -> BlockConfig:
     if "speculators_model_type" not in raw:
-        return _parse_native(raw)
-    layers = Qwen3Config(**raw["transformer_layer_config"])
-    is_dspark = raw["speculators_model_type"] == "dspark"
+        return _parse_native(raw, name)
+    layers = Qwen3Config(**require(raw, "transformer_layer_config", name))
     return BlockConfig(
         layers,
         block_size=raw.get("block_size", 8),
-        mask_token_id=_mask(raw),
-        target_layers=tuple(raw["aux_hidden_state_layer_ids"] or ()),
+        mask_token_id=require(raw, "mask_token_id", name),
+        target_layers=tuple(require(raw, "aux_hidden_state_layer_ids", name)),
         draft_vocab_size=raw.get("draft_vocab_size") or layers.vocab_size,
         target_hidden_size=raw.get("target_hidden_size") or layers.hidden_size,
-        sample_from_anchor=raw.get("sample_from_anchor", is_dspark),
-        **(_dspark_settings(raw) if is_dspark else {}),
+        sample_from_anchor=raw.get("sample_from_anchor", is_dspark(raw)),
+        **(_dspark_settings(raw) if is_dspark(raw) else {}),
     )
 
 
-def _parse_native(raw: Mapping[str, Any]) -> BlockConfig:
+def _parse_native(raw: Mapping[str, Any], name: str) -> BlockConfig:
     fields = {**raw, **raw.get("dflash_config", {})}
-    named_dspark = any("DSpark" in name for name in raw.get("architectures") or ())
-    projector = fields.get("projector_type") or ("dspark" if named_dspark else "dflash")
+    projector = fields.get("projector_type", "dflash")
     if projector not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"a block head with projector_type={projector!r}: only dflash and dspark are supported"
+            f"{name} has projector_type {projector!r}: only dflash and dspark are supported"
         )
-    is_dspark = projector == "dspark"
-    layers = Qwen3Config(
-        **{key: value for key, value in raw.items() if key not in ("architectures", "auto_map")}
-    )
+    layers = Qwen3Config(**{key: value for key, value in raw.items() if key != "architectures"})
     return BlockConfig(
         layers,
-        block_size=fields["block_size"],
-        mask_token_id=_mask(fields),
-        target_layers=tuple(layer + 1 for layer in fields["target_layer_ids"]),
+        block_size=require(fields, "block_size", name),
+        mask_token_id=require(fields, "mask_token_id", name),
+        target_layers=tuple(layer + 1 for layer in require(fields, "target_layer_ids", name)),
         draft_vocab_size=fields.get("draft_vocab_size") or layers.vocab_size,
         target_hidden_size=fields.get("target_hidden_size") or layers.hidden_size,
-        sample_from_anchor=is_dspark,
-        **(_dspark_settings(fields) if is_dspark else {}),
+        sample_from_anchor=is_dspark(raw),
+        **(_dspark_settings(fields) if is_dspark(raw) else {}),
     )
 
 
@@ -141,16 +167,10 @@ def _dspark_settings(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mask(fields: Mapping[str, Any]) -> int:
-    if fields.get("mask_token_id") is None:
-        raise KeyError("mask_token_id")
-    return int(fields["mask_token_id"])
-
-
-def _speculators_config(
-    network: BlockNetwork, target: str | None, architectures: Sequence[str]
+def _as_speculators(
+    config: BlockConfig, target_name: str | None, architectures: Sequence[str], dtype: torch.dtype
 ) -> dict[str, Any]:
-    config = network.config
+    """The fields of a ``speculators`` configuration, those that vLLM requires among them."""
     kind, own_width = config.kind, config.target_hidden_size == config.layers.hidden_size
     layers = config.layers.to_diff_dict() | {"layer_types": list(config.layers.layer_types)}
     written: dict[str, Any] = {
@@ -168,7 +188,7 @@ def _speculators_config(
                     "accept_tolerance": 0.0,
                 }
             ],
-            "verifier": {"name_or_path": target, "architectures": list(architectures)},
+            "verifier": {"name_or_path": target_name, "architectures": list(architectures)},
         },
         "transformer_layer_config": layers,
         "draft_vocab_size": config.draft_vocab_size,
@@ -179,7 +199,7 @@ def _speculators_config(
         "sliding_window_non_causal": False,
         "target_hidden_size": None if own_width else config.target_hidden_size,
         "tie_word_embeddings": False,
-        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
     if kind == "dspark":
         written |= {
