@@ -6,6 +6,7 @@ Losses are in nats per token.  Tokens per second are measured since the last rep
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -97,9 +98,10 @@ class Reporter:
             for name, value in values.items():
                 self.writer.add_scalar(name, value, step)
 
-    def validation(self, step: int, loss: float) -> None:
-        """Report the loss on held-out text.  The time it took does not count for the speed."""
-        self.scalars(step, validation_loss=loss)
-        self.console.print(f"{self.title} step {step}  validation loss {loss:.4f}", highlight=False)
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Report what was measured, by name.  The time it took does not count for the speed."""
+        self.scalars(step, **{name.replace(" ", "_"): value for name, value in values.items()})
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        self.console.print(f"{self.title} step {step}  {shown}", highlight=False)
         self.since, self.tokens = time.perf_counter(), 0
         self.losses.clear()

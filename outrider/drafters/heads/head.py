@@ -40,8 +40,8 @@ def check_target(head: Head, target: HFModel) -> None:
     """Checks that a head belongs to a target of this shape.
 
     Raises:
-        IncompatibleError: another hidden width, vocabulary or number of layers, of which the message
-            names both; or an encoder-decoder.
+        IncompatibleError: another hidden width, vocabulary or number of layers (the message names
+            both), or an encoder-decoder.
     """
     if target.decoder_prompt is not None:
         raise IncompatibleError(
