@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from outrider.core.errors import InvalidParameterError
 from outrider.core.values import shown
+from outrider.train.heads.block import DFLASH, DSPARK
 from outrider.train.heads.eagle3 import EAGLE3
 from outrider.train.heads.kind import HeadKind
 
-HEAD_KINDS: dict[str, HeadKind] = {kind.name: kind for kind in (EAGLE3,)}
+HEAD_KINDS: dict[str, HeadKind] = {kind.name: kind for kind in (EAGLE3, DFLASH, DSPARK)}
 
 
 def find_kind(name: str) -> HeadKind:
