@@ -15,6 +15,8 @@ from outrider.core import Context, Distribution
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3 import Eagle3Head
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
+from outrider.drafters.heads.medusa import MedusaHead
+from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
 from outrider.runtime import HFModel
 
 
@@ -163,7 +165,21 @@ def _block_head(target: HFModel, **options: Any) -> Any:
     return tiny_block_head(target, target.num_tokens - 5, target_layers=layers, **options)
 
 
+def tiny_medusa(
+    target: HFModel, draft_vocab_size: int, num_heads: int = 3, num_layers: int = 1, seed: int = 7
+) -> MedusaHead:
+    """Random Medusa heads; the draft vocabulary takes every token but the first ones."""
+    width, V, D = target.module.config.hidden_size, target.num_tokens, draft_vocab_size
+    network = MedusaNetwork(MedusaConfig(num_heads, num_layers, width, V, D, target.num_layers))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return MedusaHead(network, DraftVocabulary(torch.arange(V - D, V), V), "tiny heads")
+
+
 RANDOM_HEADS = {
+    "medusa": lambda target: tiny_medusa(target, target.num_tokens - 5),
     "eagle3": lambda target: tiny_head(target, target.num_tokens - 5),
     "dflash": lambda target: _block_head(target),
     "dspark": lambda target: _block_head(

@@ -10,6 +10,7 @@ from outrider.methods.copying import COPYING
 from outrider.methods.heads import HEADS
 from outrider.methods.hybrid import HYBRIDS
 from outrider.methods.joint import JOINT
+from outrider.methods.medusa import MEDUSA
 from outrider.methods.method import Method
 from outrider.methods.ngram import NGRAMS
 from outrider.methods.self_draft import SELF_DRAFTS
@@ -29,6 +30,7 @@ METHODS: dict[str, Method] = {
         *HYBRIDS,
         *HEADS,
         *BLOCK_HEADS,
+        *MEDUSA,
     )
 }
 

@@ -67,10 +67,22 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_folder(folder: Path, config: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
-    """Writes a head's folder; each file is replaced at once, the weights first."""
+def write_folder(
+    folder: Path,
+    config: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    file: str = "model.safetensors",
+) -> None:
+    """Writes a head's folder; each file is replaced at once, the weights first.
+
+    Args:
+        folder: made if it does not exist.
+        config: what ``config.json`` holds.
+        tensors: the weights.
+        file: of the weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    weights = folder / "model.safetensors"
+    weights = folder / file
     partial = weights.with_suffix(".partial")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(copies, partial, metadata={"format": "pt"})
