@@ -7,8 +7,9 @@ from outrider.core.values import shown
 from outrider.train.heads.block import DFLASH, DSPARK
 from outrider.train.heads.eagle3 import EAGLE3
 from outrider.train.heads.kind import HeadKind
+from outrider.train.heads.medusa import MEDUSA
 
-HEAD_KINDS: dict[str, HeadKind] = {kind.name: kind for kind in (EAGLE3, DFLASH, DSPARK)}
+HEAD_KINDS: dict[str, HeadKind] = {kind.name: kind for kind in (EAGLE3, DFLASH, DSPARK, MEDUSA)}
 
 
 def find_kind(name: str) -> HeadKind:
