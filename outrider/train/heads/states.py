@@ -142,6 +142,7 @@ def compute_states(
         "target": _fingerprint(target),
         "layers": list(layers),
         "hidden_size": width,
+        "shard_samples": SHARD_SAMPLES,
         "samples": hashlib.sha256(repr(samples).encode()).hexdigest(),
         "lengths": [len(sample.tokens) for sample in samples],
     }
