@@ -1,8 +1,9 @@
-"""EAGLE-3 checkpoints: what the package ``speculators`` wrote and computed, the original layout, and
-what we save.
+"""EAGLE-3 checkpoints: what the package ``speculators`` wrote and computed, the original layout,
+and what we save.
 
-``fixtures`` come from ``scripts/speculators_fixtures.py``: `speculators` 0.9.0 wrote the checkpoints
-and computed the expected logits, which makes them an independent implementation.
+``fixtures`` come from ``scripts/speculators_fixtures.py``: ``speculators`` 0.9.0, under
+transformers 5.23.0, wrote the checkpoints and computed the expected logits. It is an independent
+implementation.
 
 Legend: T tokens, D draft vocabulary.
 """
