@@ -24,13 +24,13 @@ from outrider.drafters.heads.kinds import format_of
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "heads"
-NAMES = ("speculators_dflash", "speculators_dspark")
+FIXTURES = Path(__file__).parent / "fixtures"
+NAMES = ("dflash", "dspark")
 V, N = 40, 4
 
 
 def example(name: str) -> dict[str, Tensor]:
-    return load_file(FIXTURES / f"{name}.example.safetensors")
+    return load_file(FIXTURES / f"{name}-expected.safetensors")
 
 
 def target_of(example: dict[str, Tensor]) -> HFModel:
@@ -209,7 +209,7 @@ def test_a_folder_runs_by_its_own_method(name: str) -> None:
     """``outrider.load`` takes the method from the folder's config; greedy output is plain's."""
     target = target_of(example(name))
     engine = outrider.load(target, draft=FIXTURES / name)
-    assert engine.method.name == name.removeprefix("speculators_")
+    assert engine.method.name == name
     prompts = [[1, 2, 3], [4]]
     plain = engine_of(target).generate(prompts, greedy(12))
     assert token_ids(engine.generate(prompts, greedy(12))) == token_ids(plain)

@@ -30,7 +30,7 @@ from outrider.train.heads.kind import Ground
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.states import StateSample
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "heads"
+FIXTURES = Path(__file__).parents[1] / "drafters" / "fixtures"
 TARGET = target_of()
 V = TARGET.num_tokens
 KINDS = [{}, DSPARK]
@@ -118,14 +118,14 @@ def test_the_loss_is_that_of_every_slot_at_its_own_position(options: dict[str, A
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
-        ("speculators_dflash", BlockLoss(kl=1.0)),
-        ("speculators_dspark", BlockLoss(kl=0.1, tv=0.9, confidence=1.0)),
+        ("dflash", BlockLoss(kl=1.0)),
+        ("dspark", BlockLoss(kl=0.1, tv=0.9, confidence=1.0)),
     ],
 )
 def test_the_published_package_computes_the_same_loss(name: str, loss: BlockLoss) -> None:
     """The package's cross-entropy is with the target's argmax: KL from a point mass. It divides by
     the number of slots where we divide by their weights."""
-    seen = load_file(FIXTURES / f"{name}.example.safetensors")
+    seen = load_file(FIXTURES / f"{name}-expected.safetensors")
     head = load_block(FIXTURES / name)
     N, first = head.config.block_size, head.config.first_slot
     counts = seen["mask_ANx"].bool()
@@ -141,10 +141,10 @@ def test_the_published_package_computes_the_same_loss(name: str, loss: BlockLoss
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["speculators_dflash", "speculators_dspark"])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
 def test_the_published_package_computes_the_same_predictions(name: str) -> None:
     """Its two packed documents are rows here."""
-    seen, head = load_file(FIXTURES / f"{name}.example.safetensors"), load_block(FIXTURES / name)
+    seen, head = load_file(FIXTURES / f"{name}-expected.safetensors"), load_block(FIXTURES / name)
     target = tiny(vocab_size=40, hidden_size=16, num_hidden_layers=3)
     target.module.get_input_embeddings().weight.copy_(seen["embed_VH"])
     if head.network.lm_head is None:

@@ -30,6 +30,7 @@ vocabulary, D draft vocabulary, R Markov rank.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -199,7 +200,8 @@ class BlockNetwork(nn.Module):
     ) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of the context by layer, (B, A, T, C) each."""
         rotate = self._rotary(position_BT, context_BTH.dtype)
-        return [layer.self_attn.keys_values(context_BTH, rotate) for layer in self.layers]
+        attentions = [cast(BlockLayer, layer).self_attn for layer in self.layers]
+        return [each.keys_values(context_BTH, rotate) for each in attentions]
 
     def forward(
         self,
@@ -287,10 +289,11 @@ class BlockAttention(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         H, C, bias = config.hidden_size, config.head_dim, config.attention_bias
+        num_key_heads = config.num_key_value_heads or config.num_attention_heads
         self.head_width = C
         self.q_proj = nn.Linear(H, config.num_attention_heads * C, bias=bias)
-        self.k_proj = nn.Linear(H, config.num_key_value_heads * C, bias=bias)
-        self.v_proj = nn.Linear(H, config.num_key_value_heads * C, bias=bias)
+        self.k_proj = nn.Linear(H, num_key_heads * C, bias=bias)
+        self.v_proj = nn.Linear(H, num_key_heads * C, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * C, H, bias=bias)
         self.q_norm = nn.RMSNorm(C, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(C, eps=config.rms_norm_eps)

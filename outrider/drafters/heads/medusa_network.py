@@ -18,6 +18,7 @@ Legend: B rows, … any leading dimensions, H width of the target, D draft vocab
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,8 @@ class MedusaNetwork(nn.Module):
     def start_from(self, output_DH: Tensor) -> None:
         """Initialises every head's last layer as the target's output head."""
         for head in self.medusa_head:
-            head[-1].weight.copy_(output_DH)
+            output = cast(nn.Linear, cast(nn.Sequential, head)[-1])
+            output.weight.copy_(output_DH)
 
     def forward(self, hidden_H: Tensor, number: int) -> Tensor:
         """Logits of one head, (…, D).

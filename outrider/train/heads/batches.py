@@ -80,7 +80,7 @@ class StateBatches:
 
     def __call__(self, step: int) -> StateBatch:
         epoch, number = divmod(step, self.per_epoch)
-        rows = _epoch(tuple(self.states.lengths), self.batch_size, self.seed, epoch)[number]
+        rows = _epoch(tuple(self.states.sample_lengths), self.batch_size, self.seed, epoch)[number]
         return StateBatch.of([self.states[row] for row in rows], self.device)
 
     @property

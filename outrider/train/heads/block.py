@@ -210,8 +210,8 @@ class BlockTraining:
         if not logits or not sum(map(len, logits)):
             raise ValueError("the held-out data has no token that the target wrote: give more")
         temperature = temperature_of(torch.cat(logits), torch.cat(targets))
-        head.proj.weight /= temperature
-        head.proj.bias /= temperature
+        head.proj.weight.div_(temperature)
+        head.proj.bias.div_(temperature)
         return temperature
 
     def head(self) -> BlockHead:

@@ -62,7 +62,7 @@ class Eagle3Training:
         divergence: of the head from the teacher.
         ttt_length: steps of the training-time test.
         decay: weight of a step relative to the one before.
-        name: of the target, for the checkpoint.
+        embedding: the head's own embeddings, which are not trained; None where it has the target's.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Eagle3Training:
         divergence: DivergenceName = "forward-kl",
         ttt_length: int = 5,
         decay: float = 0.8,
+        embedding: nn.Embedding | None = None,
     ) -> None:
         self.module: nn.Module = network
         self.network = network
@@ -81,7 +82,8 @@ class Eagle3Training:
         self.ttt_length = ttt_length
         self.decay = decay
         self.teacher = Teacher(target, vocabulary)
-        self._embedding: nn.Module = target.module.get_input_embeddings()
+        self._own = None if embedding is None else embedding.requires_grad_(False)
+        self._embedding: nn.Module = self._own or target.module.get_input_embeddings()
 
     def loss(self, batch: StateBatch) -> Tensor:
         """Σ_i decay^i times the mean divergence of step i."""
@@ -122,7 +124,7 @@ class Eagle3Training:
             mask_SS = torch.cat([mask_SS, own_SS], 1)
 
     def head(self) -> Eagle3Head:
-        return Eagle3Head(self.network, self.vocabulary, "the head in training")
+        return Eagle3Head(self.network, self.vocabulary, "the head in training", self._own)
 
     def save(self, folder: Path) -> None:
         save_eagle3(self.head(), folder)

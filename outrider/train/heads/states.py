@@ -79,19 +79,19 @@ class States(Sequence[StateSample]):
     def __init__(self, folder: Path) -> None:
         contents = json.loads((folder / CONTENTS).read_text())
         self.folder = folder
-        self.lengths: list[int] = contents["lengths"]
+        self.sample_lengths: list[int] = contents["lengths"]
         self._width: int = contents["hidden_size"]
         self._open: dict[int, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.sample_lengths)
 
     def __getitem__(self, index: int) -> StateSample:  # type: ignore[override]
         shard = index // SHARD_SAMPLES
         if shard not in self._open:
             self._open[shard] = safe_open(_path(self.folder, shard), "pt")
-        first = sum(self.lengths[shard * SHARD_SAMPLES : index])
-        file, last = self._open[shard], first + self.lengths[index]
+        first = sum(self.sample_lengths[shard * SHARD_SAMPLES : index])
+        file, last = self._open[shard], first + self.sample_lengths[index]
 
         def part(name: str) -> Tensor:
             tensor: Tensor = file.get_slice(name)[first:last]
@@ -142,6 +142,7 @@ def compute_states(
         "target": _fingerprint(target),
         "layers": list(layers),
         "hidden_size": width,
+        "shard_samples": SHARD_SAMPLES,
         "samples": hashlib.sha256(repr(samples).encode()).hexdigest(),
         "lengths": [len(sample.tokens) for sample in samples],
     }

@@ -71,7 +71,7 @@ def load_block(folder: str | Path, target: HFModel | None = None) -> BlockHead:
         raise ModelLoadError(f"{name}: {error}") from None
     tensors = read_tensors(folder)
     tables = [tensors.pop(table, None) for table in ("d2t", "t2d")]
-    skipped = _OF_THE_TARGET
+    skipped: tuple[str, ...] = _OF_THE_TARGET
     if not config.has_own_output:
         tables, skipped = [None, None], (*skipped, "lm_head.weight")
     vocabulary = DraftVocabulary.from_tables(
@@ -172,7 +172,7 @@ def _as_speculators(
 ) -> dict[str, Any]:
     """The fields of a ``speculators`` configuration, those that vLLM requires among them."""
     kind, own_width = config.kind, config.target_hidden_size == config.layers.hidden_size
-    layers = config.layers.to_diff_dict() | {"layer_types": list(config.layers.layer_types)}
+    layers = config.layers.to_diff_dict() | {"layer_types": list(config.layers.layer_types or ())}
     written: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[kind]],
         "speculators_model_type": kind,

@@ -124,7 +124,6 @@ def _as_speculators(config: Eagle3Config, dtype: torch.dtype) -> dict[str, objec
         "speculators_model_type": "eagle3",
         "speculators_version": SPECULATORS_VERSION,
         "architectures": ["Eagle3DraftModel"],
-        "model_type": "speculator_model",
         "transformer_layer_config": layer,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
