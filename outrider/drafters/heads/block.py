@@ -49,6 +49,7 @@ from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.adapter import MARGIN
 from outrider.runtime.kv_cache.slots import slots_behind
+from outrider.runtime.kv_cache.storage import KVCachePlan
 
 
 @dataclass
@@ -123,7 +124,12 @@ class BlockDrafter:
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         config = self.config
-        own = Capabilities[HFModel](hidden_layers=config.target_layers, depth=config.num_slots)
+        own = Capabilities[HFModel](
+            hidden_layers=config.target_layers,
+            depth=config.num_slots,
+            max_nodes=lambda num_tokens: max(num_tokens + 1, config.block_size),
+            slot_bytes=self.network.bytes_per_token,
+        )
         if self._tree is None:
             stops = self.stop is not None
             return replace(own, full_chains=not stops, stops_early=stops)
@@ -131,14 +137,15 @@ class BlockDrafter:
         return replace(
             own,
             depth=min(shape.depth, config.num_slots),
-            max_nodes=lambda num_tokens: shape.num_nodes,
+            max_nodes=lambda num_tokens: max(shape.num_nodes, config.block_size),
             drafts_trees=not shape.is_chain,
         )
 
     def start(self, context: Context) -> BlockState:
         """An empty state; :meth:`read_prompt` fills it."""
         num_layers, limit = len(self.network.layers), self.target.limit + MARGIN
-        return BlockState(KVCache(context, num_layers, limit, self.target.plan))
+        plan = KVCachePlan(memory_budget=self.target.plan.memory_budget)
+        return BlockState(KVCache(context, num_layers, limit, plan))
 
     def read_prompt(
         self, state: BlockState, context: Context, hidden_BNH: Tensor, first: int

@@ -178,6 +178,12 @@ class BlockNetwork(nn.Module):
         self.confidence_head = ConfidenceHead(read) if config.has_confidence else None
         self._rotary = RotaryEmbedding(layers)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of the keys and values of one token of the context, in all layers."""
+        widths = [cast(BlockLayer, layer).self_attn.k_proj.out_features for layer in self.layers]
+        return 2 * sum(widths) * self.norm.weight.element_size()
+
     def reset_parameters(self, std: float = 0.02) -> None:
         """Draws weights as a network to be trained starts with: normal ones, norms of 1, and
         corrections and confidences of 0."""

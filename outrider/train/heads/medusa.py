@@ -133,7 +133,7 @@ def _build(
 MEDUSA = HeadKind(
     "medusa",
     "One head per drafted token on the target's last hidden state (Medusa).",
-    "medusa",
+    "medusa-lossless",
     _layers,
     _build,
 )
