@@ -68,6 +68,15 @@ def train_head(
             rich_help_panel=_DATA,
         ),
     ] = "auto",
+    target_name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the head's config.json calls the target, such as its hub id. Default: "
+            "--target.",
+            rich_help_panel=_DATA,
+        ),
+    ] = None,
     steps: Annotated[
         int,
         typer.Option(metavar="N", min=1, help="Training steps in all.", rich_help_panel=_RUN),
@@ -198,6 +207,7 @@ def train_head(
                 cache,
                 None if target_dtype == "auto" else target_dtype,
                 device,
+                target_name,
             ),
             Schedule(learning_rate, steps, min(warmup, steps - falling), falling),
             batch_size=batch,

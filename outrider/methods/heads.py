@@ -31,7 +31,8 @@ def _model(parts: Parts) -> Eagle3Model:
 
 
 def _chain(parts: Parts) -> Eagle3Drafter:
-    return Eagle3Drafter(_model(parts), parts.target.num_tokens, parts.stop)
+    model, num_tokens = _model(parts), parts.target.num_tokens
+    return Eagle3Drafter(model, num_tokens, parts.stop, num_fused=parts.fixed_length)
 
 
 def _tree(

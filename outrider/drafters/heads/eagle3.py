@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from outrider.core import (
     Acceptance,
@@ -43,18 +44,22 @@ from outrider.core import (
     Stream,
 )
 from outrider.core.clock import Stopwatch
-from outrider.drafters.chain.model import ModelBacked, ModelDrafter, ModelState
+from outrider.drafters.chain.fused_model import FusedModelDrafter
+from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
+from outrider.drafters.heads.fused_draft import HeadExecutor, HeadModule
 from outrider.drafters.heads.head import check_target
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel, KVCache, Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.executors.compile_cache import uses_kernels
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
-from outrider.runtime.health import health_of
 from outrider.runtime.hf.adapter import MARGIN
-from outrider.runtime.kv_cache.storage import KVCachePlan
+from outrider.runtime.kernels import use_kernels
+from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
 from outrider.runtime.prefill import unsampled_context
 
 
@@ -168,11 +173,12 @@ class Eagle3Model(HFModel):
     def __init__(self, head: Eagle3Head, target: HFModel) -> None:
         check_target(head, target)
         self.head = head
-        self.network = _placed(head.network, target)
-        self.embedding: nn.Module = target.module.get_input_embeddings()
+        self.network: Eagle3Network = _placed(head.network, target)
+        embedding: nn.Module = target.module.get_input_embeddings()
         if head.embedding is not None:
-            self.embedding = _placed(head.embedding, target)
-        self.vocabulary = head.vocabulary.to(target.device)
+            embedding = _placed(head.embedding, target)
+        vocabulary = head.vocabulary.to(target.device)
+        self.head_module = HeadModule(self.network, embedding, vocabulary)
         self.tokenizer = target.tokenizer
         self.name = head.name
         self.limit = target.limit
@@ -183,11 +189,16 @@ class Eagle3Model(HFModel):
         self.watch = Stopwatch(self.device)
         self.plan = KVCachePlan()
         self.spec = AttentionSpec({"full_attention": None}, self.limit, self.dtype)
+        self.layout = _layout(head.config.layer, self.dtype, self.device)
+        if target.compiled is not None:
+            self._compile(target, target.compiled)
 
     def start(self, context: Context, read: ReadHidden | None = None) -> FeatureCache:
         """An empty cache; :meth:`read` fills it. A head has no hidden states for others."""
         cache = FeatureCache(self, context)
         cache.health = context.health
+        if self.compiled is not None and self.layout is not None:  # a program cannot allocate
+            cache.reserve(context.num_rows, max(context.lengths), self.layout)
         return cache
 
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
@@ -210,10 +221,34 @@ class Eagle3Model(HFModel):
 
     def logits(self, output_BNH: Tensor, cache: KVCache) -> ForwardOutput:
         """Logits over the target's vocabulary; notes their health in the cache."""
-        logits_BND = self.network.logits(output_BNH)
-        health_B = health_of(logits_BND)
+        logits_BNV, health_B = self.head_module.logits(output_BNH)
         cache.health.add(self, health_B)
-        return ForwardOutput(self.vocabulary.widened(logits_BND), health_B)
+        return ForwardOutput(logits_BNV, health_B)
+
+    def draft(
+        self,
+        cache: KVCache,
+        tokens_BN: Tensor,
+        depth: int,
+        temperature_B: Tensor | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """A draft behind the root, the last of the tokens, by one compiled program; None where
+        there is none. Arguments and results as of ``runner.fused_draft``."""
+        assert isinstance(cache, FeatureCache)
+        executor = self.compiled
+        if executor is None or not cache.is_plain or depth < 2:
+            return None
+        assert isinstance(executor, HeadExecutor)
+        cache.begin(depth - 1)
+        with self.watch:
+            root_B1 = tokens_BN[:, -1:]
+            found = executor.draft_behind(cache, root_B1, cache.last_BH, depth, temperature_B, u_BD)
+        if found is None:
+            return None
+        recorded_BNV, health_B, chain_BN = found
+        cache.health.add(self, health_B)
+        return recorded_BNV, chain_BN
 
     @torch.inference_mode()
     def example_cache(self) -> KVCache:
@@ -231,14 +266,18 @@ class Eagle3Model(HFModel):
         metadata = self.spec.metadata_of(batch)
         mask = metadata.mask
         assert isinstance(mask, Tensor)
-        output_BNH: Tensor = self.network(
-            self.embedding(batch.tokens_BN),
-            feature_BNH,
-            metadata.positions_BN,
-            mask,
-            batch.cache,
+        output_BNH: Tensor = self.head_module(
+            batch.tokens_BN, feature_BNH, metadata.positions_BN, mask, batch.cache
         )
         return output_BNH
+
+    def _compile(self, target: HFModel, executor: CompiledExecutor) -> None:
+        """Lets the head run as its target does: by the same kernels, and by programs of the same
+        compiler."""
+        if uses_kernels(target.module):
+            use_kernels(self.head_module, compact=True)
+        make, read = executor.make, executor.read
+        self.compiled = HeadExecutor(self.head_module, self.spec, self.name, make, read)
 
 
 class Eagle3State(ModelState):
@@ -330,9 +369,23 @@ class OnHiddenStates(_Base):
             return self.model.logits(cache.last_BH[:, None], cache).logits_BNV[:, 0]
 
 
-class Eagle3Drafter(OnHiddenStates, ModelDrafter):
-    """Samples a chain from a head; arguments as ``ModelDrafter``, whose model is an
+class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
+    """Samples a chain from a head; arguments as ``FusedModelDrafter``, whose model is an
     :class:`Eagle3Model`."""
+
+    def _run_program(
+        self,
+        state: ModelState,
+        context: Context,
+        temperature_B: Tensor | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The head has read the root already."""
+        γ, root_B1 = self.num_fused, context.root_B[:, None]
+        done = self.model.draft(state.cache, root_B1, γ, temperature_B, u_BD)
+        if done is not None:
+            state.cache.append(γ - 1)  # nobody has read the last token
+        return done
 
 
 class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
@@ -350,6 +403,13 @@ def _where_known(budget: Budget, committed: Lengths) -> Budget:
         return budget
     most_B: Any = budget.max_tokens if budget.tokens_B is None else budget.tokens_B
     return Budget(budget.max_tokens, most_B * (committed.device_B > 0))
+
+
+def _layout(layer: LlamaConfig, dtype: torch.dtype, device: torch.device) -> KVLayout:
+    """The shapes of the head's KV buffers."""
+    width = layer.head_dim or layer.hidden_size // layer.num_attention_heads
+    shape = layer.num_key_value_heads or layer.num_attention_heads, width, width
+    return KVLayout((shape,) * layer.num_hidden_layers, dtype, device)
 
 
 def _placed(module: nn.Module, target: HFModel) -> Any:

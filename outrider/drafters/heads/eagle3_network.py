@@ -54,6 +54,7 @@ class Eagle3Config:
         norm_before_residual, norm_before_fc, fc_norm, norm_output: as above.
         target_name: folder or hub id of the target that it was trained on.
         num_speculative_tokens: the draft length it was trained for.
+        target_architectures: class names of that target.
     """
 
     layer: LlamaConfig
@@ -66,6 +67,7 @@ class Eagle3Config:
     norm_output: bool = False
     target_name: str | None = None
     num_speculative_tokens: int = 5
+    target_architectures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.norm_before_fc and self.fc_norm:

@@ -168,7 +168,8 @@ def _build(
             norm_before_residual=norm_before_residual,
             norm_before_fc=norm_before_fc,
             norm_output=norm_output,
-            target_name=getattr(target.module, "name_or_path", None) or None,
+            target_name=ground.name_of_target,
+            target_architectures=tuple(target.module.config.architectures or ()),
             num_speculative_tokens=ttt_length,
         )
     ).float()

@@ -48,11 +48,18 @@ class Ground:
         target: the frozen target.
         counts_V: how often the target wrote each token in the data.
         seed: of the initial weights.
+        target_name: what the checkpoint calls the target; None takes where it was loaded from.
     """
 
     target: HFModel
     counts_V: Tensor
     seed: int
+    target_name: str | None = None
+
+    @property
+    def name_of_target(self) -> str | None:
+        """The name, folder or hub id of the target for the checkpoint."""
+        return self.target_name or getattr(self.target.module, "name_or_path", None) or None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class HeadRun:
         cache: folder of hidden states; None keeps them with the run.
         dtype: of the target; None takes bfloat16 where the hardware computes in it.
         device: of target and head.
+        target_name: what the checkpoint calls the target; None takes ``target``.
     """
 
     kind: HeadKind
@@ -61,6 +62,7 @@ class HeadRun:
     cache: Path | None = None
     dtype: str | None = None
     device: str = "auto"
+    target_name: str | None = None
 
 
 def run_head(
@@ -98,7 +100,7 @@ def run_head(
     kept, probes = held_out(samples, run.num_held_out)
     states = _states(run, target, kept, out, values, console)
     counts_V = states.token_counts(target.num_tokens)
-    training = run.kind.build(Ground(target, counts_V, seed), **values)
+    training = run.kind.build(Ground(target, counts_V, seed, run.target_name), **values)
     training.module.to(target.device)
     probe = Probe(prompts_of(probes), run.temperatures, run.eval_tokens)
     training.module.train()

@@ -139,7 +139,7 @@ def _as_speculators(config: Eagle3Config, dtype: torch.dtype) -> dict[str, objec
             "proposal_methods": [method],
             "verifier": {
                 "name_or_path": config.target_name,
-                "architectures": ["LlamaForCausalLM"],
+                "architectures": list(config.target_architectures),
             },
         },
         "tie_word_embeddings": False,
@@ -151,6 +151,7 @@ def _speculators_config(values: Mapping[str, Any], target: HFModel, name: str) -
     layer = layer_config(require(values, "transformer_layer_config", name))
     about = values.get("speculators_config") or {}
     methods = about.get("proposal_methods") or [{}]
+    verifier = about.get("verifier") or {}
     layers = values.get("eagle_aux_hidden_state_layer_ids")
     return Eagle3Config(
         layer,
@@ -161,8 +162,9 @@ def _speculators_config(values: Mapping[str, Any], target: HFModel, name: str) -
         norm_before_fc=bool(values.get("norm_before_fc", False)),
         fc_norm=bool(values.get("fc_norm", False)),
         norm_output=bool(values.get("norm_output", False)),
-        target_name=(about.get("verifier") or {}).get("name_or_path"),
+        target_name=verifier.get("name_or_path"),
         num_speculative_tokens=methods[0].get("speculative_tokens") or 5,
+        target_architectures=tuple(verifier.get("architectures") or ()),
     )
 
 
