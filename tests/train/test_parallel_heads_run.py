@@ -10,9 +10,13 @@ import torch
 from tiny_models import byte_tokenizer, greedy, tiny_module
 
 import outrider
+from outrider.drafters.heads.formats.block import load_block
+from outrider.runtime import load_model
 from outrider.train.heads.batches import StateBatches
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
+from outrider.train.heads.samples import held_out, read_samples
+from outrider.train.heads.states import compute_states
 from outrider.train.optim import Schedule
 
 OPTIONS: dict[str, dict[str, object]] = {
@@ -92,3 +96,23 @@ def test_a_killed_run_resumes_and_its_head_loads(
     one, other = (each.generate(["def f", "print"], greedy(12)) for each in (engine, plain))
     assert [r.token_ids for r in one] == [r.token_ids for r in other]
     assert one.stats.drafted > 0
+
+
+def confidence(folder: Path) -> torch.Tensor:
+    return load_block(folder).network.confidence_head.proj.weight.detach()
+
+
+def test_the_best_heads_confidence_is_calibrated(files: Files, tmp_path: Path) -> None:
+    """Calibrating it again by the samples kept apart changes nothing; the last head's changes."""
+    run(tmp_path / "out", files, "dspark")
+    target = load_model(files.target, dtype="float32")
+    _, probes = held_out(read_samples(files.data, target.tokenizer, 1024), 2)
+    row = find_kind("dspark")
+    layers = row.layers(target, row.values(OPTIONS["dspark"]))
+    states = compute_states(target, probes, layers, tmp_path / "states-dspark")
+    assert row.finish is not None
+    for folder, changes in (("best", False), ("last", True)):
+        before = confidence(tmp_path / "out" / folder)
+        row.finish(tmp_path / "out" / folder, target, states)
+        after = confidence(tmp_path / "out" / folder)
+        assert torch.allclose(before, after, rtol=0.02) != changes

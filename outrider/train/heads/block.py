@@ -32,13 +32,14 @@ from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockConfig, BlockNetwork
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_network import default_layers
-from outrider.drafters.heads.formats.block import save_block
+from outrider.drafters.heads.formats.block import load_block, save_block
 from outrider.runtime import HFModel
-from outrider.train.heads.batches import StateBatch
+from outrider.train.heads.batches import StateBatch, StateBatches
 from outrider.train.heads.block_loss import BlockLoss, acceptance
 from outrider.train.heads.calibrate import temperature_of
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
+from outrider.train.heads.states import States
 from outrider.train.heads.teacher import Teacher
 
 AUTO = Layers()
@@ -259,7 +260,7 @@ def _dflash(
     ground: Ground,
     *,
     block_size: int = 7,
-    num_layers: int = 2,
+    num_layers: int = 1,
     draft_vocab_size: int = 8192,
     layers: Layers = AUTO,
     num_anchors: int = 64,
@@ -278,7 +279,7 @@ def _dspark(
     ground: Ground,
     *,
     block_size: int = 6,
-    num_layers: int = 2,
+    num_layers: int = 1,
     draft_vocab_size: int = 8192,
     layers: Layers = AUTO,
     markov_rank: int = 64,
@@ -378,6 +379,17 @@ def _start_from(network: BlockNetwork, target: HFModel, vocabulary: DraftVocabul
     network.fc.weight[:, -H:] += torch.eye(H)
 
 
+def _calibrated(folder: Path, target: HFModel, states: States) -> None:
+    """Calibrates the confidence of the head in a folder by samples that were kept apart."""
+    head = load_block(folder)
+    if not head.config.has_confidence:
+        return
+    training = BlockTraining(head.network.to(target.device), head.vocabulary, target, BlockLoss())
+    batches = StateBatches(states, 4, 0, target.device)
+    training.calibrate(batches(step) for step in range(batches.per_epoch))
+    training.save(folder)
+
+
 DFLASH = HeadKind(
     "dflash",
     "A parallel head that drafts a block of tokens in one pass (DFlash).",
@@ -391,4 +403,5 @@ DSPARK = HeadKind(
     "dspark",
     _layers,
     _dspark,
+    _calibrated,
 )

@@ -18,6 +18,7 @@ from outrider.drafters.heads.head import Head
 from outrider.options import Option, options_of, resolve
 from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatch
+from outrider.train.heads.states import States
 
 
 class Training(Protocol):
@@ -74,6 +75,8 @@ class HeadKind:
             options' values.
         build: makes the head to train from the :class:`Ground`; its keyword-only parameters are
             options.
+        finish: what is done with the best head's folder when training is over, given hidden states
+            of samples that were kept apart; may be done again. None for nothing.
     """
 
     name: str
@@ -81,6 +84,7 @@ class HeadKind:
     method: str
     layers: Callable[[HFModel, Mapping[str, Any]], tuple[int, ...]]
     build: Callable[..., Training]
+    finish: Callable[[Path, HFModel, States], None] | None = None
 
     @property
     def options(self) -> dict[str, Option]:

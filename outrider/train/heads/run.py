@@ -133,6 +133,8 @@ def run_head(
         console=console,
     )
     best = out / "best"
+    if run.kind.finish is not None:
+        run.kind.finish(best, target, _states(run, target, probes, out, values, console))
     console.print(f"the best head is in {best}: {_shown(best)}", highlight=False)
     return best
 
