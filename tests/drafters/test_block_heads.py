@@ -93,6 +93,29 @@ def test_drafts_from_the_head_over_the_true_hidden_states(
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02}],
+    ids=["greedy", "truncated"],
+)
+def test_drawing_within_a_reduced_vocabulary_changes_nothing(settings: dict[str, Any]) -> None:
+    """A bias of 0 has the logits widened first: the same tokens, from the same distributions."""
+    drafter = BlockDrafter(tiny_block_head(TARGET, 17, **DSPARK), TARGET)
+    prompts = ragged_prompts([9, 1, 6] * 8, V)
+    drafts = []
+    for bias in ({}, {3: 0.0}):
+        distribution = Warp([Sampling(logit_bias=bias, **settings)] * len(prompts), V)
+        assert distribution.keeps_logits == (not bias)
+        _, context, _, state = started(drafter, TARGET, prompts, distribution)
+        drafts.append(drafter.propose(state, context, Budget(4), context.rng))
+    within, wide = drafts
+    assert torch.equal(within.tokens_BN, wide.tokens_BN)
+    assert (within.probs_BNV is None) == (settings["temperature"] == 0)
+    if within.probs_BNV is not None:
+        torch.testing.assert_close(within.probs_BNV, wide.probs_BNV)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_tree_drafts_from_the_head_over_the_true_hidden_states(options: dict[str, Any]) -> None:
     """Every inner node of a static tree; its paths are accepted and gathered in between."""

@@ -112,7 +112,8 @@ class BlockDrafter:
         self._tree: StaticTree | None = None
         if topology is not None:
             self._tree = StaticTree(topology, children, target.num_tokens, target.device)
-        self._vocabulary = head.vocabulary.to(target.device)
+        reduced = network.lm_head is not None
+        self._vocabulary = head.vocabulary.to(target.device) if reduced else None
         self._output = network.lm_head or target.module.get_output_embeddings()
         masks = (1, self.config.block_size - 1)
         self._masks_1N = torch.full(masks, self.config.mask_token_id, device=target.device)
@@ -228,15 +229,14 @@ class BlockDrafter:
             correction_BnD = network.correction(before_Bn)
             if correction_BnD is not None:
                 logits_BnD = logits_BnD + correction_BnD
-            if network.lm_head is not None:
-                logits_BnD = self._vocabulary.widened(logits_BnD)
             return logits_BnD
 
         def confidence(slot: int, before_B: Tensor) -> Tensor:
             return network.confidence_logits(output.h_BNH[:, slot], before_B).float().sigmoid()
 
         num = output.h_BNH.shape[1]
-        return Slots(num, logits, None if network.confidence_head is None else confidence)
+        has_confidence = network.confidence_head is not None
+        return Slots(num, logits, self._vocabulary, confidence if has_confidence else None)
 
 
 def _is_complete(cache: KVCache) -> list[bool]:

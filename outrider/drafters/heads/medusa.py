@@ -137,13 +137,13 @@ class MedusaDrafter:
         state.hidden_BH = torch.where(here_B[:, None], found_BH, state.hidden_BH)
 
     def propose(self, state: MedusaState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        network, vocabulary = self.network, self._vocabulary
+        network = self.network
 
         def logits(slot: int, before_Bn: Tensor) -> Tensor:
-            logits_B1D = network(state.hidden_BH[:, None], slot)
-            return logits_B1D if vocabulary is None else vocabulary.widened(logits_B1D)
+            logits_B1D: Tensor = network(state.hidden_BH[:, None], slot)
+            return logits_B1D
 
-        slots = Slots(network.config.num_heads, logits)
+        slots = Slots(network.config.num_heads, logits, self._vocabulary)
         return tree_of_slots(slots, self._tree, context, budget, rng, state.known_B)
 
     def commit(self, state: MedusaState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:

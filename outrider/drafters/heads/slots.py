@@ -11,7 +11,11 @@ drawn: from x_1 … x_{i-1} alone. A stop (``chain/stop.py``) then reads a_i in 
 the draft ends *in front of* slot i. Whether x_i is drawn does not depend on x_i, so a lossless rule
 stays lossless.
 
-Legend: B rows, N nodes, n nodes of one depth, V vocabulary.
+A head with a reduced vocabulary draws within it where it can, which costs less than drawing from
+all of the target's tokens: temperature and truncation depend on the logits alone. A bias, a penalty
+or a processor depends on the tokens, so there the logits are widened first.
+
+Legend: B rows, N nodes, n nodes of one depth, V vocabulary of the target, D draft vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +28,9 @@ from outrider.core import Budget, Context, Draft, Prefix, Stream, argmax, cached
 from outrider.core.draft_chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT
 from outrider.drafters.chain.stop import Stop
+from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.tree.grow import Level, StaticTree
+from outrider.sampling import Warp
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,15 @@ class Slots:
     Attributes:
         num: how many slots there are: the longest draft.
         logits: from the number of a slot, 0 for the root's successor, and the tokens before it,
-            (B, n), to its logits, (B, n, V) or (B, 1, V) where they do not depend on these tokens.
+            (B, n), to its logits, (B, n, D) or (B, 1, D) where they do not depend on these tokens.
+        vocabulary: the draft vocabulary; None where it is the target's.
         confidence: from the number of a slot and the tokens before it, (B,), to the probability
             that its token is accepted, (B,); None if the head does not predict it.
     """
 
     num: int
     logits: Callable[[int, Tensor], Tensor]
+    vocabulary: DraftVocabulary | None = None
     confidence: Callable[[int, Tensor], Tensor] | None = None
 
 
@@ -69,18 +77,22 @@ def chain_of_slots(
     greedy = context.distribution.greedy
     warp = context.distribution.logits if greedy else context.distribution
     pick = _argmax if greedy else INDEPENDENT.start(rng, γ)
+    within = slots.vocabulary if _draws_within(slots, context) else None
 
     def step(tokens: Sequence[Tensor]) -> Tensor:
-        return slots.logits(len(tokens) - 1, tokens[-1][:, None])[:, 0]
+        logits_B1D = slots.logits(len(tokens) - 1, tokens[-1][:, None])
+        widens = within is None and slots.vocabulary is not None
+        return (slots.vocabulary.widened(logits_B1D) if widens else logits_B1D)[:, 0]
 
-    def choose(logits_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def choose(logits_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         exists_B = None if going is None else going.exists[-1]
-        q_BV = warp(logits_BV[:, None], Prefix.of_chain(context, tokens[1:], exists_B))[:, 0]
-        return q_BV, pick(q_BV, len(tokens) - 1)
+        q_BD = warp(logits_BD[:, None], Prefix.of_chain(context, tokens[1:], exists_B))[:, 0]
+        x_B = pick(q_BD, len(tokens) - 1)
+        return q_BD, x_B if within is None else within.target_ids_D[x_B]
 
     drafted = [context.root_B]
 
-    def goes_on(q_BV: Tensor, x_B: Tensor) -> bool:
+    def goes_on(q_BD: Tensor, x_B: Tensor) -> bool:
         drafted.append(x_B)
         return going is None or len(drafted) > γ or going.on(drafted)
 
@@ -95,7 +107,9 @@ def chain_of_slots(
     tokens_BN = torch.stack(tokens, 1)
     if greedy:
         return Draft.chain(tokens_BN, mask_BN, None, "chosen")
-    return Draft.chain(tokens_BN, mask_BN, with_leaf(rows), "iid")
+    probs_BND = with_leaf(rows)
+    probs_BNV = probs_BND if within is None else _spread(probs_BND, within)
+    return Draft.chain(tokens_BN, mask_BN, probs_BNV, "iid")
 
 
 def tree_of_slots(
@@ -111,6 +125,8 @@ def tree_of_slots(
     def logits(tokens_BN: Tensor, level: Level) -> Tensor:
         before_Bn = tokens_BN[:, level.inner_n]
         logits_BnV = slots.logits(level.depth, before_Bn)
+        if slots.vocabulary is not None:
+            logits_BnV = slots.vocabulary.widened(logits_BnV)
         return logits_BnV.expand(-1, before_Bn.shape[1], -1)
 
     if budget.max_tokens > slots.num:
@@ -144,6 +160,20 @@ class _Going:
     def mask_BN(self, num_nodes: int) -> Tensor:
         """Which of the first nodes exist, (B, N)."""
         return torch.stack(self.exists[:num_nodes], 1)
+
+
+def _draws_within(slots: Slots, context: Context) -> bool:
+    """Whether the request's distribution can be computed within the draft vocabulary."""
+    distribution = context.distribution
+    reduced = slots.vocabulary is not None
+    return reduced and isinstance(distribution, Warp) and distribution.keeps_logits
+
+
+def _spread(probs_BND: Tensor, vocabulary: DraftVocabulary) -> Tensor:
+    """Distributions over the target's tokens, (B, N, V): 0 for those that cannot be drafted."""
+    B, N, _ = probs_BND.shape
+    probs_BNV = probs_BND.new_zeros(B, N, vocabulary.num_tokens)
+    return probs_BNV.index_copy_(2, vocabulary.target_ids_D, probs_BND)
 
 
 def _argmax(row_BV: Tensor, i: int) -> Tensor:
