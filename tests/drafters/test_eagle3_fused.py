@@ -12,6 +12,7 @@ from outrider import Sampling
 from outrider.drafters.heads import eagle3
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.engine import Engine
+from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.runtime.executors.compiled import CompiledExecutor
 
@@ -74,3 +75,17 @@ def test_a_programs_name_tells_heads_apart() -> None:
     names = {repr(eagle3.Eagle3Model(head, target).head_module) for head in heads}
     assert len(names) == 2
     assert torch.equal(heads[0].network.lm_head.weight, heads[1].network.lm_head.weight)
+
+
+def test_warming_makes_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards no request compiles anything, and chains are fused drafts."""
+    monkeypatch.setattr(eagle3, "HeadExecutor", Counted)
+    warmed = engine(1, compiled=True)
+    warm_up(warmed)
+    (head,) = warmed.drafter.capabilities.models
+    assert head.compiled is not None
+    assert head.compiled.sealed
+    assert len(head.compiled._programs) == 2
+    before = Counted.calls
+    warmed.generate(ragged_prompts([9], 23), greedy(12))
+    assert Counted.calls > before

@@ -115,11 +115,12 @@ class DraftVocabulary:
         """The same vocabulary on a device."""
         return DraftVocabulary(self.target_ids_D.to(device), self.num_tokens)
 
-    def widened(self, logits_BND: Tensor) -> Tensor:
-        """Logits over the target's vocabulary, (B, N, V): -inf for tokens outside."""
-        B, N, _ = logits_BND.shape
-        logits_BNV = logits_BND.new_full((B, N, self.num_tokens), -torch.inf)
-        return logits_BNV.index_copy_(2, self.target_ids_D, logits_BND)
+    def widened(self, values_BND: Tensor, outside: float = -torch.inf) -> Tensor:
+        """Logits, or other values, over the target's vocabulary, (B, N, V): ``outside`` for tokens
+        that are not drafted."""
+        B, N, _ = values_BND.shape
+        values_BNV = values_BND.new_full((B, N, self.num_tokens), outside)
+        return values_BNV.index_copy_(2, self.target_ids_D, values_BND)
 
 
 def _check_range(ids_D: Tensor, num_tokens: int, name: str) -> None:

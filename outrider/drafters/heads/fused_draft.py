@@ -4,7 +4,7 @@ The first token follows from the head's output for the root, which the program i
 token takes one pass of the head over the token before it. Otherwise as the fused drafts of models
 (``runtime/executors/fused_draft.py``).
 
-Legend: B rows, N tokens, D drafted tokens (γ), S slots, H width of the head, V vocabulary of the
+Legend: B rows, N tokens, D draft vocabulary, S slots, H width of the head, V vocabulary of the
 target.
 """
 
@@ -77,16 +77,26 @@ class HeadModule(nn.Module):
         )
         return output_BNH
 
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens that the head drafts."""
+        assert isinstance(self.target_ids_D, Tensor)
+        return DraftVocabulary(self.target_ids_D, self.num_tokens)
+
     def logits(self, output_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, N, V), -inf for tokens that the head cannot draft, and their health (B,)."""
         logits_BND = self.network.logits(output_BNH)
-        assert isinstance(self.target_ids_D, Tensor)
-        vocabulary = DraftVocabulary(self.target_ids_D, self.num_tokens)
-        return vocabulary.widened(logits_BND), health_of(logits_BND)
+        return self.vocabulary.widened(logits_BND), health_of(logits_BND)
 
 
 class _HeadDraft(GreedyDraft):
-    """What greedy and sampled drafts share."""
+    """What greedy and sampled drafts share. The choice of a token reads logits over the draft
+    vocabulary, (B, D)."""
+
+    @property
+    def _vocabulary(self) -> DraftVocabulary:
+        assert isinstance(self.module, HeadModule)
+        return self.module.vocabulary
 
     @property
     def num_moving(self) -> int:
@@ -121,9 +131,9 @@ class _HeadDraft(GreedyDraft):
                 read_B1, (mask,) = tokens[-1][:, None], metadata.masks.values()
                 feature_B1H = module(read_B1, feature_B1H, metadata.positions_BN, mask, cache)
                 length_B = length_B + 1
-            logits_B1V, health_B = module.logits(feature_B1H)
-            health.append(health_B)
-            return logits_B1V[:, -1].to(torch.promote_types(logits_B1V.dtype, torch.float32))
+            logits_B1D = module.network.logits(feature_B1H)
+            health.append(health_of(logits_B1D))
+            return logits_B1D[:, -1].to(torch.promote_types(logits_B1D.dtype, torch.float32))
 
         tokens, recorded = draft_chain(tokens_BN[:, -1], self.depth, step, choose)
         return with_leaf(recorded), torch.stack(health).sum(0), torch.stack(tokens, 1)
@@ -145,8 +155,12 @@ class GreedyHeadDraft(_HeadDraft):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As ``GreedyDraft``; ``last_BH`` is the head's output for the root, which is the last of
         the tokens, and ``length_B`` counts the slots that the cache holds."""
-        rest = last_BH, slot_S, keys, values
-        return self._chain(tokens_BN, length_B, rest, lambda z_BV, _: (z_BV, z_BV.argmax(-1)))
+        vocabulary = self._vocabulary
+
+        def choose(z_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            return vocabulary.widened(z_BD[:, None])[:, 0], vocabulary.target_ids_D[z_BD.argmax(-1)]
+
+        return self._chain(tokens_BN, length_B, (last_BH, slot_S, keys, values), choose)
 
 
 class SampledHeadDraft(_HeadDraft, SampledDraft):
@@ -167,8 +181,11 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As ``SampledDraft``; ``last_BH`` as of :class:`GreedyHeadDraft`."""
 
-        def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            q_BV = softmax_at(z_BV, temperature_B)
+        vocabulary = self._vocabulary
+
+        def choose(z_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            q_BD = softmax_at(z_BD, temperature_B)
+            q_BV = vocabulary.widened(q_BD[:, None], outside=0.0)[:, 0]
             return q_BV, draw(q_BV, u_BD[:, len(tokens) - 1])
 
         return self._chain(tokens_BN, length_B, (last_BH, slot_S, keys, values), choose)
@@ -176,6 +193,8 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
 
 class HeadExecutor(CompiledExecutor):
     """Runs a head's drafts by compiled programs; its other passes run eagerly."""
+
+    runs_forwards = False
 
     def draft_behind(
         self,

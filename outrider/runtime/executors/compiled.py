@@ -11,7 +11,7 @@ Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 import warnings
 from collections.abc import Callable, Sequence
 from threading import RLock
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,9 @@ class CompiledExecutor:
         sealed: whether no more programs are compiled: what has none runs eagerly. Compiling takes
             many seconds, which a running request should not wait for.
     """
+
+    runs_forwards: ClassVar[bool] = True
+    """Whether it has programs of forward passes, besides those of drafts."""
 
     def __init__(
         self,
