@@ -72,7 +72,7 @@ def test_a_programs_name_tells_heads_apart() -> None:
     """Two heads that differ in an option only."""
     target = target_of()
     heads = [tiny_head(target), tiny_head(target, norm_output=True)]
-    names = {repr(eagle3.Eagle3Model(head, target).head_module) for head in heads}
+    names = {repr(eagle3.Eagle3Model(head, target).module) for head in heads}
     assert len(names) == 2
     assert torch.equal(heads[0].network.lm_head.weight, heads[1].network.lm_head.weight)
 

@@ -128,3 +128,26 @@ def test_a_shift_by_one_would_be_found(wrong: type[Eagle3Training]) -> None:
     right = training_of(head).loss(batch)
     found = wrong(head.network, head.vocabulary, TARGET).loss(batch)
     assert abs(float(found - right)) > 1e-2
+
+
+def test_training_brings_the_head_to_the_target() -> None:
+    """The same batch again and again: α at the first draft position rises by half."""
+    head = tiny_head(TARGET, 17)
+    batch = batch_of(head, ragged_prompts([24, 24], V))
+    training = training_of(head, ttt_length=2)
+    optimizer = torch.optim.Adam(head.network.parameters(), lr=1e-2)
+
+    def alpha() -> float:
+        with torch.no_grad():
+            output_BSH = next(iter(training.steps(batch)))[:, :-1]
+            q_BSD = head.network.logits(output_BSH).softmax(-1)
+            z_BTD = training.teacher.logits(batch.final_BTH)
+            p_BSD = (z_BTD - batch.log_norm_BT[..., None]).exp()[:, 1:-1]
+            return float(torch.minimum(p_BSD, q_BSD).sum(-1).mean())
+
+    before = alpha()
+    for _ in range(60):
+        optimizer.zero_grad()
+        training.loss(batch).backward()
+        optimizer.step()
+    assert alpha() > before + 0.25

@@ -15,6 +15,7 @@ from outrider.core.errors import IncompatibleError, ModelLoadError
 from outrider.runtime import load_model
 from outrider.train.heads import states as states_module
 from outrider.train.heads.batches import StateBatches
+from outrider.train.heads.kind import Ground
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
 from outrider.train.heads.samples import prompts_of, read_samples, sample_of
@@ -229,3 +230,18 @@ def test_a_head_of_another_target_is_refused(files: Files, whole: Path) -> None:
         outrider.load(str(files.target), method="eagle3")
     with pytest.raises(IncompatibleError, match="is none"):
         outrider.load(str(files.target), str(files.target), method="eagle3")
+
+
+def test_a_head_can_be_trained_on(files: Files, whole: Path, tmp_path: Path) -> None:
+    """From its folder, which decides its shape and the layers that it reads."""
+    target = load_model(files.target, dtype="float32")
+    kind = find_kind("eagle3")
+    values = kind.values({"start": str(whole / "best"), "draft_vocab_size": 7})
+    assert kind.layers(target, values) == (1, 2)
+    counts_V = torch.zeros(target.num_tokens, dtype=torch.int64)
+    training = kind.build(Ground(target, counts_V, 0), **values)
+    assert training.head().vocabulary.size == 60
+    training.save(tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == (
+        whole / "best" / "model.safetensors"
+    ).read_bytes()

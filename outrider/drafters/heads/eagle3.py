@@ -178,7 +178,7 @@ class Eagle3Model(HFModel):
         if head.embedding is not None:
             embedding = _placed(head.embedding, target)
         vocabulary = head.vocabulary.to(target.device)
-        self.head_module = HeadModule(self.network, embedding, vocabulary)
+        self.module: Any = HeadModule(self.network, embedding, vocabulary)
         self.tokenizer = target.tokenizer
         self.name = head.name
         self.limit = target.limit
@@ -221,7 +221,7 @@ class Eagle3Model(HFModel):
 
     def logits(self, output_BNH: Tensor, cache: KVCache) -> ForwardOutput:
         """Logits over the target's vocabulary; notes their health in the cache."""
-        logits_BNV, health_B = self.head_module.logits(output_BNH)
+        logits_BNV, health_B = self.module.logits(output_BNH)
         cache.health.add(self, health_B)
         return ForwardOutput(logits_BNV, health_B)
 
@@ -266,7 +266,7 @@ class Eagle3Model(HFModel):
         metadata = self.spec.metadata_of(batch)
         mask = metadata.mask
         assert isinstance(mask, Tensor)
-        output_BNH: Tensor = self.head_module(
+        output_BNH: Tensor = self.module(
             batch.tokens_BN, feature_BNH, metadata.positions_BN, mask, batch.cache
         )
         return output_BNH
@@ -275,9 +275,9 @@ class Eagle3Model(HFModel):
         """Lets the head run as its target does: by the same kernels, and by programs of the same
         compiler."""
         if uses_kernels(target.module):
-            use_kernels(self.head_module, compact=True)
+            use_kernels(self.module, compact=True)
         make, read = executor.make, executor.read
-        self.compiled = HeadExecutor(self.head_module, self.spec, self.name, make, read)
+        self.compiled = HeadExecutor(self.module, self.spec, self.name, make, read)
 
 
 class Eagle3State(ModelState):

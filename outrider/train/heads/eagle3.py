@@ -38,7 +38,8 @@ from outrider.drafters.heads.eagle3_network import (
     Eagle3Network,
     default_layers,
 )
-from outrider.drafters.heads.formats.eagle3 import save_eagle3
+from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
+from outrider.drafters.heads.head import check_target
 from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.kind import Ground, HeadKind
@@ -131,6 +132,8 @@ class Eagle3Training:
 
 
 def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
+    if values["start"]:
+        return load_eagle3(values["start"], target).target_layers
     chosen: Layers = values["layers"]
     return chosen.of(target, default_layers(target.num_layers))
 
@@ -147,14 +150,28 @@ def _build(
     norm_output: bool = True,
     norm_before_residual: bool = True,
     intermediate_size: int = 0,
+    start: str = "",
 ) -> Eagle3Training:
     """A head whose decoder layer has the target's shape; its output layer and final norm start as
-    the target's, and so does the feature: ``fc`` begins with the last of the layers read."""
+    the target's, and so does the feature: ``fc`` begins with the last of the layers read. Or the
+    head in the folder ``start``, trained on; the options of its shape are then its own."""
     if ttt_length < 1:
         raise InvalidParameterError(f"ttt_length={ttt_length}: must be at least 1")
     if not 0 < decay <= 1:
         raise InvalidParameterError(f"decay={decay}: must be above 0 and at most 1")
     target = ground.target
+    if start:
+        head = load_eagle3(start, target)
+        check_target(head, target)
+        return Eagle3Training(
+            head.network.float(),
+            head.vocabulary,
+            target,
+            divergence,
+            ttt_length,
+            decay,
+            head.embedding,
+        )
     size = min(draft_vocab_size, target.num_tokens)
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
     config = target.module.config.get_text_config()
@@ -163,7 +180,7 @@ def _build(
         Eagle3Config(
             _layer_of(config, intermediate_size),
             size,
-            _layers(target, {"layers": layers}),
+            layers.of(target, default_layers(target.num_layers)),
             config.hidden_size,
             norm_before_residual=norm_before_residual,
             norm_before_fc=norm_before_fc,
