@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.block_head import BlockHead
-from outrider.drafters.heads.formats.block import load_block
+from outrider.drafters.heads.formats.block import load_block, save_block
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.block import Anchors, BlockTraining
 from outrider.train.heads.block_loss import BlockLoss, acceptance
@@ -355,3 +355,19 @@ def test_calibration_divides_the_heads_weights() -> None:
     temperature = training.calibrate(batches)
     torch.testing.assert_close(head.network.confidence_head.proj.weight * temperature, before)
     assert abs(training.calibrate(batches) - 1) < 1e-4
+
+
+@pytest.mark.parametrize(("kind", "other"), [("dflash", "dspark"), ("dspark", "dflash")])
+def test_a_head_is_trained_on_from_its_folder(kind: str, other: str, tmp_path: Path) -> None:
+    """With its own shape, whatever the options say."""
+    head = tiny_block_head(TARGET, 17, **(DSPARK if kind == "dspark" else {}))
+    save_block(head, tmp_path, dtype=torch.float32)
+    ground, start = Ground(TARGET, torch.arange(V), 0), {"start": str(tmp_path)}
+    row = find_kind(kind)
+    values = row.values(start)
+    training = row.build(ground, **values)
+    assert row.layers(TARGET, values) == head.target_layers
+    for name, parameter in head.network.named_parameters():
+        assert torch.equal(training.network.get_parameter(name), parameter)
+    with pytest.raises(InvalidParameterError, match=f"of kind '{kind}'"):
+        find_kind(other).build(ground, **find_kind(other).values(start))

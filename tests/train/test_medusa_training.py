@@ -14,7 +14,7 @@ from tiny_models import full_logits, ragged_prompts
 from torch import Tensor
 
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.heads.formats.medusa import load_medusa
+from outrider.drafters.heads.formats.medusa import load_medusa, save_medusa
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.kind import Ground
@@ -155,3 +155,14 @@ def test_wrong_options_are_named() -> None:
     ]:
         with pytest.raises(InvalidParameterError, match=message):
             row.build(Ground(TARGET, torch.arange(V), 0), **row.values(options))
+
+
+def test_heads_are_trained_on_from_their_folder(tmp_path: Path) -> None:
+    """With their own shape, whatever the options say."""
+    head = tiny_medusa(TARGET, 17)
+    save_medusa(head, tmp_path, dtype=torch.float32)
+    row = find_kind("medusa")
+    values = row.values({"start": str(tmp_path), "num_heads": 1})
+    training = row.build(Ground(TARGET, torch.arange(V), 0), **values)
+    for name, parameter in head.network.named_parameters():
+        assert torch.equal(training.network.get_parameter(name), parameter)

@@ -252,6 +252,8 @@ def _at(value_BT: Tensor, token_BAK: Tensor) -> Tensor:
 
 
 def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
+    if values["start"]:
+        return load_block(values["start"]).target_layers
     chosen: Layers = values["layers"]
     return chosen.of(target, default_layers(target.num_layers))
 
@@ -267,11 +269,16 @@ def _dflash(
     gamma: float = 4.0,
     intermediate_size: int = 0,
     mask_token_id: int = -1,
+    start: str = "",
 ) -> BlockTraining:
-    """Drafts block_size - 1 tokens. A mask token of -1 stands for the rarest token of the data."""
+    """Drafts block_size - 1 tokens. A mask token of -1 stands for the rarest token of the data. A
+    folder ``start`` holds a head that is trained on; the options of its shape are then its own."""
+    loss = BlockLoss(gamma=gamma)
+    if start:
+        network, vocabulary = _started(start, "dflash", ground.target)
+        return BlockTraining(network, vocabulary, ground.target, loss, num_anchors, ground.seed)
     shape = _Shape(num_layers, draft_vocab_size, layers, intermediate_size, mask_token_id)
     network, vocabulary = _built(ground, shape, {"block_size": block_size})
-    loss = BlockLoss(gamma=gamma)
     return BlockTraining(network, vocabulary, ground.target, loss, num_anchors, ground.seed)
 
 
@@ -290,8 +297,14 @@ def _dspark(
     confidence: float = 1.0,
     intermediate_size: int = 0,
     mask_token_id: int = -1,
+    start: str = "",
 ) -> BlockTraining:
-    """Drafts block_size tokens. A mask token of -1 stands for the rarest token of the data."""
+    """Drafts block_size tokens. A mask token of -1 stands for the rarest token of the data. A
+    folder ``start`` holds a head that is trained on; the options of its shape are then its own."""
+    loss = BlockLoss(kl, tv, confidence, gamma)
+    if start:
+        network, vocabulary = _started(start, "dspark", ground.target)
+        return BlockTraining(network, vocabulary, ground.target, loss, num_anchors, ground.seed)
     settings = {
         "block_size": block_size,
         "sample_from_anchor": True,
@@ -301,8 +314,16 @@ def _dspark(
     }
     shape = _Shape(num_layers, draft_vocab_size, layers, intermediate_size, mask_token_id)
     network, vocabulary = _built(ground, shape, settings)
-    loss = BlockLoss(kl, tv, confidence, gamma)
     return BlockTraining(network, vocabulary, ground.target, loss, num_anchors, ground.seed)
+
+
+def _started(folder: str, kind: str, target: HFModel) -> tuple[BlockNetwork, DraftVocabulary]:
+    """The network and vocabulary of a head that is trained on."""
+    head = load_block(folder)
+    head.check(target)
+    if head.kind != kind:
+        raise InvalidParameterError(f"start={folder}: a head of kind {head.kind!r}, not {kind!r}")
+    return head.network.float(), head.vocabulary
 
 
 class _Shape(NamedTuple):
@@ -333,7 +354,7 @@ def _built(
     config = BlockConfig(
         _layer_of(text, shape.num_layers, shape.intermediate_size),
         mask_token_id=mask_token_id,
-        target_layers=_layers(target, {"layers": shape.layers}),
+        target_layers=shape.layers.of(target, default_layers(target.num_layers)),
         draft_vocab_size=size,
         target_hidden_size=text.hidden_size,
         **settings,

@@ -29,7 +29,8 @@ from torch.nn.functional import cross_entropy
 
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
-from outrider.drafters.heads.formats.medusa import save_medusa
+from outrider.drafters.heads.formats.medusa import load_medusa, save_medusa
+from outrider.drafters.heads.head import check_target
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
 from outrider.runtime import HFModel
@@ -115,11 +116,17 @@ def _build(
     draft_vocab_size: int = 8192,
     decay: float = 0.8,
     labels: Labels = "target",
+    start: str = "",
 ) -> MedusaTraining:
-    """Other programs read heads that draft all tokens only: a draft_vocab_size of 0."""
+    """Other programs read heads that draft all tokens only: a draft_vocab_size of 0. A folder
+    ``start`` holds heads that are trained on; the options of their shape are then their own."""
     if not 0 < decay <= 1:
         raise InvalidParameterError(f"decay={decay}: must be above 0 and at most 1")
     target = ground.target
+    if start:
+        head = load_medusa(start, target)
+        check_target(head, target)
+        return MedusaTraining(head.network.float(), head.vocabulary, target, decay, labels)
     num_tokens = target.num_tokens
     size = min(draft_vocab_size or num_tokens, num_tokens)
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
