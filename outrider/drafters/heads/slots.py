@@ -78,11 +78,11 @@ def chain_of_slots(
     warp = context.distribution.logits if greedy else context.distribution
     pick = _argmax if greedy else INDEPENDENT.start(rng, γ)
     within = slots.vocabulary if _draws_within(slots, context) else None
+    widening = slots.vocabulary if within is None else None
 
     def step(tokens: Sequence[Tensor]) -> Tensor:
         logits_B1D = slots.logits(len(tokens) - 1, tokens[-1][:, None])
-        widens = within is None and slots.vocabulary is not None
-        return (slots.vocabulary.widened(logits_B1D) if widens else logits_B1D)[:, 0]
+        return (logits_B1D if widening is None else widening.widened(logits_B1D))[:, 0]
 
     def choose(logits_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         exists_B = None if going is None else going.exists[-1]
