@@ -151,5 +151,5 @@ def test_a_shifted_feature_would_be_found(wrong: type) -> None:
 
 def test_an_encoder_decoder_is_refused() -> None:
     head = tiny_head(TARGET)
-    with pytest.raises(IncompatibleError, match="tiny head .* is an encoder-decoder"):
+    with pytest.raises(IncompatibleError, match=r"tiny head .* is an encoder-decoder"):
         Eagle3Model(head, tiny_seq2seq())
