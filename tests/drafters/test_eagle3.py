@@ -10,10 +10,12 @@ import pytest
 import torch
 from tiny_heads import reference_logits, started, target_of, tiny_head
 from tiny_models import ragged_prompts
+from tiny_seq2seq import tiny_seq2seq
 from torch import Tensor
 
 from outrider import Sampling
 from outrider.core import Budget, Draft, commit_round, run_round
+from outrider.core.errors import IncompatibleError
 from outrider.drafters.heads.eagle3 import (
     Eagle3Drafter,
     Eagle3DynamicTreeDrafter,
@@ -145,3 +147,9 @@ def test_a_shifted_feature_would_be_found(wrong: type) -> None:
         for q_BNV, draft in rounds(drafter, ragged_prompts([9, 9], V), 3)
     ]
     assert max(off) > 1e-2
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    head = tiny_head(TARGET)
+    with pytest.raises(IncompatibleError, match=r"tiny head .* is an encoder-decoder"):
+        Eagle3Model(head, tiny_seq2seq())

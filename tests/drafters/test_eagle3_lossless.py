@@ -79,3 +79,18 @@ def test_greedy_output_is_plain_decodings(method: str) -> None:
     wanted = engine_of(target).generate(prompts, samplings)
     assert token_ids(found) == token_ids(wanted)
     assert found.stats.drafted > 0
+
+
+def test_limited_memory_and_quantised_caches() -> None:
+    """The head's cache counts below ``max_memory``, so that rows wait; the output is the same."""
+    target, prompts = target_of(), ragged_prompts([9, 1, 4, 12], 23)
+    head, settings = tiny_head(target, 17), {"max_batch_size": 4}
+    wanted = Engine(target, head, METHODS["eagle3"], **settings).generate(prompts, greedy(8))
+    small = Engine(target, head, METHODS["eagle3"], **settings, max_memory="48KiB")
+    assert token_ids(small.generate(prompts, greedy(8))) == token_ids(wanted)
+    (model,) = small.drafter.capabilities.models
+    assert model.plan.memory_budget is not None
+    quantised = Engine(target, head, METHODS["eagle3"], **settings, kv_dtype="int8")
+    plain = engine_of(target, kv_dtype="int8")
+    found = quantised.generate(prompts, greedy(8))
+    assert token_ids(found) == token_ids(plain.generate(prompts, greedy(8)))
