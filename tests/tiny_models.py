@@ -125,11 +125,20 @@ def engine_of(
     γ: int = 4,
     **settings: Any,
 ) -> Engine:
-    """An engine; by default speculative where there is a draft model, else plain."""
+    """An engine; by default speculative where there is a draft model, else plain. A method that
+    drafts with a head gets a random one for the target."""
     if method is None:
         method = "plain" if draft is None else "speculative"
     row = METHODS[method] if isinstance(method, str) else method
-    return Engine(target, draft, row, num_speculative_tokens=γ, **settings)
+    given = random_head(row.needs_head, target) if row.needs_head else draft
+    return Engine(target, given, row, num_speculative_tokens=γ, **settings)
+
+
+def random_head(kind: str, target: HFModel) -> Any:
+    """A random head of a kind for a target."""
+    from tiny_heads import RANDOM_HEADS
+
+    return RANDOM_HEADS[kind](target)
 
 
 def token_ids(results: Results | Sequence[Result]) -> list[tuple[int, ...]]:

@@ -18,6 +18,7 @@ from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
 from outrider.cli.train import train
+from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
 
 
@@ -73,6 +74,7 @@ add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
 add_command(app, train, "train")
 add_command(app, distill, "distill")
+add_command(app, train_head, "train-head")
 app.add_typer(ngram)
 
 

@@ -149,10 +149,10 @@ def certify(
             progress=lambda stage: progress.show(f"checking: {stage}"),
         )
     if as_json:
-        settings = _settings(engine, speculation.method, sampling, len(prompts))
+        settings = _settings(engine, engine.method.name, sampling, len(prompts))
         typer.echo(json.dumps(settings | certificate.as_dict(), ensure_ascii=False))
     else:
-        _print(certificate, engine, speculation.method, sampling)
+        _print(certificate, engine, engine.method.name, sampling)
     if not certificate.passed:
         raise typer.Exit(FAILED)
 

@@ -9,6 +9,9 @@ from outrider.cli.progress import Progress
 from outrider.methods.catalogue import entries
 from outrider.methods.needs import NEEDS_DRAFT
 
+DEFAULT = "speculative"
+"""The method where the user names none and the draft is no head."""
+
 if TYPE_CHECKING:
     from outrider.core import Verifier
     from outrider.engine import Engine
@@ -31,7 +34,8 @@ def open_engine(
     from outrider.methods import find_method
 
     options, draft, method = speculation.options, models.draft, speculation.method
-    if draft is not None and not find_method(method).needs_draft:
+    row = None if method is None else find_method(method)
+    if draft is not None and row is not None and not row.needs_draft and not row.needs_head:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is ignored")
     with Progress() as progress:
         return load(
@@ -73,8 +77,9 @@ def plain_engine(engine: "Engine") -> "Engine":
     )
 
 
-def require_draft_of(method: str, models: Models) -> None:
+def require_draft_of(method: str | None, models: Models) -> None:
     """Fails if the method needs a draft model and none is given. Does not import torch."""
+    method = method or DEFAULT
     entry = entries().get(method)
     if entry is not None and entry.needs_draft and _has_no_draft(models):
         raise fail(as_flags(NEEDS_DRAFT.format(method)))

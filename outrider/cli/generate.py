@@ -147,7 +147,7 @@ def generate(
         say(summary_line(result))
         if engine.obeyed:
             say(obeyed_line(engine.obeyed))
-        for line in comparison_lines(result, comparison, speculation.method) if comparison else ():
+        for line in comparison_lines(result, comparison, engine.method.name) if comparison else ():
             say(line)
     if interrupted:
         raise typer.Exit(INTERRUPTED)

@@ -106,7 +106,7 @@ def profile(
         **vars(models)
         | {
             "draft": None if engine.draft is None else models.draft or EMBEDDED,
-            "method": speculation.method,
+            "method": engine.method.name,
             "dtype": str(engine.target.dtype).removeprefix("torch."),
             "device": str(engine.target.device),
         },

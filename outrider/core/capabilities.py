@@ -34,6 +34,8 @@ class Capabilities(Generic[M]):
             of levels of a static tree; None leaves it to the engine.
         max_nodes: most nodes of a draft of γ levels, root included; with models also the most KV
             slots that drafting takes after the committed tokens, whichever is more.
+        slot_bytes: bytes of KV buffers that its state takes per row and token, besides those of its
+            models: the cache of a head.
         drafts_trees: whether the target has to score trees.
         runs_trees: whether its own models run over trees.
         full_chains: whether it drafts chains of γ tokens that exist in every row and are known to
@@ -56,6 +58,7 @@ class Capabilities(Generic[M]):
     drafts: bool = True
     depth: int | None = None
     max_nodes: Callable[[int], int] = chain_nodes
+    slot_bytes: int = 0
     drafts_trees: bool = False
     runs_trees: bool = False
     full_chains: bool = False

@@ -89,7 +89,8 @@ class KVMemory:
         max_memory: bytes.
         target: the target.
         drafter: the drafter; its ``capabilities`` name its models, and how many slots behind
-            the sequence a draft of γ levels takes in them and in the target.
+            the sequence a draft of γ levels takes in them and in the target; besides, how many
+            bytes a token takes in its state.
         num_speculative_tokens: γ.
         stretch: how many times longer a sequence may be in the draft models' tokens.
         prefixes: the engine's prefix cache; None without one.
@@ -116,6 +117,9 @@ class KVMemory:
         own = [m for m in able.models if not (isinstance(target, EarlyExit) and m is target.first)]
         self._models = [(model, Footprint.of(model)) for model in (target, *own)]
         self._stretches = [1, *[stretch] * len(own)]
+        if able.slot_bytes:
+            self._models.append((target, Footprint(able.slot_bytes, 0, able.slot_bytes)))
+            self._stretches.append(1)
         self._limit = target.limit
         self._nodes = able.max_nodes(num_speculative_tokens)
         self.leave_rest_to_prefixes()

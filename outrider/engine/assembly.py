@@ -11,6 +11,7 @@ from outrider.core.capabilities import Capabilities
 from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.core.protocols import Drafter
 from outrider.core.values import shown
+from outrider.drafters.heads.head import Head
 from outrider.engine.admission import STRETCH, KVMemory
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
@@ -47,7 +48,7 @@ class Assembly:
 
 
 def assemble(
-    target: HFModel, draft: HFModel | None, method: Method, settings: Settings
+    target: HFModel, draft: HFModel | Head | None, method: Method, settings: Settings
 ) -> Assembly:
     """Builds the parts.
 
@@ -55,7 +56,9 @@ def assemble(
         OutriderError: as :class:`Engine` says.
     """
     method.require_draft(draft)
-    target, draft = _models_in_roles(target, draft if method.needs_draft else None, settings)
+    head = draft if isinstance(draft, Head) and method.needs_head else None
+    draft = draft if isinstance(draft, HFModel) and method.needs_draft else None
+    target, draft = _models_in_roles(target, draft, settings)
     if draft is not None:
         check_kinds(target, draft)
         if not method.any_vocabulary:
@@ -66,6 +69,7 @@ def assemble(
         settings.draft_confidence,
         settings.num_speculative_tokens,
         settings.draft_length,
+        head,
     )
     drafter = settings.recipe.build(parts)
     able = drafter.capabilities
@@ -94,9 +98,11 @@ def assemble(
 
 
 def check_parts(target: object, draft: object, method: object) -> None:
-    """Raises InvalidParameterError unless these are loaded models and a method."""
+    """Raises InvalidParameterError unless these are loaded models (or a head as the draft) and a
+    method, IncompatibleError for a draft that the method cannot use."""
     for role, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, HFModel) and not (role == "draft" and model is None):
+        may_lack = role == "draft" and (model is None or isinstance(model, Head))
+        if not isinstance(model, HFModel) and not may_lack:
             raise InvalidParameterError(
                 f"{role}={shown(model)}: must come from outrider.load_model; outrider.load takes "
                 f"folders, hub ids and transformers models"
@@ -106,6 +112,8 @@ def check_parts(target: object, draft: object, method: object) -> None:
             f"method={shown(method)}: must be one of outrider.METHODS.values(); outrider.load "
             f"takes names"
         )
+    if draft is not None:
+        method.check_draft(draft)
 
 
 def _models_in_roles(

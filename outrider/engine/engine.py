@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
+from outrider.drafters.heads.head import Head
 from outrider.engine.assembly import assemble, check_parts
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
@@ -39,7 +40,7 @@ class Engine:
 
     Args:
         target: the model whose distribution the output has.
-        draft: the model that drafts ahead, where the method needs one.
+        draft: the model that drafts ahead, or the head, where the method needs one.
         method: a row of ``outrider.methods``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
@@ -79,7 +80,8 @@ class Engine:
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
-        IncompatibleError: a method without the draft model it needs, a rule that cannot verify it.
+        IncompatibleError: a method without the draft model or head it needs, a head of another
+            target, a rule that cannot verify it.
         VocabularyMismatchError: draft and target with different vocabularies, where the method
             needs equal ones.
     """
@@ -87,7 +89,7 @@ class Engine:
     def __init__(
         self,
         target: HFModel,
-        draft: HFModel | None,
+        draft: HFModel | Head | None,
         method: Method,
         *,
         num_speculative_tokens: int | None = None,

@@ -10,14 +10,16 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider import assets
-from outrider.core.errors import InvalidParameterError, ModelLoadError
+from outrider.core.errors import IncompatibleError, InvalidParameterError, ModelLoadError
 from outrider.core.protocols import Verifier
 from outrider.core.values import check_flag, shown
 from outrider.drafters.chain.draft_length import DraftLength
+from outrider.drafters.heads.head import Head
+from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.engine import Engine
 from outrider.engine.settings import Settings
 from outrider.engine.warming import Report, warm_up
-from outrider.methods import find_method
+from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.compiled import Compile, check_compile
 from outrider.runtime.executors.prepare import prepare
@@ -34,8 +36,8 @@ Source = str | Path | PreTrainedModel | HFModel
 
 def load(
     target: Source = EMBEDDED,
-    draft: Source | None = None,
-    method: str | None = DEFAULT,
+    draft: Source | Head | None = None,
+    method: str | None = None,
     num_speculative_tokens: int | None = None,
     *,
     options: Mapping[str, object] | None = None,
@@ -62,8 +64,10 @@ def load(
     Args:
         target: a folder, a hub id, a model in memory, or ``"embedded"`` for the pair that comes
             with the package (its draft is then the default draft).
-        draft: the same for the draft model.
-        method: a name from ``outrider methods``; None takes ``speculative``.
+        draft: the same for the draft model; or the folder of a head that was trained on the target
+            (``outrider train-head``, or a published one), or the head in memory.
+        method: a name from ``outrider methods``; None takes the head's own where ``draft`` is a
+            head, such as ``eagle3``, else ``speculative``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
@@ -101,7 +105,8 @@ def load(
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
-    row = find_method(DEFAULT if method is None else method)
+    head = format_of(draft)
+    row = find_method(_method_for(draft, head) if method is None else method)
     settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,
         "draft_confidence": draft_confidence,
@@ -125,7 +130,7 @@ def load(
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     for name, flag in (("exact", exact), ("trust_remote_code", trust_remote_code)):
         check_flag(name, flag)
-    if draft is None and isinstance(target, str) and target == EMBEDDED:
+    if draft is None and not row.needs_head and isinstance(target, str) and target == EMBEDDED:
         draft = EMBEDDED
     if quantize_draft is not None and (draft is None or not row.needs_draft):
         raise InvalidParameterError(
@@ -133,9 +138,13 @@ def load(
             f"leave it out"
         )
     row.require_draft(draft)
+    _check_head(row, draft, head)
     names = {"target": _name(target), "draft": _name(draft)}
     target = _found(target, "target")
-    draft = _found(draft, "draft") if draft is not None and row.needs_draft else None
+    model_source = None
+    if draft is not None and row.needs_draft:
+        assert not isinstance(draft, Head)
+        model_source = _found(draft, "draft")
 
     def model(source: Source, role: str) -> HFModel:
         if report is not None:
@@ -151,17 +160,47 @@ def load(
         prepare(loaded, compile, exact=exact, own=isinstance(source, str | Path))
         return loaded
 
-    engine = Engine(
-        model(target, "target"),
-        None if draft is None else model(draft, "draft"),
-        row,
-        **settings,
-    )
+    loaded_target = model(target, "target")
+    loaded_draft: HFModel | Head | None = None
+    if model_source is not None:
+        loaded_draft = model(model_source, "draft")
+    elif row.needs_head:
+        loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
+    engine = Engine(loaded_target, loaded_draft, row, **settings)
     warm_up(engine, report)
     return engine
 
 
-def _name(source: Source | None) -> str:
+def _method_for(draft: object, head: HeadFormat | None) -> str:
+    """The method that a draft runs by where the user names none."""
+    if head is not None:
+        return head.method
+    if isinstance(draft, Head):
+        return next(each.method for each in FORMATS if each.kind == draft.kind)
+    return DEFAULT
+
+
+def _check_head(row: Method, draft: object, head: HeadFormat | None) -> None:
+    """Raises IncompatibleError where the method and the draft do not fit, before any model is
+    loaded."""
+    if head is not None and head.kind != row.needs_head and (row.needs_draft or row.needs_head):
+        raise IncompatibleError(
+            f"method {row.name!r} cannot draft with {draft}, a head of kind {head.kind!r}: leave "
+            f"out the method, which is then {head.method!r}"
+        )
+    if row.needs_head and head is None and not isinstance(draft, Head):
+        raise IncompatibleError(
+            f"method {row.name!r} drafts with a head of kind {row.needs_head!r}, and "
+            f"{shown(draft)} is none: its config.json must be that of such a head"
+        )
+
+
+def _load_head(draft: Any, head: HeadFormat | None, target: HFModel) -> Head:
+    assert head is not None
+    return head.load(draft, target)
+
+
+def _name(source: Source | Head | None) -> str:
     return str(source) if isinstance(source, str | Path) else "from memory"
 
 

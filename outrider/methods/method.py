@@ -9,8 +9,9 @@ from outrider.core.protocols import Drafter, Verifier
 from outrider.core.round import check_compatible
 from outrider.drafters.chain.draft_length import FIXED, DraftLength
 from outrider.drafters.chain.stop import Stop
+from outrider.drafters.heads.head import Head
 from outrider.drafters.within_context import within_context
-from outrider.methods.needs import NEEDS_DRAFT
+from outrider.methods.needs import NEEDS_DRAFT, NEEDS_HEAD
 from outrider.options import Option, options_of, resolve
 from outrider.runtime import HFModel
 from outrider.verifiers import Greedy
@@ -21,13 +22,21 @@ NUM_SPECULATIVE_TOKENS = 5
 
 @dataclass(frozen=True)
 class Parts:
-    """What a drafter is built from: the models, and the user's settings of the draft length."""
+    """What a drafter is built from: the models, and the user's settings of the draft length.
+
+    Attributes:
+        target: the model that decides.
+        draft: the draft model; None where the method needs none.
+        draft_confidence, num_speculative_tokens, draft_length: the user's settings.
+        head: the head on the target; None where the method needs none.
+    """
 
     target: HFModel
     draft: HFModel | None = None
     draft_confidence: float = 0.0
     num_speculative_tokens: int | None = None
     draft_length: DraftLength = FIXED
+    head: Head | None = None
 
     @property
     def draft_model(self) -> HFModel:
@@ -97,7 +106,8 @@ class Method:
         name: the name that users type.
         summary: one line for users.
         paper: where it was published.
-        needs: what it needs besides a target: "nothing", "draft model" or "n-gram file".
+        needs: what it needs besides a target: "nothing", "draft model", "n-gram file", or "head: "
+            and the kind of the head.
         rule: the verifier's class; its parameters are options of the method.
         drafter: builds the drafter from the parts; its keyword-only parameters are options too.
         greedy: makes the rule for a batch at temperature 0 from the rule for other batches.
@@ -120,10 +130,35 @@ class Method:
         """Whether it needs a draft model."""
         return self.needs == "draft model"
 
+    @property
+    def needs_head(self) -> str | None:
+        """The kind of head that it needs; None where it needs none."""
+        word, _, kind = self.needs.partition(": ")
+        return kind if word == "head" else None
+
     def require_draft(self, draft: object) -> None:
-        """Raises IncompatibleError without a draft model, where the method needs one."""
-        if self.needs_draft and draft is None:
+        """Raises IncompatibleError without a draft model or head, where the method needs one."""
+        if draft is None and self.needs_draft:
             raise IncompatibleError(NEEDS_DRAFT.format(self.name))
+        if draft is None and self.needs_head:
+            raise IncompatibleError(NEEDS_HEAD.format(self.name))
+
+    def check_draft(self, draft: object) -> None:
+        """Raises IncompatibleError for a head where the method needs a model, a model where it
+        needs a head, or a head of another kind."""
+        kind = draft.kind if isinstance(draft, Head) else None
+        name = getattr(draft, "name", draft)
+        if self.needs_head not in (None, kind):
+            given = "a model" if kind is None else f"a head of kind {kind!r}"
+            raise IncompatibleError(
+                f"method {self.name!r} drafts with a head of kind {self.needs_head!r}, and {name} "
+                f"is {given}: leave out the method, which then follows from the draft"
+            )
+        if self.needs_draft and kind is not None:
+            raise IncompatibleError(
+                f"method {self.name!r} drafts with a model, and {name} is a head of kind {kind!r}: "
+                f"leave out the method, which then follows from the head"
+            )
 
     @property
     def lossless(self) -> bool:

@@ -4,10 +4,13 @@ import difflib
 
 from outrider.core.errors import UnknownMethodError
 from outrider.core.values import shown
+from outrider.methods.block_heads import BLOCK_HEADS
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
+from outrider.methods.heads import HEADS
 from outrider.methods.hybrid import HYBRIDS
 from outrider.methods.joint import JOINT
+from outrider.methods.medusa import MEDUSA
 from outrider.methods.method import Method
 from outrider.methods.ngram import NGRAMS
 from outrider.methods.self_draft import SELF_DRAFTS
@@ -25,6 +28,9 @@ METHODS: dict[str, Method] = {
         *VOCABULARIES,
         *SELF_DRAFTS,
         *HYBRIDS,
+        *HEADS,
+        *BLOCK_HEADS,
+        *MEDUSA,
     )
 }
 

@@ -1,7 +1,8 @@
 """Methods that draft a tree or several chains with a draft model."""
 
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
-from outrider.drafters.tree.static import Children, TreeDrafter
+from outrider.drafters.tree.grow import Children
+from outrider.drafters.tree.static import TreeDrafter
 from outrider.drafters.tree.topology import Topology
 from outrider.methods.method import Method, Parts
 from outrider.verifiers import BestOfK, Distinct, Rejection, SampleMatch, Spectr, Traversal

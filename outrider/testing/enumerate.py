@@ -35,6 +35,7 @@ from outrider.core import (
     Stream,
     Verifier,
     run_round,
+    start_batch,
 )
 from outrider.testing.partition import combine, partition
 from outrider.testing.script import RecordingStream
@@ -147,15 +148,9 @@ def enumerate_round(
         context = ScriptedContext.repeat(prompt, num_rows, distribution)
         context.script = rng
         row_tokens_B = None if row_tokens is None else torch.full((num_rows,), row_tokens)
-        return run_round(
-            context,
-            target,
-            target.start(context),
-            drafter,
-            drafter.start(context),
-            verifier,
-            Budget(num_tokens, row_tokens_B),
-        )
+        cache, state = start_batch(context, target, drafter)
+        budget = Budget(num_tokens, row_tokens_B)
+        return run_round(context, target, cache, drafter, state, verifier, budget)
 
     recorder = RecordingStream(torch.arange(64), torch.zeros(64, dtype=torch.int64))
     run(recorder, 64)

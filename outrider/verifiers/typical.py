@@ -14,12 +14,15 @@ token after the accepted path is the argmax at any temperature; ``emit="argmax"`
 for comparison with their results. With ``emit="sample"`` the output distribution is
 π = q r + (1 - Σ q r) p, with r the 0 or 1 of the rule.
 
+Of a tree, the longest path of accepted tokens is kept, of equally long ones the one of largest
+Π p, as the authors' code does; the siblings of a rejected token count as if it were not there.
+
 Since H(p) >= -ln max p, the most probable token is accepted whenever δ < 1. A point mass
 (temperature 0) has H = 0: its token is accepted if min(ε, δ) < 1, and no other token ever is. ε = 0
 or δ = 0 accepts every token with p(x) > 0.
 
-Preserves: a threshold on each accepted token; no divergence is bounded. Accepts chains, i.i.d. or
-chosen.
+Preserves: a threshold on each accepted token; no divergence is bounded. Accepts chains and trees,
+i.i.d. or chosen.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary; leading dimensions broadcast.
 """
@@ -29,16 +32,19 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from outrider.core import (
     Bound,
     Draft,
     Drawn,
     Needs,
+    Role,
     Stream,
     Verdict,
+    draw,
     match,
-    require_chain,
+    path_to,
     walk,
 )
 from outrider.core.errors import InvalidParameterError
@@ -87,7 +93,8 @@ class Typical:
         return Bound(words, threshold=self.epsilon)
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        require_chain(self, draft)
+        if not draft.is_chain:
+            return self._longest(draft, p_BNV, rng)
         if self.emit == "sample":
             return walk(self, draft, p_BNV, rng)
         x_BD = draft.tokens_BN[:, 1:]
@@ -107,6 +114,26 @@ class Typical:
             return p_V, q_V
         argmax_1 = p_V.argmax(-1, keepdim=True)
         return torch.zeros_like(p_V).scatter(-1, argmax_1, 1.0), q_V
+
+    def _longest(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
+        """Keeps the longest path of typical tokens of a tree."""
+        rows_B1 = torch.arange(len(p_BNV), device=p_BNV.device)[:, None]
+        x_BD, above_BDV = draft.tokens_BN[:, 1:], p_BNV[rows_B1, draft.parents_BN[:, 1:]]
+        passes_BN = draft.mask_BN & pad(self._typical(above_BDV, x_BD), (1, 0), value=True)
+        log_p_BN = pad(above_BDV.gather(2, x_BD[..., None])[..., 0].log(), (1, 0))
+        ancestors_BNN = draft.ancestors_BNN
+        reached_BN = (passes_BN[:, None] | ~ancestors_BNN).all(2)
+        depth_BN = torch.where(reached_BN, draft.depth_BN, -1)
+        most_B = depth_BN.amax(1)
+        product_BN = torch.where(ancestors_BNN, log_p_BN[:, None], 0.0).sum(2)
+        longest_BN = depth_BN == most_B[:, None]
+        node_B = product_BN.masked_fill(~longest_BN, -torch.inf).argmax(1)
+        p_BV = p_BNV[rows_B1[:, 0], node_B]
+        if self.emit == "argmax":
+            next_B = p_BV.argmax(-1)
+        else:
+            next_B = draw(p_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        return Verdict(path_to(draft, node_B), most_B, next_B)
 
     def _typical(self, p_V: Tensor, x: Tensor) -> Tensor:
         return (p_V.gather(-1, x[..., None]) > self._threshold(p_V))[..., 0]

@@ -49,7 +49,7 @@ def test_sections_and_defaults(run: Run) -> None:
     titles = [line for line in page.splitlines() if line.endswith(":") and line[0].isupper()]
     wanted = ["Arguments:", "Options:", "Models:", "Speculation:", "Sampling:", "Output:"]
     assert [title for title in titles if title in wanted] == wanted
-    assert "[default: speculative]" in page
+    assert "[default: fixed]" in page
     examples = [line for line in page.splitlines() if line.startswith("  outrider generate")]
     assert len(examples) >= 2
 

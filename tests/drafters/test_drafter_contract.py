@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from real_tokenizers import worded
+from tiny_models import random_head
 from tiny_ngrams import tiny_file
 
 from outrider import Sampling
@@ -29,7 +30,9 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 def drafter_of(method: str) -> Drafter[Any]:
     recipe = METHODS[method].recipe(OPTIONS.get(method))
-    return recipe.build(Parts(TARGET, DRAFT, num_speculative_tokens=4))
+    kind = METHODS[method].needs_head
+    head = None if kind is None else random_head(kind, TARGET)
+    return recipe.build(Parts(TARGET, DRAFT, num_speculative_tokens=4, head=head))
 
 
 def distribution(num_rows: int) -> Warp:
@@ -41,7 +44,10 @@ def distribution(num_rows: int) -> Warp:
 def test_contract(method: str) -> None:
     """Shapes, order, budgets and capabilities; a row alone drafts as in a batch, after commits, a
     rollback, and as rows leave and join."""
-    check_drafter(drafter_of(method), VOCAB_SIZE, distribution=distribution, num_samples=0)
+    drafter = drafter_of(method)
+    layers = drafter.capabilities.hidden_layers
+    target = TARGET.with_hidden_states(layers) if layers else None
+    check_drafter(drafter, VOCAB_SIZE, distribution=distribution, num_samples=0, target=target)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -88,6 +88,8 @@ def least(engine: Engine, prompts: Sequence[list[int]]) -> int:
         "hybrid",
         "early-exit",
         "staged",
+        "dspark",
+        "dflash-tree",
     ],
 )
 def test_buffers_stay_below_the_bound_and_outputs_are_the_same(

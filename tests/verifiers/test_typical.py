@@ -15,8 +15,8 @@ from random_distributions import (
     toy_pairs,
 )
 
-from outrider.core import output_distribution
-from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.core import Draft, Stream, output_distribution, row_keys
+from outrider.core.errors import InvalidParameterError
 from outrider.testing import (
     ToyDrafter,
     ToyModel,
@@ -39,7 +39,7 @@ EMITS = pytest.mark.parametrize("emit", ["sample", "argmax"])
 )
 def test_contract(epsilon, delta, accepts_own_distribution, emit):
     rule = Typical(epsilon, delta, emit)
-    check_verifier(rule, trees=False, accepts_own_distribution=accepts_own_distribution)
+    check_verifier(rule, accepts_own_distribution=accepts_own_distribution)
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, 1.1, math.nan, math.inf])
@@ -59,11 +59,60 @@ def test_emit_is_one_of_two():
         Typical(emit="best")
 
 
+def longest_typical_path(rule, draft, p_NV, row):
+    """The accepted path by a search over all nodes: the longest, then the one of largest product
+    of p."""
+    best = (0, 0.0, [])
+    for node in range(1, draft.num_nodes):
+        path, i = [], node
+        while i > 0:
+            path, i = [i, *path], int(draft.parents_BN[row, i])
+        product = 1.0
+        for above, i in zip([0, *path], path, strict=False):
+            p_V, x = p_NV[above], draft.tokens_BN[row, i]
+            entropy = float(scipy.special.entr(p_V.numpy()).sum())
+            typical = p_V[x] > min(rule.epsilon, rule.delta * math.exp(-entropy))
+            product *= float(p_V[x]) if typical and bool(draft.mask_BN[row, i]) else 0.0
+        if product > 0:
+            best = max(best, (len(path), product, [-i for i in path]))  # of equals, the first
+    return [-i for i in best[2]]
+
+
 @EMITS
-def test_a_tree_is_an_error(emit):
-    drafter = ToyDrafter(ToyModel.random(3), 2)
-    with pytest.raises(IncompatibleError, match="a single path"):
-        enumerate_round(ToyModel.random(3), drafter, Typical(emit=emit), 2)
+@pytest.mark.parametrize("drawn", ["iid", "chosen"])
+def test_the_longest_typical_path_of_a_tree_is_kept(emit, drawn):
+    """Against a search, for random distributions at the nodes; some nodes do not exist."""
+    B, N, V = 200, 8, 5
+    generator = torch.Generator().manual_seed(3)
+    p_BNV = (1.5 * torch.randn(B, N, V, generator=generator).double()).softmax(-1)
+    tokens_BN = torch.randint(V, (B, N), generator=generator)
+    parents_BN = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 5]).expand(B, N)
+    mask_BN = torch.rand(B, N, generator=generator) > 0.1
+    mask_BN[:, 0] = True
+    for i in range(1, N):
+        mask_BN[:, i] &= mask_BN.gather(1, parents_BN[:, i : i + 1])[:, 0]
+    probs_BNV = None if drawn == "chosen" else p_BNV
+    draft = Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn)
+    rule = Typical(0.2, 0.8, emit)
+    rng = Stream(row_keys([0] * B, list(range(B)), "cpu"), torch.zeros(B, dtype=torch.int64))
+    verdict = rule(draft, p_BNV, rng)
+    lengths = set()
+    for row in range(B):
+        wanted = longest_typical_path(rule, draft, p_BNV[row], row)
+        num = int(verdict.num_accepted_B[row])
+        assert verdict.path_BD[row, :num].tolist() == wanted
+        if emit == "argmax":
+            last = wanted[-1] if wanted else 0
+            assert int(verdict.next_token_B[row]) == int(p_BNV[row, last].argmax())
+        lengths.add(num)
+    assert lengths == {0, 1, 2, 3}
+
+
+def test_the_next_token_of_a_tree_is_drawn_from_the_target():
+    """ENUM: where nothing is typical, a round emits one token of the target's distribution."""
+    target, drafter = ToyModel.random(3), ToyDrafter(ToyModel.random(3, seed=1), 2)
+    done = enumerate_round(target, drafter, Typical(1.0, math.inf), 2, length=1)
+    assert done.total_variation < 1e-12
 
 
 def disagreement(rule_of, num: int = 10_000) -> int:

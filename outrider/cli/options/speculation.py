@@ -21,10 +21,11 @@ def _complete_lengths() -> list[str]:
 
 
 Method = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="NAME",
-        help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone.",
+        help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone. "
+        "Default: the head's own, where --draft is a head, else 'speculative'.",
         autocompletion=_complete_methods,
         rich_help_panel=SPECULATION,
     ),
@@ -76,7 +77,7 @@ DraftLength = Annotated[
 class Speculation:
     """The decoding method and its drafts."""
 
-    method: Method = "speculative"
+    method: Method = None
     option: Options = None
     num_speculative_tokens: NumSpeculativeTokens = None
     draft_confidence: DraftConfidence = 0.0

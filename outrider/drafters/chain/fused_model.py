@@ -86,22 +86,36 @@ class FusedModelDrafter(ModelDrafter):
         self, state: ModelState, context: Context, budget: Budget, rng: Stream
     ) -> Draft | None:
         """The draft by one program; None if there is none after all."""
-        cache, distribution, γ = state.cache, context.distribution, self.num_fused
+        distribution, γ = context.distribution, self.num_fused
         assert isinstance(distribution, Warp)
         numbers: tuple[Tensor | None, Tensor | None] = None, None
         if not distribution.greedy:
             numbers = distribution.temperature_B, rng.uniform(Role.DRAFT, γ)
-        lacking = self._lacking(state, context)
-        K = max(lacking)
-        if min(lacking) < K:
-            cache.rollback(context.sequence_lengths - K)
-        done = self.model.draft(cache, self._uncached(state, context, K), γ, *numbers)
+        done = self._run_program(state, context, *numbers)
         if done is None:
             return None
         probs_BNV, tokens_BN = done
-        cache.append(K + γ - 1)  # nobody has read the last token
         mask_BN = self._within(budget, γ + 1, context)
         if distribution.greedy:
             logits_BNV = probs_BNV if self.keep_logits else None
             return Draft.chain(tokens_BN, mask_BN, None, "chosen", logits_BNV)
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, self.drawn)
+
+    def _run_program(
+        self,
+        state: ModelState,
+        context: Context,
+        temperature_B: Tensor | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """What ``runner.fused_draft`` returns; the cache then holds what the model has read."""
+        cache, γ = state.cache, self.num_fused
+        lacking = self._lacking(state, context)
+        K = max(lacking)
+        if min(lacking) < K:
+            cache.rollback(context.sequence_lengths - K)
+        tokens_BK = self._uncached(state, context, K)
+        done = self.model.draft(cache, tokens_BK, γ, temperature_B, u_BD)
+        if done is not None:
+            cache.append(K + γ - 1)  # nobody has read the last token
+        return done

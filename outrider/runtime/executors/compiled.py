@@ -11,10 +11,10 @@ Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 import warnings
 from collections.abc import Callable, Sequence
 from threading import RLock
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -65,14 +65,18 @@ class CompiledExecutor:
             leaves batches that ask for hidden states to the eager executor.
 
     Attributes:
+        make, read: as given.
         failed: whether a program did not compile, so that no other is tried.
         sealed: whether no more programs are compiled: what has none runs eagerly. Compiling takes
             many seconds, which a running request should not wait for.
     """
 
+    runs_forwards: ClassVar[bool] = True
+    """Whether it has programs of forward passes, besides those of drafts."""
+
     def __init__(
         self,
-        module: PreTrainedModel,
+        module: nn.Module,
         spec: AttentionSpec,
         name: str,
         make: Compiler = compiled_program,
@@ -85,14 +89,14 @@ class CompiledExecutor:
         self.failed = self.sealed = False
         self._module, self._spec = module, spec
         self._trace = _exact_trace if exact else trace
-        self._make, self._read = make, read
+        self.make, self.read = make, read
         self._recording = recording
         self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
             (): (ChainForward(module, spec), TreeForward(module, spec))
         }
-        self._drafts: dict[int, tuple[GreedyDraft, SampledDraft]] = {}
+        self._drafts: dict[int, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
-        self._slot_S = torch.arange(0, device=module.device)
+        self._slot_S = torch.arange(0, device=next(module.parameters()).device)
         self._lock = RLock()
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
@@ -177,7 +181,7 @@ class CompiledExecutor:
         return slot_S[:span]
 
     def _span(self, cache: KVCache) -> int:
-        return self._read(cache.span, cache.in_use()[0].shape[2])
+        return self.read(cache.span, cache.in_use()[0].shape[2])
 
     def _run(
         self, each: TreeForward, cache: KVCache, inputs: Callable[[], Sequence[Tensor]]
@@ -198,7 +202,7 @@ class CompiledExecutor:
         buffers = in_use[:half], in_use[half:]
         try:
             with torch.inference_mode(False):
-                program = self._make(each, lambda: self._trace(each, buffers))
+                program = self.make(each, lambda: self._trace(each, buffers))
         except Exception as error:  # the compiler's own exceptions are of many kinds
             self.failed = True
             _warn(f"{self.name} does not compile, so it runs eagerly: {first_line(error)}")

@@ -89,8 +89,10 @@ def stages(
     """
     if model.compiled is None:
         return []
-    found: list[tuple[str, Callable[[], None]]] = [("forward passes", partial(_chain, model))]
-    if trees:
+    found: list[tuple[str, Callable[[], None]]] = []
+    if model.compiled.runs_forwards:
+        found.append(("forward passes", partial(_chain, model)))
+    if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
     if drafts:
         found.append(("greedy drafts", partial(_draft, model, drafts, None, None)))

@@ -31,7 +31,7 @@ KVBuffers = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Keys and values, a KV buffer (B, H, S, C) per layer."""
 
 
-class _TracedKVCache(Cache):
+class TracedKVCache(Cache):
     """The KV buffers inside the program: every row writes at its own slots."""
 
     is_compileable = False
@@ -116,7 +116,7 @@ class TreeForward(nn.Module):
         values: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """The model's forward pass over these KV buffers; results as :meth:`forward`."""
-        cache = _TracedKVCache(keys, values, metadata.slots_BN, span)
+        cache = TracedKVCache(keys, values, metadata.slots_BN, span)
         with recording_hidden_states() as recording:
             logits_BNV = decoder_logits(self.module, tokens_BN, metadata, cache)
         hidden_BNH = joined(recording, self.hidden_layers)

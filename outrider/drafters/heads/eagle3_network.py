@@ -1,0 +1,213 @@
+"""The network of an EAGLE-3 head: one decoder layer behind the fused hidden states of the target.
+
+Li, Wei, Zhang and Zhang, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test", 2025. https://arxiv.org/abs/2503.01840
+
+    g_t  = fc [h_t of the chosen layers]                 a token that the target has read
+    g_t  = the head's own feature before it              a drafted token
+    a    = attention([norm(e(x_t+1)); norm(g_t)])        queries, keys and values of width 2H
+    f_t  = g_t + a + mlp(norm(g_t + a))
+    q    = softmax(head(norm(f_t)))                      over the draft vocabulary; predicts x_t+2
+
+The feature at t is read together with the token at t+1: the head knows which token was sampled
+where the target's hidden state only knows the distribution. The next feature of a draft is f_t.
+
+Names of the parameters are those of the ``speculators`` format. Options, as published checkpoints
+have them:
+
+    norm_before_residual   the residual is norm(g) where the paper has g
+    norm_before_fc         one norm over the concatenated hidden states ahead of ``fc``
+    fc_norm                one norm per layer there (EAGLE-3.1)
+    norm_output            the next feature is norm(f) where the paper has f (EAGLE-3.1)
+
+Legend: B rows, N tokens, S slots, H width of the head, F width of the target times its chosen
+layers, D draft vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from outrider.core.errors import ModelLoadError
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """The shape of a head and of the target that it belongs to.
+
+    Attributes:
+        layer: the decoder layers' shape; its ``num_hidden_layers`` counts the head's layers and its
+            ``vocab_size`` is the target's.
+        draft_vocab_size: D.
+        target_layers: layers of the target whose hidden states the head reads, numbered as in
+            ``ForwardBatch.hidden_layers``.
+        target_hidden_size: width of one of these hidden states.
+        norm_before_residual, norm_before_fc, fc_norm, norm_output: as above.
+        target_name: folder or hub id of the target that it was trained on.
+        num_speculative_tokens: the draft length it was trained for.
+        target_architectures: class names of that target.
+    """
+
+    layer: LlamaConfig
+    draft_vocab_size: int
+    target_layers: tuple[int, ...]
+    target_hidden_size: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    target_name: str | None = None
+    num_speculative_tokens: int = 5
+    target_architectures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelLoadError(
+                "an EAGLE-3 head with norm_before_fc and fc_norm: it can have one of them only"
+            )
+        if not self.target_layers:
+            raise ModelLoadError("an EAGLE-3 head reads the hidden states of at least one layer")
+
+    @property
+    def fused_size(self) -> int:
+        """F."""
+        return self.target_hidden_size * len(self.target_layers)
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """An early, a middle and a late layer, as the authors choose them; distinct ones of a target
+    with few layers."""
+    wanted = (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted({min(max(layer, 1), num_layers) for layer in wanted}))
+
+
+class FirstLayer(LlamaDecoderLayer):
+    """The decoder layer that reads a token and a feature side by side."""
+
+    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool) -> None:
+        super().__init__(config, 0)
+        self.norm_before_residual = norm_before_residual
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow: nn.Linear = getattr(self.self_attn, name)
+            wide = nn.Linear(2 * config.hidden_size, narrow.out_features, config.attention_bias)
+            setattr(self.self_attn, name, wide)
+
+    def forward(  # type: ignore[override]  # it reads two tensors
+        self,
+        embedded_BNH: Tensor,
+        feature_BNH: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor,
+        cache: Cache,
+    ) -> Tensor:
+        normed_BNH = self.hidden_norm(feature_BNH)
+        residual_BNH = normed_BNH if self.norm_before_residual else feature_BNH
+        read_BN2H = torch.cat([self.input_layernorm(embedded_BNH), normed_BNH], -1)
+        attended_BNH, _ = self.self_attn(
+            hidden_states=read_BN2H,
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+        )
+        residual_BNH = residual_BNH + attended_BNH
+        output_BNH: Tensor = residual_BNH + self.mlp(self.post_attention_layernorm(residual_BNH))
+        return output_BNH
+
+
+class Eagle3Network(nn.Module):
+    """The head's weights; the embedding is the target's, or its own where a checkpoint has one.
+
+    Args:
+        config: the shape.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        layer = config.layer
+        layer._attn_implementation = "sdpa"
+        H, eps = layer.hidden_size, layer.rms_norm_eps
+        self.fc = nn.Linear(config.fused_size, H, bias=False)
+        first = FirstLayer(layer, norm_before_residual=config.norm_before_residual)
+        more = [LlamaDecoderLayer(layer, i) for i in range(1, layer.num_hidden_layers)]
+        self.layers = nn.ModuleList([first, *more])
+        self.norm = LlamaRMSNorm(H, eps=eps)
+        self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
+        self.rotary_emb = LlamaRotaryEmbedding(layer)
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(config.fused_size, eps=eps)
+        if config.fc_norm:
+            norms = [LlamaRMSNorm(config.target_hidden_size, eps=eps) for _ in config.target_layers]
+            self.fc_norm = nn.ModuleList(norms)
+
+    def fuse(self, hidden_BNF: Tensor) -> Tensor:
+        """The features of tokens that the target has read, (B, N, H), from its hidden states."""
+        if self.config.norm_before_fc:
+            hidden_BNF = self.input_norm(hidden_BNF)
+        if self.config.fc_norm:
+            parts = hidden_BNF.chunk(len(self.fc_norm), -1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            hidden_BNF = torch.cat(normed, -1)
+        fused_BNH: Tensor = self.fc(hidden_BNF)
+        return fused_BNH
+
+    def forward(
+        self,
+        embedded_BNH: Tensor,
+        feature_BNH: Tensor,
+        positions_BN: Tensor,
+        mask_BNS: Tensor,
+        cache: Cache,
+    ) -> Tensor:
+        """The head's next features, (B, N, H).
+
+        Args:
+            embedded_BNH: embeddings of the tokens.
+            feature_BNH: the feature of the position before each token.
+            positions_BN: positions for the rotary embedding, which only uses their differences.
+            mask_BNS: (B, 1, N, S), additive or Boolean, of the slots that the cache returns.
+            cache: takes the keys and values of the tokens, and returns those of all slots.
+        """
+        rotary = self.rotary_emb(embedded_BNH, positions_BN)
+        first, *more = self.layers
+        hidden_BNH: Tensor = first(embedded_BNH, feature_BNH, rotary, mask_BNS, cache)
+        for layer in more:
+            hidden_BNH = layer(
+                hidden_BNH,
+                attention_mask=mask_BNS,
+                past_key_values=cache,
+                position_embeddings=rotary,
+            )
+        if self.config.norm_output:
+            hidden_BNH = self.norm(hidden_BNH)
+        return hidden_BNH
+
+    def logits(self, feature_BNH: Tensor) -> Tensor:
+        """Logits over the draft vocabulary, (B, N, D), from what :meth:`forward` returned."""
+        normed_BNH = feature_BNH if self.config.norm_output else self.norm(feature_BNH)
+        logits_BND: Tensor = self.lm_head(normed_BNH)
+        return logits_BND
+
+
+def layer_config(values: dict[str, Any]) -> LlamaConfig:
+    """The decoder layer's configuration from a checkpoint's.
+
+    Raises:
+        ModelLoadError: a family of layers other than Llama's.
+    """
+    kind = values.get("model_type", "llama")
+    if kind != "llama":
+        raise ModelLoadError(
+            f"an EAGLE-3 head with layers of type {kind!r}: only 'llama' layers are known here"
+        )
+    return LlamaConfig(**values)

@@ -1,0 +1,1 @@
+"""Checkpoints of heads: the ``speculators`` format, and the layouts that the authors published."""

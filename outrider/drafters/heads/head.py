@@ -1,0 +1,66 @@
+"""What every kind of head is to the engine: weights that belong to one target.
+
+A head is loaded like a draft model and given to the engine in its place. It cannot run by itself:
+it reads the target's hidden states, and mostly uses the target's embeddings. A method builds its
+drafter from the head and the target (``Parts.head``).
+"""
+
+from typing import Protocol, runtime_checkable
+
+from outrider.core.errors import IncompatibleError
+from outrider.runtime import HFModel
+
+
+@runtime_checkable
+class Head(Protocol):
+    """The weights of a head.
+
+    Attributes:
+        kind: the name of its kind, such as ``eagle3``.
+        name: how messages call it.
+        vocab_size: tokens of its target.
+        hidden_size: width of its target's hidden states.
+        target_layers: the layers of the target that it reads, numbered as in
+            ``ForwardBatch.hidden_layers``.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def target_layers(self) -> tuple[int, ...]: ...
+
+
+def check_target(head: Head, target: HFModel) -> None:
+    """Checks that a head belongs to a target of this shape.
+
+    Raises:
+        IncompatibleError: another hidden width, vocabulary or number of layers (the message names
+            both), or an encoder-decoder.
+    """
+    if target.decoder_prompt is not None:
+        raise IncompatibleError(
+            f"{head.name} reads the hidden states of a decoder-only model, and {target.name} is an "
+            f"encoder-decoder: take a method with a draft model"
+        )
+    width = target.module.config.get_text_config().hidden_size
+    if head.hidden_size != width:
+        raise IncompatibleError(
+            f"{head.name} reads hidden states of width {head.hidden_size}, those of {target.name} "
+            f"have {width}: the head was trained for another target"
+        )
+    if head.vocab_size != target.num_tokens:
+        raise IncompatibleError(
+            f"{head.name} drafts for a vocabulary of {head.vocab_size} tokens, {target.name} has "
+            f"{target.num_tokens}: the head was trained for another target"
+        )
+    if not all(1 <= layer <= target.num_layers for layer in head.target_layers):
+        raise IncompatibleError(
+            f"{head.name} reads layers {', '.join(map(str, head.target_layers))}, {target.name} "
+            f"has layers 1 to {target.num_layers}: the head was trained for another target"
+        )

@@ -1,0 +1,205 @@
+"""Grows a token tree of fixed shape, level by level, from any source of logits.
+
+A level is one step: the distributions behind its nodes that have children, then the children, drawn
+or picked. Where the logits come from is the caller's business: a draft model's forward pass per
+level (``static.py``), or slots of a head that one pass has computed (``heads/``).
+
+A budget bounds the depth, since a round emits at most one token more than its deepest path: a row
+has all nodes down to its budget.
+
+If all rows are at temperature 0, children are the best tokens by rank, whatever ``children`` is. A
+row at temperature 0 among rows that sample has a distribution of one token: its independent draws
+are equal, and draws without replacement end after one.
+
+Legend: B rows, N nodes (node 0 is the root), R drafted nodes (N-1), V vocabulary; of a level: n
+nodes with children, k children at most, C children in all, K nodes drafted above, M nodes in the
+draft model's cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Context, Draft, Drawn, Prefix, Role, Stream
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.chain.model import fitted
+from outrider.drafters.tree.children import independent, top, without_replacement
+from outrider.drafters.tree.topology import Topology
+
+Children = Literal["iid", "distinct", "chosen"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a topology: the inputs of its forward pass and of the draws that follow.
+
+    Attributes:
+        depth: of the level's inner nodes; 0 for the root's.
+        width: k, most children of a node.
+        num_nodes: nodes of the tree from the root to the level's children.
+        inner_n: the level's nodes that have children.
+        number_nk: index of the random number that draws each child.
+        slot_C: index of each child among the n·k slots.
+        parent_C: parent of each child.
+        on_path_nK: which of the drafted nodes lie on the path to each inner node.
+        on_path_nM: which of the cached nodes do, the level's own included.
+        depth_M: depth of each cached node, less one.
+    """
+
+    depth: int
+    width: int
+    num_nodes: int
+    inner_n: Tensor
+    number_nk: Tensor
+    slot_C: Tensor
+    parent_C: Tensor
+    on_path_nK: Tensor
+    on_path_nM: Tensor
+    depth_M: Tensor
+
+    @classmethod
+    def of(cls, topology: Topology, depth: int, device: torch.device) -> "Level":
+        """The level at that depth."""
+        tree = topology
+        nodes = range(tree.num_nodes)
+        inner = [i for i in nodes if tree.depths[i] == depth and tree.num_children[i]]
+        children = [i for i in nodes if tree.depths[i] == depth + 1]
+        cached = [i for i in nodes if 0 < tree.depths[i] <= depth and tree.num_children[i]]
+        width = max(tree.num_children[i] for i in inner)
+        first = {tree.parents[c]: c for c in reversed(children)}
+        last = children[-1] + 1
+        ancestors_NN = torch.tensor(tree.ancestors)
+
+        def tensor(numbers: object) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+        return cls(
+            depth,
+            width,
+            last,
+            tensor(inner),
+            tensor([[min(first[i] + k, last - 1) - 1 for k in range(width)] for i in inner]),
+            tensor([inner.index(tree.parents[c]) * width + tree.ranks[c] for c in children]),
+            tensor([tree.parents[c] for c in children]),
+            ancestors_NN[inner, 1 : children[0]].to(device),
+            ancestors_NN[inner][:, cached].to(device),
+            tensor([tree.depths[i] - 1 for i in cached]),
+        )
+
+
+LevelLogits = Callable[[Tensor, Level], Tensor]
+"""From the tokens so far, root first, (B, N), and a level to the logits behind the level's nodes
+that have children, (B, n, V)."""
+
+
+class StaticTree:
+    """A tree of fixed shape, grown under the sampling parameters of the target.
+
+    Args:
+        topology: the shape; budgets cut it at their depth.
+        children: ``iid`` draws; ``distinct``, draws without replacement; or ``chosen``, the best
+            tokens by rank, for which no distributions are computed.
+        num_tokens: width of the target's logits; the source's are cut or padded to it.
+        device: of the batches.
+
+    Raises:
+        InvalidParameterError: any other kind of children.
+    """
+
+    def __init__(
+        self, topology: Topology, children: Children, num_tokens: int, device: torch.device
+    ) -> None:
+        if children not in get_args(Children):
+            raise InvalidParameterError(
+                f"children={children!r}: must be one of iid, distinct, chosen"
+            )
+        self.topology = topology
+        self.drawn: Drawn = children
+        self.num_tokens = num_tokens
+        self._levels = [Level.of(topology, d, device) for d in range(topology.depth)]
+        self._parents_N = torch.tensor(topology.parents, device=device)
+
+    def grow(
+        self,
+        context: Context,
+        budget: Budget,
+        rng: Stream,
+        logits: LevelLogits,
+        drafts_B: Tensor | None = None,
+    ) -> Draft:
+        """A tree behind the last token of each row.
+
+        Args:
+            context: the batch.
+            budget: most levels.
+            rng: the round's random numbers.
+            logits: the source.
+            drafts_B: which rows get a tree; None for all. The others get a root alone.
+        """
+        levels = self._levels[: budget.max_tokens]
+        if not levels:
+            return Draft.root_only(context.root_B)
+        drawn: Drawn = "chosen" if context.distribution.greedy else self.drawn
+        warp = context.distribution.logits if drawn == "chosen" else context.distribution
+        u_BR = None if drawn == "chosen" else rng.uniform(Role.DRAFT, levels[-1].num_nodes - 1)
+        tokens_BN = context.root_B[:, None]
+        mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
+        distributions = []
+        for level in levels:
+            logits_BnV = fitted(logits(tokens_BN, level), self.num_tokens)
+            q_BnV = warp(logits_BnV, _prefix(context, tokens_BN, mask_BN, level))
+            token_Bnk, exists_Bnk = _children(q_BnV, drawn, level, u_BR)
+            exists_BC = exists_Bnk.flatten(1)[:, level.slot_C] & mask_BN[:, level.parent_C]
+            if budget.tokens_B is not None:
+                exists_BC = exists_BC & (budget.tokens_B > level.depth)[:, None]
+            if drafts_B is not None:
+                exists_BC = exists_BC & drafts_B[:, None]
+            tokens_BN = torch.cat([tokens_BN, token_Bnk.flatten(1)[:, level.slot_C]], 1)
+            mask_BN = torch.cat([mask_BN, exists_BC], 1)
+            distributions.append(q_BnV)
+        N = tokens_BN.shape[1]
+        probs_BNV = None if drawn == "chosen" else _by_node(distributions, levels, N)
+        if len(levels) == N - 1:
+            return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn)
+        parents_BN = self._parents_N[:N].expand_as(tokens_BN)
+        max_walk_length = max(self.topology.walk_steps[:N])
+        return Draft(
+            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
+        )
+
+
+def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) -> Prefix:
+    """What precedes the children of the level's inner nodes: the paths to them, and they
+    themselves."""
+    B = context.num_rows
+    return Prefix(
+        context,
+        lambda: tokens_BN[:, 1:],
+        lambda: level.on_path_nK.expand(B, -1, -1),
+        lambda: mask_BN[:, level.inner_n],
+    )
+
+
+def _children(
+    q_BnV: Tensor, drawn: Drawn, level: Level, u_BR: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Tokens of the children, (B, n, k), and which of them exist."""
+    if u_BR is None:
+        return top(q_BnV, level.width)
+    u_Bnk = u_BR[:, level.number_nk]
+    if drawn == "distinct":
+        return without_replacement(q_BnV, u_Bnk)
+    token_Bnk = independent(q_BnV, u_Bnk)
+    return token_Bnk, torch.ones_like(token_Bnk, dtype=torch.bool)
+
+
+def _by_node(distributions: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:
+    """The distribution of every node, (B, N, V); zeros for nodes without children."""
+    B, _, V = distributions[0].shape
+    probs_BNV = distributions[0].new_zeros(B, num_nodes, V)
+    for q_BnV, level in zip(distributions, levels, strict=True):
+        probs_BNV.index_copy_(1, level.inner_n, q_BnV)
+    return probs_BNV

@@ -1,0 +1,72 @@
+"""Methods that draft with a block head: several tokens by one pass over the target's states."""
+
+from typing import Any
+
+from outrider.core import Drafter
+from outrider.drafters.chain.draft_length import Stopped
+from outrider.drafters.heads.block import BlockDrafter
+from outrider.drafters.heads.block_head import BlockHead
+from outrider.drafters.tree.grow import Children
+from outrider.drafters.tree.topology import Topology
+from outrider.methods.heads import head_of
+from outrider.methods.method import Method, Parts
+from outrider.verifiers import Rejection, Traversal
+
+_TREE = Topology.expansion([3, 2, 1, 1])
+
+
+def _chain(parts: Parts) -> Drafter[Any]:
+    """A head that predicts its confidence stops in front of an unsure token; of another, the token
+    behind which a draft stops is part of it."""
+    head, stop = head_of(parts, BlockHead), parts.stop
+    if stop is None or head.config.has_confidence:
+        return BlockDrafter(head, parts.target, stop)
+    return Stopped(BlockDrafter(head, parts.target), stop)
+
+
+def _tree(
+    parts: Parts, *, topology: Topology = _TREE, children: Children = "distinct"
+) -> BlockDrafter:
+    head = head_of(parts, BlockHead)
+    return BlockDrafter(head, parts.target, topology=topology, children=children)
+
+
+_DFLASH = "DFlash, arXiv 2602.06036, 2026"
+_DSPARK = "DSpark, DeepSeek, 2026"
+
+BLOCK_HEADS = (
+    Method(
+        "dflash",
+        "A DFlash head's block of tokens, drafted by one pass over the target's hidden states.",
+        _DFLASH,
+        "head: dflash",
+        Rejection,
+        _chain,
+    ),
+    Method(
+        "dspark",
+        "A DSpark head's block, each token corrected by the one before; stops by its confidence.",
+        _DSPARK,
+        "head: dspark",
+        Rejection,
+        _chain,
+    ),
+    Method(
+        "dflash-tree",
+        "A tree from the slots of a DFlash head's block, verified from its leaves to its root.",
+        f"{_DFLASH}; Weng et al., NeurIPS 2025",
+        "head: dflash",
+        Traversal,
+        _tree,
+        stops_when_unsure=False,
+    ),
+    Method(
+        "dspark-tree",
+        "The same of a DSpark head, each token corrected by the one before on its path.",
+        f"{_DSPARK}; Weng et al., NeurIPS 2025",
+        "head: dspark",
+        Traversal,
+        _tree,
+        stops_when_unsure=False,
+    ),
+)

@@ -1,0 +1,244 @@
+"""Trains EAGLE-3 heads by the training-time test: the head drafts during training as it will later.
+
+Li, Wei, Zhang and Zhang, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
+Training-Time Test", 2025, section 3. https://arxiv.org/abs/2503.01840
+
+Step i of the test is draft step i + 1 of a round that starts at every position t at once:
+
+    reads      (feature, x_t+1+i),   feature = the target's at t for i = 0, else step i-1's output
+    attends    to the slots up to t of step 0, and to its own slots of steps 1 … i
+    predicts   x_t+2+i; its teacher is the target behind x_t+1+i
+    loss       Σ_i decay^i · mean divergence of step i, over positions whose x_t+2+i the target
+               wrote, weighted by the teacher's mass (``teacher.py``)
+
+Tokens are those of the data at every step, so that the teacher is known. The authors' code counts
+positions only where the target's most probable token is in the draft vocabulary; the weight here is
+the probability that any of its tokens is.
+
+Legend: B rows, T tokens, S slots of a step (T - 1), N positions of all rows that count, H width of
+the head, F width of the layers read, D draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, LlamaConfig
+
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
+from outrider.drafters.heads.eagle3 import Eagle3Head
+from outrider.drafters.heads.eagle3_network import (
+    Eagle3Config,
+    Eagle3Network,
+    default_layers,
+)
+from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
+from outrider.drafters.heads.head import check_target
+from outrider.runtime import HFModel
+from outrider.train.heads.batches import StateBatch
+from outrider.train.heads.kind import Ground, HeadKind
+from outrider.train.heads.layers import Layers
+from outrider.train.heads.teacher import Teacher
+from outrider.train.losses import DIVERGENCES, weighted_mean
+
+DivergenceName = Literal["forward-kl", "reverse-kl", "js", "tv", "lk", "nla"]
+AUTO = Layers()
+_PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+"""Norms that multiply by their weight, as the head's does; Gemma's multiply by 1 + weight."""
+
+
+class Eagle3Training:
+    """An EAGLE-3 head in training.
+
+    Args:
+        network: the weights, in float32.
+        vocabulary: the draft vocabulary.
+        target: the frozen target.
+        divergence: of the head from the teacher.
+        ttt_length: steps of the training-time test.
+        decay: weight of a step relative to the one before.
+        embedding: the head's own embeddings, which are not trained; None where it has the target's.
+    """
+
+    def __init__(
+        self,
+        network: Eagle3Network,
+        vocabulary: DraftVocabulary,
+        target: HFModel,
+        divergence: DivergenceName = "forward-kl",
+        ttt_length: int = 5,
+        decay: float = 0.8,
+        embedding: nn.Embedding | None = None,
+    ) -> None:
+        self.module: nn.Module = network
+        self.network = network
+        self.vocabulary = vocabulary
+        self.divergence = DIVERGENCES[divergence]
+        self.ttt_length = ttt_length
+        self.decay = decay
+        self.teacher = Teacher(target, vocabulary)
+        self._own = None if embedding is None else embedding.requires_grad_(False)
+        self._embedding: nn.Module = self._own or target.module.get_input_embeddings()
+
+    def loss(self, batch: StateBatch) -> Tensor:
+        """Σ_i decay^i times the mean divergence of step i."""
+        p_BTD = self.teacher.logits(batch.final_BTH)
+        mass_BT = self.teacher.mass(p_BTD, batch.log_norm_BT)
+        total = torch.zeros((), device=p_BTD.device)
+        for i, output_BSH in enumerate(self.steps(batch)):
+            S = output_BSH.shape[1]
+            counts_BN = batch.answers_BT[:, 2 + i :]
+            here_BS = nn.functional.pad(counts_BN, (0, S - counts_BN.shape[1]), value=False)
+            if not bool(here_BS.any()):
+                break
+            after_BT = nn.functional.pad(here_BS, (1 + i, 0))[:, : p_BTD.shape[1]]
+            q_ND = self.network.logits(output_BSH[here_BS])
+            loss_N = self.divergence(p_BTD[after_BT], q_ND)
+            total = total + self.decay**i * weighted_mean(loss_N, mass_BT[after_BT])
+        return total
+
+    def steps(self, batch: StateBatch) -> Iterator[Tensor]:
+        """The head's outputs at every slot, (B, S, H), step by step. Slots near a row's end, whose
+        tokens are padding, are arbitrary."""
+        tokens_BT = batch.tokens_BT
+        S = tokens_BT.shape[1] - 1
+        feature_BSH = self.network.fuse(batch.hidden_BTF[:, :S])
+        cache = DynamicCache()
+        slots_S = torch.arange(S, device=tokens_BT.device)
+        own_SS = torch.eye(S, dtype=torch.bool, device=tokens_BT.device)
+        mask_SS = slots_S[:, None] >= slots_S
+        for i in range(self.ttt_length):
+            read_BS = nn.functional.pad(tokens_BT[:, 1 + i :], (0, i))[:, :S]
+            with torch.no_grad():
+                embedded_BSH = self._embedding(read_BS).float()
+            positions_BS = (slots_S + i).expand(len(tokens_BT), S)
+            feature_BSH = self.network(
+                embedded_BSH, feature_BSH, positions_BS, mask_SS[None, None], cache
+            )
+            yield feature_BSH
+            mask_SS = torch.cat([mask_SS, own_SS], 1)
+
+    def head(self) -> Eagle3Head:
+        return Eagle3Head(self.network, self.vocabulary, "the head in training", self._own)
+
+    def save(self, folder: Path) -> None:
+        save_eagle3(self.head(), folder)
+
+
+def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
+    if values["start"]:
+        return load_eagle3(values["start"], target).target_layers
+    chosen: Layers = values["layers"]
+    return chosen.of(target, default_layers(target.num_layers))
+
+
+def _build(
+    ground: Ground,
+    *,
+    draft_vocab_size: int = 8192,
+    layers: Layers = AUTO,
+    ttt_length: int = 5,
+    decay: float = 0.8,
+    divergence: DivergenceName = "forward-kl",
+    norm_before_fc: bool = True,
+    norm_output: bool = True,
+    norm_before_residual: bool = True,
+    intermediate_size: int = 0,
+    start: str = "",
+) -> Eagle3Training:
+    """A head whose decoder layer has the target's shape; its output layer and final norm start as
+    the target's, and so does the feature: ``fc`` begins with the last of the layers read. Or the
+    head in the folder ``start``, trained on; the options of its shape are then its own."""
+    if ttt_length < 1:
+        raise InvalidParameterError(f"ttt_length={ttt_length}: must be at least 1")
+    if not 0 < decay <= 1:
+        raise InvalidParameterError(f"decay={decay}: must be above 0 and at most 1")
+    target = ground.target
+    if start:
+        head = load_eagle3(start, target)
+        check_target(head, target)
+        return Eagle3Training(
+            head.network.float(),
+            head.vocabulary,
+            target,
+            divergence,
+            ttt_length,
+            decay,
+            head.embedding,
+        )
+    size = min(draft_vocab_size, target.num_tokens)
+    vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
+    config = target.module.config.get_text_config()
+    torch.manual_seed(ground.seed)
+    network = Eagle3Network(
+        Eagle3Config(
+            _layer_of(config, intermediate_size),
+            size,
+            layers.of(target, default_layers(target.num_layers)),
+            config.hidden_size,
+            norm_before_residual=norm_before_residual,
+            norm_before_fc=norm_before_fc,
+            norm_output=norm_output,
+            target_name=ground.name_of_target,
+            target_architectures=tuple(target.module.config.architectures or ()),
+            num_speculative_tokens=ttt_length,
+        )
+    ).float()
+    training = Eagle3Training(network, vocabulary, target, divergence, ttt_length, decay)
+    _start_from(network, target, training.teacher)
+    return training
+
+
+def _layer_of(config: Any, intermediate_size: int) -> LlamaConfig:
+    """A Llama layer of the target's shape."""
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rope = copy.deepcopy(getattr(config, "rope_parameters", None))
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=intermediate_size or config.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", heads),
+        head_dim=head_dim,
+        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
+        rope_parameters=rope,
+        max_position_embeddings=config.max_position_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+@torch.no_grad()
+def _start_from(network: Eagle3Network, target: HFModel, teacher: Teacher) -> None:
+    """Initialises output layer and final norm as the target's, and ``fc`` so that the feature
+    begins as the last of the layers read, where the widths allow it."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    if network.lm_head.weight.shape == teacher.weight_DH.shape:
+        network.lm_head.weight.copy_(teacher.weight_DH)
+    norm: Any = getattr(target.module.get_decoder(), "norm", None)
+    if type(norm).__name__ in _PLAIN_NORMS and norm.weight.shape == network.norm.weight.shape:
+        network.norm.weight.copy_(norm.weight)
+    H = network.fc.weight.shape[0]
+    if network.config.target_hidden_size == H:
+        network.fc.weight[:, -H:] += torch.eye(H)
+
+
+EAGLE3 = HeadKind(
+    "eagle3",
+    "An autoregressive head of one decoder layer on three layers of the target (EAGLE-3).",
+    "eagle3",
+    _layers,
+    _build,
+)

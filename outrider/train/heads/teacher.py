@@ -1,0 +1,46 @@
+"""The target's distribution over a head's draft vocabulary, from its cached final hidden states.
+
+    p(x)      = exp(z_x - log Z),   z_x the output layer's row of x times the final hidden state
+    mass      = Σ_x p(x) over the draft vocabulary
+    teacher   = p / mass there
+
+Weighting a divergence from the teacher by the mass gives, for forward KL, the gradient of KL(p‖q)
+over the whole vocabulary: Σ_x p(x) log q(x) only has terms where q is not zero.
+
+Legend: N positions, D draft vocabulary, H width of the target.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
+from outrider.runtime import HFModel
+from outrider.train.heads.states import output_layer
+
+
+class Teacher:
+    """The frozen output layer, cut to a draft vocabulary.
+
+    Args:
+        target: the model.
+        vocabulary: the draft vocabulary.
+    """
+
+    def __init__(self, target: HFModel, vocabulary: DraftVocabulary) -> None:
+        weight_VH, bias_V = output_layer(target)
+        ids_D = vocabulary.target_ids_D.to(weight_VH.device)
+        self.weight_DH = weight_VH.detach()[ids_D].float()
+        self.bias_D = None if bias_V is None else bias_V.detach()[ids_D].float()
+
+    @torch.no_grad()
+    def logits(self, final_NH: Tensor) -> Tensor:
+        """The target's logits over the draft vocabulary, (N, D)."""
+        return functional.linear(final_NH, self.weight_DH, self.bias_D)
+
+    @torch.no_grad()
+    def mass(self, logits_ND: Tensor, log_norm_N: Tensor) -> Tensor:
+        """The target's probability of the draft vocabulary, (N,)."""
+        return (logits_ND.float().logsumexp(-1) - log_norm_N).exp().clamp(max=1.0)

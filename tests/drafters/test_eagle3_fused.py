@@ -1,0 +1,91 @@
+"""A head's draft by one program equals the draft made step by step, and outputs are the same."""
+
+from typing import Any
+
+import pytest
+import torch
+from interpreted_graphs import interpreted
+from tiny_heads import target_of, tiny_head
+from tiny_models import greedy, ragged_prompts, token_ids
+
+from outrider import Sampling
+from outrider.drafters.heads import eagle3_model
+from outrider.drafters.heads.fused_draft import HeadExecutor
+from outrider.engine import Engine
+from outrider.engine.warming import warm_up
+from outrider.methods import METHODS
+from outrider.runtime.executors.compiled import CompiledExecutor
+
+
+class Counted(HeadExecutor):
+    """Counts the fused drafts, of all executors."""
+
+    calls = 0
+
+    def draft_behind(self, *arguments: Any) -> Any:
+        found = super().draft_behind(*arguments)
+        type(self).calls += found is not None
+        return found
+
+
+def engine(batch: int, *, compiled: bool, **options: Any) -> Engine:
+    target = target_of()
+    if compiled:
+        target.compiled = CompiledExecutor(target.module, target.spec, "target", interpreted)
+        target.compiled.sealed = True  # the head's programs are what is tested
+    head = tiny_head(target, 17, **options)
+    return Engine(target, head, METHODS["eagle3"], num_speculative_tokens=4, max_batch_size=batch)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [greedy(16), Sampling(temperature=0.8, seed=3, max_new_tokens=16, ignore_eos=True)],
+    ids=["greedy", "sampled"],
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_outputs_equal_those_of_step_by_step_drafts(
+    sampling: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
+    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    prompts = ragged_prompts([9, 3, 1, 14], 23)
+    wanted = engine(batch, compiled=False).generate(prompts, sampling)
+    before = Counted.calls
+    fused = engine(batch, compiled=True)
+    found = fused.generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.origins == other.origins
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+    assert Counted.calls > before + 3
+
+
+@pytest.mark.parametrize("options", [{"norm_output": True}, {"layers": 2}], ids=str)
+def test_programs_of_other_heads(options: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
+    found = engine(2, compiled=True, **options).generate(ragged_prompts([9, 3], 23), greedy(12))
+    wanted = engine(2, compiled=False, **options).generate(ragged_prompts([9, 3], 23), greedy(12))
+    assert token_ids(found) == token_ids(wanted)
+    assert not [w for w in recwarn if "runs eagerly" in str(w.message)]
+
+
+def test_a_programs_name_tells_heads_apart() -> None:
+    """Two heads that differ in an option only."""
+    target = target_of()
+    heads = [tiny_head(target), tiny_head(target, norm_output=True)]
+    names = {repr(eagle3_model.Eagle3Model(head, target).module) for head in heads}
+    assert len(names) == 2
+    assert torch.equal(heads[0].network.lm_head.weight, heads[1].network.lm_head.weight)
+
+
+def test_warming_makes_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards no request compiles anything, and chains are fused drafts."""
+    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    warmed = engine(1, compiled=True)
+    warm_up(warmed)
+    (head,) = warmed.drafter.capabilities.models
+    assert head.compiled is not None
+    assert head.compiled.sealed
+    assert len(head.compiled._programs) == 2
+    before = Counted.calls
+    warmed.generate(ragged_prompts([9], 23), greedy(12))
+    assert Counted.calls > before

@@ -1,0 +1,96 @@
+"""EAGLE-3 heads and every rule that verifies their drafts: the output has the target's distribution
+exactly, and at temperature 0 it is plain decoding's.
+
+The head's vocabulary lacks a token, so q is zero where p is not.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_heads import target_of, tiny_head
+from tiny_models import engine_of, greedy, ragged_prompts, token_ids
+
+from outrider import Sampling
+from outrider.core import Verifier
+from outrider.drafters.heads.eagle3 import (
+    Eagle3Drafter,
+    Eagle3DynamicTreeDrafter,
+    Eagle3Model,
+    Eagle3TreeDrafter,
+)
+from outrider.drafters.tree.topology import Topology
+from outrider.engine import Engine
+from outrider.methods import METHODS
+from outrider.sampling import Warp
+from outrider.testing import chi2, enumerate_round
+from outrider.verifiers import Block, Distinct, Rejection, SampleMatch, Traversal
+
+V = 3
+TARGET = target_of(V, dtype=torch.float64, std=0.1)
+HEAD = tiny_head(TARGET, V - 1)
+MODEL = Eagle3Model(HEAD, TARGET)
+TREE = Topology.expansion([2, 1])
+PAIRS: dict[str, tuple[Callable[[], Any], Verifier]] = {
+    "chain, rejection": (lambda: Eagle3Drafter(MODEL, V), Rejection()),
+    "chain, block": (lambda: Eagle3Drafter(MODEL, V), Block()),
+    "tree, distinct": (lambda: Eagle3TreeDrafter(MODEL, V, TREE, "distinct"), Distinct()),
+    "tree, traversal": (lambda: Eagle3TreeDrafter(MODEL, V, TREE, "distinct"), Traversal()),
+    "dynamic tree": (lambda: Eagle3DynamicTreeDrafter(MODEL, V, 5, 2, 2), SampleMatch()),
+}
+
+
+def warm(num_rows: int) -> Warp:
+    return Warp([Sampling(temperature=0.8, top_p=0.9)] * num_rows, V)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("pair", PAIRS)
+def test_enumerated(pair: str) -> None:
+    """ENUM over one round behind a prompt of four tokens; some drafts are accepted whole."""
+    make, verifier = PAIRS[pair]
+    drafter = make()
+    target = TARGET.with_hidden_states(drafter.capabilities.hidden_layers)
+    done = enumerate_round(target, drafter, verifier, 2, prompt=(0, 2, 1, 1), distribution=warm)
+    assert done.total_variation < 1e-12
+    assert sum(mass for tokens, mass in done.emitted.items() if len(tokens) == 3) > 0.01
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("pair", PAIRS)
+def test_sampled(pair: str) -> None:
+    """CHI2 over the first four tokens, several rounds. False alarms: 1e-4 for another seed."""
+    make, verifier = PAIRS[pair]
+    drafter = make()
+    target = TARGET.with_hidden_states(drafter.capabilities.hidden_layers)
+    p_value = chi2(target, drafter, verifier, 2, prompt=(0, 2, 1), num_rows=6000, distribution=warm)
+    assert p_value > 1e-4
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.needs_head])
+def test_greedy_output_is_plain_decodings(method: str) -> None:
+    """Ragged rows that leave and join, a prompt of one token among them."""
+    target, prompts = target_of(), ragged_prompts([9, 1, 4, 12], 23)
+    samplings = [greedy(9), greedy(20), greedy(5), greedy(14)]
+    head = tiny_head(target, 17)
+    engine = Engine(target, head, METHODS[method], max_batch_size=2)
+    found = engine.generate(prompts, samplings)
+    wanted = engine_of(target).generate(prompts, samplings)
+    assert token_ids(found) == token_ids(wanted)
+    assert found.stats.drafted > 0
+
+
+def test_limited_memory_and_quantised_caches() -> None:
+    """The head's cache counts below ``max_memory``, so that rows wait; the output is the same."""
+    target, prompts = target_of(), ragged_prompts([9, 1, 4, 12], 23)
+    head, settings = tiny_head(target, 17), {"max_batch_size": 4}
+    wanted = Engine(target, head, METHODS["eagle3"], **settings).generate(prompts, greedy(8))
+    small = Engine(target, head, METHODS["eagle3"], **settings, max_memory="48KiB")
+    assert token_ids(small.generate(prompts, greedy(8))) == token_ids(wanted)
+    (model,) = small.drafter.capabilities.models
+    assert model.plan.memory_budget is not None
+    quantised = Engine(target, head, METHODS["eagle3"], **settings, kv_dtype="int8")
+    plain = engine_of(target, kv_dtype="int8")
+    found = quantised.generate(prompts, greedy(8))
+    assert token_ids(found) == token_ids(plain.generate(prompts, greedy(8)))
