@@ -55,14 +55,7 @@ def assemble(
         check_kinds(target, draft)
         if not method.any_vocabulary:
             check_vocabularies(target, draft)
-    parts = Parts(
-        target,
-        draft,
-        settings.draft_confidence,
-        settings.num_speculative_tokens,
-        settings.draft_length,
-    )
-    drafter = settings.recipe.build(parts)
+    drafter = drafter_of(target, draft, settings)
     able = drafter.capabilities
     own_target, plan = target, target.plan
     target = able.target or target
@@ -84,6 +77,18 @@ def assemble(
         _verification(target, num_speculative_tokens),
         _memory(method, settings, drafter, models, num_speculative_tokens),
     )
+
+
+def drafter_of(target: HFModel, draft: HFModel | None, settings: Settings) -> Drafter[Any]:
+    """The method's drafter for these models."""
+    parts = Parts(
+        target,
+        draft,
+        settings.draft_confidence,
+        settings.num_speculative_tokens,
+        settings.draft_length,
+    )
+    return settings.recipe.build(parts)
 
 
 def check_parts(target: object, draft: object, method: object) -> None:

@@ -10,13 +10,14 @@ from typing import Any, TypeVar, overload
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
-from outrider.engine.assembly import assemble, check_parts
+from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.request_builder import RequestBuilder
+from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
@@ -68,6 +69,7 @@ class Engine:
         shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
         obeyed: the values of the generation config that change outputs, by name.
+        observed: who watches the rounds.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -136,6 +138,8 @@ class Engine:
             memory=parts.memory,
         )
         self._memory = parts.memory
+        self._settings = settings
+        self.observed = Observed()
         self._hint = ChatHint(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -333,6 +337,12 @@ class Engine:
         :meth:`generate`."""
         return self._builder.single(prompt, sampling, add_special_tokens, request_number)
 
+    def adopt_draft(self, draft: HFModel) -> None:
+        """Drafts with another copy of the draft model from now on. Rows that are running keep the
+        one that they have."""
+        self.draft = draft
+        self.drafter = drafter_of(self.target, draft, self._settings)
+
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the
         generation config, or by default."""
@@ -367,6 +377,7 @@ class Engine:
             self.measure,
             self._memory,
             self.verification,
+            self.observed,
         )
 
 
