@@ -43,6 +43,6 @@ def distillation(
         with torch.no_grad():
             p_logits_BTV = target(input_ids=inputs_BT, use_cache=False).logits
         q_logits_BTV = draft(input_ids=inputs_BT, use_cache=False).logits
-        return divergence(p_logits_BTV.flatten(0, 1), q_logits_BTV.flatten(0, 1))
+        return divergence(p_logits_BTV.flatten(0, 1), q_logits_BTV.flatten(0, 1)).mean()
 
     return objective

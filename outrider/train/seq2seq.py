@@ -96,7 +96,7 @@ def translation_distillation(
     def objective(tokens_BT: Tensor) -> Tensor:
         with torch.no_grad():
             p_logits_NV = _logits(target, tokens_BT, source_width)
-        return divergence(p_logits_NV, _logits(draft, tokens_BT, source_width))
+        return divergence(p_logits_NV, _logits(draft, tokens_BT, source_width)).mean()
 
     return objective
 
