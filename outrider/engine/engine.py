@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
@@ -27,6 +28,9 @@ from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
 from outrider.sampling import Sampling
+
+if TYPE_CHECKING:
+    from outrider.train.online import Adaptation, AdaptSettings
 
 T = TypeVar("T")
 
@@ -336,6 +340,17 @@ class Engine:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
         :meth:`generate`."""
         return self._builder.single(prompt, sampling, add_special_tokens, request_number)
+
+    def adapt(
+        self, folder: str | Path | None = None, settings: AdaptSettings | None = None
+    ) -> Adaptation:
+        """Adapts the draft model to what the engine generates, until the handle is stopped.
+
+        Arguments and errors as those of :func:`outrider.train.online.adapt`.
+        """
+        from outrider.train.online import adapt
+
+        return adapt(self, folder, settings)
 
     def adopt_draft(self, draft: HFModel) -> None:
         """Drafts with another copy of the draft model from now on. Rows that are running keep the
