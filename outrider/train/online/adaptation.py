@@ -3,8 +3,8 @@ Decoding", ICML 2024, https://arxiv.org/abs/2310.07177).
 
 While the engine generates, the target's distributions at verified positions are collected. A
 trainer takes steps on them, in a process of its own or while the engine is idle, and publishes new
-weights, which are exchanged between two rounds. Their acceptance is measured, and weights that are
-accepted less than those before are rolled back.
+weights, which are exchanged between two rounds. On trial they draft in alternation with the weights
+before them, and are rolled back if measured acceptance is lower.
 
 The distribution of the output does not change: a lossless rule corrects whatever distribution q the
 tokens were drawn from, and q is recorded with each draft. Keys and values that older weights left
@@ -59,7 +59,7 @@ from outrider.train.online.process import ProcessWorker
 from outrider.train.online.settings import Settings
 from outrider.train.online.thread import ThreadWorker
 from outrider.train.online.trainer import architecture
-from outrider.train.online.versions import Version, Versions
+from outrider.train.online.versions import Change, Version, Versions
 
 VERSIONS = "versions.json"
 MOST_RESTARTS = 3
@@ -102,6 +102,8 @@ class State:
     Attributes:
         status: ``running``, ``stopped``, or why adaptation is off.
         version: the number of the version that serves.
+        on_trial: the number of the version that drafts every other block of rounds; None if none
+            does.
         step: steps that the trainer has taken.
         loss: mean divergence of its last step, in nats; None before the first.
         tokens_seen: positions collected so far.
@@ -115,6 +117,7 @@ class State:
 
     status: str
     version: int
+    on_trial: int | None
     step: int
     loss: float | None
     tokens_seen: int
@@ -240,6 +243,7 @@ class Adaptation:
             return State(
                 self._status,
                 self._versions.serving.number,
+                self._versions.on_trial,
                 self._step,
                 self._loss,
                 self._collector.num_positions,
@@ -251,8 +255,8 @@ class Adaptation:
             )
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until all complete samples are learned, and lets the resulting version serve if no
-        round is running.
+        """Waits until all complete samples are learned. The resulting version is tried from the
+        next round on, or serves, if versions serve without a trial.
 
         Args:
             timeout: seconds; None waits for as long as it takes.
@@ -268,7 +272,7 @@ class Adaptation:
                 lambda: self._flushed >= number or self._status != "running", timeout
             )
             if not self._running_rounds:
-                self._exchange(at_once=True)
+                self._note(self._versions.settle())
             return self._flushed >= number
 
     def save(self, folder: str | Path) -> None:
@@ -310,6 +314,8 @@ class Adaptation:
             if self._status == "running":
                 self._status = "stopped"
             self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._running_rounds, STOP_SECONDS)
+            self._versions.close()
         self._worker.close(STOP_SECONDS)
         if self._saver is not None:
             self._saver.join()
@@ -336,7 +342,7 @@ class Adaptation:
         ``RoundObserver``."""
         with self._condition:
             if not self._running_rounds:
-                self._exchange()
+                self._note(self._versions.begin_round())
             self._running_rounds += 1
         while self._warnings:
             warnings.warn(self._warnings.popleft(), OutriderWarning, stacklevel=2)
@@ -432,18 +438,17 @@ class Adaptation:
                 self._history.append(Point(self._emitted, number, overlap / reached))
             self._block = [0, 0.0, 0.0]
 
-    def _exchange(self, at_once: bool = False) -> None:
-        """Exchanges weights if that is due. No round is running, and the lock is held."""
-        done = self._versions.exchange(at_once)
-        if done is None:
+    def _note(self, change: Change | None) -> None:
+        """Tells the trainer, the user and the folder of a change of the weights."""
+        if change is None:
             return
-        if done == "rolled back":
+        if change == "rolled back":
             self._worker.post(Restore(self._versions.path))
             undone = self._versions.all[-2]
             self._warnings.append(
-                f"version {undone.number} of the draft model is accepted less than the one before "
-                f"(α {undone.alpha:.2f}, before {_shown(undone.alpha_before)}): version "
-                f"{self._versions.serving.number} is back"
+                f"version {undone.number} of the draft model is accepted less than version "
+                f"{self._versions.serving.number}, which is back: α {_shown(undone.alpha)} against "
+                f"{_shown(undone.alpha_before)}"
             )
         self._saver = Thread(target=self._save_after, args=(self._saver,), daemon=True)
         self._saver.start()
@@ -513,17 +518,15 @@ class Adaptation:
         if weights is None:
             weights = plain_weights(draft.module, draft.name)
             save_weights(version_path(self._folder, version.number), weights)
-        versions = Versions(
+        return Versions(
             self._draft,
-            replace(version, alpha=None, rounds=0),
+            replace(version, alpha=None, rounds=0, status="serving"),
             version_path(self._folder, version.number),
             weights,
             trial_rounds=settings.trial_rounds,
             false_alarm=settings.false_alarm,
             past=past,
         )
-        versions.begin()
-        return versions
 
     def _check(self, identity: dict[str, str]) -> None:
         """Raises IncompatibleError unless the folder is of this draft model."""

@@ -1,8 +1,9 @@
 """A learner in a process of its own: what it does, and how it dies, cannot disturb generation.
 
-The process is a fresh interpreter that runs this module. Unlike a process of ``multiprocessing`` it
-does not import the user's script again, which therefore needs no guard. Messages are pickles over
-its standard input and output; what it prints goes to ``trainer.log`` in the folder.
+The process is a fresh interpreter that runs this package (``__main__.py``). Unlike a process of
+``multiprocessing`` it does not import the user's script again, which therefore needs no guard.
+Messages are pickles over its standard input and output; what it prints goes to ``trainer.log`` in
+the folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ProcessWorker:
         self._is_closing = False
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "outrider.train.online.process"],
+                [sys.executable, "-m", "outrider.train.online"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -51,7 +52,7 @@ class ProcessWorker:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """What the process does."""
         return self._process.pid
 
     @property
@@ -96,12 +97,14 @@ class ProcessWorker:
         code = self._process.wait()
         self._mailbox.put(None)
         if not self._is_closing:
-            self._handle(Crashed(f"process {self.pid} ended with {_meaning(code)}{self._tail()}"))
+            self._handle(Crashed(f"process {self.pid} ended with {self._reason(code)}"))
 
-    def _tail(self) -> str:
-        """The last line of the log."""
+    def _reason(self, code: int) -> str:
+        """What ended the process: a signal, or what the last line of its log says."""
+        if code < 0:
+            return f"signal {-code}"
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
+        return f"exit status {code}{': ' if lines else ''}{lines[-1] if lines else ''}"
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -119,12 +122,8 @@ def _messages(stream: IO[bytes]) -> Iterator[Any]:
             return
 
 
-def _meaning(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
-
-
-def main() -> None:
-    """The process."""
+def run_learner() -> None:
+    """What the process does."""
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anything prints must not end up among the messages
     plan: Plan = pickle.load(source)
@@ -147,7 +146,3 @@ def main() -> None:
     Thread(target=receive, daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         learn(plan, send, inbox)
-
-
-if __name__ == "__main__":
-    main()

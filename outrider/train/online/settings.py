@@ -30,7 +30,7 @@ class Settings:
     span: int = 64
     context: int = 256
     buffer_samples: int = 256
-    trial_rounds: int = 100
+    trial_rounds: int = 400
     false_alarm: float = 0.01
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Settings:
             ("span", 1, 4096),
             ("context", 1, 2**20),
             ("buffer_samples", 1, 2**20),
-            ("trial_rounds", 1, 2**30),
+            ("trial_rounds", 0, 2**30),
         ):
             value = as_python(getattr(self, name))
             if not is_whole(value) or not least <= value <= most:

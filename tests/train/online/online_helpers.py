@@ -16,7 +16,7 @@ from outrider.runtime import HFModel
 from outrider.train.online import AdaptSettings
 
 QUICK = AdaptSettings(
-    where="idle", learning_rate=3e-3, publish_every=2, trial_rounds=1, span=16, niceness=0
+    where="idle", learning_rate=3e-3, publish_every=2, trial_rounds=0, span=16, niceness=0
 )
 
 

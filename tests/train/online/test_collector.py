@@ -76,7 +76,7 @@ def test_a_sample_holds_the_targets_distributions_behind_its_tokens(
 
 
 def test_positions_are_those_of_accepted_tokens_and_of_the_first_rejected_one() -> None:
-    """Neither bonus tokens nor what lies behind a rejected token; counted from the rows' origins."""
+    """Neither bonus tokens nor what lies behind a rejected one; counted from the rows' origins."""
     target, draft = pair()
     engine = engine_of(target, draft, γ=2)
     observer, samples = collecting(engine)
@@ -90,9 +90,10 @@ def test_positions_are_those_of_accepted_tokens_and_of_the_first_rejected_one() 
     assert {"accepted", "correction", "bonus"} <= set(result.origins)
     found = []
     for sample in samples:
-        assert sample.tokens_T.tolist() == [*result.prompt_ids, *result.token_ids][
-            : len(sample.tokens_T)
-        ]
+        assert (
+            sample.tokens_T.tolist()
+            == [*result.prompt_ids, *result.token_ids][: len(sample.tokens_T)]
+        )
         found += sample.positions_P.tolist()
     assert found == verified
     assert sum(done.num_verified for done in observer.done) == len(verified)

@@ -57,9 +57,7 @@ def test_alpha_is_the_overlap_of_the_distributions() -> None:
     (sample,) = samples(1)
     log_p_TV = full_logits(tiny_module("llama", seed=5), sample.tokens_T.tolist()).log_softmax(-1)
     top = log_p_TV[sample.positions_P].topk(101)
-    full = Sample(
-        sample.tokens_T, sample.positions_P, top.indices.to(torch.int32), top.values, 101
-    )
+    full = Sample(sample.tokens_T, sample.positions_P, top.indices.to(torch.int32), top.values, 101)
     q_TV = full_logits(learner.module, sample.tokens_T.tolist()).softmax(-1)
     wanted = torch.minimum(log_p_TV.exp(), q_TV)[sample.positions_P].sum(1).mean()
     assert learner.alpha([full]) == pytest.approx(float(wanted), abs=1e-5)
@@ -75,9 +73,7 @@ def test_only_the_positions_of_a_sample_have_a_gradient() -> None:
         sample.log_p_PK,
         101,
     )
-    moved = Sample(
-        sample.tokens_T, sample.positions_P - 1, sample.ids_PK, sample.log_p_PK, 101
-    )
+    moved = Sample(sample.tokens_T, sample.positions_P - 1, sample.ids_PK, sample.log_p_PK, 101)
     found = []
     for each in (sample, longer, moved):
         learner = trainer()
@@ -120,7 +116,7 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_draft_is_named(tmp_path: Path) -> None:
     trainer().save(tmp_path)
     other = Trainer(tiny_module("llama", num_hidden_layers=1), "forward-kl", 1e-3)
-    with pytest.raises(ValueError, match="of 2 layers.* not .* of 1 layers"):
+    with pytest.raises(ValueError, match=r"of 2 layers.* not .* of 1 layers"):
         other.resume(tmp_path)
 
 
@@ -134,9 +130,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(SavingError, match=r"about 0\.\d MB"):
+    with monkeypatch.context() as patch:
         patch.setattr(checkpoint.torch, "save", full)
-        learner.save(tmp_path)
+        with pytest.raises(SavingError, match=r"about 0\.\d MB"):
+            learner.save(tmp_path)
     resumed = trainer()
     resumed.resume(tmp_path)
     assert resumed.step == 0
