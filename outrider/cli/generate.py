@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from outrider.cli.adaptation import adapting
 from outrider.cli.compare import against_plain
 from outrider.cli.engines import open_engine, plain_engine, require_draft_of
 from outrider.cli.errors import FAILED, INTERRUPTED, fail, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
+from outrider.cli.options.adaptation import Adapting
 from outrider.cli.options.models import MaxMemory, Models
 from outrider.cli.options.output import AsJson, Compare, Logprobs, PromptArgument, PromptFile, Trace
 from outrider.cli.options.sampling import (
@@ -46,6 +48,7 @@ def generate(
     models: Models,
     max_memory: MaxMemory = None,
     speculation: Speculation,
+    adaptation: Adapting,
     truncation: OwnTruncation,
     penalties: OwnPenalties,
     logit_bias: LogitBias = None,
@@ -101,9 +104,12 @@ def generate(
     if plain is not None:
         for each in (engine, plain):
             warm_up(each, prompt_text, sampling)
-    result = follow(engine, prompt_text, sampling, _display(engine, prompt_text, trace, as_json))
-    if not as_json:
-        _line_break(result.text)
+    show = _display(engine, prompt_text, trace, as_json)
+    with adapting(engine, adaptation, models) as learning:
+        result = follow(engine, prompt_text, sampling, show)
+        if not as_json:
+            _line_break(result.text)
+        learning.finish()
     comparison, interrupted = None, result.finish_reason == CANCELLED
     if plain is not None and not interrupted:
         other = follow(plain, prompt_text, sampling)
@@ -115,6 +121,8 @@ def generate(
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
+        if learning.line:
+            say(learning.line)
         if engine.obeyed:
             say(obeyed_line(engine.obeyed))
         for line in comparison_lines(result, comparison, speculation.method) if comparison else ():

@@ -152,6 +152,7 @@ def test_versions_take_over_after_their_trials() -> None:
 # ------------------------------------------------------------------------- crashes and errors
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_disturbs_nobody(tmp_path: Path) -> None:
     """SIGKILL while it takes steps: outputs stay, a warning names it, and it starts again from its
     checkpoint."""
