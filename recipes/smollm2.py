@@ -11,7 +11,7 @@ bit. ``--from hub`` takes the published weights from the Hugging Face hub instea
 
 Hashes are checked before anything is read. Leaves DIR/model with a card that records where the
 weights come from, their licence and their hashes; a folder that is complete is left as it is, an
-interrupted run leaves none. Takes two minutes, 1.5 GB of memory and 270 MB of disk.
+interrupted run leaves none. Takes 270 MB of disk.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _gap(
 
     target = engine.target
     with torch.inference_mode():
-        logits_V = target.logits_behind(prompt, output).double()
+        logits_V = target.logits_after(prompt, output).double()
     first, second = float(logits_V[one]), float(logits_V[other])
     step = torch.finfo(target.dtype).eps * max(abs(first), abs(second))
     return abs(first - second), max(_MAX_ULPS * step, _MIN_TOLERANCE)

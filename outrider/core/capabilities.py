@@ -27,7 +27,8 @@ class Capabilities(Generic[M]):
         models: the models that it runs, for their timers, health checks, context limits and memory.
         target: the model that the engine must run as its target because the drafts share its state
             (the layers of an early exit); None where any target will do.
-        hidden_layers: layers of the target whose hidden states ``commit`` takes; none by default.
+        hidden_layers: layers of the target whose hidden states the drafter reads, which then is a
+            ``ReadsHiddenStates``; none by default.
         drafts: whether it ever proposes a token; plain decoding does not.
         depth: the draft length γ that the engine takes where the user sets none, such as the number
             of levels of a static tree; None leaves it to the engine.

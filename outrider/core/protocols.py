@@ -7,7 +7,7 @@ per-batch state has them. What a model remembers of a batch is a :class:`Sequenc
 Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -115,6 +115,10 @@ argmax). For the last two, no distribution is computed."""
 
 S = TypeVar("S", bound=State)
 
+ReadHidden = Callable[[Tensor, int], None]
+"""Takes the hidden states (B, N, H) that a prefill computes in one forward pass, and the number of
+the first of these N tokens."""
+
 
 class Model(Protocol[S]):
     """A model that scores trees of tokens and can roll back: the target of a round."""
@@ -156,6 +160,33 @@ class Drafter(Protocol[S]):
 
     def join(self, state: S, other: S) -> None:
         """Appends the rows of another state. Mutates the first state."""
+
+
+class SharesHiddenStates(Protocol):
+    """A model whose prefill hands out the hidden states of the prompts."""
+
+    def start(self, context: Context, read: ReadHidden) -> Any:
+        """As ``Model.start``; ``read`` is called with the hidden states, in the order of the
+        tokens."""
+
+
+@runtime_checkable
+class ReadsHiddenStates(Protocol):
+    """A drafter that reads the target's hidden states: of the draft's nodes in ``commit``, and of
+    the prompts here. It declares ``Capabilities.hidden_layers``, and ``start`` is called before
+    the target's prefill."""
+
+    def read_prompt(self, state: Any, context: Context, hidden_BNH: Tensor, first: int) -> None:
+        """Takes hidden states of the prompts; called once per forward pass of the target's prefill,
+        in order, before the first ``propose``. Rows may leave between two calls. Mutates the state.
+
+        Args:
+            state: the state of the batch, which ``start`` returned.
+            context: the batch, as ``start`` got it.
+            hidden_BNH: of tokens ``first`` to ``first + N`` of each row. Those from a row's last
+                token (the root) onwards are arbitrary.
+            first: the number of the first token.
+        """
 
 
 class Verifier(Protocol):

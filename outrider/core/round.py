@@ -5,14 +5,24 @@ Legend: B rows, N nodes, D depth, K emitted tokens (D+1), M positions, V vocabul
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from outrider.core.context import Context, Prefix
 from outrider.core.draft import Draft, Verdict
 from outrider.core.errors import IncompatibleError
-from outrider.core.protocols import Budget, Drafter, Model, Scores, Verifier
+from outrider.core.protocols import (
+    Budget,
+    Drafter,
+    Model,
+    ReadHidden,
+    ReadsHiddenStates,
+    Scores,
+    SharesHiddenStates,
+    Verifier,
+)
 from outrider.core.rng import Stream
 
 BindLogits = Callable[[Tensor], Verifier]
@@ -81,6 +91,30 @@ class VerificationExecutor(Protocol):
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
         """Warps the target's logits, verifies the draft, and collects the emitted tokens."""
+
+
+def start_batch(context: Context, target: Model[Any], drafter: Drafter[Any]) -> tuple[Any, Any]:
+    """Reads the prompts; returns the target's cache and the drafter's state."""
+    if not drafter.capabilities.hidden_layers:
+        return target.start(context), drafter.start(context)
+    state = drafter.start(context)
+    sharing = cast(SharesHiddenStates, target)
+    return sharing.start(context, prompt_reader(drafter, state, context)), state
+
+
+def prompt_reader(drafter: Drafter[Any], state: Any, context: Context) -> ReadHidden:
+    """What takes the hidden states of the prompts for a drafter that declares
+    ``Capabilities.hidden_layers``.
+
+    Raises:
+        IncompatibleError: the drafter cannot read them.
+    """
+    if not isinstance(drafter, ReadsHiddenStates):
+        raise IncompatibleError(
+            f"{type(drafter).__name__} declares hidden_layers but has no read_prompt: see "
+            f"ReadsHiddenStates"
+        )
+    return partial(drafter.read_prompt, state, context)
 
 
 def run_round(

@@ -29,6 +29,7 @@ from outrider.core import (
     Scores,
     Stream,
     Verdict,
+    prompt_reader,
 )
 from outrider.core.errors import IncompatibleError
 from outrider.runtime import HFModel
@@ -167,6 +168,13 @@ class WithinContext:
         rows = [row for row, fit in enumerate(fits) if fit]
         own = _batch_of(context, rows)
         return WithinState(context, rows, own, self.drafter.start(own) if rows else None)
+
+    def read_prompt(
+        self, state: WithinState, context: Context, hidden_BNH: Tensor, first: int
+    ) -> None:
+        if state.inner is not None:
+            hidden_RNH = state.of(hidden_BNH)
+            prompt_reader(self.drafter, state.inner, state.own)(hidden_RNH, first)
 
     def propose(self, state: WithinState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.follow()

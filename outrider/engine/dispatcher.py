@@ -1,4 +1,4 @@
-"""Several callers share one scheduler: whoever waits for its own progress runs the steps.
+"""Several callers share one scheduler: a caller that waits for its own progress runs the steps.
 
 A thread that wants an item of its subscription, and finds none, runs steps until there is one;
 what a step did to other callers' requests is queued for them. While one thread runs a step, others

@@ -168,7 +168,7 @@ class Engine:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a Tensor is an Iterable[Tensor], too
         self,
-        prompts: Array | Mapping[str, Any],
+        prompts: Array | Mapping[str, Any] | Sequence[Message],
         sampling: Sampling | Iterable[Sampling] | None = None,
         *,
         add_special_tokens: bool = True,
@@ -270,7 +270,8 @@ class Engine:
         """Continues one prompt, an event per round; log-probabilities included.
 
         The request starts when the first event is asked for, and shares a batch with all others of
-        this engine, whichever thread makes them. Whoever waits for an event runs the rounds of all.
+        this engine, whichever thread makes them. A caller that waits for an event runs the rounds
+        of all.
         Closing the iterator, or an exception such as Ctrl-C, ends this request only. Arguments, and
         errors before the first event, as those of :meth:`generate`.
         """

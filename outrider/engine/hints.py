@@ -36,8 +36,8 @@ class ChatHint:
         self._due = False
         warnings.warn(
             "the model ended its output at once; it is a chat model, and the prompt does not "
-            "follow its template: build it by tokenizer.apply_chat_template(messages, "
-            "tokenize=False, add_generation_prompt=True)",
+            "follow its template: give messages instead of a text, as in engine.chat([{'role': "
+            "'user', 'content': ...}])",
             OutriderWarning,
             stacklevel=1,
         )

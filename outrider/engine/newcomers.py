@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.core import Context, Drafter, Ends
+from outrider.core import Context, Drafter, Ends, prompt_reader
 from outrider.engine.request import Row
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
@@ -27,7 +27,12 @@ class Newcomers:
         self.context = _context(rows, target)
         self._target = target
         self._drafter = drafter
-        self._prefill = target.begin(self.context)
+        self._state: Any = None
+        read = None
+        if drafter.capabilities.hidden_layers:
+            self._state = drafter.start(self.context)
+            read = prompt_reader(drafter, self._state, self.context)
+        self._prefill = target.begin(self.context, read)
 
     @property
     def are_cached(self) -> bool:
@@ -46,13 +51,19 @@ class Newcomers:
         self._prefill.step()
 
     def start(self) -> tuple[Context, Any, Any]:
-        """Starts the drafter; returns the context, the target's cache and the drafter's state."""
-        return self.context, self._prefill.finish(), self._drafter.start(self.context)
+        """Starts the drafter unless it has read the hidden states of the prefill; returns the
+        context, the target's cache and the drafter's state."""
+        cache = self._prefill.finish()
+        if self._state is None:
+            self._state = self._drafter.start(self.context)
+        return self.context, cache, self._state
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, at least one, in this order (``rows[i] >= i``)."""
         self.rows = [self.rows[row] for row in rows]
         self._prefill.cache.keep(rows)
+        if self._state is not None:
+            self._state.keep(rows)
         self.context.keep(rows)
         self.context.distribution = warp_of(self.rows, self._target)
 

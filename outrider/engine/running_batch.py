@@ -296,8 +296,9 @@ class RunningBatch:
     def _charge(self, began: tuple[float, float, float]) -> None:
         """Divides the seconds since ``began`` among the rows; the device must be done."""
         total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
-        share = 1 / self.num_rows
-        for row in (*self.rows, *self.newcomers):
+        rows = self.rows + self.newcomers
+        share = 1 / len(rows)
+        for row in rows:
             row.stats.spend(draft * share, target * share, total * share)
 
 

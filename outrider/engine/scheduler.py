@@ -11,8 +11,7 @@ added or aborted before it: the same calls in the same order give the same outpu
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import count, islice
 from threading import Lock, get_ident
 from traceback import clear_frames
@@ -84,7 +83,7 @@ class Scheduler:
         self._waiting: dict[int, Row] = {}
         self._suspects: deque[Row] = deque()
         self._batches: OrderedDict[BatchKind, RunningBatch] = OrderedDict()
-        self._at_work: list[Row] = []
+        self._at_work: list[Row] = []  # an exception concerns these rows
         self._progress: list[Progress] = []
 
     @property
@@ -117,8 +116,9 @@ class Scheduler:
         ``row.error``. A request cannot be blamed for an exception such as KeyboardInterrupt, which
         is raised here. Either way the other requests go on from the tokens that they have.
         """
-        with self._lock, self._in_this_thread():
+        with self._lock:
             self._read_inbox()
+            self._thread = get_ident()
             try:
                 self._advance()
             except Exception as error:
@@ -128,6 +128,8 @@ class Scheduler:
             except BaseException:
                 self._recover(None)
                 raise
+            finally:
+                self._thread = None
             progress, self._progress = self._progress, []
         self._read_inbox_between_steps()
         return progress
@@ -142,6 +144,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Begins the prefill of as many waiting rows as there are free rows and memory for."""
+        if not self._waiting:
+            return
         free = self._max_batch_size - sum(batch.num_rows for batch in self._batches.values())
         if not free:
             return
@@ -181,19 +185,22 @@ class Scheduler:
     def _begin(self, batch: RunningBatch, rows: list[Row]) -> None:
         for row in rows:
             del self._waiting[self._ids[row]]
-        with self._working_on(rows):
-            batch.begin(rows)
+        self._at_work = rows
+        batch.begin(rows)
+        self._at_work = []
 
     def _prefill(self) -> None:
         """Prefills newcomers; within the bound if rows are running, which would have to wait."""
-        bounded, used = self._has_running_rows, 0
-        for batch in self._batches.values():
-            while batch.newcomers:
+        prefilling = [batch for batch in self._batches.values() if batch.newcomers]
+        bounded, used = bool(prefilling) and self._has_running_rows, 0
+        for batch in prefilling:
+            while newcomers := batch.newcomers:
                 num_tokens = batch.prefill_tokens
                 if bounded and used and used + num_tokens > PROMPT_TOKENS_PER_STEP:
                     return
-                with self._working_on(batch.newcomers):
-                    batch.prefill()
+                self._at_work = newcomers
+                batch.prefill()
+                self._at_work = []
                 used += num_tokens
 
     def _run_round(self) -> None:
@@ -201,13 +208,15 @@ class Scheduler:
         for kind, batch in self._batches.items():
             if not batch.rows:
                 continue
-            with self._working_on(batch.rows):
-                batch.step()
-                for row in batch.rows:
-                    self._report(row)
-                batch.leave()
             self._batches.move_to_end(kind)
-            self._drop_empty_batches()
+            self._at_work = batch.rows
+            batch.step()
+            for row in batch.rows:
+                self._report(row)
+            over = batch.leave()
+            self._at_work = []
+            if over:
+                self._drop_empty_batches()
             return
 
     @property
@@ -263,22 +272,7 @@ class Scheduler:
                 batch.remove(row)
         self._drop_empty_batches()
 
-    @contextmanager
-    def _in_this_thread(self) -> Iterator[None]:
-        self._thread = get_ident()
-        try:
-            yield
-        finally:
-            self._thread = None
-
     # ---------------------------------------------------------------------- after an exception
-
-    @contextmanager
-    def _working_on(self, rows: list[Row]) -> Iterator[None]:
-        """While it lasts, an exception concerns these rows."""
-        self._at_work = list(rows)
-        yield
-        self._at_work = []
 
     def _recover(self, error: Exception | None) -> None:
         """Drops all batches, which an exception may have left in any state.
@@ -316,9 +310,10 @@ class Scheduler:
         kind = self._kind_of(row.request)
         batch = self._batches[kind] = self._make_batch(kind)
         batch.room_for([row], 1)
-        with self._working_on([row]):
-            batch.admit([row])
-            batch.step()
+        self._at_work = [row]
+        batch.admit([row])
+        batch.step()
+        self._at_work = []
         self._report(row)
         self._start_over()
 

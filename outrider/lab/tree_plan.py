@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from outrider.core import Budget, Context, Draft, Verifier, commit_round, run_round
+from outrider.core import Budget, Context, Draft, Verifier, commit_round, run_round, start_batch
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.tree_plan import TreePlan, fastest_tree
@@ -127,7 +127,7 @@ def count_ranks(
     limit = min(target.limit, draft.limit)
     counts = [0] * (width + 1)
     context = _context(prompts, sampling, target)
-    cache, state = target.start(context), drafter.start(context)
+    cache, state = start_batch(context, target, drafter)
     for _ in range(num_rounds):
         parts = context, target, cache, drafter, state
         round_ = run_round(*parts, verifier, Budget(1))

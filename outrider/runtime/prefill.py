@@ -8,12 +8,13 @@ logits of every token, though a prefill needs none. For a short prompt that cost
 takes between the operations of the layers; for a long one, or a vocabulary that holds most of a
 model's weights, it does not, and the prefill runs eagerly (``runner.py``).
 
-Legend: B rows, N query tokens.
+Legend: B rows, N query tokens, H hidden width (times the layers asked for).
 """
 
 from typing import Any
 
 from outrider.core.context import Context
+from outrider.core.protocols import ReadHidden
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
@@ -33,15 +34,25 @@ class Prefill:
         cache: an empty cache of the batch.
         context: the batch; all its tokens but each row's last are read.
         num_tokens: tokens of each row that are read; None for all but the last.
+        hidden_layers: the layers whose hidden states ``read`` takes.
+        read: takes the hidden states of each forward pass; None if nobody does.
     """
 
     def __init__(
-        self, model: Runnable, cache: KVCache, context: Context, num_tokens: int | None = None
+        self,
+        model: Runnable,
+        cache: KVCache,
+        context: Context,
+        num_tokens: int | None = None,
+        hidden_layers: tuple[int, ...] = (),
+        read: ReadHidden | None = None,
     ) -> None:
         self.cache = cache
         self._model = model
         self._context = context
         self._num_tokens = max(context.lengths) - 1 if num_tokens is None else num_tokens
+        self._hidden_layers = () if read is None else hidden_layers
+        self._read = read
         self._first = 0
 
     @property
@@ -54,8 +65,13 @@ class Prefill:
         width = self.next_width
         tokens_BN = self._context.tokens_BT[:, self._first : self._first + width]
         tokens_BN = tokens_BN.clamp(max=self._model.num_tokens - 1)
-        self._model.forward(ForwardBatch(self.cache, tokens_BN, num_logits=1))
+        output = self._model.forward(
+            ForwardBatch(self.cache, tokens_BN, num_logits=1, hidden_layers=self._hidden_layers)
+        )
         self.cache.append(width)
+        if self._read is not None:
+            assert output.hidden_BNH is not None
+            self._read(output.hidden_BNH, self._first)
         self._first += width
 
     def finish(self) -> KVCache:

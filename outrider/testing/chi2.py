@@ -16,7 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Drafter, Model, Verifier, commit_round, row_keys, run_round
+from outrider.core import (
+    Budget,
+    Drafter,
+    Model,
+    Verifier,
+    commit_round,
+    row_keys,
+    run_round,
+    start_batch,
+)
 from outrider.testing.enumerate import (
     DistributionFactory,
     ScriptedContext,
@@ -76,7 +85,7 @@ def sample_rounds(
         rows = list(range(first, min(first + _BATCH_SIZE, num_rows)))
         key_B = row_keys([seed] * len(rows), rows, "cpu")
         context = ScriptedContext.repeat(prompt, len(rows), distribution, key_B)
-        cache, state = target.start(context), drafter.start(context)
+        cache, state = start_batch(context, target, drafter)
         budget = Budget(num_tokens, None if row_tokens is None else row_tokens[rows])
         while min(context.lengths) < len(prompt) + length:
             parts = context, target, cache, drafter, state

@@ -110,7 +110,7 @@ def test_distributions_are_those_that_the_tokens_were_drawn_from() -> None:
 def test_rows_that_lack_different_numbers_of_tokens_are_drafted_together(
     sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row whose whole draft was accepted lacks two tokens in the cache, the other row one."""
+    """A row with a fully accepted draft lacks two tokens in the cache, the other row one."""
     mixed = []
     whole = FusedModelDrafter._fused
 

@@ -11,7 +11,7 @@ from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny_mod
 from outrider import Sampling
 from outrider.core import Budget, Context, Distribution, Prefix
 from outrider.core.errors import InvalidParameterError, VocabularyMismatchError
-from outrider.drafters.vocabulary.follow import LOOK_BEHIND, DraftRow
+from outrider.drafters.vocabulary.follow import NUM_REREAD, DraftRow
 from outrider.drafters.vocabulary.slem import SlemDrafter
 from outrider.methods.vocabularies import VOCABULARIES
 from outrider.runtime import HFModel
@@ -38,7 +38,7 @@ def row_of(drafter: SlemDrafter, text: str) -> DraftRow:
     """A row that has this text."""
     prompt = tokenizer_ids(drafter, text)
     tokens = drafter.bridge.translate(prompt)
-    return DraftRow(tokens, len(prompt), prompt[-LOOK_BEHIND:], len(tokens) - 1)
+    return DraftRow(tokens, len(prompt), prompt[-NUM_REREAD:], len(tokens) - 1)
 
 
 def tokenizer_ids(drafter: SlemDrafter, text: str) -> list[int]:

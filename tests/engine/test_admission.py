@@ -176,8 +176,8 @@ def test_a_request_that_exceeds_the_bound_alone_is_refused_before_any_runs(
 def test_streams_share_the_bound_and_give_back(
     target: HFModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for two of these streams; a third one waits until both have ended, and whoever
-    asks for its first event runs their rounds."""
+    """There is room for two of these streams; a third one waits until both have ended. The thread
+    that asks for its first event runs their rounds."""
     sampling = Sampling(max_new_tokens=50, ignore_eos=True)
     roomy = engine_of(target, max_memory="1GB")
     memory = roomy._memory

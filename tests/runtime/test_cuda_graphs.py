@@ -62,7 +62,7 @@ class Recording:
     [("llama", "speculative"), ("llama", "top-k-tree"), ("gemma3", "speculative")],
 )
 def test_recorded_graphs_write_the_same_text(family: str, method: str, sampling: Sampling) -> None:
-    """Chains, whole drafts and trees, windows and none, ragged rows that leave, KV buffers that
+    """Chains, fused drafts and trees, windows and none, ragged rows that leave, KV buffers that
     grow."""
     γ = 2 if family == "gemma3" else 4  # each layer of each drafted token is traced
     prompts, texts, recording = ragged_prompts([9, 3, 14, 60]), [], Recording()

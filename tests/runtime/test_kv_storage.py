@@ -231,3 +231,10 @@ def test_damaged_weights_are_found_in_int8() -> None:
         next(target.module.parameters())[7] = torch.nan
     with pytest.raises(NonFiniteLogitsError):
         engine_of(HFModel(target.module), kv_dtype="int8").generate([[1, 7, 2, 3]], greedy(3))
+
+
+def test_the_models_own_precision_replaces_another_one() -> None:
+    """Asking for bfloat16 means plain buffers in a bfloat16 model, whatever they were before."""
+    model = tiny(dtype=torch.bfloat16).with_kv_dtype("int8")
+    assert model.with_kv_dtype("auto").plan.kv_dtype == "int8"
+    assert model.with_kv_dtype("bfloat16").plan.kv_dtype == "auto"

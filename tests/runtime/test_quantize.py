@@ -91,12 +91,12 @@ def test_a_quantized_model_can_be_exact() -> None:
     """Its text is the one that torch's kernels write, up to their rounding to bfloat16; passes of
     every width have the same bits, which preparing it tries."""
     quantized = load_model(tiny_module(std=0.1), quantized="int8")
-    before = quantized.logits_behind([5, 6, 7, 8], [9])
+    before = quantized.logits_after([5, 6, 7, 8], [9])
     prepare(quantized, exact=True)
     assert all(
         type(each) is NarrowLinear for each in quantized.module.modules() if _is_linear(each)
     )
-    assert _distance(quantized.logits_behind([5, 6, 7, 8], [9]), before) < 2**-6
+    assert _distance(quantized.logits_after([5, 6, 7, 8], [9]), before) < 2**-6
 
 
 @pytest.mark.parametrize("family", _FITTING)
@@ -159,7 +159,7 @@ def test_the_recorded_q_is_the_quantized_models_own() -> None:
         for n in range(3):
             text = draft.tokens_BN[0, 1 : n + 1].tolist()
             own, other = (
-                model.logits_behind(prompt, text).softmax(-1)
+                model.logits_after(prompt, text).softmax(-1)
                 for model in (quantized, load_model(module))
             )
             assert (draft.probs_BNV[0, n] - own).abs().max() < 1e-4

@@ -212,7 +212,7 @@ def test_compiled_for_real() -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_a_pair_in_bfloat16_is_compiled_for_real() -> None:
-    """Both models, and whole drafts greedy and sampled, without a warning."""
+    """Both models, and fused drafts, greedy and sampled, without a warning."""
     target, draft = (tiny(seed=seed, dtype=torch.bfloat16, num_hidden_layers=1) for seed in (0, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)

@@ -28,6 +28,7 @@ from outrider.core import (
     Drawn,
     Scores,
     Stream,
+    prompt_reader,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import shown
@@ -50,6 +51,9 @@ class _Around:
 
     def start(self, context: Context) -> Any:
         return self.drafter.start(context)
+
+    def read_prompt(self, state: Any, context: Context, hidden_BNH: Tensor, first: int) -> None:
+        prompt_reader(self.drafter, state, context)(hidden_BNH, first)
 
     def commit(self, state: Any, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         self.drafter.commit(state, draft, verdict, scores)
@@ -139,6 +143,11 @@ class HeuristicLength(_Around):
     def start(self, context: Context) -> LengthState:
         first_B = torch.full_like(context.length_B, self.first)
         return LengthState(self.drafter.start(context), first_B, first_B)
+
+    def read_prompt(
+        self, state: LengthState, context: Context, hidden_BNH: Tensor, first: int
+    ) -> None:
+        prompt_reader(self.drafter, state.inner, context)(hidden_BNH, first)
 
     def propose(self, state: LengthState, context: Context, budget: Budget, rng: Stream) -> Draft:
         most_B = budget.max_tokens if budget.tokens_B is None else budget.tokens_B

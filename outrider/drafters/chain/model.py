@@ -88,7 +88,7 @@ class ModelBacked:
         self.model.join(state.cache, other.cache)
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Feeds the committed tokens that the cache lacks; logits behind the last one, (B, V)."""
+        """Feeds the committed tokens that the cache lacks; logits after the last one, (B, V)."""
         cache = state.cache
         self._drop_uncommitted(state, context)
         lacking = self._lacking(state, context)
@@ -126,7 +126,7 @@ class ModelBacked:
         return tokens_BK
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
-        """Feeds one drafted token per row; logits behind it, (B, V)."""
+        """Feeds one drafted token per row; logits after it, (B, V)."""
         logits_BV = self.model.extend(state.cache, x_B[:, None])[:, -1]
         state.cache.append(1)
         return logits_BV
@@ -239,7 +239,7 @@ class _Going:
         self.exists = [everywhere_B, everywhere_B]
 
     def on(self, q_B: Tensor) -> bool:
-        """Whether any row goes on behind the tokens drafted last. Waits for the device, which on a
+        """Whether any row goes on after the tokens drafted last. Waits for the device, which on a
         GPU too costs less than the forward passes that it saves.
 
         Args:

@@ -22,7 +22,7 @@ from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.vocabulary_bridge import Bridge
 
-LOOK_BEHIND = 10
+NUM_REREAD = 10
 """How many tokens before appended text may be tokenised again together with it."""
 
 
@@ -36,8 +36,8 @@ class DraftRow:
         tail: the target's last tokens.
         cached: how many of ``tokens`` the cache holds.
         pending: bytes of a last character that is not complete yet.
-        drafted: the draft model's tokens that were drafted behind ``tokens``.
-        fed: how many of ``drafted`` the cache holds behind ``tokens``.
+        drafted: the draft model's tokens that were drafted after ``tokens``.
+        fed: how many of ``drafted`` the cache holds after ``tokens``.
     """
 
     tokens: list[int]
@@ -105,7 +105,7 @@ class Follower(ModelBacked, ABC):
         begun = {prompt: self._begin(prompt)[: self.model.limit] for prompt in {*prompts}}
         converted = [list(begun[prompt]) for prompt in prompts]
         rows = [
-            DraftRow(tokens, len(prompt), list(prompt[-LOOK_BEHIND:]), len(tokens) - 1)
+            DraftRow(tokens, len(prompt), list(prompt[-NUM_REREAD:]), len(tokens) - 1)
             for tokens, prompt in zip(converted, prompts, strict=True)
         ]
         zeros = [0] * len(rows)
@@ -136,10 +136,10 @@ class Follower(ModelBacked, ABC):
     @abstractmethod
     def _append(self, row: DraftRow, tokens: Sequence[int], drafted: Sequence[int]) -> None:
         """Appends committed tokens of the target to ``row.tokens``, converted. May tokenise the
-        last ``LOOK_BEHIND`` tokens again; ``drafted`` is what the draft model drafted there."""
+        last ``NUM_REREAD`` tokens again; ``drafted`` is what the draft model drafted there."""
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Feeds the committed tokens that the cache lacks; the draft model's logits behind them,
+        """Feeds the committed tokens that the cache lacks; the draft model's logits after them,
         (B, U)."""
         assert isinstance(state, FollowState)
         self._follow(state, context)
@@ -163,13 +163,13 @@ class Follower(ModelBacked, ABC):
         new_BK = context.tokens_BT[:, first : max(context.lengths)].tolist()
         for row, new, length in zip(state.rows, new_BK, context.lengths, strict=True):
             new = new[row.known - first : length - first]
-            border = max(0, len(row.tokens) - LOOK_BEHIND)
+            border = max(0, len(row.tokens) - NUM_REREAD)
             held = row.tokens[border : row.cached] + row.drafted[: row.fed]
             drafted, row.drafted, row.fed = row.drafted, [], 0
             if new and len(row.tokens) < self.model.limit:
                 self._append(row, new, drafted)
                 del row.tokens[self.model.limit :]
-            row.known, row.tail = length, (row.tail + new)[-LOOK_BEHIND:]
+            row.known, row.tail = length, (row.tail + new)[-NUM_REREAD:]
             same = border + _common(held, row.tokens[border:])
             row.cached = min(same, len(row.tokens) - 1)
 

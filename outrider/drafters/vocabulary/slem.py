@@ -31,7 +31,7 @@ from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Drawn, Stream
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.vocabulary.follow import LOOK_BEHIND, DraftRow, Follower, FollowState
+from outrider.drafters.vocabulary.follow import NUM_REREAD, DraftRow, Follower, FollowState
 from outrider.runtime import HFModel
 from outrider.runtime.hf.vocabulary import complete
 from outrider.runtime.hf.vocabulary_bridge import Bridge
@@ -133,7 +133,7 @@ class SlemDrafter(Follower):
         drafted.clear()
         first = self._first_open(row.tokens)
         text, row.pending = complete(draft.bytes_of(row.tokens[first:]) + utf8)
-        before = complete(draft.bytes_of(row.tokens[max(0, first - LOOK_BEHIND) : first]))[0]
+        before = complete(draft.bytes_of(row.tokens[max(0, first - NUM_REREAD) : first]))[0]
         again = draft.encode_behind(before, text)
         if again is not None:
             row.tokens[first:] = again
@@ -146,7 +146,7 @@ class SlemDrafter(Follower):
         at the beginning of a character."""
         pieces = self.bridge.draft.pieces
         first = len(tokens)
-        while first > max(0, len(tokens) - LOOK_BEHIND) and pieces[tokens[first - 1]]:
+        while first > max(0, len(tokens) - NUM_REREAD) and pieces[tokens[first - 1]]:
             first -= 1
         while first < len(tokens) and pieces[tokens[first]][0] & 0xC0 == 0x80:
             first += 1

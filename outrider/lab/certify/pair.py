@@ -28,6 +28,7 @@ from outrider.core import (
     Verifier,
     commit_round,
     run_round,
+    start_batch,
 )
 from outrider.core.errors import NonFiniteLogitsError
 from outrider.drafters import NoDraft
@@ -134,8 +135,7 @@ class Batch:
     def __init__(self, pair: Pair, prompts: Sequence[Sequence[int]], first_request: int) -> None:
         self.pair = pair
         self.context = pair.context(prompts, first_request)
-        self.cache = pair.target.start(self.context)
-        self.state = pair.drafter.start(self.context)
+        self.cache, self.state = start_batch(self.context, pair.target, pair.drafter)
 
     def step(self) -> Round:
         """Runs one round of all rows.

@@ -19,7 +19,7 @@ from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
-from outrider.core.protocols import Scores, keep_accepted
+from outrider.core.protocols import ReadHidden, Scores, keep_accepted
 from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compiled import CompiledExecutor
@@ -142,12 +142,14 @@ class HFModel:
         """The same model with other caches and a clock of its own.
 
         Args:
-            kv_dtype: how the caches store numbers; ``auto`` as they do now. A model that computes
-                in bfloat16 keeps ``auto`` for ``bfloat16``: the numbers are the same.
+            kv_dtype: how the caches store numbers; ``auto`` as they do now. For a model that
+                computes in bfloat16, ``bfloat16`` is its own precision: plain buffers.
             memory_budget: what the caches may take, with others that share it.
         """
-        if kv_dtype == "auto" or (kv_dtype == "bfloat16" and self.dtype == torch.bfloat16):
+        if kv_dtype == "auto":
             kv_dtype = self.plan.kv_dtype
+        elif kv_dtype == "bfloat16" and self.dtype == torch.bfloat16:
+            kv_dtype = "auto"
         plan = KVCachePlan(kv_dtype, memory_budget)
         if plan == self.plan:
             return self
@@ -202,34 +204,39 @@ class HFModel:
         """The model's settings for ``generate``, if it has any."""
         return getattr(self.module, "generation_config", None)
 
-    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Logits behind a prompt and a continuation, by one plain forward pass without any cache,
+    def logits_after(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Logits after a prompt and a continuation, by one plain forward pass without any cache,
         (V,)."""
         ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
         with self.arithmetic():
             logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]
 
-    def start(self, context: Context) -> KVCache:
+    def start(self, context: Context, read: ReadHidden | None = None) -> KVCache:
         """Caches all tokens of the context but the last, in forward passes of bounded width. Logits
-        that are not finite there make those of later forward passes so, which are checked."""
-        return self.begin(context).finish()
+        that are not finite there make those of later forward passes so, which are checked.
 
-    def begin(self, context: Context) -> Prefill:
+        Args:
+            context: the batch.
+            read: takes the hidden states of the layers that :meth:`with_hidden_states` chose.
+        """
+        return self.begin(context, read).finish()
+
+    def begin(self, context: Context, read: ReadHidden | None = None) -> Prefill:
         """As :meth:`start`, but the caller runs the forward passes."""
         cache = self._cache(context)
         cache.long = long_rows(context, self.original)
         self._reserve(cache, max(context.lengths) - 1)
-        return Prefill(self, cache, context)
+        return Prefill(self, cache, context, hidden_layers=self.hidden_layers, read=read)
 
     def draft_room(self, length: int) -> int:
-        """Most tokens of a draft that one forward pass can verify behind so many committed ones."""
+        """Most tokens of a draft that one forward pass can verify after so many committed ones."""
         if self.original is None or length > self.original:
             return self.limit
         return self.original - length
 
     def score(self, cache: KVCache, draft: Draft) -> Scores:
-        """One forward pass over all nodes of the draft, behind the committed tokens."""
+        """One forward pass over all nodes of the draft, after the committed tokens."""
         layers = self.hidden_layers
         if draft.is_chain:
             output = self.forward(ForwardBatch(cache, draft.tokens_BN, hidden_layers=layers))

@@ -2,9 +2,10 @@
 
 A GGUF file holds weights of few bits in blocks with scales. ``transformers`` reads the file's
 architecture, tokenizer and weights; the weights become ordinary tensors, in the precision that the
-file computes in: float32 and float16 files keep theirs, all others become bfloat16, whose rounding
-(2^-9) is an eighth of a four-bit block's or less. The folder is an ordinary model folder, so that
-every later load takes no more time than any other model's.
+file computes in: float32 and float16 files keep theirs, all others become bfloat16. Its rounding
+error, at most 2^-9 of a weight, is at most about half of what 8-bit blocks have lost, and less
+beside blocks of fewer bits. The folder is an ordinary model folder, so that every later load takes
+no more time than any other model's.
 """
 
 import hashlib

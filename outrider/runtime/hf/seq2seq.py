@@ -113,7 +113,7 @@ class Seq2SeqModel(HFModel):
         """Longest source in tokens: as many as the decoder has positions."""
         return self.limit
 
-    def logits_behind(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    def logits_after(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         with self.arithmetic():
             logits_1TV: Tensor = self.module(
                 input_ids=torch.tensor([list(prompt)], device=self.device),

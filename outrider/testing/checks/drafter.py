@@ -19,8 +19,10 @@ from outrider.core import (
     Drafter,
     Drawn,
     Lengths,
+    Model,
     Scores,
     row_keys,
+    start_batch,
 )
 from outrider.testing.checks._common import advance, holds, random_prompts, require, verdict_at
 from outrider.testing.enumerate import DistributionFactory, ScriptedContext, softmax_distribution
@@ -36,6 +38,7 @@ def check_drafter(
     prompts: Sequence[Sequence[int]] | None = None,
     device: torch.device | str = "cpu",
     seed: int = 0,
+    target: Model[Any] | None = None,
 ) -> None:
     """A drafter's drafts are well formed, within budget, drawn from the distributions they
     declare, and no larger than its capabilities say.
@@ -54,6 +57,7 @@ def check_drafter(
         prompts: the prompts of the rows, two or more; random and ragged if None.
         device: the device of the contexts.
         seed: seed of prompts and draws.
+        target: the target, for a drafter that reads its hidden states.
 
     Raises:
         AssertionError: the message names the violated guarantee.
@@ -62,7 +66,7 @@ def check_drafter(
     prompts = prompts or random_prompts(vocab_size, generator)
     B = len(prompts)
 
-    def start(rows: Sequence[int]) -> Context:
+    def batch(rows: Sequence[int]) -> Context:
         return Context.start(
             [prompts[row] for row in rows],
             distribution(len(rows)),
@@ -70,6 +74,16 @@ def check_drafter(
             rows,
             device,
         )
+
+    def start(context: Context) -> Any:
+        if target is None:
+            return drafter.start(context)
+        return start_batch(context, target, drafter)[1]
+
+    def scores(context: Context, draft: Draft) -> Scores:
+        if target is None:
+            return _scores(draft, vocab_size)
+        return target.score(target.start(context), draft)
 
     def propose(context: Context, state: Any, tokens: Sequence[int] | None = None) -> Draft:
         row_tokens_B = None if tokens is None else torch.tensor(tokens, device=device)
@@ -79,8 +93,8 @@ def check_drafter(
         _check_capabilities(draft, budget, drafter.capabilities)
         return draft
 
-    context = start(range(B))
-    state = drafter.start(context)
+    context = batch(range(B))
+    state = start(context)
     draft = propose(context, state)
     _same(draft, propose(context, state), range(B), "a second propose changed the draft")
     ragged = [(b + 1) % (num_tokens + 1) for b in range(B)]
@@ -89,7 +103,7 @@ def check_drafter(
     for round_ in range(2):
         for row in range(B):
             alone = _only(context, row, distribution(1))
-            alone_draft = propose(alone, drafter.start(alone))
+            alone_draft = propose(alone, start(alone))
             what = "a row alone gets a different draft than" + (
                 " in its batch" if round_ == 0 else " after commit: state and context disagree"
             )
@@ -97,7 +111,7 @@ def check_drafter(
         node_B = torch.arange(B, device=device) % draft.num_nodes
         next_B = torch.randint(vocab_size, (B,), generator=generator).to(device)
         verdict = verdict_at(draft, node_B, next_B)
-        drafter.commit(state, draft, verdict, _scores(draft, vocab_size))
+        drafter.commit(state, draft, verdict, scores(context, draft))
         advance(context, draft, verdict)
         draft = propose(context, state)
 
@@ -110,8 +124,8 @@ def check_drafter(
     kept = [B - 1, *range(1, B - 1)] if B > 2 else [B - 1]
     state.keep(kept)
     context.keep(kept)
-    newcomers = start([0, 1])
-    joining = drafter.start(newcomers)
+    newcomers = batch([0, 1])
+    joining = start(newcomers)
     context.join(newcomers)
     context.distribution = distribution(context.num_rows)
     drafter.join(state, joining)
@@ -123,7 +137,7 @@ def check_drafter(
     if num_samples and drafter.drawn in ("iid", "distinct"):
         key_B = row_keys([seed] * num_samples, list(range(num_samples)), device)
         many = ScriptedContext.repeat(prompts[-1], num_samples, distribution, key_B, device)
-        _check_draws(propose(many, drafter.start(many)))
+        _check_draws(propose(many, start(many)))
 
 
 def check_draft(
