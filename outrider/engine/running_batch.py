@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -141,8 +140,11 @@ class RunningBatch:
         """Runs one round of all rows. A row with non-finite logits, or without a token to sample,
         gets an error; the other rows go on."""
         observer = self._observed.observer
-        with nullcontext() if observer is None else observer.round():
-            self._step(observer)
+        if observer is None:
+            self._step(None)
+        else:
+            with observer.round():
+                self._step(observer)
 
     def _step(self, observer: RoundObserver | None) -> None:
         assert self._context is not None

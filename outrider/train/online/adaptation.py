@@ -41,7 +41,13 @@ from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.weights import check_trainable, plain_weights
 from outrider.train.online.collector import Collector, RateLimit, TopKRecorder
-from outrider.train.online.files import SavingError, load_weights, save_json, save_weights
+from outrider.train.online.files import (
+    SavingError,
+    load_weights,
+    remove_partial,
+    save_json,
+    save_weights,
+)
 from outrider.train.online.learner import (
     Crashed,
     Failed,
@@ -144,7 +150,7 @@ def adapt(
 
     Raises:
         IncompatibleError: a method that adaptation does not support, an engine that is being
-            adapted, or a folder of another draft model.
+            adapted, or a folder of another draft model or without the weights that it names.
         UnsupportedModelError: a draft model of a few bits.
         SavingError: the folder cannot be written.
     """
@@ -506,6 +512,7 @@ class Adaptation:
     def _resumed(self, draft: HFModel) -> Versions:
         """The versions of the folder, the last one in service; or the draft model's own weights."""
         settings = self._settings
+        remove_partial(self._folder)
         past: tuple[Version, ...] = ()
         version = Version(0, 0)
         weights: dict[str, Tensor] | None = None
@@ -514,7 +521,7 @@ class Adaptation:
             self._check(document["identity"])
             past = tuple(map(Version.of, document["versions"]))
             version, past = past[-1], past[:-1]
-            weights = load_weights(version_path(self._folder, version.number))
+            weights = load_weights(self._file_of(version))
         if weights is None:
             weights = plain_weights(draft.module, draft.name)
             save_weights(version_path(self._folder, version.number), weights)
@@ -527,6 +534,16 @@ class Adaptation:
             false_alarm=settings.false_alarm,
             past=past,
         )
+
+    def _file_of(self, version: Version) -> Path:
+        """The file of a version's weights. Raises IncompatibleError if it is gone."""
+        path = version_path(self._folder, version.number)
+        if not path.exists():
+            raise IncompatibleError(
+                f"{self._folder / VERSIONS} says that version {version.number} serves, but there "
+                f"is no {path}: put it back, or begin anew in another folder"
+            )
+        return path
 
     def _check(self, identity: dict[str, str]) -> None:
         """Raises IncompatibleError unless the folder is of this draft model."""

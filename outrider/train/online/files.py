@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -38,8 +39,15 @@ def write_atomically(path: Path, write: Callable[[Path], object], num_bytes: int
             os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise saving_error(path, num_bytes, error) from error
+
+
+def remove_partial(folder: Path) -> None:
+    """Deletes what killed processes did not finish to write."""
+    for file in folder.rglob("*.partial"):
+        file.unlink(missing_ok=True)
 
 
 def saving_error(path: Path, num_bytes: int, error: OSError) -> SavingError:

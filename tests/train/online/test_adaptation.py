@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,12 @@ from outrider.runtime import HFModel
 from outrider.runtime.weights import plain_weights
 from outrider.train.online import Adaptation, AdaptSettings, SavingError, adaptable_methods
 from outrider.train.online import learner as learner_module
-from outrider.train.online.files import save_weights
+from outrider.train.online.files import load_weights, save_weights
 from outrider.train.online.learner import Crashed, Published, version_path
 from outrider.train.online.process import ProcessWorker
 from outrider.verifiers import Typical
 
-PROMPTS = ragged_prompts([9] * 12)
+PROMPTS = ragged_prompts([9] * 10)
 
 
 def traffic(engine: Engine, adaptation: Adaptation, times: int) -> list[float]:
@@ -300,6 +302,58 @@ def test_a_folder_of_another_draft_is_named(tmp_path: Path) -> None:
         other.adapt(tmp_path, QUICK)
     with pytest.raises(IncompatibleError, match="'forward-kl', not 'tv'"):
         engine_of(target, draft).adapt(tmp_path, replace(QUICK, divergence="tv"))
+
+
+def test_a_folder_whose_weights_are_gone(tmp_path: Path) -> None:
+    target, draft = pair()
+    engine_of(target, draft).adapt(tmp_path, QUICK).stop()
+    version_path(tmp_path, 0).unlink()
+    with pytest.raises(IncompatibleError, match="says that version 0 serves"):
+        engine_of(target, draft).adapt(tmp_path, QUICK)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(SavingError, match=r"cannot write .*file/versions"):
+        engine_of(*pair()).adapt(file, QUICK)
+
+
+def adapt_until_killed(folder: Path) -> None:
+    engine = engine_of(*pair())
+    adaptation = engine.adapt(folder, QUICK)
+    while adaptation.flush(60):
+        engine.generate(PROMPTS[:4], sampled(24))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(20, marks=pytest.mark.slow)], ids=["3 times", "20 times"]
+)
+def test_killed_at_any_moment_a_folder_is_resumed(kills: int, tmp_path: Path) -> None:
+    """SIGKILL of the whole process, engine and trainer, at random moments: the folder always
+    resumes, its weights are whole, and no step is lost that was saved."""
+    rng = random.Random(2)
+    steps = 0
+    for _ in range(kills):
+        process = get_context("fork").Process(target=adapt_until_killed, args=(tmp_path,))
+        process.start()
+        process.join(rng.uniform(0.2, 2.0))
+        process.kill()
+        process.join()
+        engine = engine_of(*pair())
+        with engine.adapt(tmp_path, QUICK) as adaptation:
+            assert adaptation.flush(60)
+            state = adaptation.state
+            assert state.status == "running"
+            assert state.step >= steps
+            assert engine.draft is not None
+            served = load_weights(version_path(tmp_path, state.version))
+            found = plain_weights(engine.draft.module)
+            assert all(torch.equal(x, served[name]) for name, x in found.items())
+            assert all(bool(x.isfinite().all()) for x in found.values())
+        assert not list(tmp_path.rglob("*.partial"))
+        steps = state.step
 
 
 def test_the_saved_draft_is_an_ordinary_model(tmp_path: Path) -> None:
