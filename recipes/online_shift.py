@@ -10,15 +10,15 @@ The same requests pass through three engines, in bursts: first prompts of one te
     oracle    the draft model distilled beforehand on other prompts of the second text, by the same
               trainer, over several passes
 
-The texts are by default Python source of the standard library and the reference manual that comes
-with it (``pydoc_data.topics``), the models the embedded pair. Writes DIR/table.json and
+The texts are by default Python source of the standard library, on which the embedded pair was
+trained, and the log of a service. Writes DIR/table.json and
 DIR/alpha.png: α by burst, the share of the gap between frozen and oracle that online closes, and
 after how many tokens it has closed half of it. Then the throughput of a frozen engine is compared
 with that of one whose trainer runs in a process of its own, on the same requests in alternation.
 
 Each burst is recorded when it is done, so an interrupted run goes on where it stopped; the online
 arm goes on from its folder of versions, without the samples that it would have replayed. Sizes are
-in this file: half an hour on two cores.
+in this file: ten minutes on one core.
 """
 
 from __future__ import annotations
@@ -40,26 +40,42 @@ PROMPT_TOKENS = 48
 NEW_TOKENS = 48
 BURST = 8
 """Requests that run together."""
-BURSTS_BEFORE, BURSTS_AFTER = 8, 36
-ORACLE_BURSTS, ORACLE_PASSES = 36, 2
-THROUGHPUT_BURSTS = 12
-SMOOTHING = 5
+BURSTS_BEFORE, BURSTS_AFTER = 4, 16
+ORACLE_BURSTS, ORACLE_PASSES = 20, 1
+THROUGHPUT_BURSTS = 6
+SMOOTHING = 3
 """Bursts over which the last α of each arm is averaged."""
 ARMS = ("frozen", "online", "oracle")
 SETTINGS = AdaptSettings(
-    where="idle", learning_rate=1e-3, batch_size=8, replay=0.75, publish_every=4, trial_rounds=24
+    where="idle", learning_rate=3e-4, batch_size=8, replay=0.75, publish_every=4, trial_rounds=24
 )
 
 
 def default_texts() -> tuple[str, str]:
-    """Python source, and the manual that describes the language in prose."""
+    """Python source of the standard library, and lines of a log that a seed determines."""
     import argparse as first
     import inspect as second
-    import pydoc_data.topics as manual
     import tarfile as third
 
     sources = [Path(str(module.__file__)).read_text() for module in (first, second, third)]
-    return "\n".join(sources), "\n".join(manual.topics.values())
+    return "\n".join(sources), "\n".join(log_lines(4000))
+
+
+def log_lines(num: int) -> list[str]:
+    """Lines such as a service writes."""
+    rng = random.Random(SEED)
+
+    def line() -> str:
+        day = f"2026-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+        time = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}:{rng.randint(0, 59):02d}"
+        part = f"{rng.choice('worker scheduler gateway storage'.split())}-{rng.randint(1, 9)}"
+        what = rng.choice("request connection transaction upload".split())
+        end = rng.choice(("completed", "failed", "timed out", "was retried"))
+        level = rng.choice("INFO WARN ERROR DEBUG".split())
+        number, after = rng.randint(1000, 9999), rng.randint(1, 900)
+        return f"{day} {time} {level} [{part}] {what} {number} {end} after {after} ms"
+
+    return [line() for _ in range(num)]
 
 
 def prompts_of(engine: Engine, text: str, num: int, seed: int) -> list[list[int]]:
@@ -68,17 +84,13 @@ def prompts_of(engine: Engine, text: str, num: int, seed: int) -> list[list[int]
     Raises:
         SystemExit: the text is shorter than a window.
     """
-    ids = engine.encode(text[:4_000_000]) if len(text) < 200_000 else _encoded(engine, text)
+    tokenizer: Any = engine.target.tokenizer
+    ids = tokenizer(text, verbose=False)["input_ids"]  # longer than a context
     if len(ids) <= PROMPT_TOKENS:
         raise SystemExit(f"a text has {len(ids)} tokens; it needs more than {PROMPT_TOKENS}")
     rng = random.Random(seed)
     starts = [rng.randrange(len(ids) - PROMPT_TOKENS) for _ in range(num)]
     return [list(ids[start : start + PROMPT_TOKENS]) for start in starts]
-
-
-def _encoded(engine: Engine, text: str) -> list[int]:
-    tokenizer: Any = engine.target.tokenizer
-    return list(tokenizer(text, verbose=False)["input_ids"])
 
 
 def bursts_of(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
@@ -252,7 +264,7 @@ def main() -> None:
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--draft", default=None)
     parser.add_argument("--before", type=Path, help="the first text; default: Python source")
-    parser.add_argument("--after", type=Path, help="the second; default: the language's manual")
+    parser.add_argument("--after", type=Path, help="the second; default: log lines")
     parser.add_argument("--compile", default="off", choices=["off", "auto"])
     options = parser.parse_args()
     out: Path = options.out
