@@ -12,7 +12,7 @@ from outrider.core.draw import argmax, draw
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
-from outrider.core.lengths import Lengths, Sequences
+from outrider.core.lengths import Lengths, Sequences, to_device
 from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
@@ -44,7 +44,6 @@ from outrider.core.round import (
     start_batch,
     verify_eagerly,
 )
-from outrider.core.transfer import to_device
 from outrider.core.walk import (
     ClosedFormRule,
     NodeRule,

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.core.transfer import to_device
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a host tensor to the device asynchronously.
+
+    A copy from pageable memory waits until the GPU has finished all queued work; a copy from pinned
+    memory is queued behind that work instead.
+    """
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

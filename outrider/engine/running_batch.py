@@ -17,6 +17,7 @@ from outrider.core import (
     Budget,
     Context,
     Drafter,
+    Lengths,
     Overlap,
     Round,
     VerificationExecutor,
@@ -25,14 +26,18 @@ from outrider.core import (
     run_round,
 )
 from outrider.engine.admission import KVMemory, Reservation
-from outrider.engine.budget import plan
 from outrider.engine.copy_to_host import copy_to_host
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.logprobs import Logprobs
-from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
 from outrider.engine.request import Row
-from outrider.engine.round_counts import count_columns, overlap_of, read_counts
+from outrider.engine.round_counts import (
+    by_position,
+    count_columns,
+    measured_divergence,
+    overlap_of,
+    read_counts,
+)
 from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
 from outrider.runtime import HFModel
 
@@ -228,12 +233,17 @@ class RunningBatch:
             self._reservation.clear()
 
     def _budget(self) -> Budget:
+        """How many tokens each row may draft: at most γ, and one less than the row may still emit,
+        since the last token of a round is not drafted."""
         assert self._context is not None
-        room = [
-            min(row.ending.left, self._target.draft_room(length) + 1)
+        tokens = [
+            min(self._gamma, row.ending.left - 1, self._target.draft_room(length))
             for row, length in zip(self.rows, self._context.lengths, strict=True)
         ]
-        return plan(self._gamma, room, self._target.device)
+        most = max(tokens)
+        if min(tokens) == most:
+            return Budget(most)
+        return Budget(most, Lengths.of(tokens, self._target.device).device_B)
 
     def _read(
         self,

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.protocols import Verifier
-from outrider.core.values import as_python, check_flag, is_finite, shown
+from outrider.core.values import as_python, check_flag, is_finite, is_whole, shown
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.engine.admission import parse_bytes
-from outrider.engine.budget import check_range, check_speculative_tokens
 from outrider.methods import Method, Recipe
 from outrider.runtime.kv_cache.storage import KvDtype, MemoryBudget, check_kv_dtype
 
 _VERIFIER = ("lossless", "accepts", "needs", "bound", "__call__")
+
+
+MAX_SPECULATIVE_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -101,4 +103,18 @@ def _check_verifier(verifier: object) -> None:
         raise InvalidParameterError(
             f"verifier={shown(verifier)}: must be a verification rule with lossless, accepts, "
             f"needs, bound and a call, such as outrider.verifiers.Rejection()"
+        )
+
+
+def check_speculative_tokens(number: int | None) -> None:
+    """Raises InvalidParameterError unless the number is None or a valid γ."""
+    if number is not None:
+        check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
+
+
+def check_range(name: str, value: int, most: int) -> None:
+    """Raises InvalidParameterError unless the value is a whole number from 1 to the most."""
+    if not is_whole(value) or not 1 <= value <= most:
+        raise InvalidParameterError(
+            f"{name}={shown(value)}: must be a whole number from 1 to {most}"
         )

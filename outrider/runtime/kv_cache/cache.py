@@ -22,9 +22,8 @@ from outrider.core.context import Context
 from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
-from outrider.runtime.kv_cache.free_memory import free_bytes
 from outrider.runtime.kv_cache.slots import slots_behind, write_at
-from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
+from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout, free_bytes
 
 PLAIN = KVCachePlan()
 _FIRST_SLOTS = 64

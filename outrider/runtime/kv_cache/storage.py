@@ -22,8 +22,11 @@ passes of different width do, a number now and then falls on the other side of a
 Legend: B rows, H heads, N columns of a forward pass, S slots, C width of a head.
 """
 
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from threading import RLock
 from typing import Literal, Protocol, get_args
 from weakref import WeakSet
@@ -163,3 +166,25 @@ class KVLayout:
     shapes: tuple[tuple[int, int, int], ...]
     dtype: torch.dtype
     device: torch.device
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated. Of a device that cannot tell, a number beyond any
+    memory."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    if device.type == "cpu" and hasattr(os, "sysconf"):
+        return _available(int(20 * time.monotonic()))
+    return 2**62
+
+
+@lru_cache(maxsize=1)
+def _available(moment: int) -> int:
+    """Free memory of the host. Read once per twentieth of a second (``moment``), since growing KV
+    buffers ask for every layer."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
