@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
+from outrider.cli.adaptation import adapting
 from outrider.cli.compare import against_plain
 from outrider.cli.engines import (
     open_engine,
@@ -20,6 +21,7 @@ from outrider.cli.engines import (
 )
 from outrider.cli.errors import FAILED, INTERRUPTED, fail, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
+from outrider.cli.options.adaptation import Adapting
 from outrider.cli.options.models import MaxMemory, Models
 from outrider.cli.options.output import (
     AsJson,
@@ -68,6 +70,7 @@ def generate(
     models: Models,
     max_memory: MaxMemory = None,
     speculation: Speculation,
+    adaptation: Adapting,
     truncation: OwnTruncation,
     penalties: OwnPenalties,
     logit_bias: LogitBias = None,
@@ -131,9 +134,11 @@ def generate(
         for each in (engine, plain):
             warm_up(each, asked, sampling, add_special_tokens=special)
     show = None if as_json else _display(engine, asked, trace, special)
-    result = follow(engine, asked, sampling, show, add_special_tokens=special)
-    if not as_json:
-        _line_break(result.text)
+    with adapting(engine, adaptation, models) as learning:
+        result = follow(engine, asked, sampling, show, add_special_tokens=special)
+        if not as_json:
+            _line_break(result.text)
+        learning.finish()
     comparison, interrupted = None, result.finish_reason == CANCELLED
     if plain is not None and not interrupted:
         other = follow(plain, asked, sampling, add_special_tokens=special)
@@ -145,6 +150,8 @@ def generate(
         typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         say(summary_line(result))
+        if learning.line:
+            say(learning.line)
         if engine.obeyed:
             say(obeyed_line(engine.obeyed))
         for line in comparison_lines(result, comparison, engine.method.name) if comparison else ():

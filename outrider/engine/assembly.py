@@ -63,15 +63,7 @@ def assemble(
         check_kinds(target, draft)
         if not method.any_vocabulary:
             check_vocabularies(target, draft)
-    parts = Parts(
-        target,
-        draft,
-        settings.draft_confidence,
-        settings.num_speculative_tokens,
-        settings.draft_length,
-        head,
-    )
-    drafter = settings.recipe.build(parts)
+    drafter = drafter_of(target, draft, settings, head)
     able = drafter.capabilities
     own_target, plan = target, target.plan
     target = able.target or target
@@ -95,6 +87,21 @@ def assemble(
         _memory(method, settings, drafter, models, num_speculative_tokens, prefixes),
         prefixes,
     )
+
+
+def drafter_of(
+    target: HFModel, draft: HFModel | None, settings: Settings, head: Head | None = None
+) -> Drafter[Any]:
+    """The method's drafter for these models, or for a head."""
+    parts = Parts(
+        target,
+        draft,
+        settings.draft_confidence,
+        settings.num_speculative_tokens,
+        settings.draft_length,
+        head,
+    )
+    return settings.recipe.build(parts)
 
 
 def check_parts(target: object, draft: object, method: object) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
 from outrider.drafters.heads.head import Head
-from outrider.engine.assembly import assemble, check_parts
+from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.request_builder import RequestBuilder
+from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
@@ -27,6 +29,9 @@ from outrider.runtime.hf.eos import eos_ids
 from outrider.runtime.hf.generation_config import check_demands, obeyed
 from outrider.runtime.kv_cache.storage import KvDtype
 from outrider.sampling import Sampling
+
+if TYPE_CHECKING:
+    from outrider.train.online import Adaptation, AdaptSettings
 
 T = TypeVar("T")
 
@@ -77,6 +82,7 @@ class Engine:
         obeyed: the values of the generation config that change outputs, by name.
         prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
             which a change of a model's weights requires.
+        observed: who watches the rounds.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -149,6 +155,8 @@ class Engine:
         )
         self._memory = parts.memory
         self.prefixes = parts.prefixes
+        self._settings = settings
+        self.observed = Observed()
         self._hint = ChatHint(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -349,6 +357,23 @@ class Engine:
         :meth:`generate`."""
         return self._builder.single(prompt, sampling, add_special_tokens, request_number)
 
+    def adapt(
+        self, folder: str | Path | None = None, settings: AdaptSettings | None = None
+    ) -> Adaptation:
+        """Adapts the draft model to what the engine generates, until the handle is stopped.
+
+        Arguments and errors as those of :func:`outrider.train.online.adapt`.
+        """
+        from outrider.train.online import adapt
+
+        return adapt(self, folder, settings)
+
+    def adopt_draft(self, draft: HFModel) -> None:
+        """Drafts with another copy of the draft model from now on. Rows that are running keep the
+        one that they have."""
+        self.draft = draft
+        self.drafter = drafter_of(self.target, draft, self._settings)
+
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the
         generation config, or by default."""
@@ -383,6 +408,7 @@ class Engine:
             self.measure,
             self._memory,
             self.verification,
+            self.observed,
         )
 
 

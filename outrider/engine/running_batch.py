@@ -38,6 +38,7 @@ from outrider.engine.round_counts import (
     overlap_of,
     read_counts,
 )
+from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
 from outrider.runtime import HFModel
 
 
@@ -52,6 +53,7 @@ class RunningBatch:
         measure: whether to measure how far a lossy rule diverges from the target.
         memory: the bound of the engine's KV buffers; None sets none.
         verification: how rules are applied to drafts; None applies them eagerly.
+        observed: who watches the rounds.
 
     Attributes:
         rows: the rows that take part in rounds.
@@ -66,6 +68,7 @@ class RunningBatch:
         measure: bool = True,
         memory: KVMemory | None = None,
         verification: VerificationExecutor | None = None,
+        observed: Observed | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -75,6 +78,7 @@ class RunningBatch:
         self._measure = measure
         self._reservation = None if memory is None else Reservation(memory)
         self._verification = verification
+        self._observed = observed or Observed()
         self.rows: list[Row] = []
         self._newcomers: Newcomers | None = None
         self._context: Context | None = None
@@ -140,6 +144,14 @@ class RunningBatch:
     def step(self) -> None:
         """Runs one round of all rows. A row with non-finite logits, or without a token to sample,
         gets an error; the other rows go on."""
+        observer = self._observed.observer
+        if observer is None:
+            self._step(None)
+        else:
+            with observer.round():
+                self._step(observer)
+
+    def _step(self, observer: RoundObserver | None) -> None:
         assert self._context is not None
         began = self._clock()
         verifier = self._choose(self._context.distribution.greedy)
@@ -155,7 +167,9 @@ class RunningBatch:
         )
         logprobs = Logprobs.of(round_, [row.request.sampling.logprobs for row in self.rows])
         divergence_BDM = measured_divergence(round_, verifier) if self._measure else None
-        self._read(round_, logprobs, overlap_of(round_, verifier.lossless), divergence_BDM)
+        observation = None if observer is None else observer.observe(round_, self.rows)
+        overlap = overlap_of(round_, verifier.lossless)
+        self._read(round_, logprobs, overlap, divergence_BDM, observation)
         self._charge(began)
 
     def leave(self) -> list[Row]:
@@ -238,6 +252,7 @@ class RunningBatch:
         logprobs: Logprobs,
         overlap: Overlap | None,
         divergence_BDM: Tensor | None,
+        observation: Observation | None,
     ) -> None:
         """Copies the round's numbers to the host, the one device-to-host synchronisation of a
         round; commits the round, and hands each row its tokens or its error."""
@@ -249,7 +264,9 @@ class RunningBatch:
         dead = [] if (first_B := first_dead(round_)) is None else [first_B]
         overlaps = list(overlap or ())
         own = [*counts, *(s for _, s in sums), *dead, round_.emitted_BK, *overlaps, *divergences]
-        lines = copy_to_host([*own, *logprobs.blocks()])
+        watched = [] if observation is None else observation.blocks
+        requested = logprobs.blocks()
+        lines = copy_to_host([*own, *requested, *watched])
         starts = [length - 1 for length in self._context.lengths]
         self._commit(round_, [int(line[0][0]) for line in lines])
         for b, (row, start, line) in enumerate(zip(self.rows, starts, lines, strict=True)):
@@ -262,11 +279,14 @@ class RunningBatch:
             emitted = line[len(numbers)]
             tokens = [int(token) for token in emitted[: int(numbers[0]) + 1]]
             wanted = row.request.sampling.logprobs
-            chosen, best = logprobs.read(line[len(own) :], len(tokens), wanted)
+            chosen, best = logprobs.read(line[len(own) :][: len(requested)], len(tokens), wanted)
             positions = by_position(line[len(own) - 1]) if divergences else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
             done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
             kept = row.take(tokens, done, chosen, best)
+            if observation is not None:
+                watched_line = line[len(own) + len(requested) :]
+                observation.read(RowRound(row, start, done, len(tokens) - 1, kept), watched_line)
             if dead and numbers[-1] < kept:
                 row.error = dead_end(round_, b, row, int(numbers[-1]), kept)
 

@@ -8,6 +8,7 @@ the model (``parity.py``), runs eagerly, after one warning.
 Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 """
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from threading import RLock
@@ -98,6 +99,23 @@ class CompiledExecutor:
         self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=next(module.parameters()).device)
         self._lock = RLock()
+
+    def of_copy(
+        self, module: PreTrainedModel, recording: Callable[[tuple[int, ...]], PreTrainedModel]
+    ) -> "CompiledExecutor":
+        """The same executor for a copy of the module with weights of its own, and hence with
+        programs of its own.
+
+        Args:
+            module: the copy.
+            recording: as for this executor, of the copy.
+        """
+        twin = copy.copy(self)
+        twin.failed = twin.sealed = False
+        twin._module, twin._recording = module, recording
+        twin._forwards = {(): (ChainForward(module, self._spec), TreeForward(module, self._spec))}
+        twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
+        return twin
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
         """Runs a batch; None where there is no program for it, or where a layer has no KV buffer

@@ -129,6 +129,17 @@ class HFModel:
         twin.name, twin.watch = name, Stopwatch(self.device)
         return twin
 
+    def with_own_weights(self) -> "HFModel":
+        """A copy of the model whose weights nobody else reads, so that they may change. It runs as
+        this model does; its programs are loaded from the compile cache, or compiled, when they are
+        first needed."""
+        module = copy.deepcopy(self.module)
+        twin = type(self)(module, self.tokenizer, self.name)
+        twin.plan, twin.layout, twin.exact = self.plan, self.layout, self.exact
+        if self.compiled is not None:
+            twin.compiled = self.compiled.of_copy(twin.eager.module, twin.eager.recording)
+        return twin
+
     def with_kv_dtype(
         self, kv_dtype: KvDtype, memory_budget: MemoryBudget | None = None
     ) -> "HFModel":

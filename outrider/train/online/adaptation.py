@@ -1,0 +1,580 @@
+"""Adapts an engine's draft model to what the engine generates (Liu et al., "Online Speculative
+Decoding", ICML 2024, https://arxiv.org/abs/2310.07177).
+
+While the engine generates, the target's distributions at verified positions are collected. A
+trainer takes steps on them, in a process of its own or while the engine is idle, and publishes new
+weights, which are exchanged between two rounds. On trial they draft in alternation with the weights
+before them, and are rolled back if measured acceptance is lower.
+
+The distribution of the output does not change: a lossless rule corrects whatever distribution q the
+tokens were drawn from, and q is recorded with each draft. Keys and values that older weights left
+in the draft model's KV cache make the next drafts worse at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import tempfile
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from outrider.core import Round
+from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
+from outrider.core.values import shown
+from outrider.engine import Engine, Row
+from outrider.engine.round_observer import RowRound
+from outrider.engine.warming import warm_up
+from outrider.methods import METHODS
+from outrider.runtime import HFModel
+from outrider.runtime.weights import check_trainable, plain_weights
+from outrider.train.online.collector import Collector, RateLimit, TopKRecorder
+from outrider.train.online.files import (
+    SavingError,
+    load_weights,
+    remove_partial,
+    save_json,
+    save_weights,
+)
+from outrider.train.online.learner import (
+    Crashed,
+    Failed,
+    Flush,
+    Flushed,
+    Plan,
+    Published,
+    Ready,
+    Restore,
+    Stepped,
+    newest_version,
+    version_path,
+)
+from outrider.train.online.process import ProcessWorker
+from outrider.train.online.settings import Settings
+from outrider.train.online.thread import ThreadWorker
+from outrider.train.online.trainer import architecture
+from outrider.train.online.versions import Change, Version, Versions
+
+VERSIONS = "versions.json"
+MOST_RESTARTS = 3
+IDLE_SECONDS = 0.05
+"""How long no round has run where the engine counts as idle."""
+STOP_SECONDS = 60.0
+"""How long a trainer may take over its last step."""
+HISTORY_ROUNDS = 64
+"""Rounds of rows per point of the history."""
+
+
+class Worker(Protocol):
+    """What runs a learner."""
+
+    @property
+    def num_dropped(self) -> int: ...
+    def post(self, message: Any) -> None: ...
+    def close(self, timeout: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """α over a stretch of traffic.
+
+    Attributes:
+        tokens: tokens that the engine had emitted at its end.
+        version: the version that served at its end.
+        alpha: α, measured over ``HISTORY_ROUNDS`` rounds of rows.
+    """
+
+    tokens: int
+    version: int
+    alpha: float
+
+
+@dataclass(frozen=True)
+class State:
+    """How an adaptation stands.
+
+    Attributes:
+        status: ``running``, ``stopped``, or why adaptation is off.
+        version: the number of the version that serves.
+        on_trial: the number of the version that drafts every other block of rounds; None if none
+            does.
+        step: steps that the trainer has taken.
+        loss: mean divergence of its last step, in nats; None before the first.
+        tokens_seen: positions collected so far.
+        tokens_emitted: tokens that the engine has emitted while it was watched.
+        samples_dropped: samples that came faster than they were learned.
+        restarts: how often the trainer was started again after a crash.
+        versions: all versions that have served, with their α before and after; the serving one
+            last.
+        history: α over time.
+    """
+
+    status: str
+    version: int
+    on_trial: int | None
+    step: int
+    loss: float | None
+    tokens_seen: int
+    tokens_emitted: int
+    samples_dropped: int
+    restarts: int
+    versions: tuple[Version, ...]
+    history: tuple[Point, ...]
+
+
+def adapt(
+    engine: Engine, folder: str | Path | None = None, settings: Settings | None = None
+) -> Adaptation:
+    """Begins to adapt an engine's draft model; ends with the handle's ``stop``.
+
+    The engine drafts with a copy of the model from now on, so that other engines with the same
+    model keep their weights. Rows that are running keep the model that they have.
+
+    Args:
+        engine: an engine with a draft model and a lossless rule.
+        folder: where versions and checkpoints are saved; one that holds some is resumed. None
+            saves nothing that outlives the handle.
+        settings: how to adapt.
+
+    Raises:
+        IncompatibleError: a method that adaptation does not support, an engine that is being
+            adapted, or a folder of another draft model or without the weights that it names.
+        UnsupportedModelError: a draft model of a few bits.
+        SavingError: the folder cannot be written.
+    """
+    draft = check_adaptable(engine)
+    settings = settings or Settings()
+    with torch.inference_mode(False):
+        return Adaptation(engine, draft, folder, settings)
+
+
+def check_adaptable(engine: Engine) -> HFModel:
+    """The engine's draft model. Raises IncompatibleError where adaptation does not support the
+    method, or runs already."""
+    name, draft = engine.method.name, engine.draft
+    supported = ", ".join(adaptable_methods())
+    if engine.observed.observer is not None:
+        raise IncompatibleError("the engine is being adapted already: stop that adaptation first")
+    if draft is None or name not in adaptable_methods():
+        reason = "has no draft model with the target's vocabulary"
+        if engine.method.needs_draft and not engine.verifier.lossless:
+            reason = "is lossy, so its outputs would change with the draft model"
+        raise IncompatibleError(
+            f"method {name!r} {reason}: adaptation supports the methods {supported}"
+        )
+    if not engine.verifier.lossless:
+        raise IncompatibleError(
+            f"verifier {shown(engine.verifier)} is lossy, so outputs would change with the draft "
+            f"model: adapt an engine with a lossless rule"
+        )
+    if engine.target.decoder_prompt is not None:
+        raise IncompatibleError(
+            f"{engine.target.name} is an encoder-decoder, whose drafts are not adapted: adaptation "
+            f"supports decoder-only pairs"
+        )
+    check_trainable(draft.module, draft.name)
+    return draft
+
+
+def adaptable_methods() -> list[str]:
+    """Methods with a lossless rule, and one draft model with the target's vocabulary."""
+    return [
+        method.name
+        for method in METHODS.values()
+        if method.needs_draft and method.lossless and not method.any_vocabulary
+    ]
+
+
+class Adaptation:
+    """A running adaptation; made by :func:`adapt`. A context manager, which stops it at its end."""
+
+    def __init__(
+        self, engine: Engine, draft: HFModel, folder: str | Path | None, settings: Settings
+    ) -> None:
+        self._settings = settings
+        self._scratch = None
+        if folder is None:
+            self._scratch = tempfile.TemporaryDirectory()
+            folder = self._scratch.name
+        self._folder = Path(folder)
+        self._identity = {
+            "draft": architecture(draft.module),
+            "divergence": settings.divergence,
+        }
+        self._engine, self._draft = engine, draft.with_own_weights()
+        self._condition = Condition()
+        self._status = "running"
+        self._step = 0
+        self._loss: float | None = None
+        self._restarts = self._num_flushes = self._flushed = 0
+        self._running_rounds, self._last_round = 0, -IDLE_SECONDS
+        self._emitted = 0
+        self._block = [0, 0.0, 0.0]
+        self._history: deque[Point] = deque(maxlen=4096)
+        self._warnings: deque[str] = deque()
+        self._saver: Thread | None = None
+        self._versions = self._resumed(draft)
+        num_tokens = min(engine.target.num_tokens, draft.num_tokens)
+        context = max(0, min(settings.context, draft.limit - settings.span))
+        self._collector = Collector(
+            TopKRecorder(settings.top_k, num_tokens),
+            self._post,
+            RateLimit(settings.max_tokens_per_second),
+            settings.span,
+            context,
+        )
+        self._worker: Worker = self._started()
+        engine.adopt_draft(self._draft)
+        warm_up(engine)
+        engine.observed.observer = self
+
+    # ------------------------------------------------------------------------ for the user
+
+    @property
+    def state(self) -> State:
+        """How it stands."""
+        with self._condition:
+            return State(
+                self._status,
+                self._versions.serving.number,
+                self._versions.on_trial,
+                self._step,
+                self._loss,
+                self._collector.num_positions,
+                self._emitted,
+                self._worker.num_dropped,
+                self._restarts,
+                self._versions.all,
+                tuple(self._history),
+            )
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until all complete samples are learned. The resulting version is tried from the
+        next round on, or serves, if versions serve without a trial.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes.
+
+        Returns:
+            Whether they are learned; False too if adaptation is off.
+        """
+        with self._condition:
+            self._num_flushes += 1
+            number = self._num_flushes
+            self._worker.post(Flush(number))
+            self._condition.wait_for(
+                lambda: self._flushed >= number or self._status != "running", timeout
+            )
+            if not self._running_rounds:
+                self._note(self._versions.settle())
+            return self._flushed >= number
+
+    def save(self, folder: str | Path) -> None:
+        """Saves the draft model with the weights that serve, as a folder to load it from.
+
+        Raises:
+            SavingError: it cannot be written.
+        """
+        place = Path(folder)
+        with self._condition:
+            weights = load_weights(self._versions.path)
+        plan = self._plan()
+        module = plan.kind(plan.config)
+        module.load_state_dict(weights)
+        module.to(dtype=self._draft.dtype)  # type: ignore[call-arg]
+        tokenizer = self._draft.tokenizer
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".saving-") as scratch:
+                module.save_pretrained(scratch)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(scratch)
+                place.mkdir(exist_ok=True)
+                for file in sorted(Path(scratch).iterdir(), key=lambda f: f.suffix == ".json"):
+                    file.replace(place / file.name)
+        except OSError as error:
+            size = sum(parameter.nbytes for parameter in module.parameters())
+            raise SavingError(
+                f"cannot write {place}: {error.strerror or error}; it needs about "
+                f"{size / 1e6:.1f} MB"
+            ) from error
+
+    def stop(self) -> None:
+        """Ends adaptation. The engine keeps the weights that serve; the trainer saves a checkpoint
+        if there is a folder."""
+        with self._condition:
+            if self._engine.observed.observer is self:
+                self._engine.observed.observer = None
+            if self._status == "running":
+                self._status = "stopped"
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: not self._running_rounds, STOP_SECONDS)
+            self._versions.close()
+        self._worker.close(STOP_SECONDS)
+        if self._saver is not None:
+            self._saver.join()
+        self._save_versions()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def __enter__(self) -> Adaptation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # ---------------------------------------------------------- for the engine (RoundObserver)
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """Exchanges weights if that is due and no other thread runs a round; see
+        ``RoundObserver``."""
+        with self._condition:
+            if not self._running_rounds:
+                self._note(self._versions.begin_round())
+            self._running_rounds += 1
+        while self._warnings:
+            warnings.warn(self._warnings.popleft(), OutriderWarning, stacklevel=2)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._running_rounds -= 1
+                self._last_round = time.monotonic()
+                self._condition.notify_all()
+
+    def observe(self, round_: Round, rows: Sequence[Row]) -> Observed:
+        """See ``RoundObserver``."""
+        return Observed(self, self._collector.blocks(round_, rows) if self._is_on else [])
+
+    def read(self, done: RowRound, line: Sequence[list[float]]) -> None:
+        """Takes over what a round did to a row, and its numbers."""
+        with self._condition:
+            self._versions.count(done)
+            self._count(done)
+            if self._is_on:
+                self._collector.read(done, line)
+
+    # ----------------------------------------------------------------- messages of the worker
+
+    def _handle(self, message: Any) -> None:
+        """Takes a message of the learner, in a thread of the worker's."""
+        if isinstance(message, Published):
+            self._receive(message)
+        with self._condition:
+            if isinstance(message, Ready | Stepped):
+                self._step = message.step
+                self._loss = message.loss if isinstance(message, Stepped) else self._loss
+            elif isinstance(message, Flushed):
+                self._flushed = message.number
+            elif isinstance(message, Failed):
+                self._turn_off(message.message)
+            elif isinstance(message, Crashed):
+                self._restart(message)
+            self._condition.notify_all()
+
+    def _receive(self, message: Published) -> None:
+        version = Version(message.number, message.step, message.gain)
+        try:
+            offer = self._versions.offer(version, message.path, load_weights(message.path))
+        except (OutriderError, OSError) as error:
+            with self._condition:
+                self._turn_off(str(error))
+            return
+        with self._condition:
+            self._versions.propose(offer)
+
+    def _restart(self, crash: Crashed) -> None:
+        if self._status != "running":
+            return
+        what = f"the trainer of the draft model crashed ({crash.message})"
+        if self._restarts == MOST_RESTARTS:
+            self._turn_off(f"{what}, as {MOST_RESTARTS} before it did: adaptation is off")
+            return
+        self._restarts += 1
+        self._warnings.append(f"{what}; generation goes on, and the trainer starts again")
+        self._worker = self._started()
+        if self._flushed < self._num_flushes:
+            self._worker.post(Flush(self._num_flushes))
+
+    def _turn_off(self, reason: str) -> None:
+        if self._status == "running":
+            self._status = reason
+            self._warnings.append(f"{reason}; generation goes on with the weights that it has")
+
+    # ------------------------------------------------------------------------------- parts
+
+    @property
+    def _is_on(self) -> bool:
+        return self._status == "running"
+
+    def _post(self, message: Any) -> None:
+        self._worker.post(message)
+
+    def _count(self, done: RowRound) -> None:
+        """Adds to the history."""
+        self._emitted += done.kept
+        depth = done.counts.depth
+        if done.kept <= done.accepted:
+            depth = min(depth, done.kept)
+        self._block[0] += 1
+        self._block[1] += sum(done.counts.overlap[:depth])
+        self._block[2] += sum(done.counts.reached[:depth])
+        rounds, overlap, reached = self._block
+        if rounds >= HISTORY_ROUNDS:
+            if reached:
+                number = self._versions.serving.number
+                self._history.append(Point(self._emitted, number, overlap / reached))
+            self._block = [0, 0.0, 0.0]
+
+    def _note(self, change: Change | None) -> None:
+        """Tells the trainer, the user and the folder of a change of the weights."""
+        if change is None:
+            return
+        if change == "rolled back":
+            self._worker.post(Restore(self._versions.path))
+            undone = self._versions.all[-2]
+            self._warnings.append(
+                f"version {undone.number} of the draft model is accepted less than version "
+                f"{self._versions.serving.number}, which is back: α {_shown(undone.alpha)} against "
+                f"{_shown(undone.alpha_before)}"
+            )
+        self._saver = Thread(target=self._save_after, args=(self._saver,), daemon=True)
+        self._saver.start()
+
+    def _save_after(self, last: Thread | None) -> None:
+        """Saves which version serves, outside of the round."""
+        if last is not None:
+            last.join()
+        self._save_versions()
+
+    def _save_versions(self) -> None:
+        with self._condition:
+            document = {
+                "identity": self._identity,
+                "versions": [version.document() for version in self._versions.all],
+            }
+            needed = self._versions.needed
+        try:
+            save_json(self._folder / VERSIONS, document)
+            newest = newest_version(self._folder)
+            for file in (self._folder / "versions").glob("[0-9]*.safetensors"):
+                if file not in needed and int(file.stem) < newest - 1:
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            with self._condition:
+                self._warnings.append(str(error))
+
+    def _pause(self) -> None:
+        """Waits until no round has run for a while."""
+        with self._condition:
+            while self._is_on:
+                quiet = time.monotonic() - self._last_round
+                if not self._running_rounds and quiet >= IDLE_SECONDS:
+                    return
+                flushing = self._flushed < self._num_flushes
+                if flushing and not self._running_rounds:
+                    return
+                self._condition.wait(None if self._running_rounds else IDLE_SECONDS - quiet)
+
+    def _plan(self) -> Plan:
+        module = self._draft.module
+        return Plan(
+            type(module),
+            _trainable_config(module.config),
+            self._versions.path,
+            self._folder,
+            self._settings,
+        )
+
+    def _started(self) -> Worker:
+        if self._settings.where == "process":
+            return ProcessWorker(self._plan(), self._handle)
+        return ThreadWorker(self._plan(), self._handle, self._pause)
+
+    def _resumed(self, draft: HFModel) -> Versions:
+        """The versions of the folder, the last one in service; or the draft model's own weights."""
+        settings = self._settings
+        remove_partial(self._folder)
+        past: tuple[Version, ...] = ()
+        version = Version(0, 0)
+        weights: dict[str, Tensor] | None = None
+        if (record := self._folder / VERSIONS).exists():
+            document = json.loads(record.read_text())
+            self._check(document["identity"])
+            past = tuple(map(Version.of, document["versions"]))
+            version, past = past[-1], past[:-1]
+            weights = load_weights(self._file_of(version))
+        if weights is None:
+            weights = plain_weights(draft.module, draft.name)
+            save_weights(version_path(self._folder, version.number), weights)
+        return Versions(
+            self._draft,
+            replace(version, alpha=None, rounds=0, status="serving"),
+            version_path(self._folder, version.number),
+            weights,
+            trial_rounds=settings.trial_rounds,
+            false_alarm=settings.false_alarm,
+            past=past,
+        )
+
+    def _file_of(self, version: Version) -> Path:
+        """The file of a version's weights. Raises IncompatibleError if it is gone."""
+        path = version_path(self._folder, version.number)
+        if not path.exists():
+            raise IncompatibleError(
+                f"{self._folder / VERSIONS} says that version {version.number} serves, but there "
+                f"is no {path}: put it back, or begin anew in another folder"
+            )
+        return path
+
+    def _check(self, identity: dict[str, str]) -> None:
+        """Raises IncompatibleError unless the folder is of this draft model."""
+        for name, value in self._identity.items():
+            if identity.get(name) != value:
+                raise IncompatibleError(
+                    f"{self._folder} holds an adaptation with {name} {identity.get(name)!r}, not "
+                    f"{value!r}: give that one, or another folder"
+                )
+
+
+@dataclass(frozen=True)
+class Observed:
+    """An adaptation's part in one round (``engine.round_observer.Observation``)."""
+
+    adaptation: Adaptation
+    blocks: Sequence[Tensor]
+
+    def read(self, done: RowRound, line: Sequence[list[float]]) -> None:
+        """Hands a row's numbers to the adaptation."""
+        self.adaptation.read(done, line)
+
+
+def _trainable_config(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with an attention that has gradients, where that of the kernels has
+    none."""
+    config = copy.deepcopy(config)
+    if str(config._attn_implementation).startswith("outrider"):
+        config._attn_implementation = "sdpa"
+    return config
+
+
+def _shown(alpha: float | None) -> str:
+    return "unknown" if alpha is None else f"{alpha:.2f}"

@@ -1,0 +1,57 @@
+"""What is learned from: stretches of sequences with the target's distributions at verified
+positions.
+
+Of a distribution, the k most probable tokens are kept; all others are one more cell, the tail. The
+divergence of two distributions over such cells is at most that of the distributions themselves, and
+zero where they are equal.
+
+Legend: T tokens, P positions, K top tokens, C cells (the top tokens, and the tail if there is one),
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A stretch of one sequence.
+
+    Attributes:
+        tokens_T: its tokens; those before the first position are context.
+        positions_P: indices into the tokens. The distribution at a position is that of the token
+            *behind* it, given the tokens up to and including it.
+        ids_PK: the target's most probable tokens there, best first.
+        log_p_PK: their log-probabilities under the target at temperature 1, before penalties and
+            truncation.
+        num_tokens: V, the tokens among which the target's probabilities are divided.
+    """
+
+    tokens_T: Tensor
+    positions_P: Tensor
+    ids_PK: Tensor
+    log_p_PK: Tensor
+    num_tokens: int
+
+    @property
+    def log_p_PC(self) -> Tensor:
+        """The target's log-probabilities of the cells."""
+        if self.ids_PK.shape[1] == self.num_tokens:
+            return self.log_p_PK
+        tail_P1 = (1 - self.log_p_PK.double().exp().sum(1, keepdim=True)).clamp(min=0)
+        return torch.cat([self.log_p_PK, tail_P1.log().to(self.log_p_PK.dtype)], 1)
+
+
+def log_q_of_cells(logits_PV: Tensor, sample: Sample) -> Tensor:
+    """The draft's log-probabilities of a sample's cells, (P, C), from its logits there."""
+    log_q_PV = logits_PV[:, : sample.num_tokens].float().log_softmax(-1)
+    ids_PK = sample.ids_PK.long()
+    log_q_PK = log_q_PV.gather(1, ids_PK)
+    if ids_PK.shape[1] == log_q_PV.shape[1]:
+        return log_q_PK
+    others_PV = log_q_PV.scatter(1, ids_PK, -torch.inf)
+    return torch.cat([log_q_PK, others_PV.logsumexp(1, keepdim=True)], 1)
