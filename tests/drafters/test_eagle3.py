@@ -153,3 +153,14 @@ def test_an_encoder_decoder_is_refused() -> None:
     head = tiny_head(TARGET)
     with pytest.raises(IncompatibleError, match=r"tiny head .* is an encoder-decoder"):
         Eagle3Model(head, tiny_seq2seq())
+
+
+def test_positions_stay_exact_in_a_head_of_lower_precision() -> None:
+    """Cast to bfloat16, the frequencies of the rotary embedding would turn keys at position 1000 by
+    other angles than those that the head was trained with."""
+    network = tiny_head(TARGET).network
+    position_11 = torch.tensor([[1000]])
+    wanted = network._rotary(position_11, torch.float32)
+    found = network.to(torch.bfloat16)._rotary(position_11, torch.float32)
+    assert torch.equal(found.cos_BNC, wanted.cos_BNC)
+    assert torch.equal(found.sin_BNC, wanted.sin_BNC)

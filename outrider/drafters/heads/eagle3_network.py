@@ -34,10 +34,10 @@ from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
-    LlamaRotaryEmbedding,
 )
 
 from outrider.core.errors import ModelLoadError
+from outrider.runtime.hf.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Eagle3Network(nn.Module):
         self.layers = nn.ModuleList([first, *more])
         self.norm = LlamaRMSNorm(H, eps=eps)
         self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
-        self.rotary_emb = LlamaRotaryEmbedding(layer)
+        self._rotary = RotaryEmbedding(layer)
         if config.norm_before_fc:
             self.input_norm = LlamaRMSNorm(config.fused_size, eps=eps)
         if config.fc_norm:
@@ -178,7 +178,7 @@ class Eagle3Network(nn.Module):
             mask_BNS: (B, 1, N, S), additive or Boolean, of the slots that the cache returns.
             cache: takes the keys and values of the tokens, and returns those of all slots.
         """
-        rotary = self.rotary_emb(embedded_BNH, positions_BN)
+        rotary = self._rotary(positions_BN, embedded_BNH.dtype)
         first, *more = self.layers
         hidden_BNH: Tensor = first(embedded_BNH, feature_BNH, rotary, mask_BNS, cache)
         for layer in more:
