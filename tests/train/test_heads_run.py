@@ -13,13 +13,15 @@ from typer.testing import CliRunner
 import outrider
 from outrider.core.errors import IncompatibleError, ModelLoadError
 from outrider.runtime import load_model
+from outrider.train import disk
+from outrider.train.disk import DiskFullError
 from outrider.train.heads import states as states_module
 from outrider.train.heads.batches import StateBatches
 from outrider.train.heads.kind import Ground
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
 from outrider.train.heads.samples import prompts_of, read_samples, sample_of
-from outrider.train.heads.states import DiskFullError, States, compute_states
+from outrider.train.heads.states import States, compute_states
 from outrider.train.optim import Schedule
 
 TEMPLATE = (
@@ -161,8 +163,8 @@ def test_a_full_disk_says_how_much_is_needed(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(states_module.shutil, "disk_usage", lambda folder: usage)
-    with pytest.raises(DiskFullError, match=r"need \d+\.\d MB more .* 0\.0 MB are free"):
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(DiskFullError, match=r"needs \d+\.\d MB more .* 0\.0 MB are free"):
         run(tmp_path, files)
 
 

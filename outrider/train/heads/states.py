@@ -19,35 +19,31 @@ Legend: S samples of a shard, B rows, T tokens, H width of the target, F width o
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.runtime import HFModel
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import unsampled_context
+from outrider.train.disk import require_space, writing
 from outrider.train.heads.samples import Sample
 
 SHARD_SAMPLES = 64
 """Samples of a shard: what an interruption costs at most."""
 CONTENTS = "contents.json"
 _WIDTH = 512  # tokens of a forward pass
-_SLACK_BYTES = 1 << 20  # a file's header, and the file system's own
-
-
-class DiskFullError(OSError):
-    """The disk has too little room; says how much is needed."""
+_WHAT = "the cache of the target's hidden states"
+_REMEDY = "free some, or give --cache a folder on another disk"
 
 
 @dataclass(frozen=True)
@@ -157,7 +153,8 @@ def compute_states(
     per_token = 2 * width * (len(layers) + 1) + 4 + 1 + 4
     total = sum(contents["lengths"])
     left = sum(len(s.tokens) for n in missing for s in _members(samples, n))
-    _require_space(folder, left * per_token)
+    if missing:
+        require_space(folder, left * per_token, _WHAT, _REMEDY)
     reading = target.with_hidden_states((*layers, target.num_layers))
     if missing:
         _check_output_layer(reading, samples[0])
@@ -244,15 +241,10 @@ def _path(folder: Path, number: int) -> Path:
 
 def _write(path: Path, tensors: dict[str, Tensor], needed: int) -> None:
     partial = path.with_suffix(".partial")
-    try:
+    with writing(partial, needed, _WHAT, _REMEDY):
         save_file(tensors, partial)
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
-    except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
-            raise
-        raise _disk_full(path.parent, needed) from error
     os.replace(partial, path)
 
 
@@ -260,17 +252,3 @@ def _replace_text(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     os.replace(partial, path)
-
-
-def _require_space(folder: Path, needed: int) -> None:
-    if needed and needed + _SLACK_BYTES > shutil.disk_usage(folder).free:
-        raise _disk_full(folder, needed)
-
-
-def _disk_full(folder: Path, needed: int) -> DiskFullError:
-    free = shutil.disk_usage(folder).free
-    return DiskFullError(
-        f"the hidden states need {needed / 1e6:,.1f} MB more in {folder}, where {free / 1e6:,.1f} "
-        f"MB are free: free some, or give --cache a folder on another disk. Complete shards and "
-        f"checkpoints are intact, and the same command goes on after them"
-    )
