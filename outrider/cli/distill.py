@@ -7,13 +7,14 @@ import typer
 
 from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.models import Device
+from outrider.cli.options.training import RUN, CheckpointEvery, LearningRate, Resume
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.train.distill.settings import Start
 
 _DATA, _START, _LOSS = "Data", "The draft", "The loss"
-_RUN, _MEASURE = "The run", "Measured acceptance"
+_RUN, _MEASURE = RUN, "Measured acceptance"
 
 
 def _complete_data() -> list[str]:
@@ -229,12 +230,7 @@ def distill(
             rich_help_panel=_RUN,
         ),
     ] = 512,
-    learning_rate: Annotated[
-        float,
-        typer.Option(
-            "--learning-rate", "--lr", metavar="X", help="Peak learning rate.", rich_help_panel=_RUN
-        ),
-    ] = 1e-3,
+    learning_rate: LearningRate = 1e-3,
     dtype: Annotated[
         str,
         typer.Option(
@@ -267,10 +263,7 @@ def distill(
             metavar="N", min=0, help="Seed of answers, order and weights.", rich_help_panel=_RUN
         ),
     ] = 0,
-    checkpoint_every: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Steps between checkpoints.", rich_help_panel=_RUN),
-    ] = 50,
+    checkpoint_every: CheckpointEvery = 50,
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -280,14 +273,7 @@ def distill(
             rich_help_panel=_RUN,
         ),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume/--fresh",
-            help="Continue from the checkpoint in the folder, or start over.",
-            rich_help_panel=_RUN,
-        ),
-    ] = True,
+    resume: Resume = True,
     tensorboard: Annotated[
         bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
     ] = True,

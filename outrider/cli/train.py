@@ -12,6 +12,14 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli.options.training import (
+    RUN,
+    CheckpointEvery,
+    LearningRate,
+    Resume,
+    TrainingSeed,
+    Warmup,
+)
 from outrider.cli.start import start
 
 
@@ -22,7 +30,7 @@ class Dtype(StrEnum):
     bfloat16 = "bfloat16"
 
 
-_DATA, _SHAPE, _RUN = "Data", "Shape of the model", "The run"
+_DATA, _SHAPE, _RUN = "Data", "Shape of the model", RUN
 
 
 def train(
@@ -130,15 +138,8 @@ def train(
     length: Annotated[
         int, typer.Option(metavar="N", help="Tokens per sequence.", rich_help_panel=_RUN)
     ] = 256,
-    learning_rate: Annotated[
-        float,
-        typer.Option(
-            "--learning-rate", "--lr", metavar="X", help="Peak learning rate.", rich_help_panel=_RUN
-        ),
-    ] = 4e-3,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", help="Warm-up steps.", rich_help_panel=_RUN)
-    ] = 60,
+    learning_rate: LearningRate = 4e-3,
+    warmup: Warmup = 60,
     decay: Annotated[
         int | None,
         typer.Option(
@@ -148,20 +149,8 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Seed of the initial weights and the batches.", rich_help_panel=_RUN
-        ),
-    ] = 0,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume/--fresh",
-            help="Continue from the checkpoint in the folder, or start over.",
-            rich_help_panel=_RUN,
-        ),
-    ] = True,
+    seed: TrainingSeed = 0,
+    resume: Resume = True,
     compile_: Annotated[
         bool,
         typer.Option(
@@ -180,9 +169,7 @@ def train(
             rich_help_panel=_RUN,
         ),
     ] = Dtype.float32,
-    checkpoint_every: Annotated[
-        int, typer.Option(metavar="N", help="Steps between checkpoints.", rich_help_panel=_RUN)
-    ] = 100,
+    checkpoint_every: CheckpointEvery = 100,
     tensorboard: Annotated[
         bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
     ] = True,

@@ -8,9 +8,17 @@ import typer
 from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.models import Device
 from outrider.cli.options.speculation import Speculation
+from outrider.cli.options.training import (
+    RUN,
+    CheckpointEvery,
+    LearningRate,
+    Resume,
+    TrainingSeed,
+    Warmup,
+)
 from outrider.cli.start import start
 
-_DATA, _RUN, _MEASURE = "Data", "The run", "Measuring"
+_DATA, _RUN, _MEASURE = "Data", RUN, "Measuring"
 
 
 def train_head(
@@ -85,15 +93,8 @@ def train_head(
         int,
         typer.Option(metavar="N", min=1, help="Conversations per step.", rich_help_panel=_RUN),
     ] = 8,
-    learning_rate: Annotated[
-        float,
-        typer.Option(
-            "--learning-rate", "--lr", metavar="X", help="Peak learning rate.", rich_help_panel=_RUN
-        ),
-    ] = 5e-4,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Warm-up steps.", rich_help_panel=_RUN)
-    ] = 50,
+    learning_rate: LearningRate = 5e-4,
+    warmup: Warmup = 50,
     decay: Annotated[
         int | None,
         typer.Option(
@@ -114,24 +115,9 @@ def train_head(
         ),
     ] = "float32",
     device: Device = "auto",
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Seed of the initial weights and the batches.", rich_help_panel=_RUN
-        ),
-    ] = 0,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume/--fresh",
-            help="Continue from the checkpoint in the folder, or start over.",
-            rich_help_panel=_RUN,
-        ),
-    ] = True,
-    checkpoint_every: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Steps between checkpoints.", rich_help_panel=_RUN),
-    ] = 100,
+    seed: TrainingSeed = 0,
+    resume: Resume = True,
+    checkpoint_every: CheckpointEvery = 100,
     tensorboard: Annotated[
         bool,
         typer.Option(help="Write curves for TensorBoard to DIR.", rich_help_panel=_RUN),
