@@ -334,6 +334,7 @@ def test_ctrl_c_ends_an_answer_which_stays(type_in: Run, engine: Engine) -> None
     assert int(reused) >= len(engine.encode([user("hello")]))
 
 
+@pytest.mark.usefixtures("heeding")
 def test_ctrl_c_while_a_message_is_read_takes_it_back(
     type_in: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +353,7 @@ def test_ctrl_c_while_a_message_is_read_takes_it_back(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("heeding")
 def test_a_second_ctrl_c_does_not_wait_for_the_round(
     type_in: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

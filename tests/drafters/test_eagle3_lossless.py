@@ -68,7 +68,7 @@ def test_sampled(pair: str) -> None:
     assert p_value > 1e-4
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.needs_head])
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("eagle3")])
 def test_greedy_output_is_plain_decodings(method: str) -> None:
     """Ragged rows that leave and join, a prompt of one token among them."""
     target, prompts = target_of(), ragged_prompts([9, 1, 4, 12], 23)

@@ -28,7 +28,7 @@ def read_config(folder: str | Path) -> dict[str, Any] | None:
         ModelLoadError: a file that is no JSON object.
     """
     file = Path(os.path.expanduser(folder)) / "config.json"
-    if not file.is_file():
+    if not os.path.isfile(file):  # false for names that no file can have, too
         return None
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
