@@ -26,7 +26,7 @@ from outrider.train.data import Batches, open_tokens, validation_rows, write_tok
 from outrider.train.distill.objective import distillation
 from outrider.train.distill.start import copy_embeddings
 from outrider.train.evaluate import bits_per_byte, evaluate_pair
-from outrider.train.export import export, load_weights
+from outrider.train.export import export, in_bfloat16, load_weights
 from outrider.train.loop import Interrupted, Settings, train, validation_loss
 from outrider.train.losses import Objective, language_modelling, total_variation
 from outrider.train.models import Architecture, build_llama, num_parameters
@@ -154,7 +154,7 @@ def train_draft(out: Path) -> None:
     load_weights(target, out / "target")
     draft, schedule = build_llama(DRAFT, SEED + 1), DRAFT_SCHEDULE
     copy_embeddings(target, draft)
-    objective = distillation(draft, target.bfloat16())
+    objective = distillation(draft, in_bfloat16(target))
     train_in_stages("draft", draft, objective, schedule, out, short_then_long(schedule))
 
 
@@ -163,7 +163,7 @@ def polish_draft(out: Path) -> None:
     target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
     load_weights(target, out / "target")
     load_weights(draft, out / "draft")
-    objective = distillation(draft, target.bfloat16(), total_variation)
+    objective = distillation(draft, in_bfloat16(target), total_variation)
     stage = (POLISH_ROW_TOKENS, "sdpa", POLISH_SCHEDULE.steps)
     train_in_stages("polish", draft, objective, POLISH_SCHEDULE, out, [stage])
 
@@ -176,8 +176,8 @@ def export_pair(out: Path, assets: Path, console: Console) -> None:
     target, draft = build_llama(TARGET, SEED), build_llama(DRAFT, SEED + 1)
     steps = {"target": load_weights(target, out / "target")}
     steps["draft"] = load_weights(draft, out / "polish") + DRAFT_SCHEDULE.steps
-    target.bfloat16().eval()
-    draft.bfloat16().eval()
+    in_bfloat16(target).eval()
+    in_bfloat16(draft).eval()
     report = evaluate_pair(target, draft, validation_rows(held_out, 256, EVALUATION_ROWS))
     console.print(pair_table(report), markup=False)
     for name, model in (("target", target), ("draft", draft)):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from outrider.train.checkpoint import CHECKPOINT
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def load_weights(model: PreTrainedModel, folder: Path) -> int:
@@ -25,14 +29,25 @@ def load_weights(model: PreTrainedModel, folder: Path) -> int:
     return int(state["step"])
 
 
+def in_bfloat16(model: M) -> M:
+    """The same model with its parameters in bfloat16, in place.
+
+    Buffers keep their precision, as in a model that is loaded in bfloat16. ``model.bfloat16()``
+    would round the frequencies of rotary embeddings, too, which makes another model of it.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return model
+
+
 def export(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, card: str
 ) -> None:
     """Write a folder that the AutoModel classes and AutoTokenizer can load.
 
-    Converts the model to bfloat16 in place.
+    Converts the model's parameters to bfloat16 in place.
     """
-    model.bfloat16()
+    in_bfloat16(model)
     model.generation_config.do_sample = False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

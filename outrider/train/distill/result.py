@@ -17,21 +17,15 @@ from outrider.runtime import HFModel
 from outrider.runtime.hf.load import quiet
 from outrider.train.disk import require_space, tensor_bytes
 from outrider.train.distill.measure import Acceptance, Measurement
+from outrider.train.export import in_bfloat16
 
 MEASUREMENTS = "measurements.json"
 BEST, LAST = "best", "last"
 
 
 def as_saved(draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> HFModel:
-    """A copy of a draft in bfloat16, in which it is saved, ready to run.
-
-    Buffers keep their precision, as in a model that is loaded in bfloat16: rotary frequencies of
-    bfloat16 would be those of another model.
-    """
-    saved = copy.deepcopy(draft).eval()
-    for parameter in saved.parameters():
-        parameter.data = parameter.data.bfloat16()
-    return HFModel(saved, tokenizer, "draft")
+    """A copy of a draft in bfloat16, in which it is saved, ready to run."""
+    return HFModel(in_bfloat16(copy.deepcopy(draft)).eval(), tokenizer, "draft")
 
 
 def save(
