@@ -132,9 +132,10 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a checkout is at."""
+    """The commit that a checkout is at; the folder's name where git knows none."""
     command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or folder.name
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     here = Path(__file__).resolve().parents[1]
     load = os.getloadavg()[0]
+    commits = commit_of(options.before), commit_of(here)
     before, after = (Checkout(each.resolve(), options) for each in (options.before, here))
     rows = [compare(before, after, case, options.repeats) for case in after.cases]
     for checkout in (before, after):
@@ -166,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "command": f"python -m benchmarks.round_times --before BEFORE --compile {options.compile} "
         f"--dtype {options.dtype} --threads {options.threads} --repeats {options.repeats}",
         "load": load,
-        "before": commit_of(options.before),
-        "after": commit_of(here),
+        "before": commits[0],
+        "after": commits[1],
         "rows": rows,
         **{key: getattr(options, key) for key in ("compile", "dtype", "threads", "repeats")},
     }

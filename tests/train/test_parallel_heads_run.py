@@ -13,6 +13,7 @@ import outrider
 from outrider.drafters.heads.formats.block import load_block
 from outrider.runtime import load_model
 from outrider.train.heads.batches import StateBatches
+from outrider.train.heads.kind import Ground
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
 from outrider.train.heads.samples import held_out, read_samples
@@ -113,6 +114,7 @@ def test_the_best_heads_confidence_is_calibrated(files: Files, tmp_path: Path) -
     assert row.finish is not None
     for folder, changes in (("best", False), ("last", True)):
         before = confidence(tmp_path / "out" / folder)
-        row.finish(tmp_path / "out" / folder, target, states)
+        ground = Ground(target, torch.zeros(target.num_tokens), 0)
+        row.finish(tmp_path / "out" / folder, ground, states)
         after = confidence(tmp_path / "out" / folder)
         assert torch.allclose(before, after, rtol=0.02) != changes

@@ -84,7 +84,7 @@ class HeadKind:
     method: str
     layers: Callable[[HFModel, Mapping[str, Any]], tuple[int, ...]]
     build: Callable[..., Training]
-    finish: Callable[[Path, HFModel, States], None] | None = None
+    finish: Callable[[Path, Ground, States], None] | None = None
 
     @property
     def options(self) -> dict[str, Option]:

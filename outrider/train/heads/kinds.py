@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.core.errors import InvalidParameterError
 from outrider.core.values import shown
-from outrider.train.heads.block import DFLASH, DSPARK
+from outrider.train.heads.block_kinds import DFLASH, DSPARK
 from outrider.train.heads.eagle3 import EAGLE3
 from outrider.train.heads.kind import HeadKind
 from outrider.train.heads.medusa import MEDUSA

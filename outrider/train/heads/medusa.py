@@ -51,6 +51,7 @@ class MedusaTraining:
         target: the frozen target.
         decay: λ.
         labels: what the heads are compared with.
+        target_name: what saved heads call the target.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class MedusaTraining:
         target: HFModel,
         decay: float = 0.8,
         labels: Labels = "target",
+        target_name: str | None = None,
     ) -> None:
         self.network = network
         self.vocabulary = vocabulary
         self.target = target
         self.decay = decay
         self.labels = labels
+        self.target_name = target_name
         self.teacher = Teacher(target, vocabulary)
         ids_D = vocabulary.target_ids_D.to(target.device)
         self._draft_id_V = torch.full((vocabulary.num_tokens,), -1, device=target.device)
@@ -87,7 +90,7 @@ class MedusaTraining:
         return MedusaHead(self.network, self.vocabulary, "the heads in training")
 
     def save(self, folder: Path) -> None:
-        save_medusa(self.head(), folder, getattr(self.target.module, "name_or_path", None) or None)
+        save_medusa(self.head(), folder, self.target_name)
 
     def _loss_of(self, batch: StateBatch, i: int) -> Tensor:
         """The mean loss of head i, from 1, which predicts x_{t+1+i} at t."""
@@ -122,18 +125,20 @@ def _build(
     ``start`` holds heads that are trained on; the options of their shape are then their own."""
     if not 0 < decay <= 1:
         raise InvalidParameterError(f"decay={decay}: must be above 0 and at most 1")
-    target = ground.target
+    target, name = ground.target, ground.name_of_target
     if start:
         head = load_medusa(start, target)
         check_target(head, target)
-        return MedusaTraining(head.network.float(), head.vocabulary, target, decay, labels)
+        network = head.network.float()
+        return MedusaTraining(network, head.vocabulary, target, decay, labels, name)
     num_tokens = target.num_tokens
     size = min(draft_vocab_size or num_tokens, num_tokens)
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
     width = target.module.config.get_text_config().hidden_size
     config = MedusaConfig(num_heads, num_layers, width, num_tokens, size, target.num_layers)
-    training = MedusaTraining(MedusaNetwork(config).float(), vocabulary, target, decay, labels)
-    training.network.start_from(training.teacher.weight_DH)
+    network = MedusaNetwork(config).float()
+    training = MedusaTraining(network, vocabulary, target, decay, labels, name)
+    network.start_from(training.teacher.weight_DH)
     return training
 
 

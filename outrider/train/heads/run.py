@@ -100,7 +100,8 @@ def run_head(
     kept, probes = held_out(samples, run.num_held_out)
     states = _states(run, target, kept, out, values, console)
     counts_V = states.token_counts(target.num_tokens)
-    training = run.kind.build(Ground(target, counts_V, seed, run.target_name), **values)
+    ground = Ground(target, counts_V, seed, run.target_name)
+    training = run.kind.build(ground, **values)
     training.module.to(target.device)
     probe = Probe(prompts_of(probes), run.temperatures, run.eval_tokens)
     training.module.train()
@@ -134,7 +135,7 @@ def run_head(
     )
     best = out / "best"
     if run.kind.finish is not None:
-        run.kind.finish(best, target, _states(run, target, probes, out, values, console))
+        run.kind.finish(best, ground, _states(run, target, probes, out, values, console))
     console.print(f"the best head is in {best}: {_shown(best)}", highlight=False)
     return best
 

@@ -33,13 +33,12 @@ from transformers import PretrainedConfig
 
 from outrider.core import Round
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
-from outrider.core.values import shown
 from outrider.engine import Engine, Row
 from outrider.engine.round_observer import RowRound
 from outrider.engine.warming import warm_up
-from outrider.methods import METHODS
 from outrider.runtime import HFModel
-from outrider.runtime.weights import check_trainable, plain_weights
+from outrider.runtime.weights import plain_weights
+from outrider.train.online.adaptable import check_adaptable
 from outrider.train.online.collector import Collector, RateLimit, TopKRecorder
 from outrider.train.online.files import (
     SavingError,
@@ -63,6 +62,7 @@ from outrider.train.online.learner import (
 )
 from outrider.train.online.process import ProcessWorker
 from outrider.train.online.settings import Settings
+from outrider.train.online.state import History, State
 from outrider.train.online.thread import ThreadWorker
 from outrider.train.online.trainer import architecture
 from outrider.train.online.versions import Change, Version, Versions
@@ -73,8 +73,6 @@ IDLE_SECONDS = 0.05
 """How long no round has run where the engine counts as idle."""
 STOP_SECONDS = 60.0
 """How long a trainer may take over its last step."""
-HISTORY_ROUNDS = 64
-"""Rounds of rows per point of the history."""
 
 
 class Worker(Protocol):
@@ -84,54 +82,6 @@ class Worker(Protocol):
     def num_dropped(self) -> int: ...
     def post(self, message: Any) -> None: ...
     def close(self, timeout: float) -> None: ...
-
-
-@dataclass(frozen=True)
-class Point:
-    """α over a stretch of traffic.
-
-    Attributes:
-        tokens: tokens that the engine had emitted at its end.
-        version: the version that served at its end.
-        alpha: α, measured over ``HISTORY_ROUNDS`` rounds of rows.
-    """
-
-    tokens: int
-    version: int
-    alpha: float
-
-
-@dataclass(frozen=True)
-class State:
-    """How an adaptation stands.
-
-    Attributes:
-        status: ``running``, ``stopped``, or why adaptation is off.
-        version: the number of the version that serves.
-        on_trial: the number of the version that drafts every other block of rounds; None if none
-            does.
-        step: steps that the trainer has taken.
-        loss: mean divergence of its last step, in nats; None before the first.
-        tokens_seen: positions collected so far.
-        tokens_emitted: tokens that the engine has emitted while it was watched.
-        samples_dropped: samples that came faster than they were learned.
-        restarts: how often the trainer was started again after a crash.
-        versions: all versions that have served, with their α before and after; the serving one
-            last.
-        history: α over time.
-    """
-
-    status: str
-    version: int
-    on_trial: int | None
-    step: int
-    loss: float | None
-    tokens_seen: int
-    tokens_emitted: int
-    samples_dropped: int
-    restarts: int
-    versions: tuple[Version, ...]
-    history: tuple[Point, ...]
 
 
 def adapt(
@@ -160,43 +110,6 @@ def adapt(
         return Adaptation(engine, draft, folder, settings)
 
 
-def check_adaptable(engine: Engine) -> HFModel:
-    """The engine's draft model. Raises IncompatibleError where adaptation does not support the
-    method, or runs already."""
-    name, draft = engine.method.name, engine.draft
-    supported = ", ".join(adaptable_methods())
-    if engine.observed.observer is not None:
-        raise IncompatibleError("the engine is being adapted already: stop that adaptation first")
-    if draft is None or name not in adaptable_methods():
-        reason = "has no draft model with the target's vocabulary"
-        if engine.method.needs_draft and not engine.verifier.lossless:
-            reason = "is lossy, so its outputs would change with the draft model"
-        raise IncompatibleError(
-            f"method {name!r} {reason}: adaptation supports the methods {supported}"
-        )
-    if not engine.verifier.lossless:
-        raise IncompatibleError(
-            f"verifier {shown(engine.verifier)} is lossy, so outputs would change with the draft "
-            f"model: adapt an engine with a lossless rule"
-        )
-    if engine.target.decoder_prompt is not None:
-        raise IncompatibleError(
-            f"{engine.target.name} is an encoder-decoder, whose drafts are not adapted: adaptation "
-            f"supports decoder-only pairs"
-        )
-    check_trainable(draft.module, draft.name)
-    return draft
-
-
-def adaptable_methods() -> list[str]:
-    """Methods with a lossless rule, and one draft model with the target's vocabulary."""
-    return [
-        method.name
-        for method in METHODS.values()
-        if method.needs_draft and method.lossless and not method.any_vocabulary
-    ]
-
-
 class Adaptation:
     """A running adaptation; made by :func:`adapt`. A context manager, which stops it at its end."""
 
@@ -220,9 +133,7 @@ class Adaptation:
         self._loss: float | None = None
         self._restarts = self._num_flushes = self._flushed = 0
         self._running_rounds, self._last_round = 0, -IDLE_SECONDS
-        self._emitted = 0
-        self._block = [0, 0.0, 0.0]
-        self._history: deque[Point] = deque(maxlen=4096)
+        self._history = History()
         self._warnings: deque[str] = deque()
         self._saver: Thread | None = None
         self._versions = self._resumed(draft)
@@ -253,11 +164,11 @@ class Adaptation:
                 self._step,
                 self._loss,
                 self._collector.num_positions,
-                self._emitted,
+                self._history.num_emitted,
                 self._worker.num_dropped,
                 self._restarts,
                 self._versions.all,
-                tuple(self._history),
+                self._history.points,
             )
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -368,7 +279,7 @@ class Adaptation:
         """Takes over what a round did to a row, and its numbers."""
         with self._condition:
             self._versions.count(done)
-            self._count(done)
+            self._history.count(done, self._versions.serving.number)
             if self._is_on:
                 self._collector.read(done, line)
 
@@ -427,22 +338,6 @@ class Adaptation:
 
     def _post(self, message: Any) -> None:
         self._worker.post(message)
-
-    def _count(self, done: RowRound) -> None:
-        """Adds to the history."""
-        self._emitted += done.kept
-        depth = done.counts.depth
-        if done.kept <= done.accepted:
-            depth = min(depth, done.kept)
-        self._block[0] += 1
-        self._block[1] += sum(done.counts.overlap[:depth])
-        self._block[2] += sum(done.counts.reached[:depth])
-        rounds, overlap, reached = self._block
-        if rounds >= HISTORY_ROUNDS:
-            if reached:
-                number = self._versions.serving.number
-                self._history.append(Point(self._emitted, number, overlap / reached))
-            self._block = [0, 0.0, 0.0]
 
     def _note(self, change: Change | None) -> None:
         """Tells the trainer, the user and the folder of a change of the weights."""
