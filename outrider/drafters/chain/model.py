@@ -34,7 +34,7 @@ from outrider.core import (
     argmax,
     cached_arange,
 )
-from outrider.core.draft_chain import draft_chain, with_leaf
+from outrider.core.chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
