@@ -238,8 +238,9 @@ class Engine:
             prompts, sampling, add_special_tokens, request_numbers
         )
         rows = self._dispatcher.finished_rows(requests)
-        for row in rows if self._hint is not None else ():
-            self._hint(row)
+        if self._hint is not None:
+            for row in rows:
+                self._hint(row)
         results = [None if row.error else row.result() for row in rows]
         if failed := [row.error for row in rows if row.error]:
             failed[0].results = tuple(results)  # type: ignore[attr-defined]

@@ -128,12 +128,12 @@ class RunningBatch:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Runs the target's next pass over the newcomers' prompts; after the last one the drafter
-        starts, and the newcomers join."""
+        """Runs the next forward pass over the newcomers' prompts, the target's or one of the
+        drafter's models'. After the last one, the newcomers join."""
         newcomers = self._newcomers
         assert newcomers is not None
         began = self._clock()
-        if newcomers.are_cached:
+        if newcomers.are_ready:
             self._join(newcomers)
         else:
             newcomers.step()
@@ -196,7 +196,7 @@ class RunningBatch:
         self._release()
 
     def _join(self, newcomers: Newcomers) -> None:
-        context, cache, state = newcomers.start()
+        context, cache, state = newcomers.finish()
         if self._context is None:
             self._context, self._cache, self._state = context, cache, state
         else:
