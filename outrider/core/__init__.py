@@ -28,7 +28,6 @@ from outrider.core.protocols import (
     State,
     UsesRawLogits,
     Verifier,
-    keep_accepted,
 )
 from outrider.core.race import race
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
@@ -39,6 +38,7 @@ from outrider.core.round import (
     VerificationExecutor,
     check_compatible,
     commit_round,
+    keep_accepted,
     prompt_reader,
     run_round,
     start_batch,

@@ -76,15 +76,6 @@ class SequenceState(CanRollBack, State, Protocol):
         """Makes the sequences what they were when the snapshot was taken."""
 
 
-def keep_accepted(state: SequenceState, draft: Draft, verdict: Acceptance) -> None:
-    """Keeps the root and the accepted path in a state whose model has run over the query
-    tokens of a draft (``draft.query_tokens``; of a chain, its nodes)."""
-    if draft.is_chain:
-        state.append(verdict.num_emitted)
-    else:
-        state.select(draft.query_tokens.index_BN.gather(1, verdict.path_BD), verdict.num_accepted)
-
-
 @dataclass(frozen=True)
 class Scores:
     """The target's logits at every node of a draft, and its last hidden states if requested."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from torch import Tensor
 
 from outrider.core.context import Context, Prefix
-from outrider.core.draft import Draft, Verdict
+from outrider.core.draft import Acceptance, Draft, Verdict
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import (
     Budget,
@@ -20,6 +20,7 @@ from outrider.core.protocols import (
     ReadHidden,
     ReadsHiddenStates,
     Scores,
+    SequenceState,
     SharesHiddenStates,
     Verifier,
 )
@@ -172,6 +173,15 @@ def commit_round(
     target.commit(cache, round_.proposed, verdict)
     drafter.commit(state, round_.proposed, verdict, round_.scores)
     context.append(round_.emitted_BK, verdict.num_emitted)
+
+
+def keep_accepted(state: SequenceState, draft: Draft, verdict: Acceptance) -> None:
+    """Keeps the root and the accepted path in a state whose model has run over the query
+    tokens of a draft (``draft.query_tokens``; of a chain, its nodes)."""
+    if draft.is_chain:
+        state.append(verdict.num_emitted)
+    else:
+        state.select(draft.query_tokens.index_BN.gather(1, verdict.path_BD), verdict.num_accepted)
 
 
 def verify_eagerly(

@@ -33,6 +33,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError
 from outrider.runtime import HFModel
+from outrider.runtime.prefill import Prefilling, begin
 from outrider.sampling import Warp
 
 
@@ -164,10 +165,16 @@ class WithinContext:
         return replace(self.drafter.capabilities, handles_context_limit=True)
 
     def start(self, context: Context) -> WithinState:
+        state: WithinState = self.begin(context).finish()
+        return state
+
+    def begin(self, context: Context) -> Prefilling:
+        """As :meth:`start`, but the caller runs the forward passes."""
         fits = self._fits(context)
         rows = [row for row, fit in enumerate(fits) if fit]
         own = _batch_of(context, rows)
-        return WithinState(context, rows, own, self.drafter.start(own) if rows else None)
+        inner = begin(self.drafter, own) if rows else Prefilling(None)
+        return Prefilling(WithinState(context, rows, own, inner.state), inner.prefills)
 
     def read_prompt(
         self, state: WithinState, context: Context, hidden_BNH: Tensor, first: int

@@ -21,13 +21,6 @@ Message = Mapping[str, Any]
 _EXAMPLE = '{"role": "user", "content": "Hello!"}'
 
 
-def is_chat(value: object) -> bool:
-    """Whether a prompt is a conversation: a list or tuple that begins with a message."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    return isinstance(value[0], Mapping) and "role" in value[0]
-
-
 def check_messages(messages: Sequence[object]) -> list[Message]:
     """The messages of a conversation.
 

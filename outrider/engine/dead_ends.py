@@ -15,15 +15,17 @@ from outrider.engine.request import Row
 from outrider.sampling.dead_end_cause import dead_end_cause
 
 
-def first_dead(round_: Round) -> Tensor | None:
+def first_dead(round_: Round, dead_BN: Tensor) -> Tensor:
     """The index of each row's first emitted token that comes from a distribution without tokens,
-    (B,); tokens that the row does not keep are included. K if a row has none; None if no
-    distribution reports dead ends."""
-    if round_.dead_BN is None:
-        return None
+    (B,); tokens that the row does not keep are included. K if a row has none.
+
+    Args:
+        round_: the round.
+        dead_BN: its nodes with such distributions.
+    """
     K = round_.emitted_BK.shape[1]
     nodes_BK = torch.cat([torch.zeros_like(round_.emitted_BK[:, :1]), round_.verdict.path_BD], 1)
-    dead_BK = round_.dead_BN.gather(1, nodes_BK)
+    dead_BK = dead_BN.gather(1, nodes_BK)
     return torch.where(dead_BK, cached_arange(K, dead_BK.device), K).amin(1)
 
 

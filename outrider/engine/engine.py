@@ -150,14 +150,14 @@ class Engine:
             settings.recipe,
             drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
-            obeys_config=generation_config,
+            obeyed=self.obeyed,
             memory=parts.memory,
         )
         self._memory = parts.memory
         self.prefixes = parts.prefixes
         self._settings = settings
         self.observed = Observed()
-        self._hint = ChatHint(parts.target.tokenizer)
+        self._hint = ChatHint.of(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
     @property
@@ -238,8 +238,9 @@ class Engine:
             prompts, sampling, add_special_tokens, request_numbers
         )
         rows = self._dispatcher.finished_rows(requests)
-        for row in rows:
-            self._hint(row)
+        if self._hint is not None:
+            for row in rows:
+                self._hint(row)
         results = [None if row.error else row.result() for row in rows]
         if failed := [row.error for row in rows if row.error]:
             failed[0].results = tuple(results)  # type: ignore[attr-defined]
@@ -313,7 +314,8 @@ class Engine:
         with self._dispatcher.subscribe([request], reader(Row.event)) as subscription:
             while (item := await asyncio.to_thread(subscription.next)) is not None:
                 _, (row, event) = item
-                self._hint(row)
+                if self._hint is not None:
+                    self._hint(row)
                 yield event
 
     def run(
@@ -391,7 +393,8 @@ class Engine:
     def _hinted(self, rounds: Iterator[tuple[Row, T]]) -> Iterator[T]:
         """What was made of a row's rounds; warns about what the user may have overlooked."""
         for row, item in rounds:
-            self._hint(row)
+            if self._hint is not None:
+                self._hint(row)
             yield item
 
     def _kind_of(self, request: Request) -> BatchKind:

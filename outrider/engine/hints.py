@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,15 +16,22 @@ class ChatHint:
     """Warns that a chat model ended its output at once because the prompt lacks its template.
 
     Args:
-        tokenizer: the target's; None without one.
+        tokenizer: the target's, which has a chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        template = getattr(tokenizer, "chat_template", None)
-        templates = template.values() if isinstance(template, dict) else [template or ""]
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        template: Any = tokenizer.chat_template
+        templates = template.values() if isinstance(template, dict) else [template]
         begins = getattr(tokenizer, "bos_token", None)
         self._markers = {each for text in templates for each in _MARKER.findall(text)} - {begins}
-        self._due = bool(template)
+        self._due = True
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase | None) -> "ChatHint | None":
+        """The hint for models with this tokenizer; None for models that are no chat models."""
+        if tokenizer is None or not getattr(tokenizer, "chat_template", None):
+            return None
+        return cls(tokenizer)
 
     def __call__(self, row: Row) -> None:
         """Warns the first time that a finished row's output is empty for this reason."""

@@ -6,11 +6,13 @@ from typing import Any
 from outrider.core import Context, Drafter, Ends, prompt_reader
 from outrider.engine.request import Row
 from outrider.runtime import HFModel
+from outrider.runtime.prefill import Prefilling, PrefillsInSteps, begin
 from outrider.sampling import Warp
 
 
 class Newcomers:
-    """Rows whose prompts are read pass by pass. A row that resumes reads its output so far, too.
+    """Rows whose prompts are read in forward passes: the target's first, then those of the
+    drafter's models. A row that resumes reads its output so far, too.
 
     Args:
         rows: at least one.
@@ -27,47 +29,65 @@ class Newcomers:
         self.context = _context(rows, target)
         self._target = target
         self._drafter = drafter
-        self._state: Any = None
+        self._drafting: Prefilling | None = None
         read = None
         if drafter.capabilities.hidden_layers:
-            self._state = drafter.start(self.context)
-            read = prompt_reader(drafter, self._state, self.context)
+            self._drafting = begin(drafter, self.context)
+            read = prompt_reader(drafter, self._drafting.state, self.context)
         self._prefill = target.begin(self.context, read)
         for row, reused in zip(rows, self._prefill.reused, strict=True):
             row.stats.reused = reused
+        self._begin_in_steps()
 
     @property
-    def are_cached(self) -> bool:
-        """Whether the target's cache is complete, so that only the drafter has to start."""
-        return self._prefill.next_width == 0
+    def are_ready(self) -> bool:
+        """Whether everything has read the prompts."""
+        if self._drafting is None:
+            return False
+        return self._prefill.next_width == 0 and self._drafting.next_width == 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the next pass, padding included; once the target's cache is complete, those
-        that the drafter may have to read."""
-        width = self._prefill.next_width or max(self.context.lengths) - 1
+        """Tokens that the next step reads, padding included. A drafter that does not read them in
+        steps may have to read them all at once."""
+        width = self._prefill.next_width
+        if not width:
+            drafting = self._drafting
+            width = max(self.context.lengths) - 1 if drafting is None else drafting.next_width
         return len(self.rows) * width
 
     def step(self) -> None:
-        """Runs the target's next pass."""
-        self._prefill.step()
+        """Runs the next forward pass, or starts a drafter that does not read prompts in steps."""
+        if self._prefill.next_width:
+            self._prefill.step()
+            self._begin_in_steps()
+        elif self._drafting is None:
+            self._prefill.finish()
+            self._drafting = begin(self._drafter, self.context)
+        else:
+            self._drafting.step()
 
-    def start(self) -> tuple[Context, Any, Any]:
-        """Starts the drafter unless it has read the hidden states of the prefill; returns the
-        context, the target's cache and the drafter's state."""
-        cache = self._prefill.finish()
-        if self._state is None:
-            self._state = self._drafter.start(self.context)
-        return self.context, cache, self._state
+    def finish(self) -> tuple[Context, Any, Any]:
+        """The context, the target's cache and the drafter's state, once all are ready."""
+        assert self._drafting is not None
+        return self.context, self._prefill.finish(), self._drafting.finish()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows, at least one, in this order (``rows[i] >= i``)."""
         self.rows = [self.rows[row] for row in rows]
         self._prefill.cache.keep(rows)
-        if self._state is not None:
-            self._state.keep(rows)
+        if self._drafting is not None:
+            self._drafting.state.keep(rows)
         self.context.keep(rows)
         self.context.distribution = warp_of(self.rows, self._target)
+
+    def _begin_in_steps(self) -> None:
+        """Begins the drafter's prefills once the target's has ended."""
+        if self._drafting is not None or self._prefill.next_width:
+            return
+        if isinstance(self._drafter, PrefillsInSteps):
+            self._prefill.finish()
+            self._drafting = self._drafter.begin(self.context)
 
 
 def warp_of(rows: Sequence[Row], target: HFModel) -> Warp:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.errors import PromptError
 from outrider.core.values import as_python, is_whole, shown
-from outrider.engine.chat import Message, check_messages, is_chat
+from outrider.engine.chat import Message, check_messages
 
 Array = Tensor | np.ndarray[Any, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | Array | Mapping[str, Any]
@@ -56,6 +56,13 @@ class ReadPrompt:
     given: str | Sequence[int] | Sequence[Message]
     ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
+
+
+def is_chat(value: object) -> bool:
+    """Whether a prompt is a conversation: a list or tuple that begins with a message."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return isinstance(value[0], Mapping) and "role" in value[0]
 
 
 def read_prompts(prompts: object) -> tuple[list[ReadPrompt], bool]:

@@ -4,7 +4,8 @@ Users pass sampling parameters and request numbers as one for all prompts, or a 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
@@ -18,8 +19,8 @@ from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Recipe
 from outrider.runtime import HFModel
-from outrider.runtime.hf.generation_config import with_defaults
 from outrider.sampling import Sampling
+from outrider.sampling.params import DEFAULTS
 from outrider.sampling.stateless import check_stateless
 from outrider.verifiers import Commit
 
@@ -34,7 +35,7 @@ class RequestBuilder:
         recipe: the method with its options settled.
         drafts: whether anything is drafted, so that processors must be stateless.
         eos_ids: end-of-sequence tokens of the model.
-        obeys_config: whether outputs obey the target's generation config.
+        obeyed: the values of the target's generation config that outputs obey, by name.
         memory: the bound of the KV buffers, which each request alone must respect; None sets none.
     """
 
@@ -43,7 +44,7 @@ class RequestBuilder:
     recipe: Recipe
     drafts: bool = True
     eos_ids: frozenset[int] = frozenset()
-    obeys_config: bool = True
+    obeyed: Mapping[str, object] = field(default_factory=dict)
     memory: KVMemory | None = None
 
     def batch(
@@ -108,14 +109,30 @@ class RequestBuilder:
         detokenizer = special = None
         if tokenizer is not None:
             detokenizer = Detokenizer(tokenizer, first_ids)
-            special = SpecialStops.among(request.sampling.stop_strings, tokenizer, first_ids)
+            if stops := request.sampling.stop_strings:
+                special = SpecialStops.among(stops, tokenizer, first_ids)
         room = self._room(request.prompt_ids)
         return Row(request, Ending(request.sampling, self.eos_ids, room, detokenizer, special))
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters with those that are None filled in; see :class:`Sampling`."""
-        config = self.target.generation_config if self.obeys_config else None
-        return with_defaults(sampling, config, self.target.name)
+        try:
+            return sampling.with_defaults(self._defaults)
+        except InvalidParameterError as error:
+            raise InvalidParameterError(
+                f"the generation config of {self.target.name} has {error}; set it in Sampling, or "
+                f"load the model with generation_config=False"
+            ) from None
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        """The sampling parameters among the values that are obeyed."""
+        return {name: value for name, value in self.obeyed.items() if name in DEFAULTS}
+
+    @cached_property
+    def _has_rules(self) -> bool:
+        """Whether the generation config asks more of outputs than values of parameters."""
+        return len(self.obeyed) > len(self._defaults)
 
     def _requests(
         self,
@@ -152,7 +169,7 @@ class RequestBuilder:
         return requests
 
     def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
-        if not self.obeys_config:
+        if not self._has_rules:
             return sampling
         return self.target.with_demands(sampling, ids, self._room(ids))
 

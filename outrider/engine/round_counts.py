@@ -1,7 +1,7 @@
-"""What a round did to each row: counts on the device, and on the host once they are copied; and how
-far a lossy rule diverged from the target.
+"""What a round did to each row: counts on the device, and on the host once they are copied.
 
-Most counts of a full chain follow from its size; only the others are copied.
+All numbers of a round are copied to the host together, its one device-to-host synchronisation. Most
+counts of a full chain follow from its size; only the others are copied.
 
 α, Leviathan's acceptance, is defined here once and for every method: the mean of the overlap
 Σ_x min(p, q) over the positions that token-level rejection sampling verifies, whatever rule was at
@@ -21,24 +21,22 @@ sum is biased by what the rule decided: block verification, for example, comes t
     of a tree, x_1 … x_n are the first children from the root down, which are draws as in a chain
     nothing is counted behind the end of the sequence
 
-The divergence of a lossy rule is measured position by position. At a verified position the rule
-turns the target's distribution p and the draft's q into the distribution π of the token that is
-emitted there (``core.output_distribution``). Tokens that the target emits alone, bonus included,
-follow p and contribute nothing. Both KL divergences add up along an output.
-
-Legend: B rows, N nodes, D drafted tokens (N-1), M divergences, V vocabulary.
+Legend: B rows, N nodes, D drafted tokens (N-1), C columns of a block.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
-from outrider.core import Draft, Overlap, Round, Verdict, Verifier, argmax, output_distribution
-from outrider.core.divergences import divergences
+from outrider.core import Draft, Overlap, Round, Verdict, argmax
 from outrider.core.overlap import estimated_overlap, overlap_by_depth
+
+Line = list[list[float]]
+"""A row's numbers, block by block."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,29 @@ def count_columns(round_: Round) -> list[Tensor]:
     if not _is_plain(round_.draft):
         columns += [round_.draft.num_drafted_B, _depth(round_.draft), _rejected(round_)]
     return columns
+
+
+def copy_to_host(blocks: Sequence[Tensor]) -> list[Line]:
+    """The numbers of each row.
+
+    On a CPU each block is copied by itself. Elsewhere the blocks become one table first, since
+    every copy waits for the device.
+
+    Args:
+        blocks: columns (B,), or several side by side (B, C); of any dtypes.
+    """
+    if blocks[0].device.type == "cpu":
+        lists = [block.tolist() for block in blocks]
+        columns = [block.dim() == 1 for block in blocks]
+        return [
+            [[part] if one else part for part, one in zip(line, columns, strict=True)]
+            for line in zip(*lists, strict=True)
+        ]
+    blocks = [block if block.dim() == 2 else block[:, None] for block in blocks]
+    dtype = torch.float32 if blocks[0].device.type == "mps" else torch.float64
+    table = torch.cat([block.to(dtype) for block in blocks], 1).tolist()
+    ends = list(accumulate((block.shape[1] for block in blocks), initial=0))
+    return [[line[a:b] for a, b in pairwise(ends)] for line in table]
 
 
 def read_counts(
@@ -145,36 +166,3 @@ def _rejected(round_: Round) -> Tensor:
     if draft.drawn == "searched":
         child_BN = child_BN & (draft.tokens_BN != verdict.next_token_B[:, None])
     return child_BN.any(1)
-
-
-def is_measurable(verifier: Verifier) -> bool:
-    """Whether the rule is lossy and π has a closed form."""
-    return (
-        not verifier.lossless
-        and verifier.needs == "distribution"
-        and hasattr(verifier, "acceptance")
-    )
-
-
-def measured_divergence(round_: Round, verifier: Verifier) -> Tensor | None:
-    """KL(p‖π), KL(π‖p) and total variation at each drafted position, shape (B, D, M).
-
-    None if the rule is lossless or π has no closed form. The caller drops the positions behind the
-    first rejected token, which are no part of the output.
-    """
-    draft = round_.draft
-    if not is_measurable(verifier) or not draft.is_chain or draft.num_nodes == 1:
-        return None
-    p_BDV = round_.p_BNV[:, :-1]
-    if draft.probs_BNV is not None:
-        q_BDV = draft.probs_BNV[:, :-1]
-    else:
-        q_BDV = one_hot(draft.tokens_BN[:, 1:], p_BDV.shape[-1]).to(p_BDV.dtype)
-    found = divergences(p_BDV, output_distribution(verifier, p_BDV, q_BDV))  # type: ignore[arg-type]
-    return torch.stack([found.kl, found.rkl, found.tv], -1)
-
-
-def by_position(numbers: Sequence[float]) -> list[tuple[float, float, float]]:
-    """A row's divergences by position, from its numbers in one sequence."""
-    it = iter(numbers)
-    return list(zip(it, it, it, strict=True))

@@ -26,15 +26,14 @@ from outrider.core import (
     run_round,
 )
 from outrider.engine.admission import KVMemory, Reservation
-from outrider.engine.copy_to_host import copy_to_host
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.logprobs import Logprobs
+from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
-from outrider.engine.request import Row
+from outrider.engine.request import Row, TopLogprobs
 from outrider.engine.round_counts import (
-    by_position,
+    copy_to_host,
     count_columns,
-    measured_divergence,
     overlap_of,
     read_counts,
 )
@@ -80,6 +79,8 @@ class RunningBatch:
         self._verification = verification
         self._observed = observed or Observed()
         self.rows: list[Row] = []
+        self._wanted: list[int | None] = []
+        self._wants_logprobs = False
         self._newcomers: Newcomers | None = None
         self._context: Context | None = None
         self._cache: Any = None
@@ -127,12 +128,12 @@ class RunningBatch:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Runs the target's next pass over the newcomers' prompts; after the last one the drafter
-        starts, and the newcomers join."""
+        """Runs the next forward pass over the newcomers' prompts, the target's or one of the
+        drafter's models'. After the last one, the newcomers join."""
         newcomers = self._newcomers
         assert newcomers is not None
         began = self._clock()
-        if newcomers.are_cached:
+        if newcomers.are_ready:
             self._join(newcomers)
         else:
             newcomers.step()
@@ -165,8 +166,9 @@ class RunningBatch:
             self._budget(),
             self._verification,
         )
-        logprobs = Logprobs.of(round_, [row.request.sampling.logprobs for row in self.rows])
-        divergence_BDM = measured_divergence(round_, verifier) if self._measure else None
+        logprobs = Logprobs.of(round_, self._wanted) if self._wants_logprobs else None
+        measures = self._measure and not verifier.lossless
+        divergence_BDM = measured_divergence(round_, verifier) if measures else None
         observation = None if observer is None else observer.observe(round_, self.rows)
         overlap = overlap_of(round_, verifier.lossless)
         self._read(round_, logprobs, overlap, divergence_BDM, observation)
@@ -188,12 +190,13 @@ class RunningBatch:
 
     def close(self) -> None:
         """Drops all rows and what they hold. The rows can be resumed in another batch."""
-        self.rows, self._newcomers = [], None
+        self._set_rows([])
+        self._newcomers = None
         self._context = self._cache = self._state = None
         self._release()
 
     def _join(self, newcomers: Newcomers) -> None:
-        context, cache, state = newcomers.start()
+        context, cache, state = newcomers.finish()
         if self._context is None:
             self._context, self._cache, self._state = context, cache, state
         else:
@@ -201,11 +204,11 @@ class RunningBatch:
             self._drafter.join(self._state, state)
             self._context.join(context)
             self._context.distribution = warp_of(self.rows + newcomers.rows, self._target)
-        self.rows += newcomers.rows
+        self._set_rows(self.rows + newcomers.rows)
         self._newcomers = None
 
     def _keep(self, rows: list[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
+        self._set_rows([self.rows[row] for row in rows])
         assert self._context is not None
         with torch.inference_mode():
             if not rows:
@@ -228,6 +231,11 @@ class RunningBatch:
             self._newcomers = None
             self._release()
 
+    def _set_rows(self, rows: list[Row]) -> None:
+        self.rows = rows
+        self._wanted = [row.request.sampling.logprobs for row in rows]
+        self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
+
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""
         if self._reservation is not None and not self.num_rows:
@@ -249,7 +257,7 @@ class RunningBatch:
     def _read(
         self,
         round_: Round,
-        logprobs: Logprobs,
+        logprobs: Logprobs | None,
         overlap: Overlap | None,
         divergence_BDM: Tensor | None,
         observation: Observation | None,
@@ -257,15 +265,14 @@ class RunningBatch:
         """Copies the round's numbers to the host, the one device-to-host synchronisation of a
         round; commits the round, and hands each row its tokens or its error."""
         assert self._context is not None
-        sums = self._context.health.drain()
-        sums.sort(key=lambda found: found[0] is not self._target)  # which is blamed first
+        sums = self._context.health.drain(first=self._target)
         counts = count_columns(round_)
         divergences = [] if divergence_BDM is None else [divergence_BDM.flatten(1)]
-        dead = [] if (first_B := first_dead(round_)) is None else [first_B]
+        dead = [] if round_.dead_BN is None else [first_dead(round_, round_.dead_BN)]
         overlaps = list(overlap or ())
         own = [*counts, *(s for _, s in sums), *dead, round_.emitted_BK, *overlaps, *divergences]
         watched = [] if observation is None else observation.blocks
-        requested = logprobs.blocks()
+        requested = [] if logprobs is None else logprobs.blocks()
         lines = copy_to_host([*own, *requested, *watched])
         starts = [length - 1 for length in self._context.lengths]
         self._commit(round_, [int(line[0][0]) for line in lines])
@@ -278,8 +285,11 @@ class RunningBatch:
                 continue
             emitted = line[len(numbers)]
             tokens = [int(token) for token in emitted[: int(numbers[0]) + 1]]
-            wanted = row.request.sampling.logprobs
-            chosen, best = logprobs.read(line[len(own) :][: len(requested)], len(tokens), wanted)
+            chosen: list[float] = []
+            best: list[TopLogprobs] = []
+            if logprobs is not None:
+                part = line[len(own) :][: len(requested)]
+                chosen, best = logprobs.read(part, len(tokens), self._wanted[b])
             positions = by_position(line[len(own) - 1]) if divergences else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
             done = read_counts(round_, numbers[: len(counts)], by_depth, positions)

@@ -25,8 +25,8 @@ from outrider.runtime.kv_cache.prefix import PrefixCache
 from outrider.runtime.prefill import PREFILL_WIDTH
 
 PROMPT_TOKENS_PER_STEP = 4 * PREFILL_WIDTH
-"""Most prompt tokens, padding included, that a step reads while rows are running. The draft model's
-prefill is one piece, however long the prompt."""
+"""Most prompt tokens, padding included, that a step reads while rows are running, with the target
+and the draft models together. An encoder reads its source in one piece, however long it is."""
 
 
 class BatchKind(NamedTuple):

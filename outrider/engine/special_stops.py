@@ -35,8 +35,6 @@ class SpecialStops:
         cls, stops: Sequence[str], tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
     ) -> SpecialStops | None:
         """For those of the strings that have a special token of the tokenizer in them, if any."""
-        if not stops:
-            return None
         added = tokenizer.added_tokens_decoder.values()
         names = {token.content for token in added if token.special} | {
             *tokenizer.all_special_tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from outrider.core.errors import IncompatibleError
@@ -71,12 +72,12 @@ class Recipe:
     greedy_verifier: Verifier
     drafter: Callable[[Parts], Drafter[Any]]
 
-    @property
+    @cached_property
     def greedy_only(self) -> bool:
         """Whether it is defined only at temperature 0."""
         return self.verifier.needs != "distribution"
 
-    @property
+    @cached_property
     def greedy_apart(self) -> bool:
         """Whether greedy requests need batches of their own, because another rule verifies them.
 

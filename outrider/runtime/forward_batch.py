@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from outrider.runtime.attention_metadata import Nodes
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.runtime.masks import Nodes
 
 
 class ForwardBatch(NamedTuple):
@@ -50,7 +50,8 @@ class ForwardOutput(NamedTuple):
     Attributes:
         logits_BNV: in the model's dtype; of the last ``num_logits`` query tokens where the batch
             asked for these only.
-        health_B: a number per row, finite iff all logits of the row are healthy (``health.py``).
+        health_B: a number per row, finite iff all logits of the row are healthy
+            (``core/health.py``).
         hidden_BNH: the hidden states of all query tokens, side by side in the order in which the
             batch asked for the layers; None where it asked for none.
     """

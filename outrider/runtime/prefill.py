@@ -11,13 +11,15 @@ model's weights, it does not, and the prefill runs eagerly (``runner.py``).
 Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from outrider.core.chain import cached_arange
 from outrider.core.context import Context
-from outrider.core.protocols import ReadHidden
+from outrider.core.protocols import Drafter, ReadHidden
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.longrope import long_rows
 from outrider.runtime.kv_cache.cache import KVCache
@@ -66,8 +68,9 @@ class Prefill:
 
     @property
     def next_width(self) -> int:
-        """Tokens of each row that the next forward pass reads; 0 once all are read."""
-        return min(PREFILL_WIDTH, self.num_tokens - self._first)
+        """Tokens of each row that the next forward pass reads; 0 once all are read, or if no row is
+        left."""
+        return min(PREFILL_WIDTH, self.num_tokens - self._first) if self.cache.num_rows else 0
 
     def step(self) -> None:
         """Runs the next forward pass."""
@@ -86,7 +89,8 @@ class Prefill:
         """Runs the forward passes that are left; returns the cache, which is then complete."""
         while self.next_width:
             self.step()
-        self.cache.rollback(self._context.sequence_lengths - 1)
+        if self.cache.num_rows:
+            self.cache.rollback(self._context.sequence_lengths - 1)
         self.cache.health = self._context.health
         return self.cache
 
@@ -97,6 +101,51 @@ class Prefill:
             return tokens_BT[:, lengths[0] : lengths[0] + width]
         index_BN = self.cache.length_B[:, None] + cached_arange(width, tokens_BT.device)
         return tokens_BT.gather(1, index_BN.clamp_(max=tokens_BT.shape[1] - 1))
+
+
+@dataclass(frozen=True)
+class Prefilling:
+    """A drafter's state for a batch, with the prefills of its models that the caller advances. The
+    state is complete after :meth:`finish`; until then, rows may leave it, but it drafts nothing.
+
+    Attributes:
+        state: the state.
+        prefills: of its models, in the order in which they run.
+    """
+
+    state: Any
+    prefills: Sequence[Prefill] = ()
+
+    @property
+    def next_width(self) -> int:
+        """Tokens of each row that the next forward pass reads; 0 once all are read."""
+        return next((width for each in self.prefills if (width := each.next_width)), 0)
+
+    def step(self) -> None:
+        """Runs the next forward pass."""
+        next(each for each in self.prefills if each.next_width).step()
+
+    def finish(self) -> Any:
+        """Runs the forward passes that are left; returns the state."""
+        for each in self.prefills:
+            each.finish()
+        return self.state
+
+
+@runtime_checkable
+class PrefillsInSteps(Protocol):
+    """A drafter whose models read prompts in forward passes that the caller runs."""
+
+    def begin(self, context: Context) -> Prefilling:
+        """As ``Drafter.start``, but the caller runs the forward passes."""
+
+
+def begin(drafter: Drafter[Any], context: Context) -> Prefilling:
+    """Begins a drafter's state for a batch; a drafter that is no ``PrefillsInSteps`` reads the
+    prompts here."""
+    if isinstance(drafter, PrefillsInSteps):
+        return drafter.begin(context)
+    return Prefilling(drafter.start(context))
 
 
 def recompute_long_rows(model: Runnable, cache: KVCache, original: int) -> None:

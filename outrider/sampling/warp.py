@@ -20,7 +20,6 @@ from outrider.core import Prefix, argmax
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
 from outrider.sampling.reachable import reachable_positions
-from outrider.sampling.temperature import scaled
 from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p, per_row
 
 
@@ -196,6 +195,17 @@ class Warp:
         most = max(map(len, pairs))
         padded = [row + [(-1, -1)] * (most - len(row)) for row in pairs]
         return torch.tensor(padded, device=self._device)
+
+
+def scaled(logits: Tensor, temperature_B: Tensor) -> Tensor:
+    """Logits (B, …, V) divided by each row's temperature, in the dtype of the logits."""
+    ones = (1,) * (logits.ndim - 1)
+    return logits / temperature_B.to(logits.dtype).view(-1, *ones)
+
+
+def softmax_at(logits: Tensor, temperature_B: Tensor) -> Tensor:
+    """The distributions softmax(z / T), shaped as the logits (B, …, V)."""
+    return scaled(logits, temperature_B).softmax(-1)
 
 
 def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from outrider.core import (
     run_round,
     start_batch,
 )
-from outrider.core.draft_chain import draft_chain, with_leaf
+from outrider.core.chain import draft_chain, with_leaf
 from outrider.methods import Method
 from outrider.runtime import HFModel
 from outrider.sampling import Warp

@@ -11,7 +11,8 @@ from torch import Tensor
 from outrider import Result, Sampling, Stats
 from outrider.core import output_distribution
 from outrider.core.divergences import divergences
-from outrider.engine.round_counts import RoundCounts, is_measurable
+from outrider.engine.measured_divergence import is_measurable
+from outrider.engine.round_counts import RoundCounts
 from outrider.methods import METHODS
 
 TARGET = tiny("llama", 0, dtype=torch.float64)

@@ -113,17 +113,16 @@ def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "core.draft_chain",
+        "core.chain",
         "core.draw",
+        "core.health",
         "runtime.attention_metadata",
+        "runtime.executors.eager",
         "runtime.executors.fused_draft",
         "runtime.executors.traced",
-        "runtime.health",
-        "runtime.hf.call",
         "runtime.hf.hidden_states",
-        "runtime.kv_cache.slots",
-        "runtime.masks",
-        "sampling.temperature",
+        "runtime.kv_cache.storage",
+        "sampling.warp",
     ],
 )
 def test_the_name_changes_with_the_source_of_what_is_traced(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from outrider import Sampling
 from outrider.core.errors import NonFiniteLogitsError
+from outrider.core.health import deviation, health_of
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import CompiledExecutor
-from outrider.runtime.health import deviation, health_of
 
 INF = math.inf
 LEAST = torch.finfo(torch.float32).min

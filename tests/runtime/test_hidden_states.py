@@ -12,10 +12,10 @@ from torch import Tensor
 from outrider.core import Context, Draft
 from outrider.core.errors import InvalidParameterError
 from outrider.runtime import HFModel, Seq2SeqModel
+from outrider.runtime.attention_metadata import Nodes
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf import hidden_states
-from outrider.runtime.masks import Nodes
 from outrider.testing import SoftmaxDistribution
 
 PROMPTS = ragged_prompts([5, 9])

@@ -6,7 +6,7 @@ Legend: B rows, N nodes of a pass, M nodes behind the committed slots, S slots.
 import pytest
 import torch
 
-from outrider.runtime.masks import Nodes, tree_mask
+from outrider.runtime.attention_metadata import Nodes, tree_mask
 
 PARENTS = [[-1, -1, 0, 2, 1], [-1, 0, 1, 1, 0]]
 

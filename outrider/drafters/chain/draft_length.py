@@ -33,6 +33,7 @@ from outrider.core import (
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import shown
 from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
+from outrider.runtime.prefill import Prefilling, begin
 
 START = 5
 MOST = 20
@@ -50,7 +51,11 @@ class _Around:
         return self.drafter.drawn
 
     def start(self, context: Context) -> Any:
-        return self.drafter.start(context)
+        return self.begin(context).finish()
+
+    def begin(self, context: Context) -> Prefilling:
+        """As :meth:`start`, but the caller runs the forward passes."""
+        return begin(self.drafter, context)
 
     def read_prompt(self, state: Any, context: Context, hidden_BNH: Tensor, first: int) -> None:
         prompt_reader(self.drafter, state, context)(hidden_BNH, first)
@@ -140,9 +145,10 @@ class HeuristicLength(_Around):
         depth = MOST if own.depth is None else own.depth
         return replace(own, depth=depth, fused_tokens=0, rewindable=False)
 
-    def start(self, context: Context) -> LengthState:
+    def begin(self, context: Context) -> Prefilling:
         first_B = torch.full_like(context.length_B, self.first)
-        return LengthState(self.drafter.start(context), first_B, first_B)
+        inner = begin(self.drafter, context)
+        return Prefilling(LengthState(inner.state, first_B, first_B), inner.prefills)
 
     def read_prompt(
         self, state: LengthState, context: Context, hidden_BNH: Tensor, first: int

@@ -27,6 +27,7 @@ from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel
 from outrider.runtime.hf.early_exit import EarlyExit, SharedCache
+from outrider.runtime.prefill import Prefilling
 
 
 class EarlyExitState(ModelState):
@@ -63,9 +64,9 @@ class EarlyExitDrafter(ModelDrafter):
     def capabilities(self) -> Capabilities[HFModel]:
         return replace(super().capabilities, target=self.target)
 
-    def start(self, context: Context) -> ModelState:
+    def begin(self, context: Context) -> Prefilling:
         cache = self.target.cache_of(context)
-        return super().start(context) if cache is None else EarlyExitState(cache)
+        return super().begin(context) if cache is None else Prefilling(EarlyExitState(cache))
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if isinstance(state, EarlyExitState):  # the last draft may not have been scored

@@ -34,10 +34,11 @@ from outrider.core import (
     argmax,
     cached_arange,
 )
-from outrider.core.draft_chain import draft_chain, with_leaf
+from outrider.core.chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.prefill import Prefilling
 
 
 class ModelState:
@@ -76,7 +77,13 @@ class ModelBacked:
         return Capabilities((self.model,), max_nodes=_chain_slots, rewindable=True)
 
     def start(self, context: Context) -> ModelState:
-        return ModelState(self.model.start(context))
+        state: ModelState = self.begin(context).finish()
+        return state
+
+    def begin(self, context: Context) -> Prefilling:
+        """As :meth:`start`, but the caller runs the forward passes."""
+        prefill = self.model.begin(context)
+        return Prefilling(ModelState(prefill.cache), [prefill])
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Keeps the accepted tokens that the cache holds."""

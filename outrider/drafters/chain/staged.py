@@ -52,6 +52,7 @@ from outrider.drafters.chain.draft_length import cut
 from outrider.drafters.chain.stage import StageContext, StageDistributions, StageTarget
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.prefill import Prefilling, begin
 
 INNER_TOKENS = 4
 
@@ -145,9 +146,15 @@ class StagedDrafter:
         return Capabilities(models, max_nodes=self._most_slots, stops_early=stops, rewindable=True)
 
     def start(self, context: Context) -> StagedState:
+        state: StagedState = self.begin(context).finish()
+        return state
+
+    def begin(self, context: Context) -> Prefilling:
+        """As :meth:`start`, but the caller runs the forward passes."""
         sequences = StageContext.of(context)
-        cache, inner = self.model.start(sequences), self.inner.start(sequences)
-        return StagedState(sequences, cache, inner, sequences.lengths)
+        prefill, inner = self.model.begin(sequences), begin(self.inner, sequences)
+        state = StagedState(sequences, prefill.cache, inner.state, sequences.lengths)
+        return Prefilling(state, [prefill, *inner.prefills])
 
     def propose(self, state: StagedState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy

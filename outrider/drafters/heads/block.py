@@ -48,8 +48,7 @@ from outrider.drafters.tree.grow import Children, StaticTree
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.adapter import MARGIN
-from outrider.runtime.kv_cache.slots import slots_behind
-from outrider.runtime.kv_cache.storage import KVCachePlan
+from outrider.runtime.kv_cache.storage import KVCachePlan, slots_behind
 
 
 @dataclass

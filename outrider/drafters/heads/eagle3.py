@@ -45,6 +45,7 @@ from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, Featur
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
+from outrider.runtime.prefill import Prefilling
 
 __all__ = [
     "Eagle3Drafter",
@@ -87,8 +88,8 @@ class OnHiddenStates(_Base):
         layers = self.model.head.target_layers
         return replace(super().capabilities, hidden_layers=layers, rewindable=False)
 
-    def start(self, context: Context) -> Eagle3State:
-        return Eagle3State(self.model.start(context))
+    def begin(self, context: Context) -> Prefilling:
+        return Prefilling(Eagle3State(self.model.start(context)))
 
     def read_prompt(
         self, state: Eagle3State, context: Context, hidden_BNH: Tensor, first: int

@@ -17,15 +17,15 @@ from transformers import LlamaConfig
 from transformers.cache_utils import Cache
 
 from outrider.core import draw
-from outrider.core.draft_chain import Choice, draft_chain, with_leaf
+from outrider.core.chain import Choice, draft_chain, with_leaf
+from outrider.core.health import health_of
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_network import Eagle3Network
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ROWS, KVBuffers, TracedKVCache
-from outrider.runtime.health import health_of
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.temperature import softmax_at
+from outrider.sampling.warp import softmax_at
 
 
 class HeadModule(nn.Module):

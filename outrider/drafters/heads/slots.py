@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Context, Draft, Prefix, Stream, argmax, cached_arange
-from outrider.core.draft_chain import draft_chain, with_leaf
+from outrider.core.chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary

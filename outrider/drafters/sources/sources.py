@@ -32,6 +32,7 @@ from outrider.core import (
     Stream,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.runtime.prefill import Prefilling, begin
 
 NO_SOURCE = -1
 """Stands for a source's number where a row picks none."""
@@ -163,7 +164,12 @@ class MultiSourceDrafter:
         )
 
     def start(self, context: Context) -> SourcesState:
-        """State for a batch of rows.
+        """State for a batch of rows; raises as :meth:`begin`."""
+        state: SourcesState = self.begin(context).finish()
+        return state
+
+    def begin(self, context: Context) -> Prefilling:
+        """As :meth:`start`, but the caller runs the forward passes.
 
         Raises:
             IncompatibleError: a costly or drawing source that cannot forget what it drafted.
@@ -175,9 +181,10 @@ class MultiSourceDrafter:
                     f"another source's draft replaced: its state needs a method rollback, and its "
                     f"capabilities must declare it (rewindable=True)"
                 )
-        inner = [each.drafter.start(context) for each in self.sources]
+        inner = [begin(each.drafter, context) for each in self.sources]
         memory = [None] * context.num_rows if self.choice is None else self.choice.start(context)
-        return SourcesState(context, inner, self.choice, memory)
+        state = SourcesState(context, [each.state for each in inner], self.choice, memory)
+        return Prefilling(state, [prefill for each in inner for prefill in each.prefills])
 
     def commit(
         self, state: SourcesState, draft: Draft, verdict: Acceptance, scores: Scores

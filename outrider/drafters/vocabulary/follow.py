@@ -21,6 +21,7 @@ from outrider.core import Acceptance, Capabilities, Context, Draft, Lengths, Sco
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.vocabulary_bridge import Bridge
+from outrider.runtime.prefill import Prefilling
 
 NUM_REREAD = 10
 """How many tokens before appended text may be tokenised again together with it."""
@@ -72,6 +73,7 @@ class FollowState(ModelState):
 
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
+        self.cache.context.keep(rows)  # the prompts, which a prefill under way reads
         self.rows = [self.rows[row] for row in rows]
 
     def rollback(self, lengths: Lengths) -> None:
@@ -98,7 +100,7 @@ class Follower(ModelBacked, ABC):
             own_vocabulary=True,
         )
 
-    def start(self, context: Context) -> FollowState:
+    def begin(self, context: Context) -> Prefilling:
         tokens_BT = context.tokens_BT.tolist()
         rows_and_lengths = zip(tokens_BT, context.lengths, strict=True)
         prompts = [tuple(row[:length]) for row, length in rows_and_lengths]
@@ -115,7 +117,8 @@ class Follower(ModelBacked, ABC):
             sources = [tuple(self.bridge.translate(source)[:longest]) for source in sources]
         own = Context.start(converted, context.distribution, zeros, zeros, context.device, sources)
         own.health = context.health
-        return FollowState(self.model.start(own), rows)
+        prefill = self.model.begin(own)
+        return Prefilling(FollowState(prefill.cache, rows), [prefill])
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Nothing: the next draft reads the context, and compares the cache with it."""
@@ -124,6 +127,7 @@ class Follower(ModelBacked, ABC):
         super().join(state, other)
         assert isinstance(state, FollowState)
         assert isinstance(other, FollowState)
+        state.cache.context.join(other.cache.context)
         state.rows = state.rows + other.rows
 
     def _begin(self, prompt: Sequence[int]) -> list[int]:

@@ -24,17 +24,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from outrider.core import draw
-from outrider.core.draft_chain import draft_chain
-from outrider.runtime.attention_metadata import AttentionSpec
-from outrider.runtime.health import health_of
-from outrider.runtime.hf.call import decoder_logits
+from outrider.core.chain import draft_chain
+from outrider.core.health import health_of
+from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
+from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import NarrowLinear, exact, is_exact
 from outrider.runtime.kernels.build import cache_folder
 from outrider.runtime.kernels.join import JoinLinears
-from outrider.runtime.kv_cache.slots import write_at
-from outrider.runtime.masks import attention_mask
-from outrider.sampling.temperature import softmax_at
+from outrider.runtime.kv_cache.storage import write_at
+from outrider.sampling.warp import softmax_at
 
 Program = Callable[[list[Tensor]], list[Tensor]]
 """A compiled program: from its inputs, one after the other, to its outputs."""

@@ -182,7 +182,7 @@ class CompiledExecutor:
 
     def _tree_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
         def inputs() -> Sequence[Tensor]:
-            metadata = self._spec.metadata_of(batch)
+            metadata = self._spec.metadata_of(batch.cache, batch.tokens_BN.shape[1], batch.nodes)
             span, rows = self._span(batch.cache), batch.cache.num_rows
             masks = (
                 _widened(mask, span).expand(rows, -1, -1, -1) for mask in metadata.masks.values()

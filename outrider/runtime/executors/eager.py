@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
+from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
-from outrider.runtime.health import health_of
-from outrider.runtime.hf.call import decoder_logits
 from outrider.runtime.hf.hidden_states import joined, recording_hidden_states, tapped
 from outrider.runtime.kernels.exact import exact_mode
 
@@ -49,7 +49,7 @@ class EagerExecutor:
         self._tapped: dict[tuple[int, ...], Any] = {}
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        metadata = self.spec.metadata_of(batch)
+        metadata = self.spec.metadata_of(batch.cache, batch.tokens_BN.shape[1], batch.nodes)
         if not batch.hidden_layers:
             with self.arithmetic():
                 logits_BNV = self._logits(self.module, batch, metadata)
@@ -83,3 +83,27 @@ class EagerExecutor:
         those asked for only."""
         more = {"logits_to_keep": batch.num_logits} if self._takes_num_logits else {}
         return decoder_logits(module, batch.tokens_BN, metadata, batch.cache, **more)
+
+
+def decoder_logits(
+    module: Any, tokens_BN: Tensor, metadata: AttentionMetadata, cache: Cache, **more: Any
+) -> Tensor:
+    """The logits (B, N, V) of a decoder-only model; the model writes to the cache. Compiled
+    programs trace this call.
+
+    Args:
+        module: the model, or a view of it.
+        tokens_BN: query tokens.
+        metadata: their positions and masks.
+        cache: where the model writes and reads keys and values.
+        more: further arguments of the model's forward method.
+    """
+    logits_BNV: Tensor = module(
+        input_ids=tokens_BN,
+        position_ids=metadata.positions_BN,
+        attention_mask=metadata.mask,
+        past_key_values=cache,
+        use_cache=True,
+        **more,
+    ).logits
+    return logits_BNV

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core import draw
-from outrider.core.draft_chain import Choice, draft_chain, with_leaf
+from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
-from outrider.sampling.temperature import softmax_at
+from outrider.sampling.warp import softmax_at
 
 
 class GreedyDraft(ChainForward):

@@ -46,7 +46,7 @@ from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import Program, first_line
 from outrider.runtime.executors.traced import ROWS
 from outrider.sampling import Warp
-from outrider.sampling.temperature import softmax_at
+from outrider.sampling.warp import softmax_at
 
 RuleCompiler = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Program]
 """Compiles a module, given also the function that traces it and whether the module's representation

@@ -60,7 +60,7 @@ def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:
     one_PV, other_PV = torch.cat(wanted_PV).double(), torch.cat(found_PV).double()
     if isinstance(each, SampledDraft):
         one_PV, other_PV = _logarithm(one_PV), _logarithm(other_PV)
-    masked = torch.finfo(each.dtype).min / 2  # a model may hide tokens itself (``health.py``)
+    masked = torch.finfo(each.dtype).min / 2  # a model may hide tokens itself (``core/health.py``)
     hidden_PV = one_PV < masked
     if not torch.equal(hidden_PV, other_PV < masked):
         return "it masks other tokens than the model"

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.errors import KernelError, OutriderWarning, UnsupportedModelError
+from outrider.runtime.attention_metadata import Nodes
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
@@ -31,7 +32,6 @@ from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
-from outrider.runtime.masks import Nodes
 from outrider.runtime.prefill import unsampled_context
 
 _PROBE = 12  # tokens that an exact model is tested on

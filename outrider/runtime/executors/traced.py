@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from transformers.cache_utils import Cache
 
+from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec
-from outrider.runtime.health import health_of
-from outrider.runtime.hf.call import decoder_logits
+from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.hf.hidden_states import joined, recording_hidden_states
-from outrider.runtime.kv_cache.slots import write_at
+from outrider.runtime.kv_cache.storage import write_at
 
 _SIZES = 3, 5, 23, 40
 """Rows, query tokens, span and slots to trace with: all differ, lest two be taken for one."""

@@ -19,9 +19,10 @@ from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
-from outrider.core.protocols import ReadHidden, Scores, keep_accepted
+from outrider.core.protocols import ReadHidden, Scores
+from outrider.core.round import keep_accepted
 from outrider.runtime import runner
-from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.attention_metadata import AttentionSpec, Nodes
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
@@ -31,7 +32,6 @@ from outrider.runtime.hf.support import check_supported, windows_of
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.prefix import ModelPrefixes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
-from outrider.runtime.masks import Nodes
 from outrider.runtime.prefill import Prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
 
@@ -229,7 +229,8 @@ class HFModel:
     def begin(self, context: Context, read: ReadHidden | None = None) -> Prefill:
         """As :meth:`start`, but the caller runs the forward passes."""
         cache = self._cache(context)
-        cache.long = long_rows(context, self.original)
+        if self.spec.original is not None:
+            cache.long = long_rows(context, self.spec.original)
         if self.prefixes is not None:
             assert read is None, "hidden states are read from the first token on"
             self.prefixes.reuse(cache)

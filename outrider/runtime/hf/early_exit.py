@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from outrider.core.context import Context
 from outrider.core.draft import Draft
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
+from outrider.core.health import deviation
 from outrider.core.lengths import Lengths
 from outrider.core.protocols import Scores
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
-from outrider.runtime.health import deviation
 from outrider.runtime.hf.adapter import MARGIN, HFModel
 from outrider.runtime.hf.hidden_states import decoder_layers
 from outrider.runtime.hf.views import StandIn, with_parts

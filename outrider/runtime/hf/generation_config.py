@@ -35,7 +35,7 @@ from transformers import (
     SuppressTokensAtBeginLogitsProcessor,
 )
 
-from outrider.core.errors import InvalidParameterError, UnsupportedModelError
+from outrider.core.errors import UnsupportedModelError
 from outrider.sampling import Sampling
 from outrider.sampling.params import DEFAULTS
 
@@ -85,23 +85,10 @@ def obeyed(config: GenerationConfig | None) -> dict[str, Any]:
     """The settings of a generation config that have an effect: defaults and rules, by name."""
     rules = {field: getattr(config, field, None) for field in _RULES}
     return defaults_of(config) | {
-        field: value for field, value in rules.items() if value and value != _RULES[field]
+        field: value
+        for field, value in rules.items()
+        if value not in (None, [], (), {}, _RULES[field])
     }
-
-
-def with_defaults(sampling: Sampling, config: GenerationConfig | None, name: str) -> Sampling:
-    """Sampling parameters, with those that are None taken from a generation config.
-
-    Raises:
-        InvalidParameterError: the generation config has a value outside its domain.
-    """
-    try:
-        return sampling.with_defaults(defaults_of(config))
-    except InvalidParameterError as error:
-        raise InvalidParameterError(
-            f"the generation config of {name} has {error}; set it in Sampling, or load the model "
-            f"with generation_config=False"
-        ) from None
 
 
 def with_demands(

@@ -39,9 +39,9 @@ def original_length(config: Any) -> int | None:
     return length
 
 
-def long_rows(context: Context, original: int | None) -> list[bool]:
-    """Which rows have long factors."""
-    return [original is not None and length > original for length in context.lengths]
+def long_rows(context: Context, original: int) -> list[bool]:
+    """Which rows have long factors: those longer than ``original``."""
+    return [length > original for length in context.lengths]
 
 
 def marked(positions_BN: Tensor, long: Sequence[bool], original: int) -> Tensor:

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.core.context import Context
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
-from outrider.runtime.attention_metadata import AttentionMetadata
+from outrider.runtime.attention_metadata import AttentionMetadata, slot_positions
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import MARGIN, HFModel
@@ -32,7 +32,6 @@ from outrider.runtime.hf.positions import (
 )
 from outrider.runtime.hf.support import check_attention, check_head
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
-from outrider.runtime.masks import slot_positions
 
 _NO_POSITIONS = (
     "whose decoder cannot be given positions per row, which ragged batches and trees need"

@@ -23,8 +23,13 @@ from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
 from outrider.runtime.kv_cache.prefix import ModelPrefixes, Planes
-from outrider.runtime.kv_cache.slots import slots_behind, write_at
-from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout, free_bytes
+from outrider.runtime.kv_cache.storage import (
+    KVCachePlan,
+    KVLayout,
+    free_bytes,
+    slots_behind,
+    write_at,
+)
 
 PLAIN = KVCachePlan()
 _FIRST_SLOTS = 64
@@ -44,6 +49,7 @@ class KVCache(Cache, Sequences):
         plan: how KV buffers store numbers, and how much memory they may take.
 
     Attributes:
+        is_plain: whether KV buffers hold numbers as the model computes them.
         keys: by layer, the numbers as they are stored, (B, H, S, C); None before the first pass.
         values: the same for values.
         long: which rows have keys with long rotary factors (``longrope.py``).
@@ -65,6 +71,7 @@ class KVCache(Cache, Sequences):
         self.sequence_lengths = Lengths([0] * context.num_rows, torch.zeros_like(context.length_B))
         self.long = [False] * context.num_rows
         self.plan = plan
+        self.is_plain = plan.kv_dtype == "auto"
         self.health = Health()
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
@@ -83,17 +90,13 @@ class KVCache(Cache, Sequences):
         """Whether all rows have the same length, so that a forward pass writes one slice."""
         return self._start is not None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether KV buffers hold numbers as the model computes them."""
-        return self.plan.kv_dtype == "auto"
-
     def begin(self, num_columns: int, first: int = 0) -> None:
         """Prepares for a forward pass that writes ``num_columns`` columns behind the committed
         slots and behind the ``first`` columns of earlier passes there."""
-        longest = max(self.lengths)
+        lengths = self.sequence_lengths.host
+        longest = max(lengths)
         self.span = longest + first + num_columns
-        self._start = longest + first if min(self.lengths) == longest else None
+        self._start = longest + first if min(lengths) == longest else None
         self._first, self._num_columns, self._places = first, num_columns, None
 
     def update(
@@ -106,6 +109,11 @@ class KVCache(Cache, Sequences):
     ) -> tuple[Tensor, Tensor]:
         """Stores one layer's keys and values, (B, H, N, C), and returns all that the pass reads,
         (B, H, S, C). The model's attention calls it."""
+        if self.is_plain:
+            return (
+                self._write(self.keys, layer_idx, key_states),
+                self._write(self.values, layer_idx, value_states),
+            )
         return (
             self._store(self._sides[0], layer_idx, key_states),
             self._store(self._sides[1], layer_idx, value_states),

@@ -19,9 +19,9 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from outrider.core.context import Context
 from outrider.core.lengths import Lengths
+from outrider.runtime.attention_metadata import padding_mask
 from outrider.runtime.kv_cache.cache import PLAIN, KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
-from outrider.runtime.masks import padding_mask
 
 
 @dataclass(frozen=True)

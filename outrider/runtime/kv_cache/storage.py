@@ -19,7 +19,7 @@ Every token's vector is stored by itself, whatever is stored with it, so batches
 change nothing. But rounding is a step function: where two forward passes differ in the last bit, as
 passes of different width do, a number now and then falls on the other side of a step.
 
-Legend: B rows, H heads, N columns of a forward pass, S slots, C width of a head.
+Legend: B rows, H heads, N query tokens of a forward pass, S slots, C width of a head.
 """
 
 import os
@@ -188,3 +188,15 @@ def _available(moment: int) -> int:
             return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def slots_behind(length_B: Tensor, first: int, num_queries: int) -> Tensor:
+    """The slots of query tokens behind each row's committed ones, the first ``first`` of which
+    earlier forward passes have filled, (B, N)."""
+    step_N = torch.arange(first, first + num_queries, device=length_B.device)
+    return length_B[:, None] + step_N
+
+
+def write_at(buffer: Tensor, rows_B1: Tensor, slots_BN: Tensor, new_BHNC: Tensor) -> None:
+    """Writes keys or values to each row's own slots of a KV buffer (B, H, S, C), in place."""
+    buffer[rows_B1, :, slots_BN] = new_BHNC.transpose(1, 2)

@@ -29,7 +29,8 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.core.errors import PromptError
 from outrider.core.values import shown
-from outrider.engine.chat import Message, check_messages, encode_messages, is_chat
+from outrider.engine.chat import Message, check_messages, encode_messages
+from outrider.engine.prompts import is_chat
 
 TEXT_FILES = ("*.txt", "*.md", "*.py", "*.rst")
 HELD_OUT_ONE_IN = 20
