@@ -101,10 +101,18 @@ def train_head(
             metavar="N",
             min=0,
             help="Final steps, over which the learning rate falls to zero. Default: half of all "
-            "steps.",
+            "steps; with a cosine, all behind the warm-up.",
             rich_help_panel=_RUN,
         ),
     ] = None,
+    decay_shape: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE",
+            help="How the learning rate falls: linear, or cosine.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "linear",
     dtype: Annotated[
         str,
         typer.Option(
@@ -168,6 +176,8 @@ def train_head(
     """
     if dtype not in ("bfloat16", "float32"):
         raise fail(f"--dtype {dtype}: must be bfloat16 or float32")
+    if decay_shape not in ("linear", "cosine"):
+        raise fail(f"--decay-shape {decay_shape}: must be linear or cosine")
     options = Speculation(option=option).options
     start("outrider.train.heads.run")
     import torch
@@ -177,7 +187,8 @@ def train_head(
     from outrider.train.loop import Interrupted
     from outrider.train.optim import Schedule
 
-    falling = steps // 2 if decay is None else decay
+    whole = steps - min(warmup, steps) if decay_shape == "cosine" else steps // 2
+    falling = whole if decay is None else decay
     try:
         run_head(
             out,
@@ -195,7 +206,13 @@ def train_head(
                 device,
                 target_name,
             ),
-            Schedule(learning_rate, steps, min(warmup, steps - falling), falling),
+            Schedule(
+                learning_rate,
+                steps,
+                min(warmup, steps - falling),
+                falling,
+                "cosine" if decay_shape == "cosine" else "linear",
+            ),
             batch_size=batch,
             seed=seed,
             fresh=not resume,
