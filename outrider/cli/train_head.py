@@ -94,6 +94,15 @@ def train_head(
         typer.Option(metavar="N", min=1, help="Conversations per step.", rich_help_panel=_RUN),
     ] = 8,
     learning_rate: LearningRate = 5e-4,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="adamw; or muon for the layers' matrices, which learns more per step at a "
+            "learning rate of 0.003.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "adamw",
     warmup: Warmup = 50,
     decay: Annotated[
         int | None,
@@ -174,10 +183,9 @@ def train_head(
 
       outrider generate --target DIR --draft runs/head/best --chat "Hello!"
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise fail(f"--dtype {dtype}: must be bfloat16 or float32")
-    if decay_shape not in ("linear", "cosine"):
-        raise fail(f"--decay-shape {decay_shape}: must be linear or cosine")
+    _check("--dtype", dtype, ("bfloat16", "float32"))
+    _check("--decay-shape", decay_shape, ("linear", "cosine"))
+    _check("--optimizer", optimizer, ("adamw", "muon"))
     options = Speculation(option=option).options
     start("outrider.train.heads.run")
     import torch
@@ -217,6 +225,7 @@ def train_head(
             seed=seed,
             fresh=not resume,
             dtype=getattr(torch, dtype),
+            optimizer="muon" if optimizer == "muon" else "adamw",
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
             tensorboard=tensorboard,
@@ -226,3 +235,8 @@ def train_head(
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, OSError) as error:
         raise fail(str(error).splitlines()[0]) from error
+
+
+def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise fail(f"{option} {value}: must be {' or '.join(choices)}")

@@ -13,6 +13,7 @@ https://arxiv.org/abs/1608.03983).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,7 @@ HEADS = ("lm_head", "embed_out")
 """Names of output heads, which Muon must not update; nor must it update lookup tables."""
 
 Decay = Literal["linear", "cosine"]
+OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,12 @@ def build_adamw(model: torch.nn.Module, learning_rate: float) -> list[Optimizer]
     is slow in bfloat16, in which Muon orthogonalises.
     """
     return [AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+OPTIMIZERS: dict[OptimizerName, Callable[[torch.nn.Module, float], list[Optimizer]]] = {
+    "adamw": build_adamw,
+    "muon": build_optimizers,
+}
 
 
 def set_learning_rate(optimizers: list[Optimizer], learning_rate: float) -> None:

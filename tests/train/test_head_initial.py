@@ -15,7 +15,7 @@ from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.eagle3_network import FirstLayer
 from outrider.runtime import HFModel
 from outrider.train.heads.eagle3 import Eagle3Training
-from outrider.train.heads.initial import copy_layer
+from outrider.train.heads.initial import OUTPUT_SCALE, copy_layer
 from outrider.train.heads.kind import Ground
 from outrider.train.heads.kinds import find_kind
 
@@ -31,11 +31,11 @@ def built(target: HFModel = TARGET, **options: object) -> Eagle3Training:
     return training
 
 
-def test_output_layer_and_final_norm_are_the_targets_at_the_drafted_tokens() -> None:
+def test_output_layer_and_final_norm_begin_as_the_targets_at_the_drafted_tokens() -> None:
     network = built(draft_vocab_size=6).network
     even_D = torch.arange(0, 12, 2)
     wanted_DH = TARGET.module.get_output_embeddings().weight[even_D]
-    torch.testing.assert_close(network.lm_head.weight.data, wanted_DH.data)
+    torch.testing.assert_close(network.lm_head.weight.data, OUTPUT_SCALE * wanted_DH.data)
     norm: Any = TARGET.module.get_decoder().norm
     torch.testing.assert_close(network.norm.weight.data, norm.weight.data)
 

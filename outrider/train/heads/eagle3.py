@@ -45,6 +45,7 @@ from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.initial import (
     copy_final_norm,
     copy_layer,
+    copy_output_layer,
     layer_shape,
     read_last_layer,
 )
@@ -157,9 +158,10 @@ def _build(
     from_layer: int = 0,
     start: str = "",
 ) -> Eagle3Training:
-    """A head whose decoder layer has the target's shape; its output layer and final norm start as
-    the target's, and so does the feature: ``fc`` begins with the last of the layers read. The
-    decoder layer starts as the target's layer of the number ``from_layer``, or with random weights.
+    """A head whose decoder layer has the target's shape; its output layer starts as the target's,
+    flattened, its final norm as the target's, and ``fc`` so that the feature begins as the last of
+    the layers read. The decoder layer starts as the target's of the number ``from_layer``, or with
+    random weights.
     Or the head in the folder ``start``, trained on; the options of its shape are then its own."""
     if ttt_length < 1:
         raise InvalidParameterError(f"ttt_length={ttt_length}: must be at least 1")
@@ -203,12 +205,13 @@ def _build(
 
 @torch.no_grad()
 def _start_from(network: Eagle3Network, target: HFModel, teacher: Teacher, from_layer: int) -> None:
-    """Initialises output layer and final norm as the target's, ``fc`` so that the feature begins
-    as the last of the layers read, and the decoder layer as the target's of that number."""
+    """Initialises the output layer by the target's, the final norm as the target's, ``fc`` so that
+    the feature begins as the last of the layers read, and the decoder layer as the target's of that
+    number."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    network.lm_head.weight.copy_(teacher.weight_DH)
+    copy_output_layer(network.lm_head, teacher.weight_DH)
     copy_final_norm(network.norm, target)
     read_last_layer(network.fc)
     if from_layer:

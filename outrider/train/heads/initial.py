@@ -1,6 +1,6 @@
 """What a head in training begins with: the shape and the weights of its target, where they fit.
 
-Legend: H width, E width of the layers read side by side.
+Legend: D draft vocabulary, H width, E width of the layers read side by side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.eagle3_network import FirstLayer
@@ -17,6 +17,10 @@ from outrider.runtime import HFModel
 
 _PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
 """Norms that multiply by their weight, as a head's does; Gemma's multiply by 1 + weight."""
+OUTPUT_SCALE = 0.3
+"""Of a new output layer. After 80 steps of AdamW on 16 thousand tokens, an EAGLE-3 head for
+SmolLM2-135M-Instruct has α of 0.21 and 0.17 at its first two positions; with 1, 0.19 and 0.12;
+with 0.1, 0.18 and 0.15."""
 _NORM = "input_layernorm"
 _SAME = (
     "self_attn.o_proj.weight",
@@ -54,6 +58,18 @@ def layer_shape(target: HFModel, intermediate_size: int = 0) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
+
+
+@torch.no_grad()
+def copy_output_layer(output: nn.Linear, rows_DH: Tensor) -> None:
+    """Copies the target's rows of the drafted tokens, flattened: the feature begins as a hidden
+    state that predicts the token before the one that is drafted, and should not insist on it.
+
+    Args:
+        output: the head's output layer.
+        rows_DH: of the target's output layer.
+    """
+    output.weight.copy_(OUTPUT_SCALE * rows_DH)
 
 
 @torch.no_grad()
