@@ -107,8 +107,9 @@ class OnHiddenStates(_Base):
         tokens_BN = context.tokens_BT[:, first + 1 : first + 1 + N]
         self.model.read(cache, tokens_BN, hidden_BNH)
         cache.append(N)
-        cache.base = cache.sequence_lengths
-        cache.unread = _last_read(cache.unread, context, hidden_BNH, first)
+        cache.newest = _roots(cache.newest, context, hidden_BNH, first)
+        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
+        cache.base = cache.base - cache.newest.num
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         assert isinstance(state, Eagle3State)
@@ -124,7 +125,7 @@ class OnHiddenStates(_Base):
         cache = state.features
         cache.forget_draft()
         self.model.catch_up(cache)  # where nothing was drafted
-        cache.unread = Unread.emitted(draft, verdict, scores.hidden_BNH)
+        cache.renew(Unread.emitted(draft, verdict, scores.hidden_BNH))
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Logits behind the root, (B, V)."""
@@ -146,7 +147,7 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """The program reads the tokens that the head has not read."""
+        """The program reads the newest tokens."""
         γ, root_B1 = self.num_fused, context.root_B[:, None]
         done = self.model.draft(state.cache, root_B1, γ, temperature_B, u_BD)
         if done is None:
@@ -170,7 +171,7 @@ class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
     ``DynamicTreeDrafter``."""
 
 
-def _last_read(before: Unread | None, context: Context, hidden_BNH: Tensor, first: int) -> Unread:
+def _roots(before: Unread, context: Context, hidden_BNH: Tensor, first: int) -> Unread:
     """The roots of the rows whose prompts end with these hidden states, to be read again: a draft
     begins with the pass over them.
 
@@ -180,7 +181,6 @@ def _last_read(before: Unread | None, context: Context, hidden_BNH: Tensor, firs
         hidden_BNH: the target's hidden states at tokens ``first``, ``first + 1``, … of each row.
         first: as above.
     """
-    assert before is not None
     N = hidden_BNH.shape[1]
     last_B = context.length_B - 2 - first
     hidden_B1F = at_last(hidden_BNH.to(before.hidden_BKF.dtype), last_B.clamp(max=N - 1) + 1)

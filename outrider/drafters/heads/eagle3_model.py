@@ -86,8 +86,9 @@ class FeatureCache(KVCache):
     Attributes:
         last_BH: the head's output for each row's root; arbitrary where no slot is committed.
         drafted_BMH: its outputs for the nodes drafted since.
-        base: committed slots of each row; slots behind them hold drafted tokens.
-        unread: committed tokens that the head has not read; None once it has read all.
+        base: slots of each row that hold committed tokens ahead of the newest.
+        newest: the newest tokens, whose slots follow once they are read.
+        is_read: whether they are read.
     """
 
     def __init__(self, model: "Eagle3Model", context: Context) -> None:
@@ -98,28 +99,34 @@ class FeatureCache(KVCache):
         self.drafted_BMH = self.last_BH[:, None][:, :0]
         self.base = self.sequence_lengths
         width = model.head.config.fused_size
-        self.unread: Unread | None = Unread.nothing(context.root_B, width, model.dtype)
-
-    def forget_draft(self) -> None:
-        """Forgets the slots and features of drafted tokens, and slots behind the tokens of a row:
-        a prefill is as long as the longest prompt."""
-        self.rollback(self.base)
-        known = self.context.sequence_lengths - 1
-        self.rollback(known if self.unread is None else known - self.unread.num)
-        self.base = self.sequence_lengths
-        self.drafted_BMH = self.drafted_BMH[:, :0]
-
-    def have_read(self, last_BH: Tensor) -> None:
-        """The tokens to read are read and committed; ``last_BH`` is the output for the last ones,
-        the roots."""
-        assert self.unread is not None
-        self.append(self.unread.num)
-        self.base, self.last_BH, self.unread = self.sequence_lengths, last_BH, None
+        self.newest = Unread.nothing(context.root_B, width, model.dtype)
+        self.is_read = False
 
     @property
     def known(self) -> Lengths:
         """How many tokens of each row the head has been told of."""
-        return self.base if self.unread is None else self.base + self.unread.num
+        return self.base + self.newest.num
+
+    def forget_draft(self) -> None:
+        """Forgets the slots and features of drafted tokens."""
+        self.rollback(self.known if self.is_read else self.base)
+        self.drafted_BMH = self.drafted_BMH[:, :0]
+
+    def have_read(self, last_BH: Tensor) -> None:
+        """The newest tokens are read; ``last_BH`` is the output for their last ones, the roots."""
+        self.append(self.newest.num)
+        self.last_BH, self.is_read = last_BH, True
+
+    def renew(self, newest: Unread) -> None:
+        """These tokens follow those that are read."""
+        assert self.is_read
+        self.base = self.known
+        self.newest, self.is_read = newest, False
+
+    def reread(self) -> None:
+        """The newest tokens are to be read again."""
+        self.rollback(self.base)
+        self.is_read = False
 
     def parents(self, nodes: Nodes | None) -> Tensor:
         """The features of the parents of the query tokens, (B, N, H); of a chain's next token
@@ -139,19 +146,17 @@ class FeatureCache(KVCache):
         self.last_BH = self.last_BH[index_B]
         self.drafted_BMH = self.drafted_BMH[index_B]
         self.base = self.base.keep(rows)
-        self.unread = None if self.unread is None else self.unread.keep(rows)
+        self.newest = self.newest.keep(rows)
 
     def join(self, other: KVCache) -> None:
         assert isinstance(other, FeatureCache)
-        self.rollback(self.base)
-        other.rollback(other.base)
+        self.reread()
+        other.reread()
         super().join(other)
         self.last_BH = torch.cat([self.last_BH, other.last_BH])
         self.drafted_BMH = self.last_BH[:, None][:, :0]
         self.base = self.base.join(other.base)
-        assert self.unread is not None  # rows join between rounds
-        assert other.unread is not None
-        self.unread = self.unread.join(other.unread)
+        self.newest = self.newest.join(other.newest)
 
 
 class Eagle3Model(HFModel):
@@ -198,10 +203,10 @@ class Eagle3Model(HFModel):
         return cache
 
     def catch_up(self, cache: FeatureCache) -> None:
-        """Reads the committed tokens that the head has not read."""
-        if cache.unread is None:
+        """Reads the newest tokens, unless they are read."""
+        if cache.is_read:
             return
-        tokens_BK, hidden_BKF, num = cache.unread
+        tokens_BK, hidden_BKF, num = cache.newest
         cache.have_read(at_last(self.read(cache, tokens_BK, hidden_BKF), num.device_B)[:, 0])
 
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
@@ -236,17 +241,18 @@ class Eagle3Model(HFModel):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft behind the root by one compiled program, which first reads the tokens that the
-        head has not read; None where there is none. Arguments and results as of
+        """A draft behind the root by one compiled program, which first reads the newest tokens;
+        None where there is none. Arguments and results as of
         ``runner.fused_draft``, but logits of greedy rows are over the draft vocabulary."""
         assert isinstance(cache, FeatureCache)
-        executor, unread = self.compiled, cache.unread
-        if executor is None or not cache.is_plain or depth < 2 or unread is None:
+        executor, newest = self.compiled, cache.newest
+        if executor is None or not cache.is_plain or depth < 2:
             return None
         assert isinstance(executor, HeadExecutor)
-        cache.begin(unread.tokens_BK.shape[1] + depth - 1)
+        cache.reread()
+        cache.begin(newest.tokens_BK.shape[1] + depth - 1)
         with self.watch:
-            found = executor.draft_behind(cache, unread, depth, temperature_B, u_BD)
+            found = executor.draft_behind(cache, newest, depth, temperature_B, u_BD)
         if found is None:
             return None
         recorded, health_B, chain_BN, last_BH = found
