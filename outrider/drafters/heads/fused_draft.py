@@ -10,6 +10,7 @@ Legend: B rows, K tokens to read, N tokens, D draft vocabulary, S slots, H width
 F width of the target times the layers read, V vocabulary of the target.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -109,11 +110,8 @@ class _HeadDraft(GreedyDraft):
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
         *moving, keys, values = super().inputs(buffers, rows, queries, span, slots)
-        assert isinstance(self.module, HeadModule)
-        device, F = moving[0].device, self.module.network.config.fused_size
-        num_B = 1 + torch.arange(rows, device=device) % queries
-        hidden_BKF = torch.linspace(-1, 1, rows * queries * F, device=device)
-        return *moving, num_B, hidden_BKF.view(rows, queries, F).to(self.dtype), keys, values
+        num_B = 1 + torch.arange(rows, device=moving[0].device) % queries
+        return *moving, num_B, self._hidden(moving[0]), keys, values
 
     def sizes(self) -> tuple[Any, ...]:
         return *super().sizes(), {0: ROWS}, {0: ROWS, 1: QUERIES}
@@ -121,6 +119,35 @@ class _HeadDraft(GreedyDraft):
     def roots(self, inputs: Sequence[Any]) -> Tensor:
         num_B = inputs[self.num_moving - 2]
         return at_last(inputs[0][..., None], num_B)[:, 0, 0]
+
+    def fill(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+        assert isinstance(self.module, HeadModule)
+        feature_BSH = self.module.network.fuse(self._hidden(tokens_BS))
+        length_B = torch.zeros_like(tokens_BS[:, 0])
+        self._read(tokens_BS, feature_BSH, length_B, tokens_BS.shape[1], keys, values)
+
+    def _hidden(self, tokens_BN: Tensor) -> Tensor:
+        """Various hidden states of the target for as many tokens, (B, N, F)."""
+        assert isinstance(self.module, HeadModule)
+        shape = *tokens_BN.shape, self.module.network.config.fused_size
+        wave = (0.7 * torch.arange(math.prod(shape), device=tokens_BN.device)).sin()
+        return wave.view(shape).to(self.dtype)
+
+    def _read(
+        self,
+        tokens_BN: Tensor,
+        feature_BNH: Tensor,
+        length_B: Tensor,
+        span: int,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> Tensor:
+        """The head's outputs for tokens behind so many slots, (B, N, H)."""
+        metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
+        cache = TracedKVCache(keys, values, metadata.slots_BN, span)
+        (mask,) = metadata.masks.values()
+        output_BNH: Tensor = self.module(tokens_BN, feature_BNH, metadata.positions_BN, mask, cache)
+        return output_BNH
 
     def _head_chain(
         self, tokens_BK: Tensor, length_B: Tensor, rest: Any, choose: Choice
@@ -133,11 +160,7 @@ class _HeadDraft(GreedyDraft):
         health: list[Tensor] = []
 
         def read(tokens_BN: Tensor, feature_BNH: Tensor) -> Tensor:
-            metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
-            cache = TracedKVCache(keys, values, metadata.slots_BN, span)
-            (mask,) = metadata.masks.values()
-            output_BNH: Tensor = module(tokens_BN, feature_BNH, metadata.positions_BN, mask, cache)
-            return output_BNH
+            return self._read(tokens_BN, feature_BNH, length_B, span, keys, values)
 
         root_B1H = feature_B1H = at_last(read(tokens_BK, module.network.fuse(hidden_BKF)), num_B)
         length_B = length_B + num_B

@@ -142,8 +142,7 @@ def _examples(
     """
     tokens_BN, *rest, keys, values = each.inputs(buffers, *sizes)
     rows, _, slots, _ = keys[0].shape
-    metadata = each.spec.metadata(tokens_BN.new_zeros(rows), slots, slots)
-    each.run(_various(each, tokens_BN.new_zeros(rows, slots), 53), metadata, slots, keys, values)
+    each.fill(_various(each, tokens_BN.new_zeros(rows, slots), 53), keys, values)
     return _various(each, tokens_BN, 37), *rest, keys, values
 
 
