@@ -94,6 +94,15 @@ def train_head(
         typer.Option(metavar="N", min=1, help="Conversations per step.", rich_help_panel=_RUN),
     ] = 8,
     learning_rate: LearningRate = 5e-4,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="adamw; or muon for the layers' matrices, which learns more per step at a "
+            "learning rate of 0.003.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "adamw",
     warmup: Warmup = 50,
     decay: Annotated[
         int | None,
@@ -101,10 +110,18 @@ def train_head(
             metavar="N",
             min=0,
             help="Final steps, over which the learning rate falls to zero. Default: half of all "
-            "steps.",
+            "steps; with a cosine, all behind the warm-up.",
             rich_help_panel=_RUN,
         ),
     ] = None,
+    decay_shape: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE",
+            help="How the learning rate falls: linear, or cosine.",
+            rich_help_panel=_RUN,
+        ),
+    ] = "linear",
     dtype: Annotated[
         str,
         typer.Option(
@@ -166,8 +183,9 @@ def train_head(
 
       outrider generate --target DIR --draft runs/head/best --chat "Hello!"
     """
-    if dtype not in ("bfloat16", "float32"):
-        raise fail(f"--dtype {dtype}: must be bfloat16 or float32")
+    _check("--dtype", dtype, ("bfloat16", "float32"))
+    _check("--decay-shape", decay_shape, ("linear", "cosine"))
+    _check("--optimizer", optimizer, ("adamw", "muon"))
     options = Speculation(option=option).options
     start("outrider.train.heads.run")
     import torch
@@ -177,7 +195,8 @@ def train_head(
     from outrider.train.loop import Interrupted
     from outrider.train.optim import Schedule
 
-    falling = steps // 2 if decay is None else decay
+    whole = steps - min(warmup, steps) if decay_shape == "cosine" else steps // 2
+    falling = whole if decay is None else decay
     try:
         run_head(
             out,
@@ -195,11 +214,18 @@ def train_head(
                 device,
                 target_name,
             ),
-            Schedule(learning_rate, steps, min(warmup, steps - falling), falling),
+            Schedule(
+                learning_rate,
+                steps,
+                min(warmup, steps - falling),
+                falling,
+                "cosine" if decay_shape == "cosine" else "linear",
+            ),
             batch_size=batch,
             seed=seed,
             fresh=not resume,
             dtype=getattr(torch, dtype),
+            optimizer="muon" if optimizer == "muon" else "adamw",
             checkpoint_every=checkpoint_every,
             evaluate_every=evaluate_every,
             tensorboard=tensorboard,
@@ -209,3 +235,8 @@ def train_head(
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, OSError) as error:
         raise fail(str(error).splitlines()[0]) from error
+
+
+def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise fail(f"{option} {value}: must be {' or '.join(choices)}")

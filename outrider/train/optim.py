@@ -5,12 +5,17 @@ https://kellerjordan.github.io/posts/muon/) with the update scaled to AdamW's ro
 (Liu et al. 2025, https://arxiv.org/abs/2502.16982), so that one learning rate serves both;
 embeddings and norms by AdamW.  The schedule is warm-up, constant, linear decay to zero ("WSD",
 Hu et al. 2024, https://arxiv.org/abs/2404.06395).  Its constant part does not depend on the length
-of the run, so a run can be extended or ended early from any checkpoint.
+of the run, so a run can be extended or ended early from any checkpoint.  With a cosine for the
+decay, and no constant part, it is that of Loshchilov and Hutter (2017,
+https://arxiv.org/abs/1608.03983).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch.optim import AdamW, Muon, Optimizer
@@ -18,15 +23,27 @@ from torch.optim import AdamW, Muon, Optimizer
 HEADS = ("lm_head", "embed_out")
 """Names of output heads, which Muon must not update; nor must it update lookup tables."""
 
+Decay = Literal["linear", "cosine"]
+OptimizerName = Literal["adamw", "muon"]
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a pure function of the step.  All counts are steps."""
+    """The learning rate as a pure function of the step.  All counts are steps.
+
+    Attributes:
+        learning_rate: the highest.
+        steps: of the run.
+        warmup_steps: the first ones, over which it rises from zero.
+        decay_steps: the last ones, over which it falls to zero.
+        decay: whether it falls along a line or along half a period of a cosine.
+    """
 
     learning_rate: float
     steps: int
     warmup_steps: int = 0
     decay_steps: int = 0
+    decay: Decay = "linear"
 
     def __post_init__(self) -> None:
         if self.learning_rate <= 0:
@@ -39,7 +56,8 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
-        decay = min(1.0, (self.steps - step) / (self.decay_steps + 1))
+        left = min(1.0, (self.steps - step) / (self.decay_steps + 1))
+        decay = left if self.decay == "linear" else (1 - math.cos(math.pi * left)) / 2
         return self.learning_rate * min(warmup, decay)
 
 
@@ -73,6 +91,12 @@ def build_adamw(model: torch.nn.Module, learning_rate: float) -> list[Optimizer]
     is slow in bfloat16, in which Muon orthogonalises.
     """
     return [AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+OPTIMIZERS: dict[OptimizerName, Callable[[torch.nn.Module, float], list[Optimizer]]] = {
+    "adamw": build_adamw,
+    "muon": build_optimizers,
+}
 
 
 def set_learning_rate(optimizers: list[Optimizer], learning_rate: float) -> None:

@@ -13,7 +13,7 @@ from outrider.drafters.heads import eagle3_model
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
-from outrider.methods import METHODS
+from outrider.methods import METHODS, heads
 from outrider.runtime.executors.compiled import CompiledExecutor
 
 
@@ -89,3 +89,22 @@ def test_warming_makes_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Counted.calls
     warmed.generate(ragged_prompts([9], 23), greedy(12))
     assert Counted.calls > before
+
+
+def test_the_head_runs_eagerly_over_prompts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens that a round emits are read by the program of the next draft."""
+    reads = []
+
+    class Counting(eagle3_model.Eagle3Model):
+        def read(self, cache: Any, tokens_BN: Any, hidden_BNF: Any) -> Any:
+            reads.append(tokens_BN.shape[1])
+            return super().read(cache, tokens_BN, hidden_BNF)
+
+    monkeypatch.setattr(heads, "Eagle3Model", Counting)
+    fused = engine(1, compiled=True)
+    warm_up(fused)
+    reads.clear()
+    found = fused.generate(ragged_prompts([9], 23), greedy(20))
+    assert found[0].stats.rounds > 10
+    assert reads[0] == 8
+    assert len(reads) <= 1 + 4  # the last rounds draft less than the program does

@@ -1,5 +1,6 @@
 """Resuming is bit-identical wherever the run was stopped; schedules; distillation."""
 
+import math
 import os
 import signal
 import subprocess
@@ -111,6 +112,16 @@ def test_the_schedule_warms_up_stays_and_decays():
     assert rates[-1] == pytest.approx(0.02)
     with pytest.raises(ValueError, match="do not fit into 10 steps"):
         Schedule(1.0, steps=10, warmup_steps=6, decay_steps=6)
+
+
+def test_the_learning_rate_falls_along_a_cosine():
+    schedule = Schedule(1.0, steps=100, warmup_steps=9, decay_steps=90, decay="cosine")
+    rates = [schedule(step) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (i + 1) for i in range(10)], abs=0.01)
+    for step in (30, 55, 80):
+        angle = math.pi * (step - 9) / 91
+        assert rates[step] == pytest.approx((1 + math.cos(angle)) / 2)
+    assert 0 < rates[-1] < 1e-3
 
 
 def test_distillation_moves_the_draft_towards_the_target(tmp_path):

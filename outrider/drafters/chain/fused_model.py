@@ -65,6 +65,10 @@ class FusedModelDrafter(ModelDrafter):
             self._last = last = ref(context.distribution), self._draws(context.distribution)
         if not last[1]:
             return False
+        return self._can_catch_up(state, context)
+
+    def _can_catch_up(self, state: ModelState, context: Context) -> bool:
+        """Whether all rows have as many tokens as the row that lacks most."""
         self._drop_uncommitted(state, context)
         return max(self._lacking(state, context)) <= min(context.lengths)
 

@@ -115,6 +115,11 @@ class DraftVocabulary:
         """The same vocabulary on a device."""
         return DraftVocabulary(self.target_ids_D.to(device), self.num_tokens)
 
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        """Draft ids of target tokens that can be drafted, of any shape."""
+        same = tokens[..., None] == self.target_ids_D
+        return same.int().argmax(-1)
+
     def widened(self, values_BND: Tensor, outside: float = -torch.inf) -> Tensor:
         """Logits, or other values, over the target's vocabulary, (B, N, V): ``outside`` for tokens
         that are not drafted."""

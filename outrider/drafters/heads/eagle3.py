@@ -6,10 +6,10 @@ of the network.
 
     slot t of the head's cache holds (feature of x_t, embedding of x_t+1); its output predicts x_t+2
 
-So the head's cache has one token less than the context, and the first token of a draft takes no
-pass of the head: the root was read with the target's last hidden state. After each round the head
-reads the accepted tokens and the next token with the target's hidden states; the slots of drafted
-tokens, which hold the head's own features, are overwritten.
+So the head's cache has one token less than the context. The tokens that a round emitted are read
+with the target's hidden states when the next draft begins: that pass leads to the draft's first
+token, and each other token takes one pass. The slots of drafted tokens, which hold the head's own
+features, are overwritten.
 
 A row about whose tokens the head has been told nothing (a prompt of one token, in its first round)
 drafts nothing. A head that was told of a part of the tokens drafts from that part: positions only
@@ -42,6 +42,7 @@ from outrider.core import (
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
+from outrider.drafters.heads.unread import Unread, at_last
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
@@ -105,42 +106,33 @@ class OnHiddenStates(_Base):
         """
         cache, N = state.features, hidden_BNH.shape[1]
         tokens_BN = context.tokens_BT[:, first + 1 : first + 1 + N]
-        output_BNH = self.model.read(cache, tokens_BN, hidden_BNH)
-        last_B = context.length_B - 2 - first
-        ends_here_B = (last_B >= 0) & (last_B < N)
-        at_B = last_B.clamp(0, N - 1)[:, None, None]
-        output_BH = output_BNH.gather(1, at_B.expand(-1, 1, output_BNH.shape[2]))[:, 0]
-        cache.last_BH = torch.where(ends_here_B[:, None], output_BH, cache.last_BH)
+        self.model.read(cache, tokens_BN, hidden_BNH)
         cache.append(N)
-        cache.base = cache.sequence_lengths
+        cache.newest = _roots(cache.newest, context, hidden_BNH, first)
+        cache.base = cache.sequence_lengths.at_most(context.sequence_lengths - 1)
+        cache.base = cache.base - cache.newest.num
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         assert isinstance(state, Eagle3State)
         cache = state.features
-        cache.forget_draft(context.sequence_lengths - 1)
-        return super().propose(state, context, _where_known(budget, cache.base), rng)
+        cache.forget_draft()
+        return super().propose(state, context, _where_known(budget, cache.known), rng)
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
-        """Reads the emitted tokens with the target's hidden states at the root and the accepted
-        tokens."""
+        """Keeps the emitted tokens, and the target's hidden states at the root and the accepted
+        tokens, to be read."""
         assert isinstance(state, Eagle3State)
         assert scores.hidden_BNH is not None
-        cache, emitted = state.features, verdict.num_emitted
-        cache.forget_draft(cache.context.sequence_lengths - 1)
-        K, F = max(emitted.host), scores.hidden_BNH.shape[2]
-        root_B1 = torch.zeros_like(draft.tokens_BN[:, :1])
-        node_BK = torch.cat([root_B1, verdict.path_BD[:, : K - 1]], 1)
-        hidden_BKF = scores.hidden_BNH.gather(1, node_BK[..., None].expand(-1, -1, F))
-        output_BKH = self.model.read(cache, verdict.emitted(draft)[:, :K], hidden_BKF)
-        last_B11 = (emitted.device_B - 1)[:, None, None]
-        cache.last_BH = output_BKH.gather(1, last_B11.expand(-1, 1, output_BKH.shape[2]))[:, 0]
-        cache.append(emitted)
-        cache.base = cache.sequence_lengths
+        cache = state.features
+        cache.forget_draft()
+        self.model.catch_up(cache)  # where nothing was drafted
+        cache.renew(Unread.emitted(draft, verdict, scores.hidden_BNH))
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Logits behind the root, which the head has read already, (B, V)."""
+        """Logits behind the root, (B, V)."""
         assert isinstance(state, Eagle3State)
         cache = state.features
+        self.model.catch_up(cache)
         with self.model.watch:
             return self.model.logits(cache.last_BH[:, None], cache).logits_BNV[:, 0]
 
@@ -156,12 +148,19 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """The head has read the root already."""
+        """The program reads the newest tokens."""
         γ, root_B1 = self.num_fused, context.root_B[:, None]
         done = self.model.draft(state.cache, root_B1, γ, temperature_B, u_BD)
-        if done is not None:
-            state.cache.append(γ - 1)  # nobody has read the last token
-        return done
+        if done is None:
+            return None
+        state.cache.append(γ - 1)  # nobody has read the last token
+        recorded, tokens_BN = done
+        if temperature_B is None and self.keep_logits:
+            recorded = self.model.module.vocabulary.widened(recorded)
+        return recorded, tokens_BN
+
+    def _can_catch_up(self, state: ModelState, context: Context) -> bool:
+        return True
 
 
 class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
@@ -171,6 +170,28 @@ class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
 class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
     """Drafts a head's tree of most probable nodes, EAGLE-3's own method; arguments as
     ``DynamicTreeDrafter``."""
+
+
+def _roots(before: Unread, context: Context, hidden_BNH: Tensor, first: int) -> Unread:
+    """The roots of the rows whose prompts end with these hidden states, to be read again: a draft
+    begins with the pass over them.
+
+    Args:
+        before: the roots of the rows whose prompts ended before.
+        context: the prompts.
+        hidden_BNH: the target's hidden states at tokens ``first``, ``first + 1``, … of each row.
+        first: as above.
+    """
+    N = hidden_BNH.shape[1]
+    last_B = context.length_B - 2 - first
+    hidden_B1F = at_last(hidden_BNH.to(before.hidden_BKF.dtype), last_B.clamp(max=N - 1) + 1)
+    ends_here_B11 = ((last_B >= 0) & (last_B < N))[:, None, None]
+    num = [int(0 <= n - 2 < first + N) for n in context.lengths]
+    return Unread(
+        before.tokens_BK,
+        torch.where(ends_here_B11, hidden_B1F, before.hidden_BKF),
+        Lengths.of(num, context.device),
+    )
 
 
 def _where_known(budget: Budget, committed: Lengths) -> Budget:

@@ -27,6 +27,7 @@ from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
 from outrider.drafters.heads.fused_draft import HeadExecutor, HeadModule
 from outrider.drafters.heads.head import check_target
+from outrider.drafters.heads.unread import Unread, at_last
 from outrider.runtime import HFModel, KVCache, Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compile_cache import uses_kernels
@@ -85,7 +86,9 @@ class FeatureCache(KVCache):
     Attributes:
         last_BH: the head's output for each row's root; arbitrary where no slot is committed.
         drafted_BMH: its outputs for the nodes drafted since.
-        base: committed slots of each row; slots behind them hold drafted tokens.
+        base: slots of each row that hold committed tokens ahead of the newest.
+        newest: the newest tokens, whose slots follow once they are read.
+        is_read: whether they are read.
     """
 
     def __init__(self, model: "Eagle3Model", context: Context) -> None:
@@ -95,14 +98,35 @@ class FeatureCache(KVCache):
         )
         self.drafted_BMH = self.last_BH[:, None][:, :0]
         self.base = self.sequence_lengths
+        width = model.head.config.fused_size
+        self.newest = Unread.nothing(context.root_B, width, model.dtype)
+        self.is_read = False
 
-    def forget_draft(self, most: Lengths) -> None:
-        """Forgets the slots and features of drafted tokens, and all but the first ``most`` slots
-        of each row: a prefill is as long as the longest prompt."""
-        self.rollback(self.base)
-        self.rollback(most)
-        self.base = self.sequence_lengths
+    @property
+    def known(self) -> Lengths:
+        """How many tokens of each row the head has been told of."""
+        return self.base + self.newest.num
+
+    def forget_draft(self) -> None:
+        """Forgets the slots and features of drafted tokens."""
+        self.rollback(self.known if self.is_read else self.base)
         self.drafted_BMH = self.drafted_BMH[:, :0]
+
+    def have_read(self, last_BH: Tensor) -> None:
+        """The newest tokens are read; ``last_BH`` is the output for their last ones, the roots."""
+        self.append(self.newest.num)
+        self.last_BH, self.is_read = last_BH, True
+
+    def renew(self, newest: Unread) -> None:
+        """These tokens follow those that are read."""
+        assert self.is_read
+        self.base = self.known
+        self.newest, self.is_read = newest, False
+
+    def reread(self) -> None:
+        """The newest tokens are to be read again."""
+        self.rollback(self.base)
+        self.is_read = False
 
     def parents(self, nodes: Nodes | None) -> Tensor:
         """The features of the parents of the query tokens, (B, N, H); of a chain's next token
@@ -122,15 +146,17 @@ class FeatureCache(KVCache):
         self.last_BH = self.last_BH[index_B]
         self.drafted_BMH = self.drafted_BMH[index_B]
         self.base = self.base.keep(rows)
+        self.newest = self.newest.keep(rows)
 
     def join(self, other: KVCache) -> None:
         assert isinstance(other, FeatureCache)
-        self.rollback(self.base)
-        other.rollback(other.base)
+        self.reread()
+        other.reread()
         super().join(other)
         self.last_BH = torch.cat([self.last_BH, other.last_BH])
         self.drafted_BMH = self.last_BH[:, None][:, :0]
         self.base = self.base.join(other.base)
+        self.newest = self.newest.join(other.newest)
 
 
 class Eagle3Model(HFModel):
@@ -176,6 +202,13 @@ class Eagle3Model(HFModel):
             cache.reserve(context.num_rows, max(context.lengths), self.layout)
         return cache
 
+    def catch_up(self, cache: FeatureCache) -> None:
+        """Reads the newest tokens, unless they are read."""
+        if cache.is_read:
+            return
+        tokens_BK, hidden_BKF, num = cache.newest
+        cache.have_read(at_last(self.read(cache, tokens_BK, hidden_BKF), num.device_B)[:, 0])
+
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
         """Reads tokens behind the committed slots, each with the target's hidden states at the
         token before it; returns the head's outputs, (B, N, H), and commits nothing."""
@@ -208,22 +241,24 @@ class Eagle3Model(HFModel):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft behind the root, the last of the tokens, by one compiled program; None where
-        there is none. Arguments and results as of ``runner.fused_draft``."""
+        """A draft behind the root by one compiled program, which first reads the newest tokens;
+        None where there is none. Arguments and results as of
+        ``runner.fused_draft``, but logits of greedy rows are over the draft vocabulary."""
         assert isinstance(cache, FeatureCache)
-        executor = self.compiled
+        executor, newest = self.compiled, cache.newest
         if executor is None or not cache.is_plain or depth < 2:
             return None
         assert isinstance(executor, HeadExecutor)
-        cache.begin(depth - 1)
+        cache.reread()
+        cache.begin(newest.tokens_BK.shape[1] + depth - 1)
         with self.watch:
-            root_B1 = tokens_BN[:, -1:]
-            found = executor.draft_behind(cache, root_B1, cache.last_BH, depth, temperature_B, u_BD)
+            found = executor.draft_behind(cache, newest, depth, temperature_B, u_BD)
         if found is None:
             return None
-        recorded_BNV, health_B, chain_BN = found
+        recorded, health_B, chain_BN, last_BH = found
+        cache.have_read(last_BH)
         cache.health.add(self, health_B)
-        return recorded_BNV, chain_BN
+        return recorded, chain_BN
 
     @torch.inference_mode()
     def example_cache(self) -> KVCache:

@@ -60,6 +60,16 @@ class GreedyDraft(ChainForward):
         tokens_BN, length_B, *rest = inputs
         return tokens_BN, length_B - more, *rest
 
+    def roots(self, inputs: Sequence[Any]) -> Tensor:
+        """The root of each row of some inputs, (B,)."""
+        root_B: Tensor = inputs[0][:, -1]
+        return root_B
+
+    def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
+        """Whether drafted tokens are among the best of what is recorded of them."""
+        chosen_BD = rows_BDV.gather(2, tokens_BD[..., None])[..., 0]
+        return torch.equal(chosen_BD, rows_BDV.amax(2))
+
     def _chain(
         self, tokens_BN: Tensor, length_B: Tensor, rest: Any, choose: Choice
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,3 +125,9 @@ class SampledDraft(GreedyDraft):
 
     def sizes(self) -> tuple[Any, ...]:
         return *super().sizes(), {0: ROWS}, {0: ROWS}
+
+    def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
+        """Whether drafted tokens are the draws from what is recorded of them."""
+        u_BD = inputs[4].to(rows_BDV.device)
+        drawn_BD = draw(rows_BDV.flatten(0, 1), u_BD.flatten()).view_as(tokens_BD)
+        return torch.equal(drawn_BD, tokens_BD)

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import draw
 from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import KVBuffers, TreeForward
@@ -122,17 +121,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _follows(each: GreedyDraft, inputs: Sequence[Any], found: Sequence[Tensor]) -> bool:
-    """Whether the drafted tokens are draws from what is recorded of them, or among its best."""
-    rows_BDV, chain_BN = found[0][:, :-1], found[2]
-    tokens_BD = chain_BN[:, 1:]
-    if not torch.equal(chain_BN[:, 0], inputs[0][:, -1]):
-        return False
-    if isinstance(each, SampledDraft):
-        u_BD = inputs[4].to(rows_BDV.device)
-        drawn_BD = draw(rows_BDV.flatten(0, 1), u_BD.flatten()).view_as(tokens_BD)
-        return torch.equal(drawn_BD, tokens_BD)
-    chosen_BD = rows_BDV.gather(2, tokens_BD[..., None])[..., 0]
-    return torch.equal(chosen_BD, rows_BDV.amax(2))
+    """Whether the chain begins at the root, and its tokens follow from what is recorded of them."""
+    chain_BN = found[2]
+    from_root = torch.equal(chain_BN[:, 0], each.roots(inputs))
+    return from_root and each.follows(inputs, found[0][:, :-1], chain_BN[:, 1:])
 
 
 def _logarithm(probs_PV: Tensor) -> Tensor:
@@ -150,8 +142,7 @@ def _examples(
     """
     tokens_BN, *rest, keys, values = each.inputs(buffers, *sizes)
     rows, _, slots, _ = keys[0].shape
-    metadata = each.spec.metadata(tokens_BN.new_zeros(rows), slots, slots)
-    each.run(_various(each, tokens_BN.new_zeros(rows, slots), 53), metadata, slots, keys, values)
+    each.fill(_various(each, tokens_BN.new_zeros(rows, slots), 53), keys, values)
     return _various(each, tokens_BN, 37), *rest, keys, values
 
 

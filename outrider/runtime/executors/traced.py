@@ -123,6 +123,12 @@ class TreeForward(nn.Module):
         found = logits_BNV, health_of(logits_BNV)
         return found if hidden_BNH is None else (*found, hidden_BNH)
 
+    def fill(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+        """Writes the keys and values of tokens to all slots of KV buffers."""
+        rows, slots = tokens_BS.shape
+        metadata = self.spec.metadata(tokens_BS.new_zeros(rows), slots, slots)
+        self.run(tokens_BS, metadata, slots, keys, values)
+
     @property
     def num_moving(self) -> int:
         """How many tensors the inputs have before the KV buffers."""

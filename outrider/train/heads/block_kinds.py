@@ -18,14 +18,13 @@ from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatches
 from outrider.train.heads.block import BlockTraining
 from outrider.train.heads.block_loss import BlockLoss
+from outrider.train.heads.initial import copy_final_norm, layer_shape, read_last_layer
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
 from outrider.train.heads.states import States
 from outrider.train.heads.teacher import Teacher
 
 AUTO = Layers()
-_PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""Norms that multiply by their weight, as the head's does; Gemma's multiply by 1 + weight."""
 
 
 def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -138,13 +137,13 @@ def _built(
     if mask_token_id == -1:
         rarest = ground.counts_V == ground.counts_V.min()
         mask_token_id = int(rarest.nonzero()[-1])
-    text = target.module.config.get_text_config()
+    layers = layer_shape(target, shape.intermediate_size)
     config = BlockConfig(
-        _layer_of(text, shape.num_layers, shape.intermediate_size),
+        Qwen3Config(**layers, num_hidden_layers=shape.num_layers, tie_word_embeddings=False),
         mask_token_id=mask_token_id,
         target_layers=shape.layers.of(target, default_layers(target.num_layers)),
         draft_vocab_size=size,
-        target_hidden_size=text.hidden_size,
+        target_hidden_size=layers["hidden_size"],
         **settings,
     )
     torch.manual_seed(ground.seed)
@@ -154,38 +153,13 @@ def _built(
     return network, vocabulary
 
 
-def _layer_of(text: Any, num_layers: int, intermediate_size: int) -> Qwen3Config:
-    """Qwen3 layers of the target's shape."""
-    heads = text.num_attention_heads
-    rope = getattr(text, "rope_parameters", None)
-    if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
-        rope = {"rope_type": "default", "rope_theta": 10000.0}
-    return Qwen3Config(
-        vocab_size=text.vocab_size,
-        hidden_size=text.hidden_size,
-        intermediate_size=intermediate_size or text.intermediate_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(text, "num_key_value_heads", heads),
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        rope_parameters=dict(rope),
-        max_position_embeddings=text.max_position_embeddings,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
 @torch.no_grad()
 def _start_from(network: BlockNetwork, target: HFModel, vocabulary: DraftVocabulary) -> None:
-    output, H = network.lm_head, network.config.layers.hidden_size
+    output = network.lm_head
     if output is not None:
         output.weight.copy_(Teacher(target, vocabulary).weight_DH)
-    norm: Any = getattr(target.module.get_decoder(), "norm", None)
-    if type(norm).__name__ in _PLAIN_NORMS:
-        network.norm.weight.copy_(norm.weight)
-    network.fc.weight[:, -H:] += torch.eye(H)
+    copy_final_norm(network.norm, target)
+    read_last_layer(network.fc)
 
 
 def _calibrated(folder: Path, ground: Ground, states: States) -> None:

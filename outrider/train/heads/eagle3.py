@@ -21,7 +21,6 @@ the head, F width of the layers read, D draft vocabulary.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -36,12 +35,20 @@ from outrider.drafters.heads.eagle3 import Eagle3Head
 from outrider.drafters.heads.eagle3_network import (
     Eagle3Config,
     Eagle3Network,
+    FirstLayer,
     default_layers,
 )
 from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
 from outrider.drafters.heads.head import check_target
 from outrider.runtime import HFModel
 from outrider.train.heads.batches import StateBatch
+from outrider.train.heads.initial import (
+    copy_final_norm,
+    copy_layer,
+    copy_output_layer,
+    layer_shape,
+    read_last_layer,
+)
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
 from outrider.train.heads.teacher import Teacher
@@ -49,8 +56,6 @@ from outrider.train.losses import DIVERGENCES, weighted_mean
 
 DivergenceName = Literal["forward-kl", "reverse-kl", "js", "tv", "lk", "nla"]
 AUTO = Layers()
-_PLAIN_NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
-"""Norms that multiply by their weight, as the head's does; Gemma's multiply by 1 + weight."""
 
 
 class Eagle3Training:
@@ -150,11 +155,14 @@ def _build(
     norm_output: bool = True,
     norm_before_residual: bool = True,
     intermediate_size: int = 0,
+    from_layer: int = 0,
     start: str = "",
 ) -> Eagle3Training:
-    """A head whose decoder layer has the target's shape; its output layer and final norm start as
-    the target's, and so does the feature: ``fc`` begins with the last of the layers read. Or the
-    head in the folder ``start``, trained on; the options of its shape are then its own."""
+    """A head whose decoder layer has the target's shape; its output layer starts as the target's,
+    flattened, its final norm as the target's, and ``fc`` so that the feature begins as the last of
+    the layers read. The decoder layer starts as the target's of the number ``from_layer``, or with
+    random weights.
+    Or the head in the folder ``start``, trained on; the options of its shape are then its own."""
     if ttt_length < 1:
         raise InvalidParameterError(f"ttt_length={ttt_length}: must be at least 1")
     if not 0 < decay <= 1:
@@ -178,7 +186,7 @@ def _build(
     torch.manual_seed(ground.seed)
     network = Eagle3Network(
         Eagle3Config(
-            _layer_of(config, intermediate_size),
+            LlamaConfig(**layer_shape(target, intermediate_size), num_hidden_layers=1),
             size,
             layers.of(target, default_layers(target.num_layers)),
             config.hidden_size,
@@ -191,48 +199,25 @@ def _build(
         )
     ).float()
     training = Eagle3Training(network, vocabulary, target, divergence, ttt_length, decay)
-    _start_from(network, target, training.teacher)
+    _start_from(network, target, training.teacher, from_layer)
     return training
 
 
-def _layer_of(config: Any, intermediate_size: int) -> LlamaConfig:
-    """A Llama layer of the target's shape."""
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    rope = copy.deepcopy(getattr(config, "rope_parameters", None))
-    if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
-        rope = {"rope_type": "default", "rope_theta": 10000.0}
-    return LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=intermediate_size or config.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", heads),
-        head_dim=head_dim,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-5),
-        rope_parameters=rope,
-        max_position_embeddings=config.max_position_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
 @torch.no_grad()
-def _start_from(network: Eagle3Network, target: HFModel, teacher: Teacher) -> None:
-    """Initialises output layer and final norm as the target's, and ``fc`` so that the feature
-    begins as the last of the layers read, where the widths allow it."""
+def _start_from(network: Eagle3Network, target: HFModel, teacher: Teacher, from_layer: int) -> None:
+    """Initialises the output layer by the target's, the final norm as the target's, ``fc`` so that
+    the feature begins as the last of the layers read, and the decoder layer as the target's of that
+    number."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    if network.lm_head.weight.shape == teacher.weight_DH.shape:
-        network.lm_head.weight.copy_(teacher.weight_DH)
-    norm: Any = getattr(target.module.get_decoder(), "norm", None)
-    if type(norm).__name__ in _PLAIN_NORMS and norm.weight.shape == network.norm.weight.shape:
-        network.norm.weight.copy_(norm.weight)
-    H = network.fc.weight.shape[0]
-    if network.config.target_hidden_size == H:
-        network.fc.weight[:, -H:] += torch.eye(H)
+    copy_output_layer(network.lm_head, teacher.weight_DH)
+    copy_final_norm(network.norm, target)
+    read_last_layer(network.fc)
+    if from_layer:
+        first = network.layers[0]
+        assert isinstance(first, FirstLayer)
+        copy_layer(first, target, from_layer)
 
 
 EAGLE3 = HeadKind(

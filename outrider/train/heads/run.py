@@ -27,7 +27,7 @@ from outrider.train.heads.kind import Ground, HeadKind, Training
 from outrider.train.heads.samples import Sample, held_out, prompts_of, read_samples
 from outrider.train.heads.states import States, compute_states
 from outrider.train.loop import Settings, train_in_parts
-from outrider.train.optim import Schedule, build_adamw
+from outrider.train.optim import OPTIMIZERS, OptimizerName, Schedule
 
 MEASURED = "measured.json"
 
@@ -74,6 +74,7 @@ def run_head(
     seed: int,
     fresh: bool = False,
     dtype: torch.dtype = torch.float32,
+    optimizer: OptimizerName = "adamw",
     checkpoint_every: int = 100,
     evaluate_every: int = 500,
     tensorboard: bool = False,
@@ -117,12 +118,13 @@ def run_head(
             checkpoint_every=checkpoint_every,
             validate_every=evaluate_every,
             tensorboard=tensorboard,
-            optimizers=build_adamw,
+            optimizers=OPTIMIZERS[optimizer],
             identity={
                 "kind": run.kind.name,
                 "options": {name: str(value) for name, value in values.items()},
                 "hidden states": states.folder.name,
                 "learning rate": schedule.learning_rate,
+                "optimizer": optimizer,
                 "batch": batch_size,
                 "seed": seed,
             },
