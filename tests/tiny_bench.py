@@ -1,4 +1,4 @@
-"""A pair of tiny models with a tokenizer, data sets in memory, and a clock that counts its calls."""
+"""A pair of tiny models with a tokenizer, data sets in memory, and a clock that ticks."""
 
 from collections.abc import Callable
 from functools import cache

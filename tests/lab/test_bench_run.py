@@ -531,9 +531,8 @@ def test_metrics_and_meters_that_cannot_work() -> None:
     def needs(examples: Any, results: Any, target: Any) -> Mapping[str, Any]:
         return {}
 
-    without = replace(
-        tiny_data(), examples=(*tiny_data().examples, replace(tiny_data().examples[0], id="bare", reference=None))
-    )  # fmt: skip
+    bare = replace(tiny_data().examples[0], id="bare", reference=None)
+    without = replace(tiny_data(), examples=(*tiny_data().examples, bare))
     try:
         with pytest.raises(InvalidParameterError, match=r"'needs' needs reference.*'bare'"):
             bench(tiny_plan(metrics=["needs"]), data={"memory": without})

@@ -221,7 +221,7 @@ def test_bad_files(write: Write, name: str, content: Any, message: str) -> None:
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameterError, match="cannot read data file .*No such file"):
+    with pytest.raises(InvalidParameterError, match=r"cannot read data file .*No such file"):
         read_data(str(tmp_path / "none.jsonl"))
     with pytest.raises(InvalidParameterError, match="there are builtin:code, builtin:copy"):
         read_data("builtin:none")
