@@ -32,7 +32,7 @@ except ImportError as error:
 
 
 @register_model("outrider")
-class OutriderLM(TemplateLM):  # type: ignore[misc]
+class OutriderLM(TemplateLM):
     """An Outrider engine as a model of lm-evaluation-harness.
 
     Args:

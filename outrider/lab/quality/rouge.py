@@ -6,6 +6,7 @@ only, so ROUGE of text in other scripts is 0.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from outrider.lab.quality.errors import MissingMetricPackageError
 
@@ -22,14 +23,23 @@ def rouge(texts: Sequence[str], references: Sequence[str]) -> dict[str, list[flo
     Raises:
         MissingMetricPackageError: rouge-score is not installed.
     """
+    scorer = _scorer_class()(list(KINDS), use_stemmer=True)
+    scores = [
+        scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)
+    ]
+    return {kind: [float(score[kind].fmeasure) for score in scores] for kind in KINDS}
+
+
+def require_rouge_score() -> None:
+    """Raises MissingMetricPackageError if rouge-score is not installed."""
+    _scorer_class()
+
+
+def _scorer_class() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise MissingMetricPackageError(
             'ROUGE needs rouge-score, which is not installed: pip install "outrider[quality]"'
         ) from error
-    scorer = RougeScorer(list(KINDS), use_stemmer=True)
-    scores = [
-        scorer.score(reference, text) for text, reference in zip(texts, references, strict=True)
-    ]
-    return {kind: [float(score[kind].fmeasure) for score in scores] for kind in KINDS}
+    return RougeScorer

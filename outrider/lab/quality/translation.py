@@ -40,14 +40,34 @@ def translation_scores(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
+def sentence_scores(pairs: Sequence[Pair]) -> dict[str, list[float]]:
+    """BLEU and chrF of each sentence alone, for comparisons over prompts. BLEU leaves out the
+    orders for which a sentence is too short."""
+    metrics = _metrics()
+    bleu, chrf = metrics.BLEU(effective_order=True), metrics.CHRF()
+    return {
+        "sentence_bleu": [float(bleu.sentence_score(a, [b]).score) for a, b in pairs],
+        "sentence_chrf": [float(chrf.sentence_score(a, [b]).score) for a, b in pairs],
+    }
+
+
+def require_sacrebleu() -> None:
+    """Raises MissingMetricPackageError if sacrebleu is not installed."""
+    _metrics()
+
+
 def _corpus(kind: str, pairs: Sequence[Pair]) -> tuple[float, str]:
+    metric: Any = getattr(_metrics(), kind)()
+    texts, references = [text for text, _ in pairs], [reference for _, reference in pairs]
+    score = float(metric.corpus_score(texts, [references]).score)
+    return score, str(metric.get_signature())
+
+
+def _metrics() -> Any:
     try:
         from sacrebleu import metrics
     except ImportError as error:
         raise MissingMetricPackageError(
             'BLEU and chrF need sacrebleu, which is not installed: pip install "outrider[quality]"'
         ) from error
-    metric: Any = getattr(metrics, kind)()
-    texts, references = [text for text, _ in pairs], [reference for _, reference in pairs]
-    score = float(metric.corpus_score(texts, [references]).score)
-    return score, str(metric.get_signature())
+    return metrics

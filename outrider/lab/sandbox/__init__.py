@@ -6,6 +6,7 @@ seccomp   which system calls are allowed (Linux on x86-64 and ARM)
 audit     the same two, by hooks of Python itself
 child     the program that runs in the new process
 run       starts it, waits for it, and removes what it leaves
+consent   nothing of it happens unless the user has allowed it
 
 What holds where:
 
@@ -29,14 +30,16 @@ from typing import TYPE_CHECKING
 from outrider.lazy import lazy
 
 if TYPE_CHECKING:
+    from outrider.lab.sandbox.consent import allow_generated_code
     from outrider.lab.sandbox.limits import Limits
     from outrider.lab.sandbox.run import Outcome, enforced_by_kernel, run_program
 
-__all__ = ["Limits", "Outcome", "enforced_by_kernel", "run_program"]
+__all__ = ["Limits", "Outcome", "allow_generated_code", "enforced_by_kernel", "run_program"]
 
 _HOME = {
     "Limits": "outrider.lab.sandbox.limits",
     "Outcome": "outrider.lab.sandbox.run",
+    "allow_generated_code": "outrider.lab.sandbox.consent",
     "enforced_by_kernel": "outrider.lab.sandbox.run",
     "run_program": "outrider.lab.sandbox.run",
 }
