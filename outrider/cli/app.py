@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
@@ -69,6 +70,7 @@ add_command(app, generate, "generate")
 add_command(app, chat, "chat")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
+add_command(app, bench, "bench")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
