@@ -8,6 +8,7 @@ import torch
 from tiny_distillation import distillation, prompts_file, quiet, target
 from tiny_models import VOCAB, ragged_prompts, tiny_module
 
+from outrider.runtime.hf.fingerprint import fingerprint
 from outrider.train import disk
 from outrider.train.disk import DiskFullError
 from outrider.train.distill import store
@@ -18,7 +19,6 @@ from outrider.train.distill.sample import Sample
 from outrider.train.distill.scoring import Scorer
 from outrider.train.distill.store import (
     Dataset,
-    fingerprint,
     folder_for,
     read_samples,
     shard_path,

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outrider.engine.warming import warm_up
 from outrider.runtime import HFModel
+from outrider.runtime.hf.fingerprint import fingerprint
 from outrider.train.distill.answers import ground_truth, plain_engine, target_answers
 from outrider.train.distill.packing import packs
 from outrider.train.distill.prompts import Prompt, Reader, distinct, split
@@ -35,7 +36,7 @@ from outrider.train.distill.settings import (
     Distillation,
 )
 from outrider.train.distill.sources import DraftSamples, FixedRows, RowSource, StepRows
-from outrider.train.distill.store import Dataset, fingerprint, folder_for
+from outrider.train.distill.store import Dataset, folder_for
 
 
 class Preparation:

@@ -22,7 +22,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from outrider.train.disk import tensor_bytes, writing
 from outrider.train.distill.cells import Cells
@@ -31,7 +30,6 @@ from outrider.train.distill.sample import Sample
 SHARD_SAMPLES = 64
 """Samples of a shard, and so what an interruption can cost."""
 REMEDY = "free some, give --cache another disk, or lower --top-k"
-_FINGERPRINT_VALUES = 4096  # of each parameter
 
 
 def folder_for(root: Path, **contents: object) -> Path:
@@ -41,17 +39,6 @@ def folder_for(root: Path, **contents: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "contents.json").write_text(text + "\n")
     return folder
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of a model's configuration and of values sampled from each of its parameters."""
-    digest = hashlib.sha256(model.config.to_json_string(use_diff=False).encode())
-    for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()
-        chosen = values[:: max(1, len(values) // _FINGERPRINT_VALUES)]
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(chosen.float().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor], what: str) -> None:

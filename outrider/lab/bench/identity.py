@@ -1,0 +1,142 @@
+"""What a measurement depends on besides the method: code, machine, models, settings and data."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import outrider
+from outrider.drafters.heads.head import Head
+from outrider.lab.bench.method_spec import MethodSpec
+from outrider.lab.bench.plan import BenchPlan
+from outrider.lab.data import DataSet
+from outrider.lab.metadata import hardware, run_metadata
+from outrider.lab.versions import versions
+from outrider.runtime import HFModel
+from outrider.runtime.hf.fingerprint import fingerprint
+
+PACKAGE = Path(outrider.__file__).parent
+MEASURED = (
+    "core",
+    "sampling",
+    "runtime",
+    "drafters",
+    "verifiers",
+    "methods",
+    "engine",
+    "options.py",
+    "lab/bench/measure.py",
+)
+"""The parts of the package that run while a cell is timed."""
+
+
+@cache
+def source_hash(package: Path = PACKAGE, parts: tuple[str, ...] = MEASURED) -> str:
+    """A hash of the source code that runs while a cell is timed. It covers changes that are not
+    committed, and installations without git."""
+    digest = sha256()
+    for part in parts:
+        path = package / part
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.suffix in (".py", ".cpp", ".h", ".cu", ".json"):
+                digest.update(str(file.relative_to(package)).encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def commit(folder: Path = PACKAGE) -> str | None:
+    """The commit of the checkout, with ``+`` where files differ from it; None outside of one."""
+    try:
+        head = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head[:12] + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def shared_identity(plan: BenchPlan, target: HFModel) -> dict[str, Any]:
+    """What all cells of a plan depend on, as JSON."""
+    return {
+        "versions": versions(),
+        "source": source_hash(),
+        "machine": machine(),
+        "threads": torch.get_num_threads(),
+        "target": fingerprint(target.module),
+        "dtype": str(target.dtype),
+        "device": str(target.device),
+        "top_k": plan.top_k,
+        "top_p": plan.top_p,
+        "min_p": plan.min_p,
+        "seed": plan.seed,
+        "max_new_tokens": plan.max_new_tokens,
+        "ignore_eos": plan.ignore_eos,
+        "stop": list(plan.stop),
+        "compile": plan.compile,
+        "exact": plan.exact,
+        "kv_dtype": plan.kv_dtype,
+        "quantize_target": plan.quantize_target,
+        "quantize_draft": plan.quantize_draft,
+        "generation_config": plan.generation_config,
+    }
+
+
+def method_identity(spec: MethodSpec, draft: HFModel | Head | None) -> dict[str, Any]:
+    """The weights of a method's draft, and the contents of the files that its options name."""
+    files = {
+        name: sha256(Path(value).read_bytes()).hexdigest()
+        for name, value in spec.options.items()
+        if isinstance(value, str) and value and Path(value).is_file()
+    }
+    return {"draft": None if draft is None else _weights(draft), "files": files}
+
+
+def data_identity(data: DataSet, prompts: str) -> dict[str, Any]:
+    """The file, and which of its examples are used how."""
+    chosen = sha256("\0".join(example.id for example in data).encode()).hexdigest()[:16]
+    return {"data": data.sha256, "examples": chosen, "prompts": prompts}
+
+
+def _weights(draft: HFModel | Head) -> str:
+    if isinstance(draft, HFModel):
+        return fingerprint(draft.module)
+    modules = (each for each in vars(draft).values() if isinstance(each, nn.Module))
+    return "".join(fingerprint(each) for each in modules)
+
+
+@cache
+def machine() -> str:
+    """The processor or GPU, and the host's name."""
+    return f"{hardware()}, {platform.node()}"
+
+
+def environment(plan: BenchPlan, target: HFModel, **more: Any) -> dict[str, Any]:
+    """Everything that a reader needs to repeat a measurement, for results and reports."""
+    settings: Mapping[str, Any] = plan.as_dict()
+    return run_metadata(
+        host=platform.node(),
+        platform=platform.platform(),
+        commit=commit(),
+        source=source_hash(),
+        command=" ".join(sys.argv),
+        model=target.name,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=str(target.device),
+        plan=dict(settings),
+        **more,
+    )
