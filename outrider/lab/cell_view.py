@@ -4,11 +4,9 @@ A line is the JSON of ``outrider.lab.bench.record.CellResult``. The benchmark's 
 used as they are; nothing is measured or resampled here.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from outrider.core.errors import InvalidParameterError
@@ -24,7 +22,7 @@ REQUIRED = ("hardware", "threads", "versions", "commit", "command", "date")
 
 
 class CellFormatError(InvalidParameterError):
-    """A line that is not a cell, or a cell without its environment."""
+    """JSON that is not a cell, or a cell without its environment."""
 
 
 @dataclass(frozen=True)
@@ -146,30 +144,6 @@ class CellView:
         return not self.error
 
 
-def read_cells(file: Path) -> list[CellView]:
-    """The cells of a file with one JSON document per line.
-
-    Raises:
-        CellFormatError: a line is no cell; the message has its number.
-        OSError: the file cannot be read.
-    """
-    views = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CellFormatError(f"{file}:{number}: is not JSON: {error.msg}") from error
-        try:
-            views.append(view(values))
-        except CellFormatError as error:
-            raise CellFormatError(f"{file}:{number}: {error}") from error
-    if not views:
-        raise CellFormatError(f"{file}: holds no cell; write one with outrider bench")
-    return views
-
-
 def views_of(cells: Iterable[Any]) -> list[CellView]:
     """Views of cells that are ``CellResult`` objects, their JSON, or views already."""
     found = []
@@ -182,7 +156,7 @@ def views_of(cells: Iterable[Any]) -> list[CellView]:
 
 
 def view(values: Any) -> CellView:
-    """The view of one line.
+    """The view of one cell's JSON.
 
     Raises:
         CellFormatError: a key is missing; the message names it.

@@ -166,7 +166,7 @@ class Shortfall:
     def as_dict(self) -> dict[str, Any]:
         """All numbers as a JSON document."""
         return {
-            "measured": self.measured.as_dict(),
+            "factors": self.measured.as_dict(),
             "reference": self.reference.as_dict(),
             "ratios": dict(self.ratios),
             "largest": self.largest,
