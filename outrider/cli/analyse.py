@@ -93,7 +93,7 @@ def analyse(
     if reference is not None and cells is None:
         raise fail("--reference is what --cells FILE is compared with: pass both")
     _check_figure(figure, output, cells)
-    start("outrider.lab.analysis.prediction")
+    start("outrider.lab.bench" if cells else "outrider.lab.analysis.prediction")
     found: dict[str, Any] = {}
     if given:
         found["values"] = _of_values(values)

@@ -22,12 +22,23 @@ def show(document: Mapping[str, Any], file: IO[str] | None = None) -> None:
     if "values" in document:
         for name, text in _values(document["values"]):
             console.print(f"{name:<34}{text}", markup=False, soft_wrap=True)
-    if "cells" in document:
-        cells = document["cells"]
-        console.print(_factors(cells))
-        console.print(_ratios(cells))
+    for setting, cells in _by_setting(document.get("cells", [])).items():
+        console.print(setting, style="bold", markup=False)
+        for table in (_factors(cells), _estimates(cells), _ratios(cells)):
+            console.print(table)
+            console.print()
         for each in cells:
             console.print(_verdict(each), markup=False, soft_wrap=True)
+
+
+def _by_setting(cells: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in cells:
+        setting = (
+            f"{each['data']}, temperature {each['temperature']:g}, batch size {each['batch_size']}"
+        )
+        found.setdefault(setting, []).append(each)
+    return found
 
 
 def _values(found: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -62,16 +73,15 @@ def _values(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _factors(cells: Sequence[Mapping[str, Any]]) -> Table:
-    names = ("measured", "predicted", "α", "accepted/verified", "E", "tokens", "c", "β", "overhead")
+    names = ("measured", "formula", "α", "E", "tokens", "c", "β", "overhead")
     table = _table("speed-up", *names)
     for each in cells:
-        factors, counted = each["factors"], each["accepted_of_verified"]
+        factors = each["factors"]
         table.add_row(
             _name(each),
             f"{each['speedup']:.2f}×",
             f"{factors['predicted']:.2f}×",
-            f"{factors['alpha']:.3f}",
-            f"{counted['value']:.3f} ± {counted['error']:.3f}",
+            f"{factors['alpha']:.2f}",
             f"{factors['tokens'] / factors['dependence']:.2f}",
             f"{factors['tokens']:.2f}",
             f"{factors['c']:.3f}",
@@ -81,20 +91,29 @@ def _factors(cells: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _ratios(cells: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("multiplied by", "reference", *_SHORT, "prefill", "= measured")
+def _estimates(cells: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("estimates of α", "Σ min(p, q)", "accepted/verified", "accepted/drafted")
     for each in cells:
+        counted = each["accepted_of_verified"]
         table.add_row(
             _name(each),
-            f"{each['reference']['speedup']:.2f}×",
-            *(f"{each['ratios'][name]:.2f}" for name in _LABELS),
-            f"{each['prefill']:.2f}",
-            f"{each['speedup']:.2f}×",
+            f"{each['factors']['alpha']:.3f}",
+            f"{counted['value']:.3f} ± {counted['error']:.3f}",
+            f"{each['acceptance_rate']:.3f}",
         )
     return table
 
 
-_SHORT = ("α", "dependence", "c", "β", "overhead")
+def _ratios(cells: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("costs", "reference", "α", "dependence", "c", "β", "overhead", "prefill")
+    for each in cells:
+        table.add_row(
+            _name(each),
+            f"{each['reference']['speedup']:.2f}×",
+            *(f"×{each['ratios'][name]:.2f}" for name in _LABELS),
+            f"×{each['prefill']:.2f}",
+        )
+    return table
 
 
 def _verdict(each: Mapping[str, Any]) -> str:
@@ -112,16 +131,12 @@ def _verdict(each: Mapping[str, Any]) -> str:
 
 def _name(each: Mapping[str, Any]) -> str:
     length = "" if each["gamma"] is None else f", γ {each['gamma']}"
-    lossy = "" if each["lossless"] else " (lossy)"
-    return (
-        f"{each['method']}{length}{lossy}, {each['data']}, T {each['temperature']:g}, batch "
-        f"{each['batch_size']}"
-    )
+    return f"{each['method']}{length}{'' if each['lossless'] else ' (lossy)'}"
 
 
 def _table(first: str, *others: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1))
-    table.add_column(first, overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, overflow="fold", min_width=16)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table

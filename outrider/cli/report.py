@@ -54,7 +54,7 @@ def report(
         raise fail(f"--output {output}: there is no folder {output.parent}")
     if output.is_dir():
         raise fail(f"--output {output}: is a folder; pass the name of a file")
-    start("outrider.lab.report")
+    start("outrider.lab.bench")
     from outrider.lab.bench import read_cells
     from outrider.lab.report import write_charts, write_report
 

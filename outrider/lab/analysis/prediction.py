@@ -12,7 +12,8 @@ between the measured one and the prediction or the one that a paper printed, is 
 ratios, one for each factor:
 
     alpha       E[X] under independent acceptance
-    dependence  measured tokens per round over E[X]; above 1 where easy and hard parts differ
+    dependence  measured tokens per round over E[X]; above 1 where easy and hard parts differ, and
+                with trees and lossy rules, which accept more than α says
     c           the draft passes
     beta        the verifying pass
     overhead    the rest

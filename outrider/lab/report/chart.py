@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from outrider.lab.plots import canvas, save
-from outrider.lab.report.theme import GRID, INK, MARKERS, MUTED, SERIES, inline
+from outrider.lab.report.theme import GRID, INK, MARKERS, MUTED, PAPER, SERIES, inline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,7 +88,7 @@ def series_style(index: int, lossless: bool) -> dict[str, object]:
     return {
         "color": colour,
         "marker": MARKERS[index % len(MARKERS)],
-        "mfc": colour if lossless else "none",
+        "mfc": colour if lossless else PAPER,
         "mec": colour,
         "mew": 1.5,
         "ms": 6.5,

@@ -83,12 +83,12 @@ def _bar(axes: "Axes", y: float, each: CellView, speed: Interval, unit: str) -> 
         axes.plot([speed.low, speed.high], [y, y], color=INK, lw=1.6, solid_capstyle="butt")
     beneath = {"facecolor": PAPER, "linewidth": 0, "pad": 0.5}  # hides the line at 1
     axes.text(0, y + 0.27, each.name, va="bottom", fontsize=FONT_SIZE - 0.5, bbox=beneath)
-    axes.text(
-        max(speed.high, speed.value),
-        y,
-        f"  {speed.value:.2f}{unit}" if unit else f"  {speed.value:.1f}",
+    axes.annotate(
+        f"{speed.value:.2f}{unit}" if unit else f"{speed.value:.1f}",
+        (max(speed.high, speed.value), y),
+        (4, 0),
+        textcoords="offset points",
         va="center",
-        ha="left",
         fontsize=FONT_SIZE - 0.5,
         fontweight="bold",
     )

@@ -68,7 +68,8 @@ def prediction_chart(predictions: Sequence[CellPrediction]) -> Chart:
         "prediction",
         "Measured against predicted speed-up",
         "Leviathan et al., theorem 3.8, with α, c and β as measured. A point below the line loses "
-        f"to overhead or prefill; one above it gains from dependence between positions.{lossy}",
+        f"to overhead or prefill; one above it accepts more than α says, as dependent positions, "
+        f"trees and lossy rules do.{lossy}",
         4.6 + _LEGEND * len(titles),
         draw,
     )
