@@ -14,6 +14,17 @@ from outrider.core.errors import InvalidParameterError
 ORIGINS = {"a": "accepted", "c": "correction", "b": "bonus", "p": "plain"}
 """Origins of tokens by the letters that stand for them in a cell."""
 
+_CHARTED = {
+    "perplexity": ("macro",),
+    "rouge": ("rougeL",),
+    "bleu": ("bleu",),
+    "distinct": ("distinct-2",),
+    "divergence": ("kl",),
+    "pass@k": ("pass@1",),
+}
+"""The numbers of a metric that charts show; of other metrics, they show all."""
+_COUNTS = ("tokens", "measured_tokens")
+
 LOWER_IS_BETTER = ("perplexity", "divergence", "kl", "tv", "repetition")
 """Metrics whose smaller values are better; any other's larger ones are."""
 
@@ -41,6 +52,23 @@ class Percentiles:
     p50: float
     p90: float
     p99: float
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules per emitted token, as one meter read it.
+
+    Attributes:
+        joules: with what the machine draws when idle.
+        above_idle: without; None where the idle power is not known.
+        estimate: whether a model computed it and nothing was measured.
+        source: what was read, and the constants of an estimate.
+    """
+
+    joules: float
+    above_idle: float | None
+    estimate: bool
+    source: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +112,8 @@ class CellView:
         generation_deviation: standard deviation of the time of whole generations.
         seconds: of all repeats, and the parts that draft, target and the rest took.
         metrics: numbers about the outputs, by name.
-        joules_per_token: by meter; the flag says whether it is an estimate.
+        charted: the names of those that charts show.
+        energy: by meter.
         samples: some outputs.
         error: why the cell could not be measured; empty if it was.
         environment: hardware, versions, commit, command and settings.
@@ -121,7 +150,8 @@ class CellView:
     target_seconds: float
     other_seconds: float
     metrics: Mapping[str, float]
-    joules_per_token: Mapping[str, tuple[float, bool]]
+    charted: tuple[str, ...]
+    energy: Mapping[str, Energy]
     samples: tuple[Sample, ...]
     error: str
     environment: Mapping[str, Any]
@@ -192,6 +222,7 @@ def _view(values: Mapping[str, Any]) -> CellView:
         speed = {}
     requests = _requests(values["repeats"])
     stats = [request["stats"] for request in requests]
+    metrics = list(_metrics(values["metrics"]))
     speeds = speed.get("tokens_per_second") or {"mean": 0.0, "lowest": 0.0, "highest": 0.0}
     return CellView(
         key=cell["key"],
@@ -223,8 +254,9 @@ def _view(values: Mapping[str, Any]) -> CellView:
         draft_seconds=math.fsum(each["draft_seconds"] for each in stats),
         target_seconds=math.fsum(each["target_seconds"] for each in stats),
         other_seconds=math.fsum(each["other_seconds"] for each in stats),
-        metrics=dict(_numbers(values["metrics"])),
-        joules_per_token=_joules_per_token(values["repeats"]),
+        metrics={name: number for name, number, _ in metrics},
+        charted=tuple(name for name, _, charted in metrics if charted),
+        energy=_energy(values["repeats"]),
         samples=tuple(map(_sample, values["samples"])),
         error=error,
         environment=values["environment"],
@@ -262,35 +294,46 @@ def _summed(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(total)
 
 
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
-    """All finite numbers of nested mappings, by their keys joined with spaces."""
-    for key, value in values.items():
-        name = f"{prefix} {key}".strip() if key != prefix else prefix
-        if isinstance(value, Mapping):
-            yield from _numbers(value, name)
-        elif _is_number(value):
-            yield name, float(value)
+def _metrics(values: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, float, bool]]:
+    """Name and value of each number of the metrics, and whether charts show it."""
+    for metric, numbers in values.items():
+        charted = _CHARTED.get(metric)
+        for key, value in numbers.items():
+            if _is_number(value) and key not in _COUNTS:
+                name = key if key.startswith(metric[:4]) else f"{metric} {key}"
+                yield name, float(value), charted is None or key in charted
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _joules_per_token(
-    repeats: Sequence[Mapping[str, Any]],
-) -> dict[str, tuple[float, bool]]:
-    joules: dict[str, float] = {}
-    tokens: dict[str, int] = {}
-    estimated: dict[str, bool] = {}
-    for repeat in repeats:
-        emitted = sum(len(request["token_ids"]) for request in _requests([repeat]))
-        for meter, reading in repeat.get("readings", {}).items():
-            if reading.get("joules") is None:
-                continue
-            joules[meter] = joules.get(meter, 0.0) + reading["joules"]
-            tokens[meter] = tokens.get(meter, 0) + emitted
-            estimated[meter] = bool(reading.get("estimate", False))
-    return {name: (joules[name] / tokens[name], estimated[name]) for name in joules if tokens[name]}
+def _energy(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Energy]:
+    """Energy per token by meter, over the repeats in which the meter did not fail."""
+    found = {}
+    for meter in dict.fromkeys(name for each in repeats for name in each.get("readings", {})):
+        pairs = [
+            (each["readings"][meter], each)
+            for each in repeats
+            if each.get("readings", {}).get(meter, {}).get("joules") is not None
+        ]
+        tokens = sum(len(each["token_ids"]) for _, repeat in pairs for each in _requests([repeat]))
+        if not tokens:
+            continue
+        idle = [reading.get("joules_above_idle") for reading, _ in pairs]
+        found[meter] = Energy(
+            math.fsum(reading["joules"] for reading, _ in pairs) / tokens,
+            None if None in idle else math.fsum(idle) / tokens,
+            any(reading.get("estimate", False) for reading, _ in pairs),
+            _source(pairs[0][0]),
+        )
+    return found
+
+
+def _source(reading: Mapping[str, Any]) -> str:
+    constants = reading.get("constants", {})
+    listed = ", ".join(f"{name} {value}" for name, value in constants.items())
+    return f"{reading.get('source', '')}{f' with {listed}' if listed else ''}"
 
 
 def _sample(values: Mapping[str, Any]) -> Sample:

@@ -165,7 +165,15 @@ def cell(
                 ],
                 "readings": {}
                 if joules is None
-                else {"model": {"joules": joules * tokens, "estimate": True}},
+                else {
+                    "energy-model": {
+                        "joules": joules * tokens,
+                        "joules_above_idle": 0.8 * joules * tokens,
+                        "estimate": True,
+                        "source": "estimate by a two-term model",
+                        "constants": {"joules_per_byte": 1e-10},
+                    }
+                },
                 "tokens_per_second": speeds,
             }
         ],

@@ -129,7 +129,7 @@ def _acceptance_chart(views: Sequence[CellView], number: int, total: int) -> Cha
 
 
 def _quality_charts(views: Sequence[CellView]) -> Iterator[Chart]:
-    names = dict.fromkeys(name for each in views for name in each.metrics)
+    names = dict.fromkeys(name for each in views for name in each.charted)
     for name in names:
         shown = [each for each in views if name in each.metrics and each.speedup is not None]
         if len(shown) > 1:
@@ -146,16 +146,16 @@ def _quality_charts(views: Sequence[CellView]) -> Iterator[Chart]:
 
 
 def _energy_charts(views: Sequence[CellView]) -> Iterator[Chart]:
-    meters = dict.fromkeys(name for each in views for name in each.joules_per_token)
+    meters = dict.fromkeys(name for each in views for name in each.energy)
     for meter in meters:
-        shown = [each for each in views if meter in each.joules_per_token]
+        shown = [each for each in views if meter in each.energy]
         if shown:
-            estimate = any(each.joules_per_token[meter][1] for each in shown)
+            estimate = any(each.energy[meter].estimate for each in shown)
             yield from _scatter_charts(
                 f"energy-{_slug(meter)}",
                 f"Energy against speed: {meter}{' (estimate)' if estimate else ''}",
                 shown,
-                lambda each, meter=meter: each.joules_per_token[meter][0],
+                lambda each, meter=meter: each.energy[meter].joules,
                 lambda each: each.tokens_per_second.value,
                 f"joules per token{' (estimate)' if estimate else ''}",
                 "tokens per second",

@@ -99,7 +99,7 @@ def render(views: Sequence[CellView], title: str) -> str:
         any_lossy=any(not each.lossless for each in views),
         unsteady=[each for each in measured if not each.steady],
         environments=_environments(views),
-        sampled=[each for each in measured if each.samples],
+        sampled=[each for each in _baseline_last(measured) if each.samples],
         raw=_script_json([dict(each.raw) for each in views]),
         light=Markup(variables("light")),
         dark=Markup(variables("dark")),
@@ -121,6 +121,10 @@ def _settings(views: Sequence[CellView]) -> list[list[CellView]]:
     for each in views:
         groups.setdefault(each.setting, []).append(each)
     return [sorted(group, key=lambda each: not each.is_baseline) for group in groups.values()]
+
+
+def _baseline_last(views: Sequence[CellView]) -> list[CellView]:
+    return sorted(views, key=lambda each: each.is_baseline)
 
 
 def _setting_title(cell: CellView) -> str:
