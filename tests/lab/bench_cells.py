@@ -26,7 +26,9 @@ PLAIN, PASS, DRAFT, PREFILL = 0.021, 0.020, 0.002, 0.045
 """Seconds of a plain step, of its target pass, of a draft pass, and of the target's prefill."""
 
 
-def stats(rounds: int, emitted: int, counts: dict[int, int], gamma: int, beta: float) -> dict:
+def stats(
+    rounds: int, emitted: int, counts: dict[int, int], gamma: int, beta: float, prefill: float
+) -> dict[str, Any]:
     """The statistics of a request: ``counts`` rounds by their number of accepted tokens."""
     accepted_at = [sum(m for n, m in counts.items() if n > i) for i in range(gamma)]
     tried_at = [sum(m for n, m in counts.items() if n >= i) for i in range(gamma)]
@@ -37,8 +39,8 @@ def stats(rounds: int, emitted: int, counts: dict[int, int], gamma: int, beta: f
         "emitted": emitted,
         "accepted_at": accepted_at,
         "tried_at": tried_at,
-        "draft_seconds": rounds * gamma * DRAFT + (PREFILL / 10 if gamma else 0.0),
-        "target_seconds": rounds * beta * PASS + PREFILL,
+        "draft_seconds": rounds * gamma * DRAFT + (prefill / 10 if gamma else 0.0),
+        "target_seconds": rounds * beta * PASS + prefill,
         "other_seconds": rounds * (PLAIN - PASS) * (1.5 if gamma else 1.0),
     }
 
@@ -84,7 +86,7 @@ def cell(
                 "finish_reason": "length",
                 "round_seconds": ends.tolist(),
                 "round_tokens": [n + 1 for n in drawn],
-                "stats": stats(rounds, emitted, counts, length, beta),
+                "stats": stats(rounds, emitted, counts, length, beta, PREFILL / batch_size),
             }
         )
     tokens = sum(len(each["token_ids"]) for each in records)
