@@ -7,6 +7,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.analyse import analyse
+from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
 from outrider.cli.demo import demo
@@ -71,6 +72,7 @@ add_command(app, generate, "generate")
 add_command(app, chat, "chat")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
+add_command(app, bench, "bench")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")

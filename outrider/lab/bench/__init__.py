@@ -18,7 +18,7 @@ from outrider.lab.bench.plan_file import read_plan
 from outrider.lab.bench.progress import Progress
 from outrider.lab.bench.ratio import speedup
 from outrider.lab.bench.record import BatchRecord, CellResult, Repeat, RequestRecord
-from outrider.lab.bench.results import read_cells, write_cells
+from outrider.lab.bench.results import as_line, read_cells, write_cells
 from outrider.lab.bench.run import run_bench
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "Progress",
     "Repeat",
     "RequestRecord",
+    "as_line",
     "meter",
     "metric",
     "plan_of",

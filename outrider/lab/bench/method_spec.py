@@ -141,4 +141,6 @@ def _name_of(key: str, known: Mapping[str, Option]) -> str:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

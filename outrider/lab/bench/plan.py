@@ -264,6 +264,8 @@ def plan_of(values: Mapping[str, Any]) -> BenchPlan:
             read[name] = value
     for name in ("methods", "data"):
         read.setdefault(name, ())
+    if is_whole(read.get("repeats")):
+        read.setdefault("max_repeats", max(BenchPlan.max_repeats, read["repeats"]))
     return BenchPlan(**read)
 
 

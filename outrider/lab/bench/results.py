@@ -23,10 +23,15 @@ def write_cells(folder: Path | None, results: Sequence[CellResult]) -> None:
     path = folder / CELLS
     new = {result.key for result in results}
     kept = [line for line in _lines(path) if json.loads(line)["cell"]["key"] not in new]
-    lines = [*(dumps(result.as_dict()) for result in results), *kept]
+    lines = [*map(as_line, results), *kept]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     os.replace(partial, path)
+
+
+def as_line(result: CellResult) -> str:
+    """A result as one line of JSON; infinite numbers and NaN become strings."""
+    return dumps(result.as_dict())
 
 
 def read_cells(path: Path) -> list[CellResult]:

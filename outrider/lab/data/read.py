@@ -96,7 +96,7 @@ def _stem(source: str, path: Path) -> str:
     if source.startswith(BUILTIN):
         return source.removeprefix(BUILTIN)
     stem = path.name.split(".")[0]
-    generic = stem in ("question", "test", "train", "val", "validation", "data", "prompts")
+    generic = stem in ("question", "test", "train", "val", "validation")
     return path.absolute().parent.name if generic else stem
 
 

@@ -1,0 +1,133 @@
+"""Prints the results of a benchmark as tables of at most 80 columns, one per setting."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from outrider.lab.bench import CellResult
+
+LOSSY = "lossy"
+WIDTH = 80
+
+
+def show(results: Sequence[CellResult]) -> None:
+    """Prints the tables."""
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDTH)
+    if not results:
+        return
+    console.print(_about(results[0]), markup=False)
+    for setting, group in groupby(results, key=lambda result: result.cell.setting):
+        cells = list(group)
+        console.print()
+        console.print(_heading(setting, cells), style="bold", markup=False)
+        console.print(_speeds(cells))
+        if any(result.metrics for result in cells):
+            console.print()
+            console.print(_metrics(cells))
+    console.print()
+    console.print(_legend(results), style="dim", markup=False)
+    for result in results:
+        if result.error:
+            console.print(f"failed: {result.cell}: {result.error}", style="red", markup=False)
+
+
+def _about(result: CellResult) -> str:
+    about = result.environment
+    versions = about["versions"]
+    commit = f" ({about['commit']})" if about.get("commit") else ""
+    return (
+        f"target {about['plan']['target']}, {about['dtype']} on {about['hardware']}, threads: "
+        f"{about['threads']}, compile {about['plan']['compile']}; outrider "
+        f"{versions['outrider']}{commit}, torch {versions['torch']}"
+    )
+
+
+def _heading(setting: tuple[float, str, int], cells: Sequence[CellResult]) -> str:
+    temperature, data, batch_size = setting
+    number = cells[0].data["examples"]
+    return f"{data} ({number} prompts), temperature {temperature:g}, batch {batch_size}"
+
+
+def _speeds(cells: Sequence[CellResult]) -> Table:
+    table = _table()
+    table.add_column("method", overflow="fold", ratio=1)
+    for head in ("γ", "tokens/s", "speed-up", "95 %", "tokens/round", "α"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for result in cells:
+        table.add_row(_name(result, cells), _gamma(result), *_numbers(result))
+    return table
+
+
+def _numbers(result: CellResult) -> list[str]:
+    if result.error or not result.speed:
+        return ["failed", "", "", "", ""]
+    speed = result.speed
+    alpha = "–" if speed["alpha"] is None else f"{speed['alpha']:.2f}"
+    ratio, interval = "", ""
+    if result.speedup is not None:
+        mark = "" if result.speedup["steady"] else "~"
+        ratio = f"{mark}{result.speedup['ratio']:.2f}×"
+        interval = f"{result.speedup['low']:.2f}–{result.speedup['high']:.2f}"
+    rate = speed["tokens_per_second"]["mean"]
+    return [f"{rate:.1f}", ratio, interval, f"{speed['acceptance_length']:.2f}", alpha]
+
+
+def _name(result: CellResult, cells: Sequence[CellResult]) -> str:
+    """The method, with its draft where several are compared, and marked where it is lossy."""
+    drafts = {each.cell.draft for each in cells} - {None}
+    name = result.cell.title
+    if len(drafts) > 1 and result.cell.draft is not None:
+        name += f", draft {result.cell.draft}"
+    return name if result.lossless else f"{name} ({LOSSY})"
+
+
+def _gamma(result: CellResult) -> str:
+    return "" if result.cell.gamma is None else str(result.cell.gamma)
+
+
+def _metrics(cells: Sequence[CellResult]) -> Table:
+    """A row per number, a few of them beside each other would not fit."""
+    table = _table()
+    table.add_column("method", overflow="fold", ratio=1)
+    table.add_column("γ", justify="right", no_wrap=True)
+    table.add_column("metric", overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    for result in cells:
+        name, gamma = _name(result, cells), _gamma(result)
+        for metric, value in _flat(result.metrics):
+            table.add_row(name, gamma, metric, value)
+            name = gamma = ""
+    return table
+
+
+def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The numbers of all metrics, by name; what is no single number is left to cells.jsonl."""
+    found = []
+    for metric, values in metrics.items():
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                label = name if name.startswith(metric) else f"{metric} {name}"
+                found.append((label, f"{value:.4g}"))
+    return found
+
+
+def _legend(results: Sequence[CellResult]) -> str:
+    text = (
+        "speed-up: ratio of tokens per second to the baseline, with its bootstrap interval over "
+        "repeats and prompts. tokens/round: tokens per target pass. α: mean overlap of draft and "
+        "target distributions."
+    )
+    if any(not result.lossless for result in results):
+        text += f" {LOSSY}: the output does not have the target's distribution."
+    if any(result.speedup and not result.speedup["steady"] for result in results):
+        text += " ~: even and odd repeats differ by more than 5 %."
+    return text
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))

@@ -1,0 +1,161 @@
+"""``outrider bench``: its tables, its files, plans, resumption, errors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from outrider.lab.bench import CellResult, read_cells
+from outrider.lab.bench import run as running
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": f"def f{i}(x):\n", "task": "ab"[i % 2]} for i in range(4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def bench(pair: tuple[Path, Path], run: Run, prompts: Path, tmp_path: Path) -> Run:
+    """The command with the tiny pair, and small numbers of everything."""
+
+    def call(*arguments: object, **more: Any) -> Result:
+        target, draft = pair
+        models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
+        size = ("--max-new-tokens", 4, "--repeats", 2, "--max-repeats", 2, "--warmup", 0)
+        files = ("--data", prompts, "-o", tmp_path / "out")
+        return run("bench", *models, *size, *files, *arguments, **more)
+
+    return call
+
+
+def cells(tmp_path: Path) -> list[CellResult]:
+    return read_cells(tmp_path / "out")
+
+
+def test_tables_fit_80_columns_and_mark_lossy_methods(bench: Run, tmp_path: Path) -> None:
+    long = "mentored:budget=0.25,divergence=tv,allow_off_support=true"
+    result = bench(
+        "--method", "speculative", "--method", long, "--gamma", 2, "--gamma", 3,
+        "--temperature", 0.8, "--batch-size", 1, "--batch-size", 2,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "prompts (4 prompts), temperature 0.8, batch 2" in result.stdout
+    assert result.stdout.count("plain") == 2
+    one_line = " ".join(result.stdout.split())
+    assert "(lossy)" in one_line
+    assert "lossy: the output does not have the target's distribution" in one_line
+    assert "wrote" in result.stderr
+    results = cells(tmp_path)
+    assert len(results) == 2 * (1 + 4)
+    assert {each.lossless for each in results if each.cell.method[0] == "m"} == {False}
+
+
+def test_json_lines(bench: Run, tmp_path: Path) -> None:
+    result = bench("--json")
+    documents = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [each["cell"]["method"] for each in documents] == ["plain", "speculative"]
+    assert documents[1]["speedup"]["ratio"] > 0
+    assert set(documents[1]["environment"]) >= {"hardware", "versions", "commit", "command", "plan"}
+    written = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in written] == documents
+
+
+def test_options_replace_the_plans_values(bench: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        'methods = ["block", { name = "speculative", gamma = 1, label = "one" }]\n'
+        "gammas = [2]\nseed = 5\nwarmup = 3\nmax_new_tokens = 99\n"
+        'data = ["./other.txt"]\n'
+    )
+    assert bench("--plan", plan, "--gamma", 3, "--seed", 0).exit_code == 0
+    found = [(each.cell.title, each.cell.gamma) for each in cells(tmp_path)]
+    assert found == [("plain", None), ("block", 3), ("one", 1)]
+    made = cells(tmp_path)[0].environment["plan"]
+    assert (made["seed"], made["warmup"], made["max_new_tokens"]) == (0, 0, 4)
+
+
+def test_a_plan_alone(run: Run, pair: tuple[Path, Path], prompts: Path, tmp_path: Path) -> None:
+    target, draft = pair
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        f'target = "{target}"\ndrafts = ["{draft}"]\nmethods = "speculative"\n'
+        'data = [{ source = "./prompts.jsonl", tasks = ["b"], limit = 1 }]\n'
+        'dtype = "float32"\ndevice = "cpu"\nrepeats = 1\nmax_repeats = 1\nmax_new_tokens = 2\n'
+    )
+    result = run("bench", "--plan", plan, "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert [each.data["examples"] for each in cells(tmp_path)] == [1, 1]
+
+
+def test_data_options(bench: Run, tmp_path: Path) -> None:
+    assert bench("--limit", 1, "--task", "b", "--prompts", "text").exit_code == 0
+    assert cells(tmp_path)[0].data["examples"] == 1
+
+
+def test_ctrl_c_keeps_finished_cells_and_the_same_command_goes_on(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, runs = running.run_examples, 0
+
+    def run_examples(*arguments: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        if runs == 4:  # one warm-up and one repeat of each method come before
+            raise KeyboardInterrupt
+        yield from real(*arguments)
+
+    monkeypatch.setattr(running, "run_examples", run_examples)
+    result = bench()
+    assert result.exit_code == 130
+    assert "interrupted; the same command goes on from" in result.stderr
+    assert len(cells(tmp_path)) == 1
+    monkeypatch.setattr(running, "run_examples", real)
+    assert bench().exit_code == 0
+    assert [len(each.repeats) for each in cells(tmp_path)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "speculativ"), "did you mean 'speculative'"),
+        (("--method", "mentored:budgets=1"), "did you mean 'budget'"),
+        (("--gamma", 65), "--num-speculative-tokens 65: must be a whole number from 1 to 64"),
+        (("--temperature", -1), "--temperature -1.0"),
+        (("--repeats", 0), "--repeats 0: must be a whole number from 1"),
+        (("--data", "none.jsonl"), "cannot read data file 'none.jsonl'"),
+        (("--task", "c"), "no such task; it has a, b"),
+        (("--prompts", "talk"), "prompts='talk': must be one of auto, chat, text"),
+        (("--prompts", "chat"), "has no chat template"),
+        (("--metric", "none"), "unknown metric 'none'"),
+        (("--plan", "none.toml"), "cannot read plan 'none.toml'"),
+        (("--method", "mjgd", "--temperature", 1), "is defined at temperature 0 only"),
+    ],
+)
+def test_bad_input(bench: Run, arguments: tuple[object, ...], message: str) -> None:
+    result = bench(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_target_of_ones_own_needs_prompts(run: Run, pair: tuple[Path, Path]) -> None:
+    result = run("bench", "--target", pair[0], "--method", "suffix")
+    assert result.exit_code == 2
+    assert "no prompts: pass --data FILE" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written(bench: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = bench("-o", tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert "cannot write to --output" in result.stderr
