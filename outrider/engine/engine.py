@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from outrider.core.errors import PromptError
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
@@ -16,6 +17,7 @@ from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
+from outrider.engine.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.request_builder import RequestBuilder
@@ -352,10 +354,41 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        num_speculative_tokens: int | None = None,
+        prediction: str | Sequence[int] | None = None,
     ) -> Request:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
-        :meth:`generate`."""
-        return self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        :meth:`generate`, and:
+
+        Args:
+            num_speculative_tokens: most tokens drafted per round for this request, from 0, which
+                drafts nothing, to the engine's γ; None takes the engine's.
+            prediction: the output that is expected, as text or token ids. The method
+                ``outrider.methods.copying.PREDICTED`` copies it; other methods do not read it.
+        """
+        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        return self._builder.guided(
+            request, num_speculative_tokens, prediction, self.num_speculative_tokens
+        )
+
+    def prompt_logprobs(self, prompt: Prompt, num_top: int = 0) -> PromptLogprobs:
+        """The log-probabilities of a prompt's own tokens, by a pass of the target apart from any
+        batch. Not to be called while another thread runs a step.
+
+        Args:
+            prompt: as for :meth:`stream`.
+            num_top: how many of the most probable tokens to name at each position.
+
+        Raises:
+            PromptError: as :meth:`encode`; an encoder-decoder, whose prompt has no probability.
+            NonFiniteLogitsError: the target produced NaN or infinite logits.
+        """
+        if self.target.decoder_prompt is not None:
+            raise PromptError(
+                f"{self.target.name} is an encoder-decoder, which gives its prompt no probability: "
+                f"leave out the log-probabilities of the prompt"
+            )
+        return prompt_logprobs(self.target, self.encode(prompt), num_top)
 
     def adapt(
         self, folder: str | Path | None = None, settings: AdaptSettings | None = None
