@@ -127,6 +127,7 @@ class Engine:
             measure=measure,
             generation_config=generation_config,
         )
+        self._models = target, draft
         parts = assemble(target, draft, method, settings)
         self.target = parts.target
         self.draft = parts.draft
@@ -334,6 +335,52 @@ class Engine:
         """
         request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
         return self._hinted(self._dispatcher.rounds_of(request, lambda row: row))
+
+    def with_method(
+        self,
+        method: Method,
+        options: Mapping[str, object] | None = None,
+        *,
+        num_speculative_tokens: int | None = None,
+    ) -> Engine:
+        """An engine of another method on the same models, with this one's other settings. Each of
+        the two engines may take ``max_memory`` and ``prefix_cache``.
+
+        Args:
+            method: a method that needs nothing else than the models, or the head, of this engine.
+            options: the method's own parameters by name.
+            num_speculative_tokens: γ; None takes the drafter's own depth if it has one, else 5.
+
+        Raises:
+            InvalidParameterError: an option that the method does not have.
+            IncompatibleError: a method that needs a draft model or head which is not there.
+        """
+        target, draft = self._models
+        if draft is not None and not (method.needs_draft or method.needs_head):
+            draft = None
+        settings, stops = self._settings, method.stops_when_unsure
+        return Engine(
+            target,
+            draft,
+            method,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_confidence=settings.draft_confidence if stops else 0.0,
+            draft_length=settings.draft_length if stops else "fixed",
+            max_batch_size=settings.max_batch_size,
+            max_memory=settings.memory_budget and settings.memory_budget.num_bytes,
+            prefix_cache=settings.prefix_bytes,
+            kv_dtype=settings.kv_dtype,
+            options=options,
+            measure=settings.measure,
+            generation_config=settings.generation_config,
+        )
+
+    @property
+    def kv_bytes(self) -> tuple[int, int] | None:
+        """Bytes that KV buffers and kept prefixes take now, and ``max_memory``; None without a
+        bound, where nobody counts them."""
+        budget = self._settings.memory_budget
+        return None if budget is None else (budget.held(), budget.num_bytes)
 
     def new_scheduler(self) -> Scheduler:
         """A scheduler of its own, beside the one that all calls of this engine share: for a server
