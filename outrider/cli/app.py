@@ -17,6 +17,7 @@ from outrider.cli.help import paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
+from outrider.cli.serve import serve
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -67,6 +68,7 @@ app = typer.Typer(
 add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, chat, "chat")
+add_command(app, serve, "serve")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, frontier, "frontier")

@@ -82,7 +82,9 @@ class Choice:
         return Stats() if self.row is None else self.row.stats
 
 
-def usage(num_prompt_tokens: int, choices: Sequence[Choice], *, predicts: bool) -> dict[str, object]:
+def usage(
+    num_prompt_tokens: int, choices: Sequence[Choice], *, predicts: bool
+) -> dict[str, object]:
     """The token counts of a request.
 
     Args:

@@ -31,7 +31,9 @@ def _prompts(value: Any) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise ValueError("must be a string, a list of strings, or one or several lists of token ids")
+        raise ValueError(
+            "must be a string, a list of strings, or one or several lists of token ids"
+        )
     if all(isinstance(each, str) for each in value):
         return value
     if all(type(each) is int for each in value):
@@ -90,9 +92,7 @@ async def completions(body: CompletionRequest, http: Request) -> Response:
     special = body.add_special_tokens is not False
     prompts = [await service.encode(each, add_special_tokens=special) for each in body.prompt]
     echoes = await _echoes(service, body, prompts) if body.echo else None
-    asked = await service.ask(
-        body, prompts, _max_new_tokens(body), body.logprobs, prediction=None
-    )
+    asked = await service.ask(body, prompts, _max_new_tokens(body), body.logprobs, prediction=None)
     answer = _Answer(service, body, asked, echoes)
     http.state.asked = asked
     if body.stream:
@@ -184,9 +184,7 @@ class _Answer:
     @property
     def _tells_tokens(self) -> bool:
         body = self._body
-        return bool(
-            body.logprobs is not None or body.return_token_ids or body.return_token_origins
-        )
+        return bool(body.logprobs is not None or body.return_token_ids or body.return_token_origins)
 
     def _reason(self, choice: Choice) -> str | None:
         return "length" if self._body.max_tokens == 0 else choice.finish_reason

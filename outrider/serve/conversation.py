@@ -31,9 +31,7 @@ def _text(value: Any) -> str:
 Text = Annotated[
     str,
     BeforeValidator(_text),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
-    ),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
 ]
 """A string, or parts of text, which are joined."""
 

@@ -1,12 +1,10 @@
 """Runs a server until it is told to end."""
 
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
 
-import torch
 import uvicorn
 
 from outrider.core.errors import OutriderError
@@ -65,20 +63,6 @@ def log_to_stderr(level: int = logging.INFO) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
-
-
-def available_memory(device: torch.device) -> int | None:
-    """Bytes that a device has free; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        if found:
-            return int(found[0]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -218,8 +218,7 @@ class Service:
         num_open = self.num_open
         if num_open + num > self.max_open:
             raise ApiError(
-                f"{num_open} outputs run or wait, and no more than {self.max_open} may: try "
-                f"again",
+                f"{num_open} outputs run or wait, and no more than {self.max_open} may: try again",
                 status=429,
                 code="queue_full",
                 headers={"Retry-After": "1"},
