@@ -73,9 +73,8 @@ def serve(
     log_to_stderr()
 
     def ready(url: str) -> None:
-        say(
-            f"serving {settings.model_name} by method {engine.method.name} at {url}/v1: Ctrl-C ends the server"
-        )
+        by = f"{settings.model_name} by method {engine.method.name}"
+        say(f"serving {by} at {url}/v1: Ctrl-C ends the server")
 
     run(engine, settings, listening.host, listening.port, ready)
 

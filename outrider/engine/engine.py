@@ -367,7 +367,7 @@ class Engine:
             draft_confidence=settings.draft_confidence if stops else 0.0,
             draft_length=settings.draft_length if stops else "fixed",
             max_batch_size=settings.max_batch_size,
-            max_memory=settings.memory_budget and settings.memory_budget.num_bytes,
+            max_memory=None if settings.memory_budget is None else settings.memory_budget.num_bytes,
             prefix_cache=settings.prefix_bytes,
             kv_dtype=settings.kv_dtype,
             options=options,

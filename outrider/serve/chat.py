@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
@@ -17,7 +17,7 @@ from outrider.serve.choice import Part, chat_logprobs
 from outrider.serve.conversation import Messages, Text
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, EventStream, event
-from outrider.serve.fields import Body, GenerationFields
+from outrider.serve.fields import Body, GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
 
 MAX_LOGPROBS = 20
@@ -35,7 +35,7 @@ class Prediction(Body):
 class ChatRequest(GenerationFields):
     """The body of a request."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         **GenerationFields.NEUTRAL,
         "add_generation_prompt": (True,),
         "audio": (),
@@ -81,7 +81,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
     service: Service = http.app.state.service
     service.check_model(body.model)
     messages = [each.message for each in body.messages]
-    prompt = await service.encode(messages)
+    prompt = await service.encode(messages, "messages")
     prediction = None
     if body.prediction is not None:
         prediction = body.prediction.content
@@ -120,7 +120,7 @@ class _Answer:
                 {"index": index, "message": message, "finish_reason": choice.finish_reason}
                 | self._tokens(choice.part)
             )
-        document = self._head | {"choices": choices, "usage": self._asked.usage}
+        document: dict[str, object] = {**self._head, "choices": choices, "usage": self._asked.usage}
         if (metrics := self._asked.metrics) is not None:
             document["metrics"] = metrics
         return document
@@ -155,7 +155,7 @@ class _Answer:
         choice = {"index": index, "delta": delta, "finish_reason": reason}
         if part is not None:
             choice |= self._tokens(part)
-        chunk = self._head | {"choices": [choice]}
+        chunk: dict[str, object] = {**self._head, "choices": [choice]}
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self._asked.usage if options.continuous_usage_stats else None

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from outrider.serve.choice import Choice, Part, completion_logprobs
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, EventStream, event
-from outrider.serve.fields import GenerationFields
+from outrider.serve.fields import GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
 
 DEFAULT_TOKENS = 16
@@ -50,7 +50,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
 class CompletionRequest(GenerationFields):
     """The body of a request."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         **GenerationFields.NEUTRAL,
         "best_of": (1,),
         "suffix": ("",),
@@ -122,7 +122,7 @@ async def _echoes(
         elif tokenizer is None:
             raise ApiError("echo: the model has no tokenizer", param="echo")
         else:
-            text = tokenizer.decode(list(ids))
+            text = str(tokenizer.decode(list(ids)))
         echo = _Echo(text, list(ids))
         if body.logprobs is not None:
             scored = await service.between_steps(

@@ -1,10 +1,10 @@
 """Messages of chat requests as the engine takes them: a role and a string."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from outrider.serve.fields import Body
+from outrider.serve.fields import Body, Neutral
 
 Role = Literal["system", "developer", "user", "assistant"]
 _ROLES = {"developer": "system"}  # OpenAI's newer word, which few templates know
@@ -39,7 +39,7 @@ Text = Annotated[
 class ChatMessage(Body):
     """One turn of a conversation."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         "tool_calls": ([],),
         "function_call": (),
         "audio": (),

@@ -63,11 +63,16 @@ class EnginePool:
                     param="prediction",
                 )
             return self._engine(PREDICTED, {})
-        options = dict(fields.method_options or {})
+        options: dict[str, object] = dict(fields.method_options or {})
         name = fields.method
         if fields.divergence_budget is not None:
             name = name or (self.default.method.name if self._has_budget() else BUDGETED)
-            options = {"budget": fields.divergence_budget} | options
+            if "budget" in options:
+                raise ApiError(
+                    "divergence_budget: method_options has a budget, too: give it once",
+                    param="divergence_budget",
+                )
+            options["budget"] = fields.divergence_budget
         if name is None and options:
             name = self.default.method.name
         if name is None or (name == self.default.method.name and not options):

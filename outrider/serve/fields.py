@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outrider.sampling import Sampling
 
 MAX_CHOICES = 128
+Neutral = Mapping[str, Sequence[object]]
+"""Fields that are not implemented, and the values with which each asks for nothing."""
+
 _INT64 = {"ge": -(2**63), "le": 2**63 - 1}
 
 
@@ -28,7 +31,7 @@ class Body(BaseModel):
     model_config = ConfigDict(
         strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
     )
-    NEUTRAL: ClassVar[Mapping[str, Sequence[object]]] = {}
+    NEUTRAL: ClassVar[Neutral] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -54,7 +57,7 @@ def _listed(values: Sequence[object]) -> str:
 class StreamOptions(Body):
     """What a stream says besides its text."""
 
-    NEUTRAL = {"include_obfuscation": (False,)}
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -75,7 +78,7 @@ class SpeculationFields(Body):
 class GenerationFields(SpeculationFields):
     """The sampling parameters that all kinds of generation have."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         "allowed_token_ids": ([],),
         "bad_words": ([],),
         "cache_salt": (),

@@ -1,6 +1,6 @@
 """Tokens as text and bytes, for log-probabilities."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -22,7 +22,7 @@ class TokenNames:
         self._anchor: list[int] = []
         if tokenizer is not None:
             self._anchor = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-            self._before: str = tokenizer.decode(self._anchor)
+            self._before = str(tokenizer.decode(self._anchor))
         self.text = lru_cache(maxsize=1 << 16)(self._text)
 
     def bytes(self, token: int) -> list[int]:
@@ -47,7 +47,8 @@ class TokenNames:
     def _text(self, token: int) -> str:
         if self._tokenizer is None:
             return str(token)
-        both = self._tokenizer.decode([*self._anchor, token], clean_up_tokenization_spaces=False)
+        decode = partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        both = str(decode([*self._anchor, token]))
         if both.startswith(self._before):
             return both[len(self._before) :]
-        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return str(decode([token]))

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from outrider.serve.conversation import ChatMessage, Text
 from outrider.serve.errors import json_response
 from outrider.serve.events import EventStream, event
-from outrider.serve.fields import Body, GenerationFields
+from outrider.serve.fields import Body, GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
 
 router = APIRouter()
@@ -46,7 +46,7 @@ class TextFormat(Body):
 class TextOptions(Body):
     """Options of the answer's text."""
 
-    NEUTRAL = {"verbosity": ("medium",)}
+    NEUTRAL: ClassVar[Neutral] = {"verbosity": ("medium",)}
 
     format: TextFormat | None = None
 
@@ -61,7 +61,7 @@ class TextOptions(Body):
 class ResponseRequest(GenerationFields):
     """The body of a request."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         **{name: v for name, v in GenerationFields.NEUTRAL.items() if name != "store"},
         "background": (False,),
         "context_management": ([],),
@@ -104,7 +104,7 @@ async def responses(body: ResponseRequest, http: Request) -> Response:
     messages = [each.message for each in body.input]
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    prompt = await service.encode(messages)
+    prompt = await service.encode(messages, "input")
     asked = await service.ask(body, [prompt], body.max_output_tokens, None)
     http.state.asked = asked
     answer = _Answer(service, body, asked)

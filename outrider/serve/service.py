@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from fastapi import Request as HttpRequest
 
+from outrider.core.errors import PromptError
 from outrider.engine import Engine, Request
 from outrider.engine.prompts import Prompt
 from outrider.engine.request import request_numbers
@@ -96,18 +97,31 @@ class Service:
         """Outputs that run or wait."""
         return sum(generation.num_open for generation in self._generations)
 
-    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """A prompt's token ids, within the operator's limit."""
-        ids = await asyncio.to_thread(
-            self.engine.encode, prompt, add_special_tokens=add_special_tokens
-        )
+    async def encode(
+        self, prompt: Prompt, param: str = "prompt", *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
+        """A prompt's token ids, within the operator's limit.
+
+        Args:
+            prompt: a string, token ids, or messages.
+            param: the field of the request that it comes from.
+            add_special_tokens: as for :meth:`Engine.encode`.
+
+        Raises:
+            ApiError: what is no prompt, or one that is too long.
+        """
+        try:
+            ids = await asyncio.to_thread(
+                self.engine.encode, prompt, add_special_tokens=add_special_tokens
+            )
+        except PromptError as error:
+            raise ApiError(str(error), param=param) from error
         most = self.settings.max_prompt_tokens
         if most is not None and len(ids) > most:
             raise ApiError(
                 f"the prompt has {len(ids)} tokens, and this server reads at most {most}: shorten "
                 f"the prompt by {len(ids) - most}",
-                param="prompt",
-                code="context_length_exceeded",
+                param=param,
             )
         return ids
 
@@ -177,7 +191,7 @@ class Service:
                 code="model_not_found",
             )
 
-    async def parts(self, asked: Asked) -> AsyncIterator[tuple[int, Part]]:
+    async def parts(self, asked: Asked) -> AsyncGenerator[tuple[int, Part], None]:
         """What each round adds to which output. Closing the iterator aborts what is not over."""
         with asked.generation as generation:
             async for step in generation:
@@ -203,9 +217,9 @@ class Service:
         return asked.choices
 
     async def _engine(self, fields: SpeculationFields, predicts: bool) -> Engine:
-        if not predicts and fields.method is None and fields.method_options is None:
-            if fields.divergence_budget is None:
-                return self.engine
+        chosen = (fields.method, fields.method_options, fields.divergence_budget)
+        if not predicts and chosen == (None, None, None):
+            return self.engine
         return await self.between_steps(lambda: self.pool.find(fields, predicts=predicts))
 
     def _check_room(self, num: int) -> None:

@@ -1,6 +1,6 @@
 """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from outrider.serve.conversation import Messages
 from outrider.serve.errors import ApiError, json_response
-from outrider.serve.fields import Body
+from outrider.serve.fields import Body, Neutral
 from outrider.serve.service import Service
 
 router = APIRouter()
@@ -18,7 +18,7 @@ router = APIRouter()
 class TokenizeRequest(Body):
     """A prompt or a conversation."""
 
-    NEUTRAL = {
+    NEUTRAL: ClassVar[Neutral] = {
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template": (),
@@ -53,7 +53,8 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     service.check_model(body.model)
     tokenizer = _tokenizer(service)
     if body.messages is not None:
-        ids = list(await service.encode([each.message for each in body.messages]))
+        messages = [each.message for each in body.messages]
+        ids = list(await service.encode(messages, "messages"))
     else:
         special = body.add_special_tokens is not False
         ids = tokenizer(body.prompt, add_special_tokens=special)["input_ids"]

@@ -80,7 +80,7 @@ class _Output:
 
     def step(self, row: Row) -> Step | Exception:
         if row.error is not None:
-            return row.error
+            return _reportable(row.error)
         drafted, accepted = row.stats.drafted - self.drafted, row.stats.accepted - self.accepted
         self.drafted, self.accepted = row.stats.drafted, row.stats.accepted
         return Step(self.index, row.event(), drafted, accepted, row, row.over)
@@ -111,8 +111,7 @@ class _Running:
         try:
             progress = self.scheduler.step()
         except Exception as error:
-            logger.exception("a step failed")
-            return self._fail_all(error)
+            return self._fail_all(_reportable(error))
         for request_id, row in progress:
             output = self.outputs.get(request_id)
             if output is None:
@@ -127,6 +126,14 @@ class _Running:
         failed = [(output.subscriber, error) for output in self.outputs.values()]
         self.scheduler, self.outputs = self._engine.new_scheduler(), {}
         return list(failed)
+
+
+def _reportable(error: Exception) -> Exception:
+    """An error for the client; one that is no error of Outrider's own is logged."""
+    if isinstance(error, OutriderError):
+        return error
+    logger.error("a round failed", exc_info=error)
+    return OutriderError("a round failed")
 
 
 class Worker:
