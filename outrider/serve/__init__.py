@@ -14,3 +14,20 @@
 
 Needs the extra ``serve``.
 """
+
+from typing import TYPE_CHECKING
+
+from outrider.lazy import lazy
+
+if TYPE_CHECKING:
+    from outrider.serve.app import create_app
+    from outrider.serve.settings import ServerSettings
+
+__all__ = ["ServerSettings", "create_app"]
+
+_HOME = {
+    "ServerSettings": "outrider.serve.settings",
+    "create_app": "outrider.serve.app",
+}
+
+__getattr__, __dir__ = lazy(__name__, _HOME)

@@ -161,7 +161,9 @@ def test_echo_with_logprobs_is_what_lm_eval_reads(client: TestClient, stream: bo
     if stream:
         parts = [each["choices"][0] for each in events(response.text)]
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        logprobs = {name: sum((part["logprobs"][name] for part in parts), []) for name in names}
+        logprobs = {
+            name: [each for part in parts for each in part["logprobs"][name]] for name in names
+        }
         text = "".join(part["text"] for part in parts)
     else:
         (choice,) = response.json()["choices"]
