@@ -20,6 +20,7 @@ from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
 from outrider.cli.report import report
+from outrider.cli.serve import serve
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -70,6 +71,7 @@ app = typer.Typer(
 add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, chat, "chat")
+add_command(app, serve, "serve")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")

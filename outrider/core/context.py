@@ -54,6 +54,8 @@ class Context(Sequences):
         sources: the encoder's input token ids of each row, for encoder-decoder models; the row's
             own tokens are then those of the decoder only. None without an encoder.
         ends: where the rows' sequences end; None if they do not end.
+        predictions: the output that the user expects of each row, empty where nothing is
+            expected; None if of no row anything is.
         health: whether all logits computed for the batch were finite; the round reads it.
     """
 
@@ -64,6 +66,7 @@ class Context(Sequences):
     distribution: Distribution
     sources: list[tuple[int, ...]] | None = None
     ends: Ends | None = None
+    predictions: list[tuple[int, ...]] | None = None
     health: Health = field(default_factory=Health, init=False, repr=False)
     _upcoming: UpcomingUniforms | None = field(default=None, init=False, repr=False)
 
@@ -78,9 +81,11 @@ class Context(Sequences):
         sources: Sequence[Sequence[int]] | None = None,
         ends: Ends | None = None,
         prompt_lengths: Sequence[int] | None = None,
+        predictions: Sequence[tuple[int, ...]] | None = None,
     ) -> "Context":
         """A batch of non-empty prompts (token ids), one seed and request number per row, one
-        non-empty encoder input where there is an encoder, and where the sequences end.
+        non-empty encoder input where there is an encoder, where the sequences end, and the output
+        that is expected of each row.
 
         Rows that resume have tokens of their output after their prompts; ``prompt_lengths`` then
         says how many tokens are the prompt's."""
@@ -98,6 +103,7 @@ class Context(Sequences):
             distribution,
             None if sources is None else [tuple(source) for source in sources],
             ends,
+            None if predictions is None else list(predictions),
         )
 
     @property
@@ -160,6 +166,8 @@ class Context(Sequences):
         self.prompt_length_B = self.prompt_length_B[index_B]
         if self.sources is not None:
             self.sources = [self.sources[row] for row in rows]
+        if self.predictions is not None:
+            self.predictions = [self.predictions[row] for row in rows]
         if self.ends is not None:
             self.ends = self.ends.keep(rows)
 
@@ -173,6 +181,8 @@ class Context(Sequences):
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
         if self.sources is not None and other.sources is not None:
             self.sources = self.sources + other.sources
+        if self.predictions is not None and other.predictions is not None:
+            self.predictions = self.predictions + other.predictions
         if self.ends is not None and other.ends is not None:
             self.ends = self.ends.join(other.ends)
 

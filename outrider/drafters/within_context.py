@@ -251,7 +251,7 @@ class WithinContext:
 def _batch_of(context: Context, rows: Sequence[int]) -> Context:
     """These rows as a batch of their own."""
     index_R = torch.tensor(rows, dtype=torch.int64, device=context.device)
-    sources = context.sources
+    sources, predictions = context.sources, context.predictions
     return Context(
         context.tokens_BT[index_R],
         context.sequence_lengths.keep(rows),
@@ -259,6 +259,7 @@ def _batch_of(context: Context, rows: Sequence[int]) -> Context:
         context.key_B[index_R],
         _distribution_of(context, rows),
         None if sources is None else [sources[row] for row in rows],
+        predictions=None if predictions is None else [predictions[row] for row in rows],
     )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from outrider.core.errors import PromptError
 from outrider.core.protocols import Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
@@ -16,6 +17,7 @@ from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
 from outrider.engine.hints import ChatHint
+from outrider.engine.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
 from outrider.engine.request import Event, Request, Result, Results, Row
 from outrider.engine.request_builder import RequestBuilder
@@ -125,6 +127,7 @@ class Engine:
             measure=measure,
             generation_config=generation_config,
         )
+        self._models = target, draft
         parts = assemble(target, draft, method, settings)
         self.target = parts.target
         self.draft = parts.draft
@@ -335,6 +338,52 @@ class Engine:
         request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
         return self._hinted(self._dispatcher.rounds_of(request, lambda row: row))
 
+    def with_method(
+        self,
+        method: Method,
+        options: Mapping[str, object] | None = None,
+        *,
+        num_speculative_tokens: int | None = None,
+    ) -> Engine:
+        """An engine of another method on the same models, with this one's other settings. Each of
+        the two engines may take ``max_memory`` and ``prefix_cache``.
+
+        Args:
+            method: a method that needs nothing else than the models, or the head, of this engine.
+            options: the method's own parameters by name.
+            num_speculative_tokens: γ; None takes the drafter's own depth if it has one, else 5.
+
+        Raises:
+            InvalidParameterError: an option that the method does not have.
+            IncompatibleError: a method that needs a draft model or head which is not there.
+        """
+        target, draft = self._models
+        if draft is not None and not (method.needs_draft or method.needs_head):
+            draft = None
+        settings, stops = self._settings, method.stops_when_unsure
+        return Engine(
+            target,
+            draft,
+            method,
+            num_speculative_tokens=num_speculative_tokens,
+            draft_confidence=settings.draft_confidence if stops else 0.0,
+            draft_length=settings.draft_length if stops else "fixed",
+            max_batch_size=settings.max_batch_size,
+            max_memory=None if settings.memory_budget is None else settings.memory_budget.num_bytes,
+            prefix_cache=settings.prefix_bytes,
+            kv_dtype=settings.kv_dtype,
+            options=options,
+            measure=settings.measure,
+            generation_config=settings.generation_config,
+        )
+
+    @property
+    def kv_bytes(self) -> tuple[int, int] | None:
+        """Bytes that KV buffers and kept prefixes take now, and ``max_memory``; None without a
+        bound, where nobody counts them."""
+        budget = self._settings.memory_budget
+        return None if budget is None else (budget.held(), budget.num_bytes)
+
     def new_scheduler(self) -> Scheduler:
         """A scheduler of its own, beside the one that all calls of this engine share: for a server
         or a test that runs its steps itself."""
@@ -354,10 +403,41 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        num_speculative_tokens: int | None = None,
+        prediction: str | Sequence[int] | None = None,
     ) -> Request:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
-        :meth:`generate`."""
-        return self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        :meth:`generate`, and:
+
+        Args:
+            num_speculative_tokens: most tokens drafted per round for this request, from 0, which
+                drafts nothing, to the engine's γ; None takes the engine's.
+            prediction: the output that is expected, as text or token ids. The method
+                ``outrider.methods.copying.PREDICTED`` copies it; other methods do not read it.
+        """
+        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        return self._builder.guided(
+            request, num_speculative_tokens, prediction, self.num_speculative_tokens
+        )
+
+    def prompt_logprobs(self, prompt: Prompt, num_top: int = 0) -> PromptLogprobs:
+        """The log-probabilities of a prompt's own tokens, by a pass of the target apart from any
+        batch. Not to be called while another thread runs a step.
+
+        Args:
+            prompt: as for :meth:`stream`.
+            num_top: how many of the most probable tokens to name at each position.
+
+        Raises:
+            PromptError: as :meth:`encode`; an encoder-decoder, whose prompt has no probability.
+            NonFiniteLogitsError: the target produced NaN or infinite logits.
+        """
+        if self.target.decoder_prompt is not None:
+            raise PromptError(
+                f"{self.target.name} is an encoder-decoder, which gives its prompt no probability: "
+                f"leave out the log-probabilities of the prompt"
+            )
+        return prompt_logprobs(self.target, self.encode(prompt), num_top)
 
     def adapt(
         self, folder: str | Path | None = None, settings: AdaptSettings | None = None

@@ -109,4 +109,5 @@ def _context(rows: Sequence[Row], target: HFModel) -> Context:
         [row.request.prompt_ids for row in rows] if has_encoder else None,
         Ends.of([row.ending.token_ids for row in rows], most, target.device),
         [len(row.request.first_ids) for row in rows],
+        [row.request.prediction for row in rows],
     )

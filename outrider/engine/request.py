@@ -96,6 +96,9 @@ class Request:
         decoder_prompt: the tokens that an encoder-decoder's output begins with; None for a
             decoder-only model.
         index: the position of the prompt in its call, for error messages.
+        num_speculative_tokens: most tokens drafted per round, below the engine's; 0 drafts
+            nothing, None as many as the engine.
+        prediction: the output that the user expects, which a drafter may copy.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
@@ -104,6 +107,8 @@ class Request:
     number: int
     decoder_prompt: tuple[int, ...] | None = None
     index: int = 0
+    num_speculative_tokens: int | None = None
+    prediction: tuple[int, ...] = ()
 
     @property
     def first_ids(self) -> tuple[int, ...]:

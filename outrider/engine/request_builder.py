@@ -78,6 +78,33 @@ class RequestBuilder:
         numbers = read_numbers(number, 1)
         return self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
 
+    def guided(
+        self,
+        request: Request,
+        num_speculative_tokens: int | None,
+        prediction: str | Sequence[int] | None,
+        most: int,
+    ) -> Request:
+        """The request with a draft length of its own and an expected output; arguments and errors
+        as those of :meth:`Engine.request`.
+
+        Args:
+            most: the engine's γ.
+        """
+        if num_speculative_tokens is not None and not (
+            is_whole(num_speculative_tokens) and 0 <= num_speculative_tokens <= most
+        ):
+            raise InvalidParameterError(
+                f"num_speculative_tokens={shown(num_speculative_tokens)}: must be a whole number "
+                f"from 0 (off) to {most}, the engine's"
+            )
+        expected: tuple[int, ...] = ()
+        if isinstance(prediction, str):
+            expected = self._encode_text(prediction, False)
+        elif prediction is not None:
+            expected = self.encode(read_prompt(prediction), False) if prediction else ()
+        return replace(request, num_speculative_tokens=num_speculative_tokens, prediction=expected)
+
     def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
         ids = prompt.ids

@@ -242,17 +242,21 @@ class RunningBatch:
             self._reservation.clear()
 
     def _budget(self) -> Budget:
-        """How many tokens each row may draft: at most γ, and one less than the row may still emit,
-        since the last token of a round is not drafted."""
+        """How many tokens each row may draft: at most γ, the engine's and its own, and one less
+        than the row may still emit, since the last token of a round is not drafted."""
         assert self._context is not None
         tokens = [
-            min(self._gamma, row.ending.left - 1, self._target.draft_room(length))
+            min(self._gamma_of(row), row.ending.left - 1, self._target.draft_room(length))
             for row, length in zip(self.rows, self._context.lengths, strict=True)
         ]
         most = max(tokens)
         if min(tokens) == most:
             return Budget(most)
         return Budget(most, Lengths.of(tokens, self._target.device).device_B)
+
+    def _gamma_of(self, row: Row) -> int:
+        own = row.request.num_speculative_tokens
+        return self._gamma if own is None else min(self._gamma, own)
 
     def _read(
         self,

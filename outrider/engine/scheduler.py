@@ -100,6 +100,16 @@ class Scheduler:
         """The running batches; none is empty."""
         return list(self._batches.values())
 
+    @property
+    def num_running(self) -> int:
+        """Requests that run or are prefilled."""
+        return sum(batch.num_rows for batch in self.batches)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a free row, or for the next step."""
+        return len(self._waiting) + sum(row is not None for _, row in list(self._inbox))
+
     def add(self, request: Request) -> int:
         """Queues a request for the next step; returns its id."""
         row = self._make_row(request)

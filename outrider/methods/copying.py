@@ -7,6 +7,7 @@ plain decoding whatever is drafted: it is the rule for drafts that depend on oth
 
 from outrider.drafters.chain.random import RandomDrafter
 from outrider.drafters.chain.synthetic import Synthetic
+from outrider.drafters.lookup.predicted import PredictedOutput
 from outrider.drafters.lookup.prompt_lookup import Match, PromptLookup
 from outrider.drafters.lookup.suffix import Shape, SuffixDecoding
 from outrider.methods.method import Method, Parts
@@ -94,3 +95,15 @@ COPYING = (
         stops_when_unsure=False,
     ),
 )
+
+PREDICTED = Method(
+    "predicted-output",
+    "Copies the output that the user expects.",
+    "OpenAI (Predicted Outputs), 2024; Yang et al. (LLMA), 2023",
+    "nothing",
+    Coupled,
+    lambda parts: PredictedOutput(),
+    stops_when_unsure=False,
+)
+"""For requests with a ``prediction``, without which it drafts nothing; so it is no row of
+``METHODS``. An output is that of plain decoding, whatever was expected."""

@@ -8,7 +8,7 @@ Legend: B rows, N query tokens, V vocabulary, H hidden width.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -32,7 +32,7 @@ from outrider.runtime.hf.support import check_supported, windows_of
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.prefix import ModelPrefixes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
-from outrider.runtime.prefill import Prefill, recompute_long_rows, unsampled_context
+from outrider.runtime.prefill import PREFILL_WIDTH, Prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
@@ -215,6 +215,17 @@ class HFModel:
         with self.arithmetic():
             logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]
+
+    def logits_within(self, prompt: Sequence[int]) -> Iterator[Tensor]:
+        """The logits behind each token of a prompt, (N, V) for the next N tokens at a time, in
+        forward passes of bounded width. The prefix cache is neither read nor written."""
+        model = self.without_compiled()
+        context = unsampled_context(model, list(prompt))
+        cache = self._cache(context)
+        cache.long = long_rows(context, self.original)
+        for tokens_1N in context.tokens_BT[:, : len(prompt)].split(PREFILL_WIDTH, 1):
+            yield model.forward(ForwardBatch(cache, tokens_1N)).logits_BNV[0]
+            cache.append(tokens_1N.shape[1])
 
     def start(self, context: Context, read: ReadHidden | None = None) -> KVCache:
         """Caches all tokens of the context but the last, in forward passes of bounded width. Logits

@@ -1,0 +1,138 @@
+"""Options of ``outrider serve``."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+SERVER = "Server"
+LIMITS = "Limits"
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="The target model, as --target names it; by default the embedded pair.",
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The address to listen at; 0.0.0.0 lets other machines in.",
+        rich_help_panel=SERVER,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=0, max=65535, help="The port; 0 takes a free one.", rich_help_panel=SERVER
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        envvar="OUTRIDER_API_KEY",
+        help="A key that requests must have. May be repeated; the environment variable holds "
+        "several, separated by spaces, and is not shown in lists of processes.",
+        rich_help_panel=SERVER,
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How clients call the model. Default: the name of the target.",
+        rich_help_panel=SERVER,
+    ),
+]
+SpeculationMetrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="summary or detailed: responses say how their tokens were drafted, also to requests "
+        "that do not ask for it.",
+        rich_help_panel=SERVER,
+    ),
+]
+MaxBatchSize = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Outputs that run at the same time.", rich_help_panel=LIMITS
+    ),
+]
+MaxQueue = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Outputs that wait; requests beyond get status 429.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxMethods = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Methods, with their options, that requests may use at the same time; 1 lets them "
+        "choose none. The memory limit is divided among as many.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxPromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Most tokens of a prompt. Default: the model's context.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxBodySize = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="Most bytes of a request's body.", rich_help_panel=LIMITS),
+]
+RequestTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Most seconds that a request may take; 0 is off.",
+        rich_help_panel=LIMITS,
+    ),
+]
+ShutdownTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Seconds that running requests have to end after SIGTERM or Ctrl-C; 0 waits for all.",
+        rich_help_panel=LIMITS,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and to whom."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    api_key: ApiKey = None
+    served_model_name: ServedModelName = None
+    speculation_metrics: SpeculationMetrics = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a server does."""
+
+    max_batch_size: MaxBatchSize = 16
+    max_queue: MaxQueue = 256
+    max_methods: MaxMethods = 4
+    max_prompt_tokens: MaxPromptTokens = None
+    max_body_size: MaxBodySize = "4MiB"
+    request_timeout: RequestTimeout = 600.0
+    shutdown_timeout: ShutdownTimeout = 60.0

@@ -1,0 +1,116 @@
+"""``outrider serve``: a server with OpenAI's HTTP interface."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from outrider.cli.engines import open_engine, require_draft_of
+from outrider.cli.errors import fail, say
+from outrider.cli.options.models import EMBEDDED, MaxMemory, Models, PrefixCache
+from outrider.cli.options.sampling import NoGenerationConfig
+from outrider.cli.options.server import Limits, Listening, ModelArgument
+from outrider.cli.options.speculation import Speculation
+from outrider.cli.start import start
+
+if TYPE_CHECKING:
+    from outrider.serve.settings import ServerSettings
+
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: ModelArgument = None,
+    *,
+    listening: Listening,
+    limits: Limits,
+    models: Models,
+    max_memory: MaxMemory = None,
+    prefix_cache: PrefixCache = "512MiB",
+    speculation: Speculation,
+    no_generation_config: NoGenerationConfig = False,
+) -> None:
+    """Serve a model over OpenAI's HTTP interface. The log goes to stderr, a JSON object per line.
+
+    Ctrl-C or SIGTERM ends the server: it finishes the requests that run. Serve the embedded pair:
+
+      outrider serve
+
+    Serve a chat model; copied drafts need no draft model:
+
+      outrider serve HuggingFaceTB/SmolLM2-135M-Instruct --method suffix
+
+    Requests may choose a method and more; docs/serve.md lists the fields.
+    """
+    models = _with_target(models, model)
+    require_draft_of(speculation.method, models)
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise fail(f"outrider serve needs {missing[0]}: pip install 'outrider[serve]'")
+    start("outrider.serve.run")
+    from outrider.engine.admission import parse_bytes
+    from outrider.runtime.hf.load import resolve_device
+    from outrider.runtime.kv_cache.storage import free_bytes
+    from outrider.serve.run import log_to_stderr, run
+
+    settings = _settings(listening, limits, models.target)
+    if max_memory is None:
+        num_bytes = free_bytes(resolve_device(models.device)) // 2
+    else:
+        num_bytes = parse_bytes(max_memory)
+    parts = limits.max_methods
+    kept = 0 if prefix_cache == "0" else parse_bytes(prefix_cache, "prefix_cache")
+    engine = open_engine(
+        models,
+        speculation,
+        max_batch_size=limits.max_batch_size,
+        max_memory=str(max(1, num_bytes // parts)),
+        prefix_cache=str(max(1, kept // parts)) if kept else None,
+        generation_config=not no_generation_config,
+    )
+    if listening.host not in _LOCAL and not settings.api_keys:
+        say(f"note: anybody who reaches {listening.host} can use this server: set --api-key")
+    log_to_stderr()
+
+    def ready(url: str) -> None:
+        by = f"{settings.model_name} by method {engine.method.name}"
+        say(f"serving {by} at {url}/v1: Ctrl-C ends the server")
+
+    run(engine, settings, listening.host, listening.port, ready)
+
+
+def _with_target(models: Models, model: str | None) -> Models:
+    """The models, the target named as an argument or by its option."""
+    if model is None:
+        return models
+    if models.target not in (EMBEDDED, model):
+        raise fail(f"MODEL {model} and --target {models.target}: name the target once")
+    return replace(models, target=model)
+
+
+def _name(target: str) -> str:
+    """What clients call a target: the last part of a folder's path, else what the user wrote."""
+    folder = Path(target).expanduser()
+    return folder.resolve().name if folder.is_dir() else target
+
+
+def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSettings":
+    from outrider.engine.admission import parse_bytes
+    from outrider.serve.settings import ServerSettings
+
+    wanted = listening.speculation_metrics
+    if wanted not in (None, "summary", "detailed"):
+        raise fail(f"--speculation-metrics {wanted!r}: must be summary or detailed")
+    if listening.api_key is not None and not all(listening.api_key):
+        raise fail("--api-key '': an empty key lets everybody in: leave the option out instead")
+    return ServerSettings(
+        model_name=listening.served_model_name or _name(target),
+        api_keys=tuple(listening.api_key or ()),
+        max_body_bytes=parse_bytes(limits.max_body_size, "max_body_size"),
+        max_prompt_tokens=limits.max_prompt_tokens,
+        max_queue=limits.max_queue,
+        max_methods=limits.max_methods,
+        request_timeout=limits.request_timeout or None,
+        shutdown_timeout=limits.shutdown_timeout or None,
+        speculation_metrics=cast("Any", wanted),
+    )

@@ -1,0 +1,173 @@
+"""``/v1/chat/completions``: answers conversations, by the model's chat template.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, ClassVar, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+from starlette.responses import Response
+
+from outrider.serve.choice import Part, chat_logprobs
+from outrider.serve.conversation import Messages, Text
+from outrider.serve.errors import ApiError, json_response
+from outrider.serve.events import DONE, EventStream, event
+from outrider.serve.fields import Body, GenerationFields, Neutral
+from outrider.serve.service import Asked, Service
+
+MAX_LOGPROBS = 20
+
+router = APIRouter()
+
+
+class Prediction(Body):
+    """The output that the client expects, most of it at least."""
+
+    type: Literal["content"]
+    content: Text
+
+
+class ChatRequest(GenerationFields):
+    """The body of a request."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        **GenerationFields.NEUTRAL,
+        "add_generation_prompt": (True,),
+        "audio": (),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prompt_cache_key": (),
+        "reasoning_effort": ("none",),
+        "response_format": ({"type": "text"},),
+        "safety_identifier": (),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prediction: Prediction | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_of_logprobs(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only for logprobs=true")
+        return self
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, http: Request) -> Response:
+    """Answers a conversation."""
+    service: Service = http.app.state.service
+    service.check_model(body.model)
+    messages = [each.message for each in body.messages]
+    prompt = await service.encode(messages, "messages")
+    prediction = None
+    if body.prediction is not None:
+        prediction = body.prediction.content
+        if service.engine.target.tokenizer is None:
+            raise ApiError("prediction: the model has no tokenizer", param="prediction")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    asked = await service.ask(body, [prompt], body.max_new_tokens, logprobs, prediction)
+    http.state.asked = asked
+    answer = _Answer(service, body, asked)
+    if body.stream:
+        return EventStream(asked.generation, answer.events())
+    await service.collect(asked, http)
+    return json_response(answer.document())
+
+
+class _Answer:
+    """The response to a request."""
+
+    def __init__(self, service: Service, body: ChatRequest, asked: Asked) -> None:
+        self._service = service
+        self._body = body
+        self._asked = asked
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": service.model_name,
+        }
+
+    def document(self) -> dict[str, object]:
+        """The whole response."""
+        choices = []
+        for index, choice in enumerate(self._asked.choices):
+            message = {"role": "assistant", "content": choice.part.text, "refusal": None}
+            choices.append(
+                {"index": index, "message": message, "finish_reason": choice.finish_reason}
+                | self._tokens(choice.part)
+            )
+        document: dict[str, object] = {**self._head, "choices": choices, "usage": self._asked.usage}
+        if (metrics := self._asked.metrics) is not None:
+            document["metrics"] = metrics
+        return document
+
+    async def events(self) -> AsyncIterator[str]:
+        """The response as a stream: the role of each output, then what each round adds."""
+        for index in range(len(self._asked.choices)):
+            yield self._chunk(index, {"role": "assistant", "content": ""}, None)
+        async with aclosing(self._service.parts(self._asked)) as parts:
+            async for index, part in parts:
+                reason = self._asked.choices[index].finish_reason
+                if part.text or self._tells_tokens:
+                    yield self._chunk(index, {"content": part.text}, None, part)
+                if reason is not None:
+                    yield self._chunk(index, {}, reason)
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            last = self._head | {"choices": [], "usage": self._asked.usage}
+            if (metrics := self._asked.metrics) is not None:
+                last["metrics"] = metrics
+            yield event(last)
+        yield DONE
+
+    @property
+    def _tells_tokens(self) -> bool:
+        body = self._body
+        return bool(body.logprobs or body.return_token_ids or body.return_token_origins)
+
+    def _chunk(
+        self, index: int, delta: dict[str, object], reason: str | None, part: Part | None = None
+    ) -> str:
+        choice = {"index": index, "delta": delta, "finish_reason": reason}
+        if part is not None:
+            choice |= self._tokens(part)
+        chunk: dict[str, object] = {**self._head, "choices": [choice]}
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._asked.usage if options.continuous_usage_stats else None
+        return event(chunk)
+
+    def _tokens(self, part: Part) -> dict[str, object]:
+        """What the request wants to know of single tokens."""
+        body = self._body
+        logprobs = chat_logprobs(part, self._service.names) if body.logprobs else None
+        told: dict[str, object] = {"logprobs": logprobs}
+        if body.return_token_ids:
+            told["token_ids"] = part.token_ids
+        if body.return_token_origins:
+            told["token_origins"] = part.origins
+        return told

@@ -1,0 +1,53 @@
+"""Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+import json
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from outrider.serve.errors import api_error
+from outrider.serve.generation import Generation
+
+DONE = "data: [DONE]\n\n"
+logger = logging.getLogger("outrider.serve")
+
+
+def event(document: object, name: str | None = None) -> str:
+    """One event."""
+    line = f"data: {json.dumps(document, separators=(',', ':'))}\n\n"
+    return line if name is None else f"event: {name}\n{line}"
+
+
+class EventStream(StreamingResponse):
+    """A stream of events whose generation ends with it, also where the client leaves.
+
+    Args:
+        generation: produces what the events say.
+        events: the events. An exception becomes the last of them.
+    """
+
+    def __init__(self, generation: Generation, events: AsyncIterator[str]) -> None:
+        self._generation = generation
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(
+            _with_error(events), headers=headers, media_type="text/event-stream; charset=utf-8"
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._generation.close()
+
+
+async def _with_error(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    try:
+        async for each in events:
+            yield each
+    except Exception as error:
+        told = api_error(error)
+        if told.status >= 500:
+            logger.exception("a stream failed")
+        yield event(told.body)

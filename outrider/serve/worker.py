@@ -1,0 +1,251 @@
+"""The thread that runs the rounds of all engines.
+
+The event loop hands it jobs: requests to add, requests to abort, functions to call between two
+rounds. What a round adds to an output returns to the loop, once per step for all requests. Each
+engine that has requests runs a step in its turn. Nothing but this thread touches a scheduler or the
+models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Condition, Thread
+from typing import TypeVar
+
+from outrider.core.errors import OutriderError
+from outrider.engine import Engine, Event, Request, Row, Scheduler
+
+T = TypeVar("T")
+logger = logging.getLogger("outrider.serve")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a round did to one output.
+
+    Attributes:
+        index: which output of the HTTP request.
+        event: the new text and tokens; empty where an error ended the output.
+        drafted: tokens that were drafted.
+        accepted: of these, the ones that were emitted.
+        row: the output so far. Another thread changes it until it is over.
+        over: whether this was the last round.
+    """
+
+    index: int
+    event: Event
+    drafted: int
+    accepted: int
+    row: Row
+    over: bool
+
+
+class Subscriber:
+    """Who made requests and gets their steps, in the event loop.
+
+    Args:
+        engine: the engine of the requests.
+        requests: the requests.
+        take: called in the event loop with each step, or with the exception that ended an output.
+        loop: the event loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Sequence[Request],
+        take: Callable[[Step | Exception], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.engine = engine
+        self.requests = requests
+        self.take = take
+        self.loop = loop
+        self.ids: list[int] = []
+
+
+@dataclass
+class _Output:
+    """An output that runs: whose it is, and what earlier rounds had drafted and accepted."""
+
+    subscriber: Subscriber
+    index: int
+    drafted: int = 0
+    accepted: int = 0
+
+    def step(self, row: Row) -> Step | Exception:
+        if row.error is not None:
+            return _reportable(row.error)
+        drafted, accepted = row.stats.drafted - self.drafted, row.stats.accepted - self.accepted
+        self.drafted, self.accepted = row.stats.drafted, row.stats.accepted
+        return Step(self.index, row.event(), drafted, accepted, row, row.over)
+
+
+class _Running:
+    """An engine's scheduler, and the outputs that it is working on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.scheduler: Scheduler = engine.new_scheduler()
+        self.outputs: dict[int, _Output] = {}
+
+    def add(self, subscriber: Subscriber) -> None:
+        for index, request in enumerate(subscriber.requests):
+            request_id = self.scheduler.add(request)
+            subscriber.ids.append(request_id)
+            self.outputs[request_id] = _Output(subscriber, index)
+
+    def abort(self, subscriber: Subscriber) -> None:
+        for request_id in subscriber.ids:
+            if self.outputs.pop(request_id, None) is not None:
+                self.scheduler.abort(request_id)
+
+    def step(self) -> list[tuple[Subscriber, Step | Exception]]:
+        """Runs a step; what it did to whose outputs."""
+        done: list[tuple[Subscriber, Step | Exception]] = []
+        try:
+            progress = self.scheduler.step()
+        except Exception as error:
+            return self._fail_all(_reportable(error))
+        for request_id, row in progress:
+            output = self.outputs.get(request_id)
+            if output is None:
+                continue  # aborted while the step ran
+            done.append((output.subscriber, output.step(row)))
+            if row.over:
+                del self.outputs[request_id]
+        return done
+
+    def _fail_all(self, error: Exception) -> list[tuple[Subscriber, Step | Exception]]:
+        """Ends all outputs with an error that none of them is to blame for; starts over."""
+        failed = [(output.subscriber, error) for output in self.outputs.values()]
+        self.scheduler, self.outputs = self._engine.new_scheduler(), {}
+        return list(failed)
+
+
+def _reportable(error: Exception) -> Exception:
+    """An error for the client; one that is no error of Outrider's own is logged."""
+    if isinstance(error, OutriderError):
+        return error
+    logger.error("a round failed", exc_info=error)
+    return OutriderError("a round failed")
+
+
+class Worker:
+    """Runs the engines of a server."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._wake = Condition()
+        self._stopping = False
+        self._running: dict[Engine, _Running] = {}
+        self._thread = Thread(target=self._run, name="outrider-rounds", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread behind the step that it is running; outputs that are not over stay
+        without an end."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def submit(self, subscriber: Subscriber) -> None:
+        """Adds a subscriber's requests before the next step."""
+        self._post(lambda: self._runner(subscriber.engine).add(subscriber))
+
+    def abort(self, subscriber: Subscriber) -> None:
+        """Ends what is left of a subscriber's requests before the next step."""
+        self._post(lambda: self._runner(subscriber.engine).abort(subscriber))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Calls a function that uses a model before the next step."""
+        future: Future[T] = Future()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._post(job)
+        return future
+
+    def is_idle(self, engine: Engine) -> bool:
+        """Whether an engine has no outputs to work on. For functions of :meth:`call`."""
+        return engine not in self._running
+
+    @property
+    def num_running(self) -> int:
+        """Outputs that have a row."""
+        return sum(each.scheduler.num_running for each in list(self._running.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Outputs that wait for a row."""
+        return sum(each.scheduler.num_waiting for each in list(self._running.values()))
+
+    def _runner(self, engine: Engine) -> _Running:
+        if engine not in self._running:
+            self._running[engine] = _Running(engine)
+        return self._running[engine]
+
+    def _post(self, job: Callable[[], None]) -> None:
+        with self._wake:
+            if self._stopping:
+                raise OutriderError("the server is shutting down")
+            self._jobs.append(job)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while self._next_jobs():
+            for running in list(self._running.values()):
+                self._deliver(running.step())
+            self._drop_idle()
+
+    def _next_jobs(self) -> bool:
+        """Waits until there is something to do and does the jobs; False at the end."""
+        with self._wake:
+            while not (self._stopping or self._jobs or self._running):
+                self._wake.wait()
+            if self._stopping:
+                return False
+            jobs, self._jobs = self._jobs, deque()
+        for job in jobs:
+            try:
+                job()
+            except Exception:
+                logger.exception("a job failed")
+        self._drop_idle()
+        return True
+
+    def _drop_idle(self) -> None:
+        """Forgets the engines that have nothing to do."""
+        idle = [engine for engine, running in self._running.items() if not running.outputs]
+        for engine in idle:
+            del self._running[engine]
+
+    def _deliver(self, steps: list[tuple[Subscriber, Step | Exception]]) -> None:
+        """Hands the steps to their subscribers, with one call per event loop."""
+        loops = {subscriber.loop for subscriber, _ in steps}
+        for loop in loops:
+            mine = [each for each in steps if each[0].loop is loop]
+            try:
+                loop.call_soon_threadsafe(_take_all, mine)
+            except RuntimeError:  # the loop is closed, and nobody waits for these
+                continue
+
+
+def _take_all(steps: list[tuple[Subscriber, Step | Exception]]) -> None:
+    for subscriber, step in steps:
+        subscriber.take(step)
