@@ -138,7 +138,7 @@ class OnHiddenStates(_Base):
         cache.base = cache.sequence_lengths
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Logits behind the root, which the head has read already, (B, V)."""
+        """Logits after the root, which the head has read already, (B, V)."""
         assert isinstance(state, Eagle3State)
         cache = state.features
         with self.model.watch:

@@ -85,7 +85,7 @@ class FeatureCache(KVCache):
     Attributes:
         last_BH: the head's output for each row's root; arbitrary where no slot is committed.
         drafted_BMH: its outputs for the nodes drafted since.
-        base: committed slots of each row; slots behind them hold drafted tokens.
+        base: committed slots of each row; slots after them hold drafted tokens.
     """
 
     def __init__(self, model: "Eagle3Model", context: Context) -> None:
@@ -177,7 +177,7 @@ class Eagle3Model(HFModel):
         return cache
 
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
-        """Reads tokens behind the committed slots, each with the target's hidden states at the
+        """Reads tokens after the committed slots, each with the target's hidden states at the
         token before it; returns the head's outputs, (B, N, H), and commits nothing."""
         batch = ForwardBatch(cache, tokens_BN)
         batch.begin()
@@ -208,7 +208,7 @@ class Eagle3Model(HFModel):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft behind the root, the last of the tokens, by one compiled program; None where
+        """A draft after the root, the last of the tokens, by one compiled program; None where
         there is none. Arguments and results as of ``runner.fused_draft``."""
         assert isinstance(cache, FeatureCache)
         executor = self.compiled

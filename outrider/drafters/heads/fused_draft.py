@@ -205,7 +205,7 @@ class HeadExecutor(CompiledExecutor):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """Drafts behind a root; arguments and results as of ``CompiledExecutor.draft``, and
+        """Drafts after a root; arguments and results as of ``CompiledExecutor.draft``, and
         ``last_BH`` as of :class:`GreedyHeadDraft`."""
         if not cache.make_room():
             return None

@@ -143,7 +143,7 @@ def _logarithm(probs_PV: Tensor) -> Tensor:
 def _examples(
     each: TreeForward, buffers: KVBuffers, sizes: tuple[int, int, int, int]
 ) -> tuple[Any, ...]:
-    """Inputs of these sizes, with various tokens behind keys and values that are not zero."""
+    """Inputs of these sizes, with various tokens after keys and values that are not zero."""
     tokens_BN, *rest, keys, values = each.inputs(buffers, *sizes)
     generator = torch.Generator().manual_seed(0)
     for buffer in (*keys, *values):
