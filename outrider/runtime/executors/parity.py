@@ -43,8 +43,8 @@ def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:
     wanted_PH: list[Tensor] = []
     found_PH: list[Tensor] = []
     for sizes in _SIZES:
-        inputs = _examples(each, buffers, sizes)
         with torch.inference_mode():
+            inputs = _examples(each, buffers, sizes)
             found = program(flat(inputs))
             wanted = each(*_examples(each, buffers, sizes))  # it writes to its KV buffers
         if isinstance(each, GreedyDraft):
@@ -143,12 +143,20 @@ def _logarithm(probs_PV: Tensor) -> Tensor:
 def _examples(
     each: TreeForward, buffers: KVBuffers, sizes: tuple[int, int, int, int]
 ) -> tuple[Any, ...]:
-    """Inputs of these sizes, with various tokens after keys and values that are not zero."""
+    """Inputs of these sizes, over the keys and values of other tokens.
+
+    The model computes these keys and values. Random ones are unlike any that it has seen, and a
+    deep model turns the rounding of a single operator over them into other logits.
+    """
     tokens_BN, *rest, keys, values = each.inputs(buffers, *sizes)
-    generator = torch.Generator().manual_seed(0)
-    for buffer in (*keys, *values):
-        buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    rows, _, slots, _ = keys[0].shape
+    metadata = each.spec.metadata(tokens_BN.new_zeros(rows), slots, slots)
+    each.run(_various(each, tokens_BN.new_zeros(rows, slots), 53), metadata, slots, keys, values)
+    return _various(each, tokens_BN, 37), *rest, keys, values
+
+
+def _various(each: TreeForward, tokens_BN: Tensor, stride: int) -> Tensor:
+    """As many tokens, of various numbers."""
     config: Any = each.module.config
     index_BN = torch.arange(tokens_BN.numel(), device=tokens_BN.device).view_as(tokens_BN)
-    tokens_BN = (37 * index_BN + 11) % config.get_text_config().vocab_size
-    return tokens_BN, *rest, keys, values
+    return (stride * index_BN + 11) % config.get_text_config().vocab_size
