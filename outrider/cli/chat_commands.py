@@ -40,7 +40,7 @@ class Command:
     Attributes:
         usage: how it is written.
         summary: what it does.
-        run: does it, given what stands behind its name.
+        run: does it, given what stands after its name.
     """
 
     usage: str

@@ -50,7 +50,7 @@ def within_context(drafter: Drafter[Any], target: HFModel) -> Drafter[Any]:
         if model.limit < 2:
             raise IncompatibleError(
                 f"{model.name} has a context of {model.limit} token, too short to draft even one "
-                f"behind a prompt: take another draft model, or a method without one"
+                f"after a prompt: take another draft model, or a method without one"
             )
     limit = min((model.limit for model in models), default=target.limit)
     source_limit = min((model.prompt_limit for model in models), default=target.prompt_limit)

@@ -1,7 +1,7 @@
 """Admission: which rows may start, namely those whose KV buffers fit below ``max_memory``.
 
 The KV buffers of a batch are a rectangle per model: R rows, the most there were at once since the
-batch began, and S slots, the longest sequence when it is complete with the nodes of a draft behind
+batch began, and S slots, the longest sequence when it is complete with the nodes of a draft after
 it, rounded up as KV buffers grow. They are freed when the last row has left. A batch therefore
 reserves
 
@@ -88,7 +88,7 @@ class KVMemory:
     Args:
         max_memory: bytes.
         target: the target.
-        drafter: the drafter; its ``capabilities`` name its models, and how many slots behind
+        drafter: the drafter; its ``capabilities`` name its models, and how many slots after
             the sequence a draft of γ levels takes in them and in the target; besides, how many
             bytes a token takes in its state.
         num_speculative_tokens: γ.

@@ -1,7 +1,7 @@
 """Dead ends: positions at which a request's parameters left no token to sample.
 
 Distributions mark such positions (``Prefix.dead_BM``). A position matters only if a token of the
-output comes from it: one behind a rejected token, or behind the end of the output, is no error.
+output comes from it: one after a rejected token, or after the end of the output, is no error.
 
 Legend: B rows, N nodes, K tokens emitted in a round.
 """

@@ -9,7 +9,7 @@ _INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """Decodes a growing output behind a prompt.
+    """Decodes a growing output after a prompt.
 
     Some tokenizers decode a token differently at the beginning of a text, and a character may span
     several tokens. So each piece is the difference between decoding a short window with and without

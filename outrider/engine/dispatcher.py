@@ -60,7 +60,7 @@ class Dispatcher:
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         in_order = [requests[i] for i in order]
         with self.subscribe(in_order, lambda row: row if row.over else None) as subscription:
-            rows = {order[place]: row for place, row in subscription}
+            rows = {order[index]: row for index, row in subscription}
         return [rows[i] for i in range(len(requests))]
 
     def rounds_of(self, request: Request, read: Callable[[Row], T]) -> Iterator[tuple[Row, T]]:

@@ -213,7 +213,7 @@ def _unpadded(input_ids: Tensor, mask_BT: Tensor | None) -> tuple[list[list[int]
         padding = mask.index(1) if 1 in mask else len(mask)
         if 0 in mask[padding:]:
             raise PromptError(
-                "attention_mask has zeros behind a prompt's first token: pad on the left "
+                "attention_mask has zeros after a prompt's first token: pad on the left "
                 "(tokenizer.padding_side = 'left')"
             )
         prompts.append(row[padding:])

@@ -44,7 +44,7 @@ class ChatHint:
         self._due = False
         warnings.warn(
             "the model ended its output at once; it is a chat model, and the prompt does not "
-            "follow its template: give messages instead of a text, as in engine.chat([{'role': "
+            "follow its template: give messages instead of a string, as in engine.chat([{'role': "
             "'user', 'content': ...}]) or --chat TEXT",
             OutriderWarning,
             stacklevel=1,

@@ -36,8 +36,8 @@ _TOKENIZER_OUTPUT = {
     "overflow_to_sample_mapping",
 }
 _REMEDY = (
-    "a prompt is a text, a list of token ids, a tensor of them, a list of chat messages, or what a "
-    "tokenizer returns; a batch is a list of these"
+    "a prompt is a string, a list of token ids, a tensor of them, a list of chat messages, or what "
+    "a tokenizer returns; a batch is a list of these"
 )
 
 
@@ -179,13 +179,13 @@ def _row(name: str, row: object) -> Sequence[object]:
 
 def _without_padding(row: Sequence[object], mask: Sequence[object]) -> Sequence[object]:
     """The tokens between the padding on the left and on the right."""
-    seen = [place for place, value in enumerate(mask) if value]
+    seen = [index for index, value in enumerate(mask) if value]
     if not seen:
         return ()
     first, end = seen[0], seen[-1] + 1
     if len(seen) < end - first:
         raise PromptError(
-            "'attention_mask' has zeros between ones: only padding before and behind a prompt can "
+            "'attention_mask' has zeros between ones: only padding before and after a prompt can "
             "be left out"
         )
     return row[first:end]

@@ -201,7 +201,7 @@ class RequestBuilder:
         return self.target.with_demands(sampling, ids, self._room(ids))
 
     def _room(self, ids: tuple[int, ...]) -> int:
-        """Tokens the context has room for behind a prompt."""
+        """Tokens the context has room for after a prompt."""
         return self.target.limit - len(self.target.decoder_prompt or ids)
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:

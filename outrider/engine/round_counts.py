@@ -13,13 +13,13 @@ work. Along the draft x_1 … x_n, cut where the sequence ends,
 As x_i ~ q_i, r_i is an unbiased estimate of Σ_x min(p_i, q_i); and w_i, the probability that
 rejection sampling accepts all tokens before position i, depends on those tokens alone. So neither
 sum is biased by what the rule decided: block verification, for example, comes to a position
-*because* of the tokens behind it, and a mean over its own positions would be too high. Besides:
+*because* of the tokens after it, and a mean over its own positions would be too high. Besides:
 
     a chosen token has the point mass as its q: r_i = p_i(x_i), which is Σ_x min(p, q)
     a search (beams) does not draw from q: Σ_x min(p, q) itself takes the place of r_i in the sum
     at temperature 0 both are point masses: r_i = 1 if x_i = argmax p_i, else 0
     of a tree, x_1 … x_n are the first children from the root down, which are draws as in a chain
-    nothing is counted behind the end of the sequence
+    nothing is counted after the end of the sequence
 
 Legend: B rows, N nodes, D drafted tokens (N-1), C columns of a block.
 """
@@ -46,7 +46,7 @@ class RoundCounts:
     Attributes:
         drafted: drafted tokens; of a tree, all its nodes.
         depth: of these, the most along one path.
-        rejected: whether the first drafted token behind the accepted ones was rejected.
+        rejected: whether the first drafted token after the accepted ones was rejected.
         reached: w of each position.
         overlap: w times an unbiased estimate of Σ min(p, q), of each position.
         divergences: KL(p‖π), KL(π‖p) and total variation at each drafted position, if measured.
@@ -149,7 +149,7 @@ def _depth(draft: Draft) -> Tensor:
 
 
 def _rejected(round_: Round) -> Tensor:
-    """Whether a token was drafted behind the last accepted one and rejected, shape (B,).
+    """Whether a token was drafted after the last accepted one and rejected, shape (B,).
 
     A token that a search found and that is emitted all the same was not rejected.
     """

@@ -30,7 +30,7 @@ class RowRound:
         counts: what the round did to it.
         accepted: number of accepted tokens.
         kept: number of tokens that it took: those of the accepted ones and the next token that do
-            not lie behind the end of the output.
+            not lie after the end of the output.
     """
 
     row: Row
@@ -42,7 +42,7 @@ class RowRound:
     @property
     def num_verified(self) -> int:
         """Positions that the rule verified: those of the accepted tokens, and of the first rejected
-        one. Neither the position of a bonus token is one, nor any behind a rejected token."""
+        one. Neither the position of a bonus token is one, nor any after a rejected token."""
         return min(self.accepted + self.counts.rejected, self.kept)
 
 

@@ -118,7 +118,7 @@ class Scheduler:
         return request_id
 
     def abort(self, request_id: int) -> None:
-        """Ends a request without a result, and frees its row: at once, or behind the step that
+        """Ends a request without a result, and frees its row: at once, or after the step that
         another thread is running. Requests that are over are left as they are."""
         self._inbox.append((request_id, None))
         self._read_inbox_between_steps()
@@ -269,7 +269,7 @@ class Scheduler:
             self._inbox.popleft()
 
     def _read_inbox_between_steps(self) -> None:
-        """Reads the inbox unless a step is running, whose thread then reads it behind the step."""
+        """Reads the inbox unless a step is running, whose thread then reads it after the step."""
         while self._inbox and self._lock.acquire(blocking=False):
             try:
                 self._read_inbox()

@@ -59,8 +59,8 @@ class SpecialStops:
             self._text += self._detokenizer.flush()
         self._lengths.append(len(self._text))
         self._shown.append(num_shown)
-        places = (self._text.find(stop, first) for stop in self._stops)
-        return [self._in_shown(place) for place in places if place >= 0]
+        positions = (self._text.find(stop, first) for stop in self._stops)
+        return [self._in_shown(position) for position in positions if position >= 0]
 
     @property
     def certain(self) -> int:
@@ -68,12 +68,12 @@ class SpecialStops:
         longest = max(overlap(self._text, stop) for stop in self._stops)
         return self._in_shown(len(self._text) - longest)
 
-    def _in_shown(self, place: int) -> int:
+    def _in_shown(self, position: int) -> int:
         """The position in the shown text that corresponds to one in the text with special
         tokens."""
-        last = bisect_right(self._lengths, place) - 1
-        behind = self._shown[last] + place - self._lengths[last]
-        return min([behind, *self._shown[last + 1 : last + 2]])
+        last = bisect_right(self._lengths, position) - 1
+        shown = self._shown[last] + position - self._lengths[last]
+        return min([shown, *self._shown[last + 1 : last + 2]])
 
 
 def overlap(text: str, stop: str) -> int:

@@ -33,7 +33,7 @@ class Stats:
         emitted: all tokens emitted.
         overlap: sum over drafted positions of an unbiased estimate of Σ min(p, q), each weighted by
             the probability that token-level rejection sampling would come to it.
-        reached: sum of these weights. Neither sum counts what lies behind the end of a sequence.
+        reached: sum of these weights. Neither sum counts what lies after the end of a sequence.
         verified: number of positions that the rule itself came to.
         tried_at: verified positions by depth in the draft.
         accepted_at: accepted tokens by depth.

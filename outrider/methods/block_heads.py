@@ -17,7 +17,7 @@ _TREE = Topology.expansion([3, 2, 1, 1])
 
 def _chain(parts: Parts) -> Drafter[Any]:
     """A head that predicts its confidence stops in front of an unsure token; of another, the token
-    behind which a draft stops is part of it."""
+    after which a draft stops is part of it."""
     head, stop = head_of(parts, BlockHead), parts.stop
     if stop is None or head.config.has_confidence:
         return BlockDrafter(head, parts.target, stop)

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from outrider.runtime.hf.longrope import marked
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.runtime.kv_cache.storage import slots_behind
+from outrider.runtime.kv_cache.storage import query_slots
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """The query tokens of a forward pass, as the last N of M nodes behind the committed slots.
+    """The query tokens of a forward pass, as the last N of M nodes after the committed slots.
 
     Attributes:
         ancestors_BNM: ``[b, i, j]`` is true iff node j is query token i's node or an ancestor
@@ -88,7 +88,7 @@ class AttentionSpec:
         *,
         sees_all: bool = False,
     ) -> AttentionMetadata:
-        """Slots, positions and masks of query tokens behind so many committed slots.
+        """Slots, positions and masks of query tokens after so many committed slots.
 
         Args:
             length_B: committed slots of each row.
@@ -99,7 +99,7 @@ class AttentionSpec:
                 where no window hides them.
         """
         first = 0 if nodes is None else nodes.first
-        slots_BN = positions_BN = slots_behind(length_B, first, num_queries)
+        slots_BN = positions_BN = query_slots(length_B, first, num_queries)
         if nodes is not None:
             positions_BN = length_B[:, None] + nodes.depth_BM[:, first:]
         masks = {
@@ -147,7 +147,7 @@ def tree_mask(
     dtype: torch.dtype,
     window: int | None = None,
 ) -> Tensor:
-    """Every committed slot is visible, and of the nodes behind them the ancestors and the node
+    """Every committed slot is visible, and of the nodes after them the ancestors and the node
     itself."""
     B, N, M = nodes.ancestors_BNM.shape
     if window is None and length_B.device.type == "cpu" and (length_B == span - M).all():
@@ -209,7 +209,7 @@ def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:
 
 def slot_positions(nodes: Nodes, length_B: Tensor, span: int) -> Tensor:
     """The position of the token in each slot, (B, S): the slot's number, or for a node its depth
-    behind the committed length."""
+    after the committed length."""
     M = nodes.depth_BM.shape[1]
     slots_S = torch.arange(span, device=length_B.device)
     node_BS = slots_S - length_B[:, None]

@@ -12,7 +12,7 @@ from outrider.runtime.kv_cache.cache import KVCache
 
 
 class ForwardBatch(NamedTuple):
-    """Query tokens to run behind the committed slots of a KV cache.
+    """Query tokens to run after the committed slots of a KV cache.
 
     Attributes:
         cache: its lengths say where the query tokens go; their keys and values are written there.

@@ -95,7 +95,7 @@ class Prefill:
         return self.cache
 
     def _tokens(self, width: int) -> Tensor:
-        """The next tokens of each row, (B, N); behind a row's end they are arbitrary."""
+        """The next tokens of each row, (B, N); after a row's end they are arbitrary."""
         tokens_BT, lengths = self._context.tokens_BT, self.cache.lengths
         if min(lengths) == max(lengths):
             return tokens_BT[:, lengths[0] : lengths[0] + width]

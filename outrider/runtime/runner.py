@@ -71,7 +71,7 @@ def forward(model: Runnable, batch: ForwardBatch) -> ForwardOutput:
 
     Args:
         model: the model.
-        batch: its cache is written to behind the committed slots.
+        batch: its cache is written to after the committed slots.
     """
     batch.begin()
     output = compiled = None

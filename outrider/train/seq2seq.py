@@ -1,13 +1,14 @@
 """A small T5 and its objectives: cross-entropy on pairs, and distillation from a target.
 
 The architecture is T5 v1.1 (Raffel et al., 2020, https://arxiv.org/abs/1910.10683; gated GELU, no
-dropout) with shared embeddings. Positions after a text's end token count in no loss.
+dropout) with shared embeddings. Positions after a sequence's end token count in no loss.
 
 The initialisation is T5's except for the relative position biases, which have a standard deviation
 of 2. With it, heads attend to definite distances from the first step, and copying is learned
 sooner. T5's own biases begin near 0, and a step changes them only by about the learning rate.
 
-Shapes: B rows, S tokens of a source, T of a text (a batch is [B, S+T]), V vocabulary, N positions.
+Shapes: B rows, S tokens of a source, T of a target sequence (a batch is
+[B, S+T]), V vocabulary, N positions.
 `p` target, `q` draft.
 """
 
@@ -71,7 +72,7 @@ def build_t5(shape: T5Shape, seed: int) -> T5ForConditionalGeneration:
 
 
 def translation(model: T5ForConditionalGeneration, source_width: int) -> Objective:
-    """Cross-entropy of each text given its source."""
+    """Cross-entropy of each target sequence given its source."""
 
     def objective(tokens_BT: Tensor) -> Tensor:
         text_BT = tokens_BT[:, source_width:]
@@ -87,7 +88,7 @@ def translation_distillation(
     source_width: int,
     divergence: Divergence = forward_kl,
 ) -> Objective:
-    """The mean divergence of the draft from the frozen target over all positions of the texts.
+    """The mean divergence of the draft from the frozen target over all target positions.
 
     Freezes the target.
     """
@@ -102,7 +103,7 @@ def translation_distillation(
 
 
 def _logits(model: Any, tokens_BT: Tensor, source_width: int) -> Tensor:
-    """Logits at the positions that predict a token of a text or its end token, (N, V)."""
+    """Logits at the positions that predict a target token or the end token, (N, V)."""
     source_BS, text_BT = tokens_BT[:, :source_width], tokens_BT[:, source_width:]
     inputs_BT = torch.nn.functional.pad(text_BT[:, :-1], (1, 0), value=PAD)
     logits_BTV: Tensor = model(

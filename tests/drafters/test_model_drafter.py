@@ -24,6 +24,7 @@ from outrider.drafters.chain.model import ModelState
 from outrider.drafters.chain.stop import Confidence, Stop, Survival
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
+from outrider.runtime.prefill import Prefilling
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, chi2, enumerate_round
 from outrider.verifiers import Greedy, Rejection
@@ -159,13 +160,13 @@ def test_one_pass_per_drafted_token(
         passes += 1
 
     draft.module.register_forward_pre_hook(count)
-    start, propose = ModelDrafter.start, ModelDrafter.propose
+    begin, propose = ModelDrafter.begin, ModelDrafter.propose
     rounds: list[tuple[int, int]] = []
 
-    def starting(self: ModelDrafter, context: Context) -> ModelState:
+    def beginning(self: ModelDrafter, context: Context) -> Prefilling:
         nonlocal prefills
         prefills += 1
-        return start(self, context)
+        return begin(self, context)
 
     def proposing(
         self: ModelDrafter, state: ModelState, context: Context, budget: Budget, rng: Stream
@@ -175,7 +176,7 @@ def test_one_pass_per_drafted_token(
         rounds.append((budget.max_tokens, passes - before))
         return done
 
-    monkeypatch.setattr(ModelDrafter, "start", starting)
+    monkeypatch.setattr(ModelDrafter, "begin", beginning)
     monkeypatch.setattr(ModelDrafter, "propose", proposing)
     engine = engine_of(tiny(seed=0), draft, γ=4, max_batch_size=3)
     sampling = [

@@ -106,7 +106,7 @@ def test_candidates_are_the_targets_tokens_of_the_text(target: str, draft: str) 
     known = drafter.bridge.target
     row = row_of(drafter, "The quick brown")
     whole = drafter.bridge.draft.encode("The quick brown fox jumps")
-    behind = drafter.bridge.draft.encode_behind("The quick brown", " fox jumps")
+    behind = drafter.bridge.draft.encode_after("The quick brown", " fox jumps")
     row.drafted = behind if behind is not None else whole[-3:]
     found = drafter._candidates(row)
     if "wordpiece" not in (target, draft):
@@ -155,7 +155,7 @@ def test_the_draft_reads_the_committed_text(target: str, draft: str, text: str) 
     drafter = SlemDrafter(model(target), model(draft))
     known = drafter.bridge.draft
     row = row_of(drafter, "The")
-    said = drafter.bridge.target.encode_behind("The", text)
+    said = drafter.bridge.target.encode_after("The", text)
     said = said if said is not None else drafter.bridge.target.spell(text)
     for first in range(0, len(said), 3):
         drafter._append(row, said[first : first + 3], [])
@@ -170,10 +170,10 @@ def test_drafted_tokens_are_kept_while_they_agree_with_the_text() -> None:
     row = row_of(drafter, "The")
     before = list(row.tokens)
     odd = [draft.ids[letter.encode()] for letter in " fox"]  # no tokenizer would choose these
-    drafter._append(row, target.encode_behind("The", " fox") or [], odd)
+    drafter._append(row, target.encode_after("The", " fox") or [], odd)
     assert row.tokens == before + odd
     row = row_of(drafter, "The")
-    drafter._append(row, target.encode_behind("The", " fo\n") or [], odd)
+    drafter._append(row, target.encode_after("The", " fo\n") or [], odd)
     assert draft.bytes_of(row.tokens) == b"The fo\n"
 
 

@@ -316,7 +316,7 @@ def test_a_rolled_back_lookup_drafts_like_a_new_one(kind: type[Any], temperature
 def test_drafters_with_another_vocabulary_are_an_error() -> None:
     model = HFModel(mini(1, 3).module, words(("a", "b", "<unk>")))
     for inner in (TliDrafter(model, model), SlemDrafter(model, model)):
-        with pytest.raises(IncompatibleError, match="tokens of its own"):
+        with pytest.raises(IncompatibleError, match="vocabulary of its own"):
             staged(inner, mini(1, 3))
 
 

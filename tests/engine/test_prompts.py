@@ -130,7 +130,7 @@ NO_PROMPTS: dict[str, tuple[Any, str]] = {
     "bool": (True, "True is no prompt"),
     "bytes": (b"text", r"decode them first"),
     "bytes in a list": ([b"text"], r"decode them first"),
-    "object": (object(), "is no prompt: a prompt is a text"),
+    "object": (object(), "is no prompt: a prompt is a string"),
     "a set": ({"a", "b"}, "is no prompt"),
     "None in a list": ([None], "None is no prompt"),
     "floats in a list": ([[1.7, 2.2]], "1.7 is no token id"),

@@ -236,9 +236,7 @@ def test_a_layer_whose_forward_somebody_has_replaced_is_run_by_it() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 4, 5, True])
 def test_an_exit_outside_the_model(k: int) -> None:
-    with pytest.raises(
-        InvalidParameterError, match="has 4 layers; the exit is behind layer 1 to 3"
-    ):
+    with pytest.raises(InvalidParameterError, match="has 4 layers; the exit is after layer 1 to 3"):
         EarlyExit(HFModel(module_of("llama")), k)
 
 

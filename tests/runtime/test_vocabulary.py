@@ -177,10 +177,10 @@ def test_text_behind_text() -> None:
     byte = vocabulary("byte")
     whole = byte.encode("The quick brown fox")
     cut = len(byte.encode("The quick"))
-    assert byte.encode_behind("The quick", " brown fox") == whole[cut:]
+    assert byte.encode_after("The quick", " brown fox") == whole[cut:]
     pieces = [piece.decode() for piece in byte.pieces if piece.isascii()]
     word = next(p for p in pieces if len(p) > 2 and byte.encode(p) == [byte.ids[p.encode()]])
-    assert byte.encode_behind(word[:1], word[1:]) is None
+    assert byte.encode_after(word[:1], word[1:]) is None
     assert byte.bytes_of(byte.spell(word[1:], word[:1])) == word[1:].encode()
     unigram = vocabulary("unigram")
     assert unigram.bytes_of(unigram.spell("own")) == b"own", "and no space before it"

@@ -224,7 +224,7 @@ class DraftLength:
         return cls.parse(value)
 
     def and_confidence(self, threshold: float) -> Stop | None:
-        """This policy's stop, and besides one behind tokens with ``q(x) < threshold``; a threshold
+        """This policy's stop, and besides one after tokens with ``q(x) < threshold``; a threshold
         of 0 adds none."""
         unsure = Confidence(threshold)
         if not threshold:
@@ -253,7 +253,7 @@ def _no_policy(value: object) -> InvalidParameterError:
 
 
 def cut(draft: Draft, stop: Stop) -> Draft:
-    """The draft without the nodes behind those where it stops. The draft must have
+    """The draft without the nodes after those where it stops. The draft must have
     probabilities."""
     q_BN = _token_probs(draft)
     survival_BN = torch.where(draft.ancestors_BNN, q_BN[:, None], 1.0).prod(2)
@@ -264,7 +264,7 @@ def cut(draft: Draft, stop: Stop) -> Draft:
 
 
 def _token_probs(draft: Draft) -> Tensor:
-    """q of each node's token behind its parent, (B, N); 1 at the root."""
+    """q of each node's token after its parent, (B, N); 1 at the root."""
     assert draft.probs_BNV is not None
     V = draft.probs_BNV.shape[2]
     place_BN = draft.parents_BN.clamp(min=0) * V + draft.tokens_BN

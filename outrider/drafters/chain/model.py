@@ -11,7 +11,7 @@ two tokens per row.
 A row may stop early, by a threshold on the q of its tokens (``stop.py``). The token that stops a
 row stays in the draft and is verified, so the distribution of the output does not change.
 
-Legend: B rows, N nodes (γ + 1), K columns fed, V vocabulary.
+Legend: B rows, N nodes (γ + 1), K tokens fed, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -125,9 +125,9 @@ class ModelBacked:
         if context.is_even and min(cache.lengths) == max(cache.lengths):
             tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
         else:
-            place_BK = cache.length_B[:, None] + cached_arange(K, context.device)
-            place_BK = place_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
-            tokens_BK = context.tokens_BT.gather(1, place_BK)
+            position_BK = cache.length_B[:, None] + cached_arange(K, context.device)
+            position_BK = position_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
+            tokens_BK = context.tokens_BT.gather(1, position_BK)
         if self.model.num_tokens < self.num_tokens:  # the target may emit a token of its padding
             tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
         return tokens_BK

@@ -1,7 +1,7 @@
 """The inner rounds of a stage: their sequences, the draft model as their target, its distributions.
 
-Legend: B rows, N nodes, M columns of a forward pass, K tokens emitted by an inner round, T capacity
-in tokens, V vocabulary.
+Legend: B rows, N nodes, M query tokens of a forward pass, K tokens emitted by an inner round,
+T capacity in tokens, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from outrider.runtime import HFModel, KVCache
 
 @dataclass
 class StageContext(Context):
-    """The sequences of inner rounds: the committed tokens, and behind them what the stage has
+    """The sequences of inner rounds: the committed tokens, and after them what the stage has
     drafted.
 
     Attributes:
@@ -64,7 +64,7 @@ class StageContext(Context):
 class StageTarget:
     """The draft model as the target of inner rounds: its cache may lack more than the root.
 
-    It does behind a draft that was accepted to its last token, which the model has not read yet.
+    It does after a draft that was accepted to its last token, which the model has not read yet.
     The first forward pass of the next draft feeds that token ahead of the nodes.
 
     Args:
@@ -83,7 +83,7 @@ class StageTarget:
         if all(n - 1 == m for n, m in zip(cache.context.lengths, cache.lengths, strict=True)):
             logits_BNV = self.model.score(cache, draft).logits_BNV
         else:
-            logits_BNV = self._score_behind(cache, draft)
+            logits_BNV = self._score_after(cache, draft)
         return Scores(fitted(logits_BNV, self.num_tokens))
 
     def commit(self, cache: KVCache, draft: Draft, verdict: Acceptance) -> None:
@@ -92,18 +92,18 @@ class StageTarget:
     def join(self, cache: KVCache, other: KVCache) -> None:
         self.model.join(cache, other)
 
-    def _score_behind(self, cache: KVCache, draft: Draft) -> Tensor:
-        """Logits of a draft, (B, N, V), behind committed tokens that the cache lacks."""
+    def _score_after(self, cache: KVCache, draft: Draft) -> Tensor:
+        """Logits of a draft, (B, N, V), after committed tokens that the cache lacks."""
         lacking = cache.context.sequence_lengths - 1 - cache.sequence_lengths
         if draft.is_chain:
-            return self._score_chain_behind(cache, draft, lacking)
+            return self._score_chain_after(cache, draft, lacking)
         tokens_BM = self._known(self._uncached(cache, max(lacking.host)))
         self.model.extend(cache, tokens_BM, num_logits=1)
         cache.append(lacking)
         return self.model.score(cache, draft).logits_BNV
 
-    def _score_chain_behind(self, cache: KVCache, draft: Draft, lacking: Lengths) -> Tensor:
-        """The same of a chain, by one forward pass. Its columns are the tokens that the row's cache
+    def _score_chain_after(self, cache: KVCache, draft: Draft, lacking: Lengths) -> Tensor:
+        """The same of a chain, by one forward pass. Its query tokens are those that the row's cache
         lacks, the chain, and as many arbitrary tokens as make all rows equally long."""
         B, N = draft.tokens_BN.shape
         most, lacking_B1 = max(lacking.host), lacking.device_B[:, None]
@@ -115,12 +115,12 @@ class StageTarget:
         rows_B1 = torch.arange(B, device=lacking_B1.device)[:, None]
         return logits_BMV[rows_B1, lacking_B1 + torch.arange(N, device=lacking_B1.device)]
 
-    def _uncached(self, cache: KVCache, num_columns: int) -> Tensor:
+    def _uncached(self, cache: KVCache, num_tokens: int) -> Tensor:
         """The tokens that follow those in the cache, (B, M); beyond the context, arbitrary ones."""
         tokens_BT = cache.context.tokens_BT
-        column_M = torch.arange(num_columns, device=tokens_BT.device)
-        place_BM = cache.length_B[:, None] + column_M
-        return tokens_BT.gather(1, place_BM.clamp(max=tokens_BT.shape[1] - 1))
+        step_M = torch.arange(num_tokens, device=tokens_BT.device)
+        position_BM = cache.length_B[:, None] + step_M
+        return tokens_BT.gather(1, position_BM.clamp(max=tokens_BT.shape[1] - 1))
 
     def _known(self, tokens_BM: Tensor) -> Tensor:
         """Tokens that the draft model has. The target may emit a token of its padding."""
@@ -131,7 +131,7 @@ class StageDistributions:
     """The draft model's distributions at the nodes of a draft, gathered from inner rounds.
 
     Args:
-        context: the context behind which the draft stands.
+        context: the context that the draft continues.
         γ: the length of the draft.
     """
 
@@ -153,11 +153,11 @@ class StageDistributions:
             self._q_BNV = p_BNV.new_zeros(B, self._γ + 1, V)
         rows_B1 = torch.arange(B, device=p_BNV.device)[:, None]
         node_BK = pad(verdict.path_BD, (1, 0))
-        column_K = torch.arange(node_BK.shape[1], device=p_BNV.device)
-        place_BK = (before_B - self._first_B)[:, None] + column_K
-        counts_BK = (column_K <= verdict.num_accepted_B[:, None]) & (place_BK < self._γ)
-        place_BK = torch.where(counts_BK, place_BK, self._γ)  # the leaf's row, which nobody reads
-        self._q_BNV[rows_B1, place_BK] = p_BNV[rows_B1, node_BK]
+        step_K = torch.arange(node_BK.shape[1], device=p_BNV.device)
+        position_BK = (before_B - self._first_B)[:, None] + step_K
+        counts_BK = (step_K <= verdict.num_accepted_B[:, None]) & (position_BK < self._γ)
+        position_BK = torch.where(counts_BK, position_BK, self._γ)  # the leaf: never read
+        self._q_BNV[rows_B1, position_BK] = p_BNV[rows_B1, node_BK]
 
     @property
     def q_BNV(self) -> Tensor:

@@ -62,7 +62,7 @@ class StagedState:
     """What a stage remembers of a batch.
 
     Attributes:
-        sequences: the committed tokens, and behind them what the stage has drafted.
+        sequences: the committed tokens, and after them what the stage has drafted.
         cache: the draft model's; between rounds it lacks the last token of ``sequences``.
         inner: the cheaper drafter's state.
         committed: how many leading tokens of ``sequences`` are sure to be those of the context.
@@ -119,7 +119,7 @@ class StagedDrafter:
             raise InvalidParameterError(f"inner_tokens={inner_tokens!r}: must be 1 or more")
         if inner.capabilities.own_vocabulary:
             raise IncompatibleError(
-                f"{type(inner).__name__} follows the text in tokens of its own and cannot take "
+                f"{type(inner).__name__} drafts in a vocabulary of its own and cannot take "
                 f"back what a stage drafts and the target rejects: give the stage a draft of the "
                 f"same vocabulary, such as PromptLookup, or take it without a stage"
             )
@@ -163,11 +163,11 @@ class StagedDrafter:
         self._follow(state, context)
         distributions = self._write(state, context, budget, rng)
         drafted_BT = state.sequences.tokens_BT
-        place_BN = context.length_B[:, None] + torch.arange(-1, γ, device=context.device)
-        tokens_BN = drafted_BT.gather(1, place_BN.clamp(max=drafted_BT.shape[1] - 1))
+        position_BN = context.length_B[:, None] + torch.arange(-1, γ, device=context.device)
+        tokens_BN = drafted_BT.gather(1, position_BN.clamp(max=drafted_BT.shape[1] - 1))
         mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
         if budget.tokens_B is not None:
-            mask_BN = place_BN < (context.length_B + budget.tokens_B)[:, None]
+            mask_BN = position_BN < (context.length_B + budget.tokens_B)[:, None]
         if greedy and self.stop is None:
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
         draft = Draft.chain(tokens_BN, mask_BN, distributions.q_BNV, "iid")
@@ -185,8 +185,8 @@ class StagedDrafter:
         state.committed = state.committed + other.committed
 
     def _most_slots(self, num_tokens: int) -> int:
-        """Slots behind the committed text: rows that are done go on with the others, for as many
-        rounds as these need, and behind them stands the cheaper drafter's draft."""
+        """Slots after the committed tokens: rows that are done go on with the others, for as many
+        rounds as these need, and the cheaper drafter's draft follows them."""
         return 2 * num_tokens + self.inner.capabilities.max_nodes(self.inner_tokens) + 1
 
     def _follow(self, state: StagedState, context: Context) -> None:

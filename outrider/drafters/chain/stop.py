@@ -1,7 +1,7 @@
 """Where a draft stops, decided by the draft model's probabilities of its tokens.
 
-    confidence   behind x_i once q(x_i) < c
-    survival     behind x_i once 1 - Π_{j≤i} q(x_j) > θ
+    confidence   after x_i once q(x_i) < c
+    survival     after x_i once 1 - Π_{j≤i} q(x_j) > θ
 
 Confidence is ``assistant_confidence_threshold`` of ``transformers``. Survival is the form of
 SpecDec++ (Huang, Guo and Wang, "SpecDec++: Boosting Speculative Decoding via Adaptive Candidate
@@ -9,7 +9,7 @@ Lengths", 2024, https://arxiv.org/abs/2405.19715), whose optimal policy is such 
 probability that some token will be rejected. They train a head to predict acceptance; here the
 draft model's q(x) takes its place.
 
-A stop may depend on drafted tokens because it acts behind them: the token that stops the draft
+A stop may depend on drafted tokens because it acts after them: the token that stops the draft
 stays in it and is verified, so the output keeps its distribution. (Dropping the token and sampling
 from p instead would bias the output.)
 """
@@ -26,7 +26,7 @@ class Stop(Protocol):
     """A rule for where a draft stops."""
 
     def goes_on(self, q: Tensor, survival: Tensor) -> Tensor:
-        """Whether a draft goes on behind a token; bool, of the arguments' shape.
+        """Whether a draft goes on after a token; bool, of the arguments' shape.
 
         Args:
             q: the draft model's probability of the token; any shape.
@@ -36,7 +36,7 @@ class Stop(Protocol):
 
 @dataclass(frozen=True)
 class Confidence:
-    """Stops behind a token with ``q(x) < threshold``.
+    """Stops after a token with ``q(x) < threshold``.
 
     Raises:
         InvalidParameterError: a threshold outside [0, 1].

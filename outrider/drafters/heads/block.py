@@ -3,13 +3,13 @@
 DFlash and DSpark; ``block_network.py`` has the papers and the network.
 
     context   c_0 … c_{r-1} of the tokens before the root r, whose keys and values are cached
-    pass      the root and the mask tokens, behind the context; nothing of the pass is kept
+    pass      the root and the mask tokens, after the context; nothing of the pass is kept
     draft     slot by slot, left to right (``slots.py``)
     commit    the target's hidden states of the root and the accepted tokens join the context
 
 The context is exactly the tokens that the target has run over and committed, which a ``KVCache`` of
 the network's layers holds: prefilled from the prompt's hidden states, appended to after each round,
-and written behind, but not appended to, by the drafting pass.
+and written after, but not appended to, by the drafting pass.
 
 A row that lacks the hidden states of some of its tokens drafts nothing.
 
@@ -48,7 +48,7 @@ from outrider.drafters.tree.grow import Children, StaticTree
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.adapter import MARGIN
-from outrider.runtime.kv_cache.storage import KVCachePlan, slots_behind
+from outrider.runtime.kv_cache.storage import KVCachePlan, query_slots
 
 
 @dataclass
@@ -187,7 +187,7 @@ class BlockDrafter:
         """Caches the keys and values of more of the context; keeps the first ``kept`` of them."""
         num = hidden_BNE.shape[1]
         context_BNH = self.network.context(hidden_BNE.to(self.target.dtype))
-        position_BN = slots_behind(cache.length_B, 0, num)
+        position_BN = query_slots(cache.length_B, 0, num)
         cache.begin(num)
         by_layer = self.network.context_keys_values(context_BNH, position_BN)
         for number, (key_BANC, value_BANC) in enumerate(by_layer):
@@ -210,7 +210,7 @@ class BlockDrafter:
         tokens_BN = torch.cat([context.root_B[:, None], masks_BN], 1)
         noise_BNH = embedding(tokens_BN, self.target.module.get_input_embeddings().weight)
         cache.begin(config.block_size)
-        position_BN = slots_behind(cache.length_B, 0, config.block_size)
+        position_BN = query_slots(cache.length_B, 0, config.block_size)
         mask_B11S = None
         if not cache.is_uniform:
             slot_S = cached_arange(cache.span, context.device)

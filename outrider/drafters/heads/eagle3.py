@@ -129,7 +129,7 @@ class OnHiddenStates(_Base):
         cache.renew(Unread.emitted(draft, verdict, scores.hidden_BNH))
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
-        """Logits behind the root, (B, V)."""
+        """Logits after the root, (B, V)."""
         assert isinstance(state, Eagle3State)
         cache = state.features
         self.model.catch_up(cache)

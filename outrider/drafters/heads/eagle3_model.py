@@ -210,7 +210,7 @@ class Eagle3Model(HFModel):
         cache.have_read(at_last(self.read(cache, tokens_BK, hidden_BKF), num.device_B)[:, 0])
 
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
-        """Reads tokens behind the committed slots, each with the target's hidden states at the
+        """Reads tokens after the committed slots, each with the target's hidden states at the
         token before it; returns the head's outputs, (B, N, H), and commits nothing."""
         batch = ForwardBatch(cache, tokens_BN)
         batch.begin()
@@ -241,7 +241,7 @@ class Eagle3Model(HFModel):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft behind the root by one compiled program, which first reads the newest tokens;
+        """A draft after the root by one compiled program, which first reads the newest tokens;
         None where there is none. Arguments and results as of
         ``runner.fused_draft``, but logits of greedy rows are over the draft vocabulary."""
         assert isinstance(cache, FeatureCache)

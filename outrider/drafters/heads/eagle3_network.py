@@ -1,4 +1,4 @@
-"""The network of an EAGLE-3 head: one decoder layer behind the fused hidden states of the target.
+"""The network of an EAGLE-3 head: one decoder layer after the fused hidden states of the target.
 
 Li, Wei, Zhang and Zhang, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test", 2025. https://arxiv.org/abs/2503.01840

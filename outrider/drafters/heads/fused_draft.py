@@ -264,7 +264,7 @@ class HeadExecutor(CompiledExecutor):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """Drafts behind tokens that the head has not read; other arguments as of
+        """Drafts after tokens that the head has not read; other arguments as of
         ``CompiledExecutor.draft``, results as of :class:`GreedyHeadDraft`."""
         if not cache.make_room():
             return None

@@ -3,7 +3,7 @@
 Cai et al., ICML 2024; ``medusa_network.py`` has the network, and which head predicts what.
 
     h          the last hidden state of the token before the root
-    depth i    the distribution of head i, behind every node of depth i - 1
+    depth i    the distribution of head i, after every node of depth i - 1
 
 The heads do not know the tokens between, so all nodes of a depth have children from the same
 distribution (``slots.py``). Children are the best tokens by rank, as the authors draft, or draws

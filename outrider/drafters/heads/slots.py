@@ -35,7 +35,7 @@ from outrider.sampling import Warp
 
 @dataclass(frozen=True)
 class Slots:
-    """What a head predicts behind the root of each row.
+    """What a head predicts after the root of each row.
 
     Attributes:
         num: how many slots there are: the longest draft.
@@ -149,7 +149,7 @@ class _Going:
         self.exists = [torch.ones(context.num_rows, dtype=torch.bool, device=context.device)]
 
     def on(self, tokens: Sequence[Tensor]) -> bool:
-        """Whether any row goes on behind these tokens, root first, each (B,). Waits for the
+        """Whether any row goes on after these tokens, root first, each (B,). Waits for the
         device."""
         a_B = self._confidence(len(tokens) - 1, tokens[-1])
         self._survival_B = self._survival_B * a_B

@@ -111,13 +111,13 @@ class HostState(Generic[R]):
                 self._views = [memoryview(tokens_T) for tokens_T in self._seen_BT.numpy()]
             return [view[a:b].tolist() for view, (a, b) in zip(self._views, spans, strict=True)]
         K = max(b - a for a, b in spans)  # one copy for all rows, not one per row
-        column_BK = context.length_B[:, None] + torch.arange(-K, 0, device=self._device)
-        lines = context.tokens_BT.gather(1, column_BK.clamp(min=0)).tolist()
+        position_BK = context.length_B[:, None] + torch.arange(-K, 0, device=self._device)
+        lines = context.tokens_BT.gather(1, position_BK.clamp(min=0)).tolist()
         return [line[K - (b - a) :] for line, (a, b) in zip(lines, spans, strict=True)]
 
 
 def chain(state: HostState[R], found: Sequence[Sequence[int]], budget: Budget) -> Draft:
-    """A draft of chosen chains, one list of tokens per row, cut at the rows' budgets and behind
+    """A draft of chosen chains, one list of tokens per row, cut at the rows' budgets and after
     their end tokens."""
     ends, device = state.context.ends, state.context.device
     if ends is not None:
@@ -184,7 +184,7 @@ def trees(state: HostState[R], found: Sequence[Tree], budget: Budget) -> Draft:
 
 
 def _table(first: Sequence[int], rest: Sequence[Sequence[int]], N: int, absent: int = 0) -> Table:
-    """``first`` and ``rest`` of each row side by side, padded to N columns."""
+    """``first`` and ``rest`` of each row side by side, padded to N numbers."""
     flat: list[int] = []  # numpy converts a flat list faster than a list of lists
     for number, numbers in zip(first, rest, strict=True):
         flat.append(number)

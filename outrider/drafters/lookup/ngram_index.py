@@ -1,7 +1,7 @@
 """An index of the positions of all n-grams of a growing token sequence.
 
 Dictionaries would cost some 200 bytes per token. Here a hash table stores one 32-bit integer per
-slot, the position behind an n-gram; whether a slot holds the wanted n-gram is checked against the
+slot, the position after an n-gram; whether a slot holds the wanted n-gram is checked against the
 tokens themselves, which are stored once. Tables are between a third and two thirds full, so a token
 costs 4 bytes plus 6 to 12 bytes for each length n. The last ``MAX_FORGOTTEN`` insertions can be
 undone.
@@ -62,7 +62,7 @@ class NgramIndex:
             self._used -= not before
 
     def find(self, end: int) -> int:
-        """The position behind another occurrence of the n-gram that ends before ``end``; 0 if there
+        """The position after another occurrence of the n-gram that ends before ``end``; 0 if there
         is none."""
         return self._slots[self._slot(end)]
 

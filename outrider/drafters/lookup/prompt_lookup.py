@@ -12,7 +12,7 @@ source of an encoder-decoder are all searched.
 The original scans the whole sequence for every n in every round, T·n_max comparisons. Here each
 length has an index (``ngram_index``): committing a token costs n_max insertions, a draft n_max
 lookups, and neither depends on the length of the sequence. The original takes the first match and
-requires γ tokens behind it; transformers takes the first match and any continuation. Options
+requires γ tokens after it; transformers takes the first match and any continuation. Options
 ``match`` and ``tail`` select both.
 
 Proposes: chosen chains, each row's from that row alone.
@@ -76,7 +76,7 @@ class LookupReader:
         """Does nothing: no memory outlives the row."""
 
     def continuation(self, most: int) -> Sequence[int]:
-        """At most ``most`` tokens from behind the longest match; none without a match."""
+        """At most ``most`` tokens from after the longest match; none without a match."""
         end = len(self.tokens)
         for n, index in self.indices.items():
             if n <= end and (position := index.find(end)):

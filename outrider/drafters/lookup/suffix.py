@@ -61,13 +61,13 @@ class Expand:
     min_prob: float
 
     def bound(self, matched: int, most: int) -> float:
-        """An upper bound of the score behind a match: 1 per node, and 1 per level."""
+        """An upper bound of the score after a match: 1 per node, and 1 per level."""
         return min(self.factor * matched, most)
 
     def __call__(
         self, index: SuffixIndex, state: int, matched: int, most: int
     ) -> tuple[float, Tree]:
-        """The score and the draft behind a state, at most ``most`` levels deep."""
+        """The score and the draft after a state, at most ``most`` levels deep."""
         left = int(min(self.factor * matched, MAX_NODES))
         if self.shape == "chain":
             return _chain(index, state, min(left, most), self.min_prob)

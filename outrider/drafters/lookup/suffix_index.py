@@ -43,7 +43,7 @@ class SuffixIndex:
         last: the state of the whole sequence.
         length: of each state, the length of its longest string in tokens.
         link: of each state, its suffix link; -1 from the empty string.
-        end: of each state, the latest position behind one of its occurrences.
+        end: of each state, the latest position after one of its occurrences.
         count: of each state, the number of its occurrences.
     """
 
@@ -246,7 +246,7 @@ class SuffixIndex:
             edge = self._sibling[edge]
 
     def _connect(self, state: int, token: int, target: int, slot: int) -> None:
-        """Adds a transition behind the first one; ``slot`` is its place in the hash table."""
+        """Adds a transition after the first one; ``slot`` is its index in the hash table."""
         edge = len(self._source)
         self._source.append(state)
         self._token.append(token)

@@ -16,7 +16,7 @@ temperature 0 draft the argmax in either case.
 The table lives on the host. Each round reads an accelerator once, for the last tokens of the
 contexts, and ``sample`` once more per drafted token.
 
-With a ``confidence`` a row stops behind a token whose probability (under q_i for ``sample``, in the
+With a ``confidence`` a row stops after a token whose probability (under q_i for ``sample``, in the
 table for ``argmax``) is smaller. That token stays in the draft.
 
 Legend: B rows, N nodes (node 0 is the root), V vocabulary.
@@ -60,7 +60,7 @@ class NgramDrafter:
         table: the n-gram model; its vocabulary must be the target's.
         num_tokens: width of the target's logits; ids beyond the table's vocabulary are not drafted.
         how: ``sample`` from the distribution, or take its ``argmax``.
-        confidence: stop a row behind a token with a smaller probability; 0 never stops.
+        confidence: stop a row after a token with a smaller probability; 0 never stops.
         dtype: dtype of the distributions, float32 or float64.
 
     Raises:

@@ -119,7 +119,7 @@ class NgramTable:
             raise ModelLoadError(f"n-gram file {str(file)!r}: {error}; {BUILD}") from None
 
     def nodes(self, tokens: Sequence[int]) -> list[int]:
-        """The context behind these tokens."""
+        """The context after these tokens."""
         nodes: list[int] = []
         for token in tokens[max(0, len(tokens) - self.order + 1) :]:
             nodes = self.step(nodes, token)

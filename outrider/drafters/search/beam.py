@@ -57,8 +57,8 @@ class Step:
     """One step of a search.
 
     Attributes:
-        q_BnV: the distributions behind the beams before the step.
-        logits_BnV: the model's logits behind them.
+        q_BnV: the distributions after the beams before the step.
+        logits_BnV: the model's logits after them.
         total_B: log of the sum of these beams' likelihoods, which is also the sum over all their
             continuations.
         tree: the beams after the step, best first.
@@ -164,7 +164,7 @@ class BeamDrafter(ModelBacked):
             yield Step(q_BnV, logits_BnV, total_B, tree, score_Bn)
 
     def _logits(self, state: ModelState, context: Context, tree: BeamTree) -> Tensor:
-        """Logits behind the living beams, (B, n, V)."""
+        """Logits after the living beams, (B, n, V)."""
         if not tree.tokens_BM.shape[1]:
             logits_B1V = fitted(self._catch_up(state, context)[:, None], self.num_tokens)
             return logits_B1V.expand(-1, tree.path_BnK.shape[1], -1)
@@ -250,17 +250,17 @@ def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
     return path_BD
 
 
-def _along(behind: Sequence[Tensor], path_BD: Tensor) -> Tensor:
-    """What each step computed behind the nodes of a path, the root first, (B, N, V); zeros for the
+def _along(computed: Sequence[Tensor], path_BD: Tensor) -> Tensor:
+    """What each step computed after the nodes of a path, the root first, (B, N, V); zeros for the
     last node.
 
     Args:
-        behind: of each step, one row of V numbers behind each of its beams, (B, n, V).
+        computed: of each step, one row of V numbers after each of its beams, (B, n, V).
         path_BD: the nodes.
     """
     rows_B = torch.arange(path_BD.shape[0], device=path_BD.device)
-    rows, first = [behind[0][:, 0]], 0
-    for step_BnV, node_B in zip(behind[1:], path_BD.unbind(1), strict=False):
+    rows, first = [computed[0][:, 0]], 0
+    for step_BnV, node_B in zip(computed[1:], path_BD.unbind(1), strict=False):
         n = step_BnV.shape[1]
         rows.append(step_BnV[rows_B, (node_B - first).clamp(0, n - 1)])
         first += n

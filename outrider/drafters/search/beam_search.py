@@ -18,7 +18,7 @@ The last two are heuristics, for either sign of the penalty: see ``_check_early_
 ``transformers``. At max_new_tokens all beams finish.
 
 ``transformers`` gives every beam a cache of its own, a copy of the prompt's included, and re-orders
-all of it at every step. Here the beams are the nodes of one tree behind the prompt (``BeamTree``),
+all of it at every step. Here the beams are the nodes of one tree after the prompt (``BeamTree``),
 and nothing moves when they branch. The slots of dead beams stay allocated and are masked. Whenever
 the tree has doubled, the slots of living beams are packed together, so on average a slot is moved
 once in as many tokens as the tree has.
@@ -121,7 +121,7 @@ def beam_search(
         ends = [at_end or token in eos_ids for token in tokens]
         for i, ended in enumerate(ends[:num_beams]):
             if ended:
-                search.finish(scores[i], (*beams.texts[parents[i]], tokens[i]))
+                search.finish(scores[i], (*beams.outputs[parents[i]], tokens[i]))
         live = [i for i, ended in enumerate(ends) if not ended][:num_beams]
         if not live or search.is_over(scores[live[0]]):
             return search.finished[:num_return_sequences]
@@ -175,11 +175,11 @@ class _Beams:
     """The living beams of one prompt.
 
     Attributes:
-        texts: their new tokens.
+        outputs: their new tokens.
     """
 
     def __init__(self, model: HFModel, context: Context) -> None:
-        self.texts: list[tuple[int, ...]] = [()]
+        self.outputs: list[tuple[int, ...]] = [()]
         self._context = context
         self._model = model
         self._first_token_B1 = context.root_B[:, None]
@@ -201,7 +201,7 @@ class _Beams:
     def grow(self, scores: list[float], parents: list[int], tokens: list[int]) -> None:
         """Makes these continuations the living beams."""
         device = self._model.device
-        self.texts = [(*self.texts[p], token) for p, token in zip(parents, tokens, strict=True)]
+        self.outputs = [(*self.outputs[p], token) for p, token in zip(parents, tokens, strict=True)]
         self._score_Bn = torch.tensor([scores], device=device)
         self._tree = self._tree.grown(
             torch.tensor([parents], device=device), torch.tensor([tokens], device=device)
@@ -212,7 +212,7 @@ class _Beams:
             self._pack_at = max(_PACK_FROM, 2 * len(old_M))
 
     def _logits(self) -> Tensor:
-        """Logits behind the living beams, (B, n, V)."""
+        """Logits after the living beams, (B, n, V)."""
         if not self._tree.tokens_BM.shape[1]:
             logits_BnV = self._model.extend(self._cache, self._first_token_B1)
             self._cache.append(1)
@@ -226,7 +226,7 @@ def _check_factors(length: int, max_new_tokens: int, model: HFModel) -> None:
     most = model.draft_room(length) + 1
     if max_new_tokens > most:
         raise InvalidParameterError(
-            f"max_new_tokens={max_new_tokens}: beam search behind {length} tokens may emit {most} "
+            f"max_new_tokens={max_new_tokens}: beam search after {length} tokens may emit {most} "
             f"here, for {model.name} has LongRoPE, whose factors change beyond {model.original} "
             f"tokens; lower it, or give a prompt longer than that"
         )
@@ -247,7 +247,7 @@ def _check_source(source_ids: Sequence[int] | None, model: HFModel) -> None:
     if source_ids is None:
         raise PromptError(
             f"{model.name} is an encoder-decoder: give what its encoder reads as source_ids, and "
-            f"as the prompt {list(model.decoder_prompt)}, which begins its texts"
+            f"as the prompt {list(model.decoder_prompt)}, which begins its outputs"
         )
     _check_tokens("source_ids", source_ids, model)
     if len(source_ids) > model.prompt_limit:

@@ -1,8 +1,9 @@
 """Beams: how the best continuations are taken, and the tree in which beams share a cache.
 
-The beams of a search are the deepest nodes of one tree behind a row's committed slots. A forward
-pass feeds all beams as its columns. When a beam dies or branches, nothing in the cache is copied or
-re-ordered: the mask of each beam shows its own path, whatever slots the path is in.
+The beams of a search are the deepest nodes of one tree after a row's committed slots. A forward
+pass feeds the last tokens of all beams as its query tokens. When a beam dies or branches, nothing
+in the cache is copied or re-ordered: the mask of each beam shows its own path, whatever slots the
+path is in.
 
 Legend: B rows, n beams, k kept, C continuations (n·V), R draws, K tokens on a beam's path, M nodes
 of the tree, V vocabulary.
@@ -21,7 +22,7 @@ from outrider.runtime import Nodes
 
 @dataclass(frozen=True)
 class BeamTree:
-    """Beams as the deepest nodes of a tree behind the committed slots, level by level.
+    """Beams as the deepest nodes of a tree after the committed slots, level by level.
 
     Attributes:
         tokens_BM: tokens of all nodes, dead beams included.
@@ -40,7 +41,7 @@ class BeamTree:
         return cls(none_B0, none_B0[:, None].expand(-1, num_beams, -1), none_B0[0])
 
     def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> "BeamTree":
-        """The tree with one token behind each of these beams. A beam may be named several times,
+        """The tree with one token after each of these beams. A beam may be named several times,
         or not at all, which ends it."""
         (B, n), M = beam_Bn.shape, self.tokens_BM.shape[1]
         above_BnK = self.path_BnK.gather(
@@ -69,7 +70,7 @@ class BeamTree:
 
     @property
     def nodes(self) -> Nodes:
-        """The living beams as the columns of the next forward pass."""
+        """The living beams as the query tokens of the next forward pass."""
         return Nodes(self.on_path_BnM, self.depth_M.expand_as(self.tokens_BM))
 
     def packed(self) -> tuple["BeamTree", Tensor]:
@@ -82,7 +83,7 @@ class BeamTree:
         return tree, old_M
 
     def prefix(self, context: Context, score_Bn: Tensor) -> Prefix:
-        """What precedes the token behind each living beam. A beam of score -inf does not exist."""
+        """What precedes the token after each living beam. A beam of score -inf does not exist."""
         return Prefix(
             context,
             lambda: self.tokens_BM,

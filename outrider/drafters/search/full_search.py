@@ -34,11 +34,11 @@ DEPTH = 31
 class Found:
     """What was found for each row: the position of its first token, and its tokens."""
 
-    texts: list[tuple[int, tuple[int, ...]]]
+    outputs: list[tuple[int, tuple[int, ...]]]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows."""
-        self.texts = [self.texts[row] for row in rows]
+        self.outputs = [self.outputs[row] for row in rows]
 
 
 class FullSearchDrafter:
@@ -82,9 +82,9 @@ class FullSearchDrafter:
     def propose(self, state: Found, context: Context, budget: Budget, rng: Stream) -> Draft:
         pieces = []
         for row, length in enumerate(context.lengths):
-            first, tokens = state.texts[row]
+            first, tokens = state.outputs[row]
             if length - first >= len(tokens):
-                first, tokens = state.texts[row] = length, self._search(context, row)
+                first, tokens = state.outputs[row] = length, self._search(context, row)
             pieces.append(tokens[length - first :][: budget.max_tokens + 1])
         K = max(len(piece) for piece in pieces)
         padded = [[*piece, *[0] * (K - len(piece))] for piece in pieces]
@@ -99,7 +99,7 @@ class FullSearchDrafter:
 
     def join(self, state: Found, other: Found) -> None:
         """Appends the rows of another state."""
-        state.texts = state.texts + other.texts
+        state.outputs = state.outputs + other.outputs
 
     def _search(self, context: Context, row: int) -> tuple[int, ...]:
         """The best continuation of a row."""

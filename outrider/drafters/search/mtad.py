@@ -6,7 +6,7 @@ LLM Inference", ICLR 2025, in the multi-candidate form of the authors' code. The
 
     level i:   the beams that step i kept, best first, each below the beam that it continues
 
-Siblings differ, and every node's q is the draft model's distribution behind its parent. At
+Siblings differ, and every node's q is the draft model's distribution after its parent. At
 temperature 0 the draft is the argmax chain.
 
 Legend: B rows, n beams of a step, N nodes of the draft, V vocabulary.
@@ -25,7 +25,7 @@ from outrider.drafters.search.beam import BeamDrafter, Step
 from outrider.runtime import HFModel
 
 Search = Literal["sample", "greedy"]
-_MOST_NODES = 255  # without the root: the slots that a cache has behind a full context
+_MOST_NODES = 255  # without the root: the slots that a cache has after a full context
 
 
 class MtadDrafter(BeamDrafter):

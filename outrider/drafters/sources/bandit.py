@@ -3,7 +3,7 @@
     speed-up(a, γ, c) = (1 - a^(γ+1)) / ((1 - a)(γ c + 1))
 
 is Theorem 3.8 of Leviathan et al., ICML 2023: the gain of a draft of γ tokens, each accepted with
-probability a behind accepted ones, at a cost of c target passes per token, which includes what one
+probability a after accepted ones, at a cost of c target passes per token, which includes what one
 more token costs in the target's own pass. The empty draft, with gain 1, is an arm too. γ is the
 number of tokens that the source has found, or may draft; c is given; a is estimated:
 

@@ -1,6 +1,6 @@
 """Grows a token tree of fixed shape, level by level, from any source of logits.
 
-A level is one step: the distributions behind its nodes that have children, then the children, drawn
+A level is one step: the distributions after its nodes that have children, then the children, drawn
 or picked. Where the logits come from is the caller's business: a draft model's forward pass per
 level (``static.py``), or slots of a head that one pass has computed (``heads/``).
 
@@ -91,7 +91,7 @@ class Level:
 
 
 LevelLogits = Callable[[Tensor, Level], Tensor]
-"""From the tokens so far, root first, (B, N), and a level to the logits behind the level's nodes
+"""From the tokens so far, root first, (B, N), and a level to the logits after the level's nodes
 that have children, (B, n, V)."""
 
 
@@ -130,7 +130,7 @@ class StaticTree:
         logits: LevelLogits,
         drafts_B: Tensor | None = None,
     ) -> Draft:
-        """A tree behind the last token of each row.
+        """A tree after the last token of each row.
 
         Args:
             context: the batch.

@@ -8,7 +8,7 @@ section 2.1 (the best tokens by rank).
 
     children of node v  ~  q( . | context, path to v)
 
-A forward pass takes the nodes of a level that have children, under a tree mask, behind those of the
+A forward pass takes the nodes of a level that have children, under a tree mask, after those of the
 levels above; the last level needs no pass. After a round the draft model's cache forgets all nodes.
 The next round's first pass takes the accepted path along with the new root, which costs no more
 than a pass over one token while reading the weights dominates. So nothing is ever moved within the
@@ -76,7 +76,7 @@ class TreeDrafter(ModelBacked):
     def _logits(
         self, state: ModelState, context: Context, tokens_BN: Tensor, level: Level
     ) -> Tensor:
-        """Logits behind the level's nodes that have children, (B, n, V)."""
+        """Logits after the level's nodes that have children, (B, n, V)."""
         if level.depth == 0:
             return self._catch_up(state, context)[:, None]
         B = context.num_rows

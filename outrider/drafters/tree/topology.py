@@ -225,31 +225,31 @@ def _checked(paths: Iterable[Sequence[int]]) -> list[RankPath]:
     """The paths as tuples, after checking that the parent and the lower siblings of each are among
     them."""
     found: dict[RankPath, int] = {}
-    for place, path in enumerate(paths):
+    for index, path in enumerate(paths):
         if isinstance(path, str) or not isinstance(path, Sequence):
-            raise InvalidParameterError(f"paths[{place}]={path!r}: must be a list of ranks")
+            raise InvalidParameterError(f"paths[{index}]={path!r}: must be a list of ranks")
         for rank in path:
             if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
                 raise InvalidParameterError(
-                    f"paths[{place}]={list(path)}: rank {rank!r} must be a whole number, at least 0"
+                    f"paths[{index}]={list(path)}: rank {rank!r} must be a whole number, at least 0"
                 )
         if not path:
-            raise InvalidParameterError(f"paths[{place}]=[]: the root is implied; remove it")
+            raise InvalidParameterError(f"paths[{index}]=[]: the root is implied; remove it")
         if tuple(path) in found:
             raise InvalidParameterError(
-                f"paths[{place}]={list(path)}: the same as paths[{found[tuple(path)]}]; remove one"
+                f"paths[{index}]={list(path)}: the same as paths[{found[tuple(path)]}]; remove one"
             )
-        found[tuple(path)] = place
+        found[tuple(path)] = index
     _check_size(len(found), max(map(len, found), default=0))
-    for path, place in found.items():
+    for path, index in found.items():
         *above, rank = path
         if above and tuple(above) not in found:
             raise InvalidParameterError(
-                f"paths[{place}]={list(path)}: its parent {above} is missing; add it"
+                f"paths[{index}]={list(path)}: its parent {above} is missing; add it"
             )
         if rank and (*above, rank - 1) not in found:
             raise InvalidParameterError(
-                f"paths[{place}]={list(path)}: a gap in the ranks; add its sibling "
+                f"paths[{index}]={list(path)}: a gap in the ranks; add its sibling "
                 f"{[*above, rank - 1]}, or number the siblings from 0 on"
             )
     return list(found)

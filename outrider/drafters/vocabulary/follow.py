@@ -29,10 +29,10 @@ NUM_REREAD = 10
 
 @dataclass
 class DraftRow:
-    """One row's committed text in the draft model's tokens.
+    """One row's committed sequence in the draft model's tokens.
 
     Attributes:
-        tokens: the draft model's tokens for all committed text but ``pending``; never empty.
+        tokens: the draft model's tokens for all committed sequence but ``pending``; never empty.
         known: how many of the target's tokens have been converted.
         tail: the target's last tokens.
         cached: how many of ``tokens`` the cache holds.
@@ -51,7 +51,7 @@ class DraftRow:
 
 
 class FollowState(ModelState):
-    """The draft model's cache, and the committed text in the draft model's tokens.
+    """The draft model's cache, and the committed sequence in the draft model's tokens.
 
     Attributes:
         rows: one per row.
@@ -77,7 +77,7 @@ class FollowState(ModelState):
         self.rows = [self.rows[row] for row in rows]
 
     def rollback(self, lengths: Lengths) -> None:
-        """Nothing: the next draft compares the cache with the committed text, whose tokens
+        """Nothing: the next draft compares the cache with the committed sequence, whose tokens
         ``lengths`` does not count."""
 
 
@@ -150,10 +150,10 @@ class Follower(ModelBacked, ABC):
         cache, rows, device = state.cache, state.rows, context.device
         lacking = Lengths.of([len(row.tokens) - row.cached for row in rows], device)
         K = max(lacking.host)
-        columns = [row.tokens[row.cached :] for row in rows]
-        columns = [tokens + [0] * (K - len(tokens)) for tokens in columns]
+        fed = [row.tokens[row.cached :] for row in rows]
+        fed = [tokens + [0] * (K - len(tokens)) for tokens in fed]
         cache.rollback(Lengths.of([row.cached for row in rows], device))
-        logits_BKU = self.model.extend(cache, torch.tensor(columns, device=device))
+        logits_BKU = self.model.extend(cache, torch.tensor(fed, device=device))
         cache.append(lacking)
         for row in rows:
             row.cached = len(row.tokens)

@@ -8,7 +8,7 @@ tokenizers and ``do_sample=False``.
     text = D(x_1 … x_γ),   x_i = argmax q_i;     candidates = T(text)
 
 T tokenises the drafted text together with the last committed tokens before it; the candidates are
-the tokens behind these. A rule that verifies chosen candidates accepts those that the target itself
+the tokens after these. A rule that verifies chosen candidates accepts those that the target itself
 would emit, so the method is lossless whatever the text. The argmax is drafted at every temperature:
 if q is near p, no draw agrees with the target's draw more often. Bias and penalties are about
 tokens of the target and do not reach the draft model.
@@ -43,7 +43,7 @@ class SlemDrafter(Follower):
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: stop a row behind a draft token with a smaller probability; 0 never stops.
+        confidence: stop a row after a draft token with a smaller probability; 0 never stops.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer.
@@ -134,7 +134,7 @@ class SlemDrafter(Follower):
         first = self._first_open(row.tokens)
         text, row.pending = complete(draft.bytes_of(row.tokens[first:]) + utf8)
         before = complete(draft.bytes_of(row.tokens[max(0, first - NUM_REREAD) : first]))[0]
-        again = draft.encode_behind(before, text)
+        again = draft.encode_after(before, text)
         if again is not None:
             row.tokens[first:] = again
             return
@@ -142,7 +142,7 @@ class SlemDrafter(Follower):
         row.tokens += draft.spell(text) if text else []
 
     def _first_open(self, tokens: Sequence[int]) -> int:
-        """Index of the first token that may be tokenised again: behind the last special token, and
+        """Index of the first token that may be tokenised again: after the last special token, and
         at the beginning of a character."""
         pieces = self.bridge.draft.pieces
         first = len(tokens)

@@ -39,7 +39,7 @@ class TliDrafter(Follower, ModelDrafter):
     Args:
         target: the model that verifies.
         model: the draft model, with a tokenizer of its own.
-        confidence: stop a row behind a token with a smaller probability; 0 never stops.
+        confidence: stop a row after a token with a smaller probability; 0 never stops.
 
     Raises:
         VocabularyMismatchError: a model without a tokenizer, or no token in common.
@@ -60,7 +60,7 @@ class TliDrafter(Follower, ModelDrafter):
         return replace(draft, mask_BN=draft.mask_BN & (draft.depth_BN <= room_B[:, None]))
 
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
-        """Remembers what was drafted; the next draft compares it with the committed text."""
+        """Remembers what was drafted; the next draft compares it with the committed sequence."""
         assert isinstance(state, FollowState)
         if draft.num_nodes > 1:
             state.drafted(self.shared.to_draft(draft.tokens_BN[:, 1:]).tolist())

@@ -142,7 +142,7 @@ class CompiledExecutor:
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """Drafts ``depth`` (D) tokens behind the query tokens: a fused draft.
+        """Drafts ``depth`` (D) tokens after the query tokens: a fused draft.
 
         Args:
             cache: its forward pass has begun, with room for all drafted tokens but the last.

@@ -1,6 +1,6 @@
 """A draft as one program: γ forward passes of a model, and the token that each of them leads to.
 
-    x_i ~ softmax(z_i / T),   z_i the logits behind … x_{i-1},   i = 1 … γ
+    x_i ~ softmax(z_i / T),   z_i the logits after … x_{i-1},   i = 1 … γ
 
 by the same inverse distribution function as a draft made step by step, or x_i = argmax z_i. No
 Python runs between the forward passes. γ is part of the program; all other sizes are symbolic.
@@ -55,7 +55,7 @@ class GreedyDraft(ChainForward):
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        more = self.depth - 1  # slots that the forward passes behind the first one fill
+        more = self.depth - 1  # slots that the forward passes after the first one fill
         inputs = super().inputs(buffers, rows, queries, span + more, slots + more)
         tokens_BN, length_B, *rest = inputs
         return tokens_BN, length_B - more, *rest

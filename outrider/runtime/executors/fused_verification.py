@@ -1,12 +1,12 @@
 """Fused verification: softmax, rule and emitted tokens as one program, without Python between them.
 
 ``torch.export`` traces the rule's own code, whichever rule it is, with the softmax before it and
-the estimate of the overlap behind it. The rule's random numbers are inputs of the program, so that
+the estimate of the overlap after it. The rule's random numbers are inputs of the program, so that
 it decides as the rule itself would, up to rounding.
 
 A rule opts in by ``traceable: ClassVar[bool] = True``, if its code reads no number from a tensor
 (no ``bool(tensor)``), draws by ``rng.uniform`` alone, and decides on each token without regard to
-the rows behind it: drafts are not cut at their end tokens before a program verifies them. The rule
+the rows after it: drafts are not cut at their end tokens before a program verifies them. The rule
 itself verifies all other drafts: those that are no full chains, those whose distributions are more
 than a temperature, and, where bits must not depend on the executor, all that are sampled.
 

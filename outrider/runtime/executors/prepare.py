@@ -178,7 +178,7 @@ def _compile(model: HFModel, own: bool, thorough: bool) -> None:
 
 
 def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int = 1) -> Tensor:
-    """Logits of the last row behind each of the last tokens, (N, V), from forward passes over so
+    """Logits of the last row after each of the last tokens, (N, V), from forward passes over so
     many tokens each."""
     done = len(tokens) - sum(widths)
     context = unsampled_context(model, tokens, rows)
@@ -192,7 +192,7 @@ def _logits(model: HFModel, tokens: list[int], widths: Sequence[int], rows: int 
 
 
 def _leaf_logits(model: HFModel, tokens: list[int]) -> Tensor:
-    """Logits behind the last token, (V,), as the leaf of a tree in which a node of another branch
+    """Logits after the last token, (V,), as the leaf of a tree in which a node of another branch
     precedes each node of its path."""
     half = len(tokens) // 2
     cache = model.start(unsampled_context(model, tokens[: half + 1]))

@@ -169,7 +169,7 @@ class ChainForward(TreeForward):
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        """The same for query tokens behind ``length_B`` slots; of ``slot_S`` only the size
+        """The same for query tokens after ``length_B`` slots; of ``slot_S`` only the size
         counts."""
         span = slot_S.shape[0]
         metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)

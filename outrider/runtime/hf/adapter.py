@@ -208,10 +208,10 @@ class HFModel:
         """The model's settings for ``generate``, if it has any."""
         return getattr(self.module, "generation_config", None)
 
-    def logits_after(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    def logits_after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """Logits after a prompt and a continuation, by one plain forward pass without any cache,
         (V,)."""
-        ids_1T = torch.tensor([[*prompt, *text]], device=self.device)
+        ids_1T = torch.tensor([[*prompt, *output]], device=self.device)
         with self.arithmetic():
             logits_1TV: Tensor = self.module(input_ids=ids_1T, use_cache=False).logits
         return logits_1TV[0, -1]

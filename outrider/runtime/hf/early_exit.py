@@ -46,7 +46,7 @@ class SharedCache(KVCache):
     """A cache that draft and target share.
 
     Attributes:
-        hidden: hidden states behind the first layers, one (B, 1, H) per node of the last draft.
+        hidden: hidden states after the first layers, one (B, 1, H) per node of the last draft.
         tokens_BN: the tokens of that draft, once it is complete.
         resume_BNH: the hidden states that the target's next forward pass goes on from; None where
             it runs the first layers itself.
@@ -179,7 +179,7 @@ class EarlyExit(HFModel):
         self.exact = target.exact
         if isinstance(k, bool) or not isinstance(k, int) or not 0 < k < self.num_layers:
             raise InvalidParameterError(
-                f"layer={k!r}: {target.name} has {self.num_layers} layers; the exit is behind "
+                f"layer={k!r}: {target.name} has {self.num_layers} layers; the exit is after "
                 f"layer 1 to {self.num_layers - 1}"
                 if self.num_layers > 1
                 else f"layer={k!r}: {target.name} has one layer, which cannot be split"

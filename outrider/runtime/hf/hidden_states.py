@@ -89,7 +89,7 @@ def tapped(module: M, stack: nn.Module, num_layers: int, layers: Sequence[int], 
         if stack is module:
             raise UnsupportedModelError(
                 f"{name} ({type(module).__name__}) does not keep its layers apart from its head, "
-                f"so the hidden states behind its last layer cannot be recorded"
+                f"so the hidden states after its last layer cannot be recorded"
             )
         module = with_parts(module, {stack: OutputTap(stack, num_layers)})
     return module

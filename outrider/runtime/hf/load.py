@@ -83,8 +83,8 @@ def load_model(
     if quantized is not None:
         check_kind(quantized)
     check_flag("trust_remote_code", trust_remote_code)
-    place = resolve_device(device)
-    kind = resolve_dtype(dtype, place)
+    chosen = resolve_device(device)
+    kind = resolve_dtype(dtype, chosen)
     check_source(source, role)
     if isinstance(source, HFModel):
         if quantized is None:
@@ -129,7 +129,7 @@ def load_model(
         )
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
     adapter = Seq2SeqModel if two_stacks else HFModel
-    module = module.to(place)
+    module = module.to(chosen)
     if quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")
@@ -157,20 +157,20 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        place = torch.device(device) if isinstance(device, str | torch.device) else None
+        chosen = torch.device(device) if isinstance(device, str | torch.device) else None
     except RuntimeError:
-        place = None
-    if place is None or place.type not in ("cpu", "cuda", "mps"):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
         raise InvalidParameterError(
             f"device={shown(device)}: must be cpu, cuda, cuda:n, mps or auto"
         )
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InvalidParameterError(
             f"device={device!r}: {torch.cuda.device_count()} CUDA devices here; use device='auto'"
         )
-    if place.type == "mps" and not torch.backends.mps.is_available():
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise InvalidParameterError(f"device={device!r}: no MPS here; use device='auto'")
-    return place
+    return chosen
 
 
 def resolve_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ sequences of up to ``original_max_position_embeddings`` tokens, one for longer o
 embeddings of ``transformers`` choose by the largest position of a forward pass, so a short row of a
 batch would get the factors of a long one, and the first part of a long prompt those of a short one.
 
-Here the logits behind n tokens are those of one forward pass over these n tokens, whatever else is
+Here the logits after n tokens are those of one forward pass over these n tokens, whatever else is
 in the batch and however the tokens are split among forward passes. Hence all keys of a row have
 the same factors, and the keys of a row that grows past the original length are recomputed
 (``recompute_long_rows`` in ``prefill.py``), as ``generate`` does for Phi-3. A draft must not cross

@@ -112,11 +112,13 @@ class Seq2SeqModel(HFModel):
         """Longest source in tokens: as many as the decoder has positions."""
         return self.limit
 
-    def logits_after(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+    def logits_after(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         with self.arithmetic():
             logits_1TV: Tensor = self.module(
                 input_ids=torch.tensor([list(prompt)], device=self.device),
-                decoder_input_ids=torch.tensor([[*self.decoder_prompt, *text]], device=self.device),
+                decoder_input_ids=torch.tensor(
+                    [[*self.decoder_prompt, *output]], device=self.device
+                ),
                 use_cache=False,
             ).logits
         return logits_1TV[0, -1]

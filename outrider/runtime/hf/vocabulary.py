@@ -80,8 +80,8 @@ class Vocabulary:
         assert isinstance(text, str)
         return text
 
-    def encode_behind(self, before: str, text: str) -> list[int] | None:
-        """The tokens of a text behind another one; None where a token straddles the border."""
+    def encode_after(self, before: str, text: str) -> list[int] | None:
+        """The tokens of a text after another one; None where a token straddles the border."""
         tokens, wanted = self.encode(before + text), text.encode()
         first, left = len(tokens), len(wanted)
         while first and left > 0:
@@ -92,20 +92,20 @@ class Vocabulary:
     def spell(self, text: str, before: str = "\n") -> list[int]:
         """The tokens of a text within another one.
 
-        They are those behind ``before``; where a token would straddle the border, those behind a
+        They are those after ``before``; where a token would straddle the border, those after a
         line break; else (with a tokenizer that changes its text, say to lower case) those of the
         text alone.
         """
         for border in (before, "\n"):
-            tokens = self.encode_behind(border, text)
+            tokens = self.encode_after(border, text)
             if tokens is not None:
                 return tokens
         return self.encode(text)
 
     def _decoder_prompt(self) -> list[int]:
         plain, full = self.encode("a"), self._tokenizer("a")["input_ids"]
-        places = range(len(full) - len(plain) + 1)
-        first = next((i for i in places if full[i : i + len(plain)] == plain), 0)
+        offsets = range(len(full) - len(plain) + 1)
+        first = next((i for i in offsets if full[i : i + len(plain)] == plain), 0)
         return list(full[:first]) if plain else []
 
 

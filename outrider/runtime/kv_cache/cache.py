@@ -1,14 +1,14 @@
 """The KV cache: preallocated buffers, written at per-row slots, rolled back by moving a counter.
 
 A KV buffer holds one layer's keys (or values) of all rows, ``(rows, heads, slots, width)``. The
-tokens of a row fill its slots from 0 on. A forward pass writes its columns behind them; columns
-that the cache does not keep are overwritten by the next pass. KV buffers grow by doubling, up to
-the model's context.
+tokens of a row fill its slots from 0 on. A forward pass writes its query tokens after them; those
+that the cache does not keep are overwritten by the next forward pass. KV buffers grow by doubling,
+up to the model's context.
 
 ``storage.py`` says how numbers are stored. It splits a KV buffer into planes, tensors
 ``(rows, heads, slots, ·)``: one of numbers and, where numbers are quantised, one of scales.
 
-Legend: B rows, N columns of a forward pass, S slots, D depth, H heads, C width of a head.
+Legend: B rows, N query tokens of a forward pass, S slots, D depth, H heads, C width of a head.
 """
 
 import math
@@ -27,7 +27,7 @@ from outrider.runtime.kv_cache.storage import (
     KVCachePlan,
     KVLayout,
     free_bytes,
-    slots_behind,
+    query_slots,
     write_at,
 )
 
@@ -55,7 +55,7 @@ class KVCache(Cache, Sequences):
         long: which rows have keys with long rotary factors (``longrope.py``).
         health: where forward passes record whether their logits were finite. The context's, once
             the prompts are cached.
-        span: slots that the forward pass under way reads, its own columns included.
+        span: slots that the forward pass under way reads, its own query tokens included.
         prefixes: what retains the rows that leave (``prefix.py``); None if nothing does.
     """
 
@@ -80,8 +80,8 @@ class KVCache(Cache, Sequences):
             plan.memory_budget.share(self)
         self.span = 0
         self._start: int | None = 0
-        self._first = self._num_columns = 0
-        self._places: tuple[Tensor, Tensor] | None = None
+        self._first = self._num_queries = 0
+        self._slots: tuple[Tensor, Tensor] | None = None
         self._room = (0, 0)
         self._in_use: tuple[int, list[Tensor]] = (0, [])
 
@@ -90,14 +90,14 @@ class KVCache(Cache, Sequences):
         """Whether all rows have the same length, so that a forward pass writes one slice."""
         return self._start is not None
 
-    def begin(self, num_columns: int, first: int = 0) -> None:
-        """Prepares for a forward pass that writes ``num_columns`` columns behind the committed
-        slots and behind the ``first`` columns of earlier passes there."""
+    def begin(self, num_queries: int, first: int = 0) -> None:
+        """Prepares for a forward pass that writes ``num_queries`` query tokens after the
+        committed tokens, and after the ``first`` query tokens that earlier passes wrote there."""
         lengths = self.sequence_lengths.host
         longest = max(lengths)
-        self.span = longest + first + num_columns
+        self.span = longest + first + num_queries
         self._start = longest + first if min(lengths) == longest else None
-        self._first, self._num_columns, self._places = first, num_columns, None
+        self._first, self._num_queries, self._slots = first, num_queries, None
 
     def update(
         self,
@@ -163,14 +163,14 @@ class KVCache(Cache, Sequences):
         return self.span, 0
 
     def append(self, num: Lengths | int) -> None:
-        """Keeps the next ``num`` columns of the last forward pass, per row or in all rows."""
+        """Keeps the next ``num`` query tokens of the last forward pass, per row or in all rows."""
         self.sequence_lengths = self.sequence_lengths + num
 
-    def select(self, column_BD: Tensor, num_accepted: Lengths) -> None:
-        """Keeps the root, column 0 of the last forward pass, and the first ``num_accepted`` columns
-        of a path, which are moved into place behind it."""
+    def select(self, index_BD: Tensor, num_accepted: Lengths) -> None:
+        """Keeps the root, query token 0 of the last forward pass, and the first
+        ``num_accepted`` query tokens of a path, which are moved to the slots after it."""
         if most := max(num_accepted.host):
-            self.pack(column_BD[:, :most], 1)
+            self.pack(index_BD[:, :most], 1)
         self.append(num_accepted + 1)
 
     def rollback(self, lengths: Lengths) -> None:
@@ -186,13 +186,13 @@ class KVCache(Cache, Sequences):
         """Returns to a snapshot of the same rows, which have only grown since."""
         self.rollback(snapshot)
 
-    def pack(self, column_BD: Tensor, first: int = 0) -> None:
-        """Moves columns of the last forward passes to the slots ``first``, ``first + 1``, … behind
-        the committed ones. Positions that the keys encode and lengths stay as they are."""
-        rows_B1 = torch.arange(self.num_rows, device=column_BD.device)[:, None]
-        from_BD = self.length_B[:, None] + column_BD
-        place_D = first + torch.arange(column_BD.shape[1], device=column_BD.device)
-        to_BD = self.length_B[:, None] + place_D
+    def pack(self, index_BD: Tensor, first: int = 0) -> None:
+        """Moves query tokens of the last forward passes to the slots ``first``, ``first + 1``, …
+        after the committed ones. Positions that the keys encode and lengths stay as they are."""
+        rows_B1 = torch.arange(self.num_rows, device=index_BD.device)[:, None]
+        from_BD = self.length_B[:, None] + index_BD
+        step_D = first + torch.arange(index_BD.shape[1], device=index_BD.device)
+        to_BD = self.length_B[:, None] + step_D
         for buffer in self._buffers():
             buffer[rows_B1, :, to_BD] = buffer[rows_B1, :, from_BD]
 
@@ -210,7 +210,7 @@ class KVCache(Cache, Sequences):
     def join(self, other: "KVCache") -> None:
         """Appends the rows of another cache.
 
-        What former rows left in the slots behind the newcomers' tokens is cleared: it may be NaN,
+        What former rows left in the slots after the newcomers' tokens is cleared: it may be NaN,
         and attention to a NaN is NaN even where the mask hides it.
         """
         first, total = self.num_rows, self.num_rows + other.num_rows
@@ -285,19 +285,19 @@ class KVCache(Cache, Sequences):
         if self._start is not None:
             buffer[:B, :, self._start : self._start + N] = new_BHNC
         else:
-            rows_B1, slots_BN = self._ragged_places()
+            rows_B1, slots_BN = self._ragged_slots()
             write_at(buffer, rows_B1, slots_BN, new_BHNC)
         return buffer[:B, :, : self.span]
 
-    def _ragged_places(self) -> tuple[Tensor, Tensor]:
+    def _ragged_slots(self) -> tuple[Tensor, Tensor]:
         """Rows and slots that the forward pass under way writes; computed for the first layer and
         shared by the others."""
-        if self._places is None:
+        if self._slots is None:
             device = self.length_B.device
             rows_B1 = torch.arange(self.num_rows, device=device)[:, None]
-            slots_BN = slots_behind(self.length_B, self._first, self._num_columns)
-            self._places = rows_B1, slots_BN
-        return self._places
+            slots_BN = query_slots(self.length_B, self._first, self._num_queries)
+            self._slots = rows_B1, slots_BN
+        return self._slots
 
     def _grown(self, buffer: Tensor | None, like: Tensor, rows: int, slots: int) -> Tensor:
         """A KV buffer of at least this size with the old contents; slots grow by doubling."""

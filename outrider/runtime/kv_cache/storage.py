@@ -190,8 +190,8 @@ def _available(moment: int) -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def slots_behind(length_B: Tensor, first: int, num_queries: int) -> Tensor:
-    """The slots of query tokens behind each row's committed ones, the first ``first`` of which
+def query_slots(length_B: Tensor, first: int, num_queries: int) -> Tensor:
+    """The slots of query tokens after each row's committed ones, the first ``first`` of which
     earlier forward passes have filled, (B, N)."""
     step_N = torch.arange(first, first + num_queries, device=length_B.device)
     return length_B[:, None] + step_N

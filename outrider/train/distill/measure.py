@@ -101,8 +101,8 @@ class Meter:
         self.answers: dict[float, list[Sample]] = {}
         for temperature in how.temperatures:
             at = replace(how, temperatures=(temperature,))
-            place = folder_for(folder, held_out=[prompt.tokens for prompt in prompts], how=at)
-            self.answers[temperature] = target_answers(engine, prompts, at, place)
+            cache = folder_for(folder, held_out=[prompt.tokens for prompt in prompts], how=at)
+            self.answers[temperature] = target_answers(engine, prompts, at, cache)
 
     def __call__(self, draft: HFModel, step: int, tokens: int) -> Measurement:
         """The acceptance of a draft after so many steps and tokens of training."""

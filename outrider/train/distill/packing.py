@@ -165,9 +165,9 @@ def packs(model: PreTrainedModel) -> bool:
     first = tuple(token % vocab for token in range(1, 12))
     second = tuple(token % vocab for token in range(40, 49))
     samples = [Sample(first, 1), Sample(second, 1)]
-    place = model.device
-    alone_NV = torch.cat([logits_of(model, pack([each]).to(place)).float() for each in samples])
-    packed_NV = logits_of(model, pack(samples).to(place)).float()
+    device = model.device
+    alone_NV = torch.cat([logits_of(model, pack([each]).to(device)).float() for each in samples])
+    packed_NV = logits_of(model, pack(samples).to(device)).float()
     scale = alone_NV.abs().max().clamp(min=1.0)
     off = (packed_NV - alone_NV).abs().max() / scale
     return bool(off <= 64 * torch.finfo(model.dtype).eps)

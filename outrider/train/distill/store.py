@@ -1,6 +1,6 @@
 """Shards on disk: samples, and the target's distributions of them.
 
-Each shard is a safetensors file, written beside its place and renamed when it is complete, so an
+Each shard is a safetensors file, written next to its path and renamed when it is complete, so an
 interruption leaves whole shards only, and the next run goes on after them.  A folder is named by a
 hash of everything that its contents depend on.
 

@@ -1,12 +1,12 @@
 """Trains DFlash and DSpark heads: many blocks of each text in one pass.
 
-A block starts behind an anchor, a random token whose successor the target wrote. Its slots read
+A block starts after an anchor, a random token whose successor the target wrote. Its slots read
 what they read when drafting: the target's hidden states of the tokens before the anchor, the
 anchor's embedding, and the mask token's. All blocks of a text pass the network together:
 
     keys      [ the text's tokens | block 1 | block 2 | … ]
     a slot    attends to the text's tokens before its anchor, and to its own block
-    slot k    predicts the k-th token behind the anchor, given the true one before it (DSpark);
+    slot k    predicts the k-th token after the anchor, given the true one before it (DSpark);
               counts as long as the target wrote the tokens up to it
 
 ``block_loss.py`` has the losses. The anchors follow from the seed and the number of batches seen,

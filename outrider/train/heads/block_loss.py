@@ -8,8 +8,8 @@ each divided by the sum of its weights; k counts the slots from 1, a_k is the he
 TV and α are those over all tokens: q is zero outside. KL is that from the target's distribution
 within the vocabulary, weighted by its mass there (``teacher.py``).
 
-The papers have the cross-entropy with the token of the text where KL is here: the same gradient in
-expectation over texts that the target wrote at temperature 1, without the noise of one sample.
+The papers have the cross-entropy with the output token where KL is here: the same gradient in
+expectation over outputs that the target wrote at temperature 1, without the noise of one sample.
 
 The confidence is trained on Σ min(p, q), an expectation over the drafted token, as a draft that
 stops in front of a slot needs.

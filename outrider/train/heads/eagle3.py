@@ -7,7 +7,7 @@ Step i of the test is draft step i + 1 of a round that starts at every position 
 
     reads      (feature, x_t+1+i),   feature = the target's at t for i = 0, else step i-1's output
     attends    to the slots up to t of step 0, and to its own slots of steps 1 … i
-    predicts   x_t+2+i; its teacher is the target behind x_t+1+i
+    predicts   x_t+2+i; its teacher is the target after x_t+1+i
     loss       Σ_i decay^i · mean divergence of step i, over positions whose x_t+2+i the target
                wrote, weighted by the teacher's mass (``teacher.py``)
 

@@ -7,7 +7,7 @@ Cai et al., "Medusa", ICML 2024, section 2.2.1. https://arxiv.org/abs/2401.10774
            KL(p_{t+i} ‖ q_i)          labels="target"
 
 q_i is head i at the hidden state of t, p_{t+i} the target's distribution of the same token given
-all tokens before it. Both have the same gradient in expectation over texts that the target wrote at
+all tokens before it. Both have the same gradient in expectation over outputs of the target at
 temperature 1; that of KL has less noise. λ = 0.8 is the paper's; the released code has 1.
 
 With a reduced vocabulary tokens outside do not count, and KL is weighted by the target's mass

@@ -1,6 +1,6 @@
 """The target's hidden states of all samples, computed once and kept on disk in shards.
 
-A shard is a safetensors file with the tokens of some samples one behind the other:
+A shard is a safetensors file with the tokens of some samples one after the other:
 
     lengths (S)     tokens of each sample
     tokens (T)      int32

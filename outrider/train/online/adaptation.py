@@ -198,7 +198,7 @@ class Adaptation:
         Raises:
             SavingError: it cannot be written.
         """
-        place = Path(folder)
+        path = Path(folder)
         with self._condition:
             weights = load_weights(self._versions.path)
         plan = self._plan()
@@ -207,18 +207,18 @@ class Adaptation:
         module.to(dtype=self._draft.dtype)  # type: ignore[call-arg]
         tokenizer = self._draft.tokenizer
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=place.parent, prefix=".saving-") as scratch:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
                 module.save_pretrained(scratch)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(scratch)
-                place.mkdir(exist_ok=True)
+                path.mkdir(exist_ok=True)
                 for file in sorted(Path(scratch).iterdir(), key=lambda f: f.suffix == ".json"):
-                    file.replace(place / file.name)
+                    file.replace(path / file.name)
         except OSError as error:
             size = sum(parameter.nbytes for parameter in module.parameters())
             raise SavingError(
-                f"cannot write {place}: {error.strerror or error}; it needs about "
+                f"cannot write {path}: {error.strerror or error}; it needs about "
                 f"{size / 1e6:.1f} MB"
             ) from error
 

@@ -2,7 +2,7 @@
 recorder takes of each verified position.
 
 The verified positions of a round are those of the accepted tokens and of the first rejected one.
-The position of a bonus token, where nothing was drafted, is none; positions behind a rejected token
+The position of a bonus token, where nothing was drafted, is none; positions after a rejected token
 have a context that was never emitted.
 
 Legend: B rows, N nodes, D drafted positions, R recorded rows, P positions, K top tokens,
@@ -45,14 +45,14 @@ class Recorder(Protocol[Made]):
         Args:
             round_: the round.
             rows_R: the recorded rows.
-            nodes_RD: the node at each position along the accepted path; nodes behind the first
+            nodes_RD: the node at each position along the accepted path; nodes after the first
                 rejected position are arbitrary.
         """
 
     def positions(self, line: Sequence[list[float]], num: int) -> list[Any]:
         """What is kept of a row's first ``num`` positions, from its line of the blocks."""
 
-    def sample(self, tokens: Sequence[int], places: Sequence[int], kept: Sequence[Any]) -> Made:
+    def sample(self, tokens: Sequence[int], positions: Sequence[int], kept: Sequence[Any]) -> Made:
         """A sample: tokens, indices of the positions among them, and what was kept of each."""
 
 
@@ -80,10 +80,12 @@ class TopKRecorder:
         K, (log_p, ids) = self.top_k, line
         return [(log_p[i * K : (i + 1) * K], ids[i * K : (i + 1) * K]) for i in range(num)]
 
-    def sample(self, tokens: Sequence[int], places: Sequence[int], kept: Sequence[Any]) -> Sample:
+    def sample(
+        self, tokens: Sequence[int], positions: Sequence[int], kept: Sequence[Any]
+    ) -> Sample:
         return Sample(
             torch.tensor(tokens, dtype=torch.int64),
-            torch.tensor(places, dtype=torch.int64),
+            torch.tensor(positions, dtype=torch.int64),
             torch.tensor([ids for _, ids in kept]).to(torch.int32),
             torch.tensor([log_p for log_p, _ in kept], dtype=torch.float32),
             self.num_tokens,
@@ -121,7 +123,7 @@ class RateLimit:
 class _Pending:
     """What has been recorded of a row and is in no sample yet."""
 
-    places: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
 
 
@@ -177,16 +179,16 @@ class Collector(Generic[S]):
         num = done.num_verified if line else 0
         if num:
             self._limit.spend(num)
-            pending.places += range(done.start, done.start + num)
+            pending.positions += range(done.start, done.start + num)
             pending.kept += self._recorder.positions(line, num)
-        if pending.places and (len(pending.places) >= self._span or done.row.over):
+        if pending.positions and (len(pending.positions) >= self._span or done.row.over):
             self._rows[done.row] = _Pending()
             self._finish(done.row, pending)
 
     def _finish(self, row: Row, pending: _Pending) -> None:
-        first = max(0, pending.places[0] - self._context)
-        tokens = row.sequence_ids[first : pending.places[-1] + 1]
-        places = [place - first for place in pending.places]
-        self.num_positions += len(places)
+        first = max(0, pending.positions[0] - self._context)
+        tokens = row.sequence_ids[first : pending.positions[-1] + 1]
+        positions = [position - first for position in pending.positions]
+        self.num_positions += len(positions)
         with torch.inference_mode(False):  # rounds run in it, and samples need gradients
-            self._put(self._recorder.sample(tokens, places, pending.kept))
+            self._put(self._recorder.sample(tokens, positions, pending.kept))

@@ -21,10 +21,10 @@ class SavingError(OutriderError, OSError):
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], num_bytes: int) -> None:
-    """Writes a file beside its place, and then moves it there.
+    """Writes a file next to its path, and then moves it there.
 
     Args:
-        path: its place.
+        path: where the file is afterwards.
         write: writes it to a path.
         num_bytes: about how large it is, for the error.
 
@@ -62,7 +62,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Saves weights atomically. Raises SavingError."""
     own = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
     size = sum(tensor.nbytes for tensor in own.values())
-    write_atomically(path, lambda place: save_file(own, place), size)
+    write_atomically(path, lambda partial: save_file(own, partial), size)
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -74,4 +74,4 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 def save_json(path: Path, document: Any) -> None:
     """Saves a document atomically. Raises SavingError."""
     text = json.dumps(document, indent=1)
-    write_atomically(path, lambda place: place.write_text(text), len(text))
+    write_atomically(path, lambda partial: partial.write_text(text), len(text))

@@ -24,7 +24,7 @@ class Sample:
     Attributes:
         tokens_T: its tokens; those before the first position are context.
         positions_P: indices into the tokens. The distribution at a position is that of the token
-            *behind* it, given the tokens up to and including it.
+            *after* it, given the tokens up to and including it.
         ids_PK: the target's most probable tokens there, best first.
         log_p_PK: their log-probabilities under the target at temperature 1, before penalties and
             truncation.

@@ -78,7 +78,7 @@ class History:
         return tuple(self._points)
 
     def count(self, done: RowRound, version: int) -> None:
-        """Adds a round of a row, drafted by a version. Positions behind the end of the output do
+        """Adds a round of a row, drafted by a version. Positions after the end of the output do
         not count."""
         self.num_emitted += done.kept
         depth = done.counts.depth

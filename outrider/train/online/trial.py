@@ -52,11 +52,11 @@ class Trial:
 
     def begin_round(self) -> None:
         """Decides which weights the next round drafts with."""
-        place = self.num_rounds % (2 * BLOCK_ROUNDS)
-        if place == 0:
+        index = self.num_rounds % (2 * BLOCK_ROUNDS)
+        if index == 0:
             self._close_pair()
             self.uses_new = self._rng.random() < 0.5
-        elif place == BLOCK_ROUNDS:
+        elif index == BLOCK_ROUNDS:
             self.uses_new = not self.uses_new
         self.num_rounds += 1
 
