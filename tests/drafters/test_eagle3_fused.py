@@ -9,7 +9,7 @@ from tiny_heads import target_of, tiny_head
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
-from outrider.drafters.heads import eagle3_model
+from outrider.drafters.heads import eagle3_model, head_model
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
@@ -47,7 +47,7 @@ def test_outputs_equal_those_of_step_by_step_drafts(
     sampling: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
-    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    monkeypatch.setattr(head_model, "HeadExecutor", Counted)
     prompts = ragged_prompts([9, 3, 1, 14], 23)
     wanted = engine(batch, compiled=False).generate(prompts, sampling)
     before = Counted.calls
@@ -79,7 +79,7 @@ def test_a_programs_name_tells_heads_apart() -> None:
 
 def test_warming_makes_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards no request compiles anything, and chains are fused drafts."""
-    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    monkeypatch.setattr(head_model, "HeadExecutor", Counted)
     warmed = engine(1, compiled=True)
     warm_up(warmed)
     (head,) = warmed.drafter.capabilities.models
