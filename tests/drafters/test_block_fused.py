@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 from interpreted_graphs import interpreted
 from tiny_block_heads import DSPARK, tiny_block_head
-from tiny_heads import target_of
+from tiny_heads import CountedHeadExecutor, target_of
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
 from outrider.drafters.heads import head_model
 from outrider.drafters.heads.block_model import BlockModel
-from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
@@ -19,17 +18,6 @@ from outrider.runtime.executors.compiled import CompiledExecutor
 
 HEADS: dict[str, tuple[int | None, dict[str, Any]]] = {"dflash": (None, {}), "dspark": (17, DSPARK)}
 """Draft vocabulary and options; a head without a vocabulary of its own has the target's output."""
-
-
-class Counted(HeadExecutor):
-    """Counts the fused drafts, of all executors."""
-
-    calls = 0
-
-    def draft_behind(self, *arguments: Any) -> Any:
-        found = super().draft_behind(*arguments)
-        type(self).calls += found is not None
-        return found
 
 
 def engine(kind: str, batch: int, *, compiled: bool) -> Engine:
@@ -57,16 +45,16 @@ def test_outputs_equal_those_of_step_by_step_drafts(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
-    monkeypatch.setattr(head_model, "HeadExecutor", Counted)
+    monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
     prompts = ragged_prompts([9, 3, 1, 14], 23)
     wanted = engine(kind, batch, compiled=False).generate(prompts, sampling)
-    before = Counted.calls
+    before = CountedHeadExecutor.calls
     found = engine(kind, batch, compiled=True).generate(prompts, sampling)
     assert token_ids(found) == token_ids(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one.origins == other.origins
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
-    assert Counted.calls > before + 3
+    assert CountedHeadExecutor.calls > before + 3
     assert not [w for w in recwarn if "runs eagerly" in str(w.message)]
 
 

@@ -18,7 +18,7 @@ from outrider.core import Context, ReadHidden, cached_arange
 from outrider.core.draft_chain import Step
 from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockNetwork, Remember
-from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
+from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabulary
 from outrider.drafters.heads.fused_draft import Slots
 from outrider.drafters.heads.head_model import HeadModel, placed
 from outrider.drafters.heads.newest import NewestCache, at_last
@@ -43,7 +43,7 @@ class BlockOutput(NamedTuple):
     logits_BND: Tensor
 
 
-class BlockModule(nn.Module):
+class BlockModule(DraftingModule):
     """A block head with embeddings, output layer and vocabulary: a ``HeadProgram``.
 
     Args:
@@ -53,14 +53,12 @@ class BlockModule(nn.Module):
     """
 
     def __init__(self, network: BlockNetwork, target: HFModel, vocabulary: DraftVocabulary) -> None:
-        super().__init__()
+        super().__init__(vocabulary)
         self.network = network
         self.embedding = target.module.get_input_embeddings()
         self.targets_output = (
             None if network.lm_head is not None else target.module.get_output_embeddings()
         )
-        self.num_tokens = vocabulary.num_tokens
-        self.register_buffer("target_ids_D", vocabulary.target_ids_D, persistent=False)
 
     def extra_repr(self) -> str:
         """All that a program of it depends on besides its parts (``compile_cache.py``)."""
@@ -72,12 +70,6 @@ class BlockModule(nn.Module):
     def config(self) -> Qwen3Config:
         """The layers'."""
         return self.network.config.layers
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """The tokens that the head drafts."""
-        assert isinstance(self.target_ids_D, Tensor)
-        return DraftVocabulary(self.target_ids_D, self.num_tokens)
 
     @property
     def fused_size(self) -> int:

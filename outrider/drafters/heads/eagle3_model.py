@@ -23,7 +23,7 @@ from outrider.core.clock import Stopwatch
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3_module import HeadModule
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
-from outrider.drafters.heads.head import check_target
+from outrider.drafters.heads.head import NetworkHead, check_target
 from outrider.drafters.heads.head_model import HeadModel, placed
 from outrider.drafters.heads.newest import NewestCache, at_last
 from outrider.runtime import HFModel, KVCache, Nodes
@@ -33,13 +33,11 @@ from outrider.runtime.kv_cache.storage import KVCachePlan
 from outrider.runtime.prefill import unsampled_context
 
 
-class Eagle3Head:
+class Eagle3Head(NetworkHead[Eagle3Network]):
     """The weights of a head, which belong to one target.
 
     Args:
-        network: the weights.
-        vocabulary: the tokens that it drafts.
-        name: how messages call it.
+        network, vocabulary, name: as of ``NetworkHead``.
         embedding: embeddings of its own, (V, H); None where it uses the target's.
     """
 
@@ -52,26 +50,12 @@ class Eagle3Head:
         name: str = "head",
         embedding: nn.Embedding | None = None,
     ) -> None:
-        self.network = network
-        self.vocabulary = vocabulary
-        self.name = name
+        super().__init__(network, vocabulary, name)
         self.embedding = embedding
 
     @property
     def config(self) -> Eagle3Config:
         return self.network.config
-
-    @property
-    def vocab_size(self) -> int:
-        return self.vocabulary.num_tokens
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.target_hidden_size
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        return self.config.target_layers
 
 
 class FeatureCache(NewestCache):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.cache_utils import Cache
 
 from outrider.core.draft_chain import Step
-from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
+from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabulary
 from outrider.drafters.heads.eagle3_network import Eagle3Network
 from outrider.drafters.heads.fused_draft import Slots
 from outrider.drafters.heads.newest import at_last
@@ -20,7 +20,7 @@ from outrider.runtime.executors.traced import TracedKVCache
 from outrider.runtime.health import health_of
 
 
-class HeadModule(nn.Module):
+class HeadModule(DraftingModule):
     """A head with embeddings and vocabulary: tokens and features in, logits of the target's
     vocabulary out.
 
@@ -33,12 +33,10 @@ class HeadModule(nn.Module):
     def __init__(
         self, network: Eagle3Network, embedding: nn.Module, vocabulary: DraftVocabulary
     ) -> None:
-        super().__init__()
+        super().__init__(vocabulary)
         self.network = network
         self.embedding = embedding
         self.dtype = network.lm_head.weight.dtype
-        self.num_tokens = vocabulary.num_tokens
-        self.register_buffer("target_ids_D", vocabulary.target_ids_D, persistent=False)
 
     def extra_repr(self) -> str:
         """All that a program of it depends on besides its parts (``compile_cache.py``)."""
@@ -68,12 +66,6 @@ class HeadModule(nn.Module):
             self.embedding(tokens_BN), feature_BNH, positions_BN, mask_BNS, cache
         )
         return output_BNH
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        """The tokens that the head drafts."""
-        assert isinstance(self.target_ids_D, Tensor)
-        return DraftVocabulary(self.target_ids_D, self.num_tokens)
 
     def logits(self, output_BNH: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, N, V), -inf for tokens that the head cannot draft, and their health (B,)."""
