@@ -15,9 +15,21 @@ from outrider.core import Context, Distribution
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3 import Eagle3Head
 from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
+from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
 from outrider.runtime import HFModel
+
+
+class CountedHeadExecutor(HeadExecutor):
+    """Counts the fused drafts, of all executors."""
+
+    calls = 0
+
+    def draft_behind(self, *arguments: Any) -> Any:
+        found = super().draft_behind(*arguments)
+        type(self).calls += found is not None
+        return found
 
 
 def target_of(vocab_size: int = 23, **settings: Any) -> HFModel:

@@ -7,14 +7,23 @@ import typer
 
 from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.models import Device
-from outrider.cli.options.training import RUN, CheckpointEvery, LearningRate, Resume
+from outrider.cli.options.training import (
+    BOTH_TEMPERATURES,
+    MEASURE,
+    RUN,
+    CheckpointEvery,
+    LearningRate,
+    MeasureTemperature,
+    Resume,
+    check_choice,
+)
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.train.distill.settings import Start
 
 _DATA, _START, _LOSS = "Data", "The draft", "The loss"
-_RUN, _MEASURE = RUN, "Measured acceptance"
+_RUN, _MEASURE = RUN, MEASURE
 
 
 def _complete_data() -> list[str]:
@@ -298,14 +307,7 @@ def distill(
             metavar="N", min=1, help="Most tokens of their answers.", rich_help_panel=_MEASURE
         ),
     ] = 128,
-    measure_temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="T",
-            help="Temperature to measure at; may be repeated. Default: 0 and 1.",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
+    measure_temperature: MeasureTemperature = None,
 ) -> None:
     """Train a draft model for a target, on the target's own answers and probabilities.
 
@@ -319,7 +321,7 @@ def distill(
 
     Ctrl-C stops a run at any time; the same command continues it.
     """
-    _check_dtype(dtype)
+    check_choice("--dtype", dtype, ("bfloat16", "float32"))
     shares = _shares(share or [])
     start("outrider.train.distill.run")
     import torch
@@ -367,7 +369,7 @@ def distill(
                 length,
                 batch_size,
                 Measuring(
-                    tuple(measure_temperature or (0.0, 1.0)), measure_prompts, measure_tokens
+                    tuple(measure_temperature or BOTH_TEMPERATURES), measure_prompts, measure_tokens
                 ),
                 cache,
                 compile_,
@@ -421,8 +423,3 @@ def _shares(given: list[str]) -> dict[str, float]:
         except ValueError:
             raise fail(f"--share {item}: must be such as target=0.7") from None
     return shares
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in ("bfloat16", "float32"):
-        raise fail(f"--dtype {dtype}: must be bfloat16 or float32")

@@ -9,16 +9,20 @@ from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.models import Device
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.options.training import (
+    BOTH_TEMPERATURES,
+    MEASURE,
     RUN,
     CheckpointEvery,
     LearningRate,
+    MeasureTemperature,
     Resume,
     TrainingSeed,
     Warmup,
+    check_choice,
 )
 from outrider.cli.start import start
 
-_DATA, _RUN, _MEASURE = "Data", RUN, "Measuring"
+_DATA, _RUN, _MEASURE = "Data", RUN, MEASURE
 
 
 def train_head(
@@ -163,14 +167,7 @@ def train_head(
             metavar="N", min=1, help="Tokens of each continuation.", rich_help_panel=_MEASURE
         ),
     ] = 64,
-    measure_temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="T",
-            help="Temperature to measure at; may be repeated. Default: 0 and 1.",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = None,
+    measure_temperature: MeasureTemperature = None,
 ) -> None:
     """Train a head that drafts from the hidden states of a frozen target.
 
@@ -183,9 +180,9 @@ def train_head(
 
       outrider generate --target DIR --draft runs/head/best --chat "Hello!"
     """
-    _check("--dtype", dtype, ("bfloat16", "float32"))
-    _check("--decay-shape", decay_shape, ("linear", "cosine"))
-    _check("--optimizer", optimizer, ("adamw", "muon"))
+    check_choice("--dtype", dtype, ("bfloat16", "float32"))
+    check_choice("--decay-shape", decay_shape, ("linear", "cosine"))
+    check_choice("--optimizer", optimizer, ("adamw", "muon"))
     options = Speculation(option=option).options
     start("outrider.train.heads.run")
     import torch
@@ -208,7 +205,7 @@ def train_head(
                 length,
                 held_out,
                 measure_tokens,
-                tuple(measure_temperature or (0.0, 1.0)),
+                tuple(measure_temperature or BOTH_TEMPERATURES),
                 cache,
                 None if target_dtype == "auto" else target_dtype,
                 device,
@@ -235,8 +232,3 @@ def train_head(
         raise typer.Exit(INTERRUPTED) from None
     except (ValueError, OSError) as error:
         raise fail(str(error).splitlines()[0]) from error
-
-
-def _check(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise fail(f"{option} {value}: must be {' or '.join(choices)}")

@@ -20,7 +20,8 @@ def _chain(parts: Parts) -> Drafter[Any]:
     after which a draft stops is part of it."""
     head, stop = head_of(parts, BlockHead), parts.stop
     if stop is None or head.config.has_confidence:
-        return BlockDrafter(head, parts.target, stop)
+        num = parts.fixed_length and (parts.num_speculative_tokens or head.config.num_slots)
+        return BlockDrafter(head, parts.target, stop, num_fused=num)
     return Stopped(BlockDrafter(head, parts.target), stop)
 
 

@@ -5,27 +5,15 @@ from typing import Any
 import pytest
 import torch
 from interpreted_graphs import interpreted
-from tiny_heads import target_of, tiny_head
+from tiny_heads import CountedHeadExecutor, target_of, tiny_head
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
-from outrider.drafters.heads import eagle3_model
-from outrider.drafters.heads.fused_draft import HeadExecutor
+from outrider.drafters.heads import eagle3_model, head_model
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS, heads
 from outrider.runtime.executors.compiled import CompiledExecutor
-
-
-class Counted(HeadExecutor):
-    """Counts the fused drafts, of all executors."""
-
-    calls = 0
-
-    def draft_behind(self, *arguments: Any) -> Any:
-        found = super().draft_behind(*arguments)
-        type(self).calls += found is not None
-        return found
 
 
 def engine(batch: int, *, compiled: bool, **options: Any) -> Engine:
@@ -47,17 +35,17 @@ def test_outputs_equal_those_of_step_by_step_drafts(
     sampling: Sampling, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
-    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
     prompts = ragged_prompts([9, 3, 1, 14], 23)
     wanted = engine(batch, compiled=False).generate(prompts, sampling)
-    before = Counted.calls
+    before = CountedHeadExecutor.calls
     fused = engine(batch, compiled=True)
     found = fused.generate(prompts, sampling)
     assert token_ids(found) == token_ids(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one.origins == other.origins
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
-    assert Counted.calls > before + 3
+    assert CountedHeadExecutor.calls > before + 3
 
 
 @pytest.mark.parametrize("options", [{"norm_output": True}, {"layers": 2}], ids=str)
@@ -79,16 +67,16 @@ def test_a_programs_name_tells_heads_apart() -> None:
 
 def test_warming_makes_all_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Afterwards no request compiles anything, and chains are fused drafts."""
-    monkeypatch.setattr(eagle3_model, "HeadExecutor", Counted)
+    monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
     warmed = engine(1, compiled=True)
     warm_up(warmed)
     (head,) = warmed.drafter.capabilities.models
     assert head.compiled is not None
     assert head.compiled.sealed
     assert len(head.compiled._programs) == 2
-    before = Counted.calls
+    before = CountedHeadExecutor.calls
     warmed.generate(ragged_prompts([9], 23), greedy(12))
-    assert Counted.calls > before
+    assert CountedHeadExecutor.calls > before
 
 
 def test_the_head_runs_eagerly_over_prompts_only(monkeypatch: pytest.MonkeyPatch) -> None:

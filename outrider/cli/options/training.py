@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-RUN = "The run"
+from outrider.cli.errors import fail
+
+RUN, MEASURE = "The run", "Measured acceptance"
 
 LearningRate = Annotated[
     float,
@@ -33,3 +35,19 @@ CheckpointEvery = Annotated[
     int,
     typer.Option(metavar="N", min=1, help="Steps between checkpoints.", rich_help_panel=RUN),
 ]
+MeasureTemperature = Annotated[
+    list[float] | None,
+    typer.Option(
+        metavar="T",
+        help="Temperature to measure at; may be repeated. Default: 0 and 1.",
+        rich_help_panel=MEASURE,
+    ),
+]
+BOTH_TEMPERATURES = (0.0, 1.0)
+"""What acceptance is measured at by default."""
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Ends the command unless the value of an option is one of its choices."""
+    if value not in choices:
+        raise fail(f"{option} {value}: must be {' or '.join(choices)}")

@@ -82,8 +82,7 @@ class FusedModelDrafter(ModelDrafter):
             and self.stop is None
             and self.drawn == "iid"
             and self.model.num_tokens == self.num_tokens
-            and isinstance(distribution, Warp)
-            and (distribution.keeps_logits if distribution.greedy else distribution.only_scales)
+            and is_temperature(distribution)
         )
 
     def _fused(
@@ -123,3 +122,10 @@ class FusedModelDrafter(ModelDrafter):
         if done is not None:
             cache.append(K + γ - 1)  # nobody has read the last token
         return done
+
+
+def is_temperature(distribution: Distribution) -> bool:
+    """Whether programs can draw from a distribution: a temperature, or the argmax of the logits."""
+    return isinstance(distribution, Warp) and (
+        distribution.keeps_logits if distribution.greedy else distribution.only_scales
+    )

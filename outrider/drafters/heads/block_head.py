@@ -2,26 +2,12 @@
 
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.heads.block_network import BlockConfig, BlockNetwork
-from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
-from outrider.drafters.heads.head import check_target
+from outrider.drafters.heads.head import NetworkHead, check_target
 from outrider.runtime import HFModel
 
 
-class BlockHead:
-    """A ``Head`` of kind ``dflash`` or ``dspark``.
-
-    Args:
-        network: the weights.
-        vocabulary: the tokens that it drafts.
-        name: how messages call it.
-    """
-
-    def __init__(
-        self, network: BlockNetwork, vocabulary: DraftVocabulary, name: str = "head"
-    ) -> None:
-        self.network = network
-        self.vocabulary = vocabulary
-        self.name = name
+class BlockHead(NetworkHead[BlockNetwork]):
+    """A ``Head`` of kind ``dflash`` or ``dspark``; arguments as of ``NetworkHead``."""
 
     @property
     def config(self) -> BlockConfig:
@@ -30,18 +16,6 @@ class BlockHead:
     @property
     def kind(self) -> str:
         return self.config.kind
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.num_tokens
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.target_hidden_size
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        return self.config.target_layers
 
     def check(self, target: HFModel) -> None:
         """Checks that the head belongs to a target of this shape.

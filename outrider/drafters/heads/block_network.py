@@ -166,6 +166,7 @@ class BlockNetwork(nn.Module):
         super().__init__()
         self.config = config
         layers = config.layers
+        layers._attn_implementation = "sdpa"
         H, D, R = layers.hidden_size, config.draft_vocab_size, config.markov_rank
         E = len(config.target_layers) * config.target_hidden_size
         self.fc = nn.Linear(E, H, bias=False)
@@ -177,12 +178,6 @@ class BlockNetwork(nn.Module):
         read = H + (R if config.confidence_reads_markov else 0)
         self.confidence_head = ConfidenceHead(read) if config.has_confidence else None
         self._rotary = RotaryEmbedding(layers)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of the keys and values of one token of the context, in all layers."""
-        widths = [cast(BlockLayer, layer).self_attn.k_proj.out_features for layer in self.layers]
-        return 2 * sum(widths) * self.norm.weight.element_size()
 
     def reset_parameters(self, std: float = 0.02) -> None:
         """Draws weights as a network to be trained starts with: normal ones, norms of 1, and

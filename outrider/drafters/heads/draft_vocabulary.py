@@ -17,7 +17,7 @@ Legend: B rows, N nodes, D draft tokens, V tokens of the target's vocabulary.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.core.errors import ModelLoadError
 
@@ -126,6 +126,25 @@ class DraftVocabulary:
         B, N, _ = values_BND.shape
         values_BNV = values_BND.new_full((B, N, self.num_tokens), outside)
         return values_BNV.index_copy_(2, self.target_ids_D, values_BND)
+
+
+class DraftingModule(nn.Module):
+    """A module that drafts within a vocabulary, whose table moves with the module.
+
+    Args:
+        vocabulary: the tokens that it drafts.
+    """
+
+    def __init__(self, vocabulary: DraftVocabulary) -> None:
+        super().__init__()
+        self.num_tokens = vocabulary.num_tokens
+        self.register_buffer("target_ids_D", vocabulary.target_ids_D, persistent=False)
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens that it drafts."""
+        assert isinstance(self.target_ids_D, Tensor)
+        return DraftVocabulary(self.target_ids_D, self.num_tokens)
 
 
 def _check_range(ids_D: Tensor, num_tokens: int, name: str) -> None:

@@ -42,7 +42,7 @@ from outrider.core import (
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
-from outrider.drafters.heads.unread import Unread, at_last
+from outrider.drafters.heads.newest import Newest, at_last
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
@@ -126,7 +126,7 @@ class OnHiddenStates(_Base):
         cache = state.features
         cache.forget_draft()
         self.model.catch_up(cache)  # where nothing was drafted
-        cache.renew(Unread.emitted(draft, verdict, scores.hidden_BNH))
+        cache.renew(Newest.emitted(draft, verdict, scores.hidden_BNH))
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Logits after the root, (B, V)."""
@@ -172,7 +172,7 @@ class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):
     ``DynamicTreeDrafter``."""
 
 
-def _roots(before: Unread, context: Context, hidden_BNH: Tensor, first: int) -> Unread:
+def _roots(before: Newest, context: Context, hidden_BNH: Tensor, first: int) -> Newest:
     """The roots of the rows whose prompts end with these hidden states, to be read again: a draft
     begins with the pass over them.
 
@@ -187,7 +187,7 @@ def _roots(before: Unread, context: Context, hidden_BNH: Tensor, first: int) -> 
     hidden_B1F = at_last(hidden_BNH.to(before.hidden_BKF.dtype), last_B.clamp(max=N - 1) + 1)
     ends_here_B11 = ((last_B >= 0) & (last_B < N))[:, None, None]
     num = [int(0 <= n - 2 < first + N) for n in context.lengths]
-    return Unread(
+    return Newest(
         before.tokens_BK,
         torch.where(ends_here_B11, hidden_B1F, before.hidden_BKF),
         Lengths.of(num, context.device),

@@ -5,9 +5,10 @@ it reads the target's hidden states, and mostly uses the target's embeddings. A 
 drafter from the head and the target (``Parts.head``).
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from outrider.core.errors import IncompatibleError
+from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.runtime import HFModel
 
 
@@ -34,6 +35,57 @@ class Head(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def target_layers(self) -> tuple[int, ...]: ...
+
+
+class HeadShape(Protocol):
+    """What the configuration of every head's network says.
+
+    Attributes:
+        target_hidden_size: width of the target's hidden states.
+        target_layers: as of :class:`Head`.
+    """
+
+    @property
+    def target_hidden_size(self) -> int: ...
+    @property
+    def target_layers(self) -> tuple[int, ...]: ...
+
+
+class HeadNetwork(Protocol):
+    """The network of a head; ``config`` is its shape."""
+
+    @property
+    def config(self) -> HeadShape: ...
+
+
+N = TypeVar("N", bound=HeadNetwork)
+
+
+class NetworkHead(Generic[N]):
+    """A :class:`Head`, but for its kind: a network and the tokens that it drafts.
+
+    Args:
+        network: the weights.
+        vocabulary: the tokens.
+        name: how messages call it.
+    """
+
+    def __init__(self, network: N, vocabulary: DraftVocabulary, name: str = "head") -> None:
+        self.network = network
+        self.vocabulary = vocabulary
+        self.name = name
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocabulary.num_tokens
+
+    @property
+    def hidden_size(self) -> int:
+        return self.network.config.target_hidden_size
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        return self.network.config.target_layers
 
 
 def check_target(head: Head, target: HFModel) -> None:

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Acceptance, Budget, Capabilities, Context, Draft, Drawn, Scores, Stream
-from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
-from outrider.drafters.heads.head import check_target
+from outrider.drafters.heads.head import NetworkHead, check_target
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
 from outrider.drafters.heads.slots import Slots, tree_of_slots
 from outrider.drafters.tree.grow import Children, StaticTree
@@ -33,39 +32,14 @@ from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel
 
 
-class MedusaHead:
-    """The weights of Medusa heads, which belong to one target.
-
-    Args:
-        network: the weights.
-        vocabulary: the tokens that they draft.
-        name: how messages call them.
-    """
+class MedusaHead(NetworkHead[MedusaNetwork]):
+    """The weights of Medusa heads, which belong to one target; arguments as of ``NetworkHead``."""
 
     kind = "medusa"
-
-    def __init__(
-        self, network: MedusaNetwork, vocabulary: DraftVocabulary, name: str = "head"
-    ) -> None:
-        self.network = network
-        self.vocabulary = vocabulary
-        self.name = name
 
     @property
     def config(self) -> MedusaConfig:
         return self.network.config
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.num_tokens
-
-    @property
-    def hidden_size(self) -> int:
-        return self.config.hidden_size
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        return (self.config.target_layer,)
 
 
 @dataclass

@@ -56,6 +56,16 @@ class MedusaConfig:
         if self.num_layers < 0:
             raise InvalidParameterError(f"num_layers={self.num_layers}: must be 0 or greater")
 
+    @property
+    def target_hidden_size(self) -> int:
+        """Width of the hidden state that is read: H."""
+        return self.hidden_size
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """The layer that is read."""
+        return (self.target_layer,)
+
 
 class ResidualBlock(nn.Module):
     """``x + SiLU(W x + b)``; the identity at first.
