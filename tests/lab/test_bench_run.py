@@ -339,6 +339,36 @@ def test_a_damaged_journal_is_an_error_that_names_the_line(tmp_path: Path) -> No
         bench(tiny_plan(), folder=tmp_path)
 
 
+def test_a_full_disk_is_an_error_and_loses_no_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    real, calls = os.fsync, 0
+
+    def fsync(file: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(InvalidParameterError, match=r"cannot write journal .*No space left"):
+        bench(tiny_plan(), folder=tmp_path)
+    assert [len(each.repeats) for each in read_cells(tmp_path)] == [2, 1]
+    monkeypatch.setattr(os, "fsync", real)
+    assert [len(each.repeats) for each in bench(tiny_plan(), folder=tmp_path)] == [2, 2]
+
+
+def test_lines_that_are_no_results_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text("rubbish\n")
+    bench(tiny_plan(), folder=tmp_path)
+    with pytest.raises(InvalidParameterError, match="line 3: no cell"):
+        read_cells(tmp_path)
+
+
 def test_results_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="no results in"):
         read_cells(tmp_path)

@@ -193,9 +193,11 @@ class Bench:
             self._timeline.stage(f"{planned.cell}, repeat {number + 1}")
             began = self._clock()
             try:
-                self.journal.add(self._run(planned, number))
+                repeat = self._run(planned, number)
             except OutriderError as error:
                 self._errors[key] = str(error)
+            else:
+                self.journal.add(repeat)
             self._timeline.end((key, number), self._clock() - began)
 
     def _run(self, planned: Planned, number: int) -> Repeat:
