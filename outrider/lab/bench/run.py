@@ -129,9 +129,9 @@ class Bench:
 
     def _cells(self) -> Iterator[Planned]:
         plan = self.plan
-        shared = shared_identity(plan, self.engines.target)
+        shared = shared_identity(plan, self.engines.target, self.engines.target_fingerprint)
         by_method = [
-            (spec, draft, method_identity(spec, self.engines.draft(draft)))
+            (spec, draft, method_identity(spec, self.engines.fingerprint_of(draft)))
             for spec in plan.all_methods
             for draft in self.engines.drafts_of(spec)
         ]
