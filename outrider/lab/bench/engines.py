@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from outrider import assets
@@ -17,6 +18,7 @@ from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.bench.plan import EMBEDDED, BenchPlan
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.hf.fingerprint import fingerprint
 from outrider.runtime.kv_cache.storage import KvDtype
 
 Given = HFModel | PreTrainedModel | Head
@@ -34,6 +36,7 @@ class Engines:
 
     Attributes:
         target: the loaded target.
+        target_fingerprint: a hash of its weights.
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class Engines:
         self._report = report
         self._drafts: dict[str, HFModel | Head] = {}
         self._engines: dict[tuple[Any, ...], Engine] = {}
-        self.target = self._model(plan.target, "target", plan.quantize_target)
+        self._fingerprints: dict[str, str] = {}
+        self.target, self.target_fingerprint = self._model(
+            plan.target, "target", plan.quantize_target
+        )
 
     def drafts_of(self, spec: MethodSpec) -> list[str | None]:
         """The names of the drafts that a method runs with; loads them.
@@ -67,8 +73,15 @@ class Engines:
         if name is None:
             return None
         if name not in self._drafts:
-            self._drafts[name] = self._load_draft(name)
+            self._drafts[name], self._fingerprints[name] = self._load_draft(name)
         return self._drafts[name]
+
+    def fingerprint_of(self, name: str | None) -> str | None:
+        """A hash of a draft's weights; None without a draft."""
+        if self.draft(name) is None:
+            return None
+        assert name is not None
+        return self._fingerprints[name]
 
     def engine(
         self, spec: MethodSpec, draft: str | None, gamma: int | None, *, measure: bool = False
@@ -111,17 +124,19 @@ class Engines:
         kind = draft.kind if isinstance(draft, Head) else None
         return kind == spec.method.needs_head
 
-    def _load_draft(self, name: str) -> HFModel | Head:
+    def _load_draft(self, name: str) -> tuple[HFModel | Head, str]:
         given = self._given.get(name)
         if isinstance(given, Head) and not isinstance(given, HFModel):
-            return given
+            return given, _fingerprint_of_head(given)
         head = None if given is not None else format_of(name)
         if head is not None:
             self._report(f"loading head {name}")
-            return head.load(name, self.target)
+            loaded = head.load(name, self.target)
+            return loaded, _fingerprint_of_head(loaded)
         return self._model(name, "draft", self._plan.quantize_draft)
 
-    def _model(self, name: str, role: str, quantized: str | None) -> HFModel:
+    def _model(self, name: str, role: str, quantized: str | None) -> tuple[HFModel, str]:
+        """A model, and the fingerprint of its weights as they are before our kernels pack them."""
         plan, given = self._plan, self._given.get(name)
         self._report(f"loading {role} {name}")
         assert not isinstance(given, Head) or isinstance(given, HFModel)
@@ -133,9 +148,15 @@ class Engines:
             role=role,
             quantized=quantized,
         )
+        weights = fingerprint(model.module)
         if model.compiled is None:
             prepare(model, plan.compile, exact=plan.exact, own=given is None)
-        return model
+        return model, weights
+
+
+def _fingerprint_of_head(head: Head) -> str:
+    modules = (each for each in vars(head).values() if isinstance(each, nn.Module))
+    return "".join(fingerprint(each) for each in modules)
 
 
 def _source(name: str, role: str) -> str:

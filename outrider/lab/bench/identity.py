@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import outrider
-from outrider.drafters.heads.head import Head
 from outrider.lab.bench.method_spec import MethodSpec
-from outrider.lab.bench.plan import BenchPlan
+from outrider.lab.bench.plan import BenchPlan, DataSpec
 from outrider.lab.data import DataSet
 from outrider.lab.metadata import hardware, run_metadata
 from outrider.lab.versions import versions
 from outrider.runtime import HFModel
-from outrider.runtime.hf.fingerprint import fingerprint
 
 PACKAGE = Path(outrider.__file__).parent
 MEASURED = (
@@ -70,14 +67,14 @@ def _git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def shared_identity(plan: BenchPlan, target: HFModel) -> dict[str, Any]:
+def shared_identity(plan: BenchPlan, target: HFModel, weights: str) -> dict[str, Any]:
     """What all cells of a plan depend on, as JSON."""
     return {
         "versions": versions(),
         "source": source_hash(),
         "machine": machine(),
         "threads": torch.get_num_threads(),
-        "target": fingerprint(target.module),
+        "target": weights,
         "dtype": str(target.dtype),
         "device": str(target.device),
         "top_k": plan.top_k,
@@ -96,27 +93,21 @@ def shared_identity(plan: BenchPlan, target: HFModel) -> dict[str, Any]:
     }
 
 
-def method_identity(spec: MethodSpec, draft: HFModel | Head | None) -> dict[str, Any]:
+def method_identity(spec: MethodSpec, weights: str | None) -> dict[str, Any]:
     """The weights of a method's draft, and the contents of the files that its options name."""
     files = {
         name: sha256(Path(value).read_bytes()).hexdigest()
         for name, value in spec.options.items()
         if isinstance(value, str) and value and Path(value).is_file()
     }
-    return {"draft": None if draft is None else _weights(draft), "files": files}
+    return {"draft": weights, "files": files}
 
 
-def data_identity(data: DataSet, prompts: str) -> dict[str, Any]:
+def data_identity(data: DataSet, spec: DataSpec) -> dict[str, Any]:
     """The file, and which of its examples are used how."""
     chosen = sha256("\0".join(example.id for example in data).encode()).hexdigest()[:16]
-    return {"data": data.sha256, "examples": chosen, "prompts": prompts}
-
-
-def _weights(draft: HFModel | Head) -> str:
-    if isinstance(draft, HFModel):
-        return fingerprint(draft.module)
-    modules = (each for each in vars(draft).values() if isinstance(each, nn.Module))
-    return "".join(fingerprint(each) for each in modules)
+    how = {"prompts": spec.prompts, "forced": spec.forced}
+    return {"data": data.sha256, "examples": chosen, **how}
 
 
 @cache
