@@ -168,10 +168,15 @@ def test_metrics_and_energy_are_shown(
     from outrider.lab.energy import meters
 
     monkeypatch.setattr(meters, "_KINDS", ())
-    result = bench("--metric", "perplexity", "--energy")
+    result = bench("--metric", "perplexity", "--metric", "distinct", "--energy")
     assert result.exit_code == 0, result.output
+    short = bench("--metric", "distinct", "--max-new-tokens", 2)  # no output has three tokens
+    assert "distinct-3, difference" not in " ".join(short.stdout.split())
+    result = bench("--metric", "perplexity", "--metric", "distinct", "--energy")
     one_line = " ".join(result.stdout.split())
     assert "perplexity macro" in one_line
+    assert "perplexity nats_per_token, difference" in one_line
+    assert "paired bootstrap" in one_line
     assert "joules/token (estimate)" in one_line
     assert max(map(len, result.stdout.splitlines())) <= 80
     for cell in cells(tmp_path):
