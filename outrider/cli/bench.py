@@ -15,6 +15,7 @@ from outrider.cli.options.bench import (
     Grid,
     Plan,
     Prompting,
+    Report,
     Run,
     RunGeneratedCode,
 )
@@ -38,6 +39,7 @@ def bench(
     energy: Energy = False,
     run_generated_code: RunGeneratedCode = False,
     output: Folder = Path("bench"),
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on your models and your prompts.
@@ -67,12 +69,16 @@ def bench(
         values["meters"] = [*(meters if isinstance(meters, list) else [meters]), "energy"]
     planned = lab.plan_of(values)
     _check_writable(output)
+    if report is not None:
+        _check_report(report)
     try:
         with _consent(run_generated_code), Progress(quiet=as_json) as progress:
             results = lab.run_bench(planned, lambda at: _show(progress, at), folder=output)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {output / 'journal.jsonl'}")
         raise typer.Exit(INTERRUPTED) from None
+    if report is not None:
+        _write_report(results, report)
     if as_json:
         for result in results:
             typer.echo(lab.as_line(result))
@@ -80,7 +86,7 @@ def bench(
         from outrider.cli.bench_table import show
 
         show(results)
-    say(f"wrote {output / 'cells.jsonl'}")
+    say(f"wrote {output / 'cells.jsonl'}{'' if report is None else f' and {report}'}")
 
 
 def _consent(given: bool) -> AbstractContextManager[None]:
@@ -134,6 +140,26 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _check_report(report: Path) -> None:
+    """Fails before anything is measured if the report could not be written afterwards."""
+    if report.is_dir():
+        raise fail(f"--report {report}: is a folder; pass the name of a file")
+    if not report.absolute().parent.is_dir():
+        raise fail(f"--report {report}: there is no folder {report.parent}")
+    from outrider.lab.plots import require_matplotlib
+
+    require_matplotlib()
+
+
+def _write_report(results: "list[lab.CellResult]", report: Path) -> None:
+    from outrider.lab.report import write_report
+
+    try:
+        write_report(results, report)
+    except OSError as error:
+        raise fail(f"cannot write --report '{report}': {error.strerror or error}") from error
 
 
 def _check_writable(folder: Path) -> None:

@@ -79,7 +79,8 @@ def _numbers(result: CellResult) -> list[str]:
     if result.speedup is not None:
         mark = "" if result.speedup["steady"] else "~"
         ratio = f"{mark}{result.speedup['ratio']:.2f}×"
-        interval = f"{result.speedup['low']:.2f}–{result.speedup['high']:.2f}"
+        low, high = result.speedup["low"], result.speedup["high"]
+        interval = f"{low:.2f}–{high:.2f}" if low < high else ""  # one measurement has none
     rate = speed["tokens_per_second"]["mean"]
     return [f"{rate:.1f}", ratio, interval, f"{speed['acceptance_length']:.2f}", alpha]
 

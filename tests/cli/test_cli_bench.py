@@ -70,6 +70,19 @@ def test_json_lines(bench: Run, tmp_path: Path) -> None:
     assert [json.loads(line) for line in written] == documents
 
 
+def test_the_report_is_one_html_file(bench: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    page = tmp_path / "report.html"
+    result = bench("--method", "mentored", "--gamma", 2, "--temperature", 1, "--report", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text[:15].lower() == "<!doctype html>"
+    assert "mentored" in text
+    assert "lossy" in text
+    assert f"and {page}" in " ".join(result.stderr.split())
+
+
 def test_options_replace_the_plans_values(bench: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
@@ -137,6 +150,8 @@ def test_ctrl_c_keeps_finished_cells_and_the_same_command_goes_on(
         (("--prompts", "talk"), "prompts='talk': must be one of auto, chat, text"),
         (("--prompts", "chat"), "has no chat template"),
         (("--metric", "none"), "unknown metric 'none'"),
+        (("--report", "no/such/report.html"), "there is no folder no/such"),
+        (("--report", "."), "is a folder; pass the name of a file"),
         (("--plan", "none.toml"), "cannot read plan 'none.toml'"),
         (("--method", "mjgd", "--temperature", 1), "is defined at temperature 0 only"),
     ],

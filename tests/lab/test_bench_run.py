@@ -208,6 +208,21 @@ def test_later_turns_follow_the_models_own_answers() -> None:
     assert plain.metrics == {"seen": {"number": 4}}
 
 
+def test_forced_references_are_the_outputs() -> None:
+    """Of both methods, up to the maximum length, at any temperature."""
+    plan = tiny_plan(temperatures=[1], data=[{"source": "memory", "forced": True}])
+    words: Any = tiny_pair()["target"].tokenizer
+    references = [words(f"reference {i}")["input_ids"][:8] for i in range(3)]
+    for result in bench(plan):
+        for repeat in result.repeats:
+            assert [list(each.token_ids) for each in repeat.requests] == references
+    bare = replace(tiny_data(), examples=(replace(tiny_data().examples[0], reference=None),))
+    with pytest.raises(
+        InvalidParameterError, match="example '0' of data set tiny has no reference"
+    ):
+        bench(plan, data={"memory": bare})
+
+
 def test_errors_of_a_method_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     real = running.run_examples
 
@@ -352,6 +367,7 @@ def keys(plan: BenchPlan | None = None, **more: Any) -> list[str]:
         {"batch_sizes": [2]},
         {"ignore_eos": True},
         {"data": [{"source": "memory", "limit": 2}]},
+        {"data": [{"source": "memory", "forced": True}]},
     ],
 )
 def test_settings_change_all_keys(change: dict[str, Any]) -> None:

@@ -221,6 +221,15 @@ Folder = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write a report of the results: one HTML file with charts, sample outputs and "
+        "the raw data. `outrider report` writes it later. Needs the extra bench.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 AsJson = Annotated[
     bool,
     typer.Option(

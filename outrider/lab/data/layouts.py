@@ -15,7 +15,7 @@ field; the reader adds file and line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.errors import PromptError
@@ -76,14 +76,8 @@ def grouped(examples: Iterable[Example]) -> tuple[Example, ...]:
     if not tasks & _MT_BENCH_CATEGORIES or tasks <= _MT_BENCH_CATEGORIES:
         return listed
     return tuple(
-        _with_task(example, MT_BENCH) if example.task in _MT_BENCH_CATEGORIES else example
+        replace(example, task=MT_BENCH) if example.task in _MT_BENCH_CATEGORIES else example
         for example in listed
-    )
-
-
-def _with_task(example: Example, task: str) -> Example:
-    return Example(
-        example.prompt, example.reference, task, example.id, example.extra, example.later
     )
 
 
