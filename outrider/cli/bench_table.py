@@ -8,8 +8,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench import CellResult
 from outrider.lab.energy.per_token import joules_per_token
+from outrider.lab.quality.compare import compare_cells
 
 LOSSY = "lossy"
 WIDTH = 80
@@ -103,9 +105,11 @@ def _metrics(cells: Sequence[CellResult]) -> Table:
     table.add_column("γ", justify="right", no_wrap=True)
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
+    baseline = next((each for each in cells if each.cell.is_baseline), None)
     for result in cells:
         name, gamma = _name(result, cells), _gamma(result)
-        for metric, value in [*_flat(result.metrics), *_energy(result)]:
+        rows = [*_flat(result.metrics), *_differences(result, baseline), *_energy(result)]
+        for metric, value in rows:
             table.add_row(name, gamma, metric, value)
             name = gamma = ""
     return table
@@ -119,6 +123,25 @@ def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
             if isinstance(value, int | float):
                 label = name if name.startswith(metric) else f"{metric} {name}"
                 found.append((label, f"{value:.4g}"))
+    return found
+
+
+def _differences(result: CellResult, baseline: CellResult | None) -> list[tuple[str, str]]:
+    """How each metric of single outputs differs from the baseline's, with its 95 % interval."""
+    if baseline is None or result.cell.is_baseline:
+        return []
+    found = []
+    for metric, values in result.metrics.items():
+        if metric not in baseline.metrics or not isinstance(values, Mapping):
+            continue
+        for name in values.get("each", {}):
+            try:
+                each = compare_cells(result, baseline, metric, name)
+            except InvalidParameterError:  # no output of either has a value
+                continue
+            mark = "" if each.is_significant else ", not significant"
+            text = f"{each.value:+.3g} ({each.low:.3g} to {each.high:.3g})"
+            found.append((f"{metric} {name}, difference{mark}", text))
     return found
 
 
@@ -144,6 +167,11 @@ def _legend(results: Sequence[CellResult]) -> str:
     )
     if any(not result.lossless for result in results):
         text += f" {LOSSY}: the output does not have the target's distribution."
+    if any(result.metrics for result in results):
+        text += (
+            " difference: of a metric to the baseline's, per output, with its paired bootstrap "
+            "interval over prompts."
+        )
     if any(result.speedup and not result.speedup["steady"] for result in results):
         text += " ~: even and odd repeats differ by more than 5 %."
     return text

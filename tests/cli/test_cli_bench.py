@@ -183,15 +183,24 @@ def test_metrics_and_energy_are_shown(
     from outrider.lab.energy import meters
 
     monkeypatch.setattr(meters, "_KINDS", ())
-    result = bench("--metric", "perplexity", "--energy")
+    result = bench("--metric", "perplexity", "--metric", "distinct", "--energy")
     assert result.exit_code == 0, result.output
     one_line = " ".join(result.stdout.split())
     assert "perplexity macro" in one_line
+    assert "perplexity nats_per_token, difference" in one_line
+    assert "paired bootstrap" in one_line
     assert "joules/token (estimate)" in one_line
     assert max(map(len, result.stdout.splitlines())) <= 80
     for cell in cells(tmp_path):
         assert cell.metrics["perplexity"]["micro"] > 1
         assert all(repeat.readings["energy"]["joules"] > 0 for repeat in cell.repeats)
+
+
+def test_metrics_without_values_are_not_compared(bench: Run) -> None:
+    """Outputs of two tokens have no distinct-3."""
+    one_line = " ".join(bench("--metric", "distinct", "--max-new-tokens", 2).stdout.split())
+    assert "distinct-2, difference" in one_line
+    assert "distinct-3, difference" not in one_line
 
 
 def test_counters_that_vanish_lose_no_cells(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.core.errors import InvalidParameterError
 from outrider.core.values import is_finite, is_whole, shown
@@ -90,12 +91,30 @@ def paired_bootstrap(
         raise InvalidParameterError(f"confidence={shown(confidence)}: must be between 0 and 1")
     num = len(a)
     generator = np.random.Generator(np.random.PCG64(seed))
-    differences = np.empty(num_resamples)
-    for resample in range(num_resamples):
-        drawn = generator.integers(num, size=num).tolist()
-        differences[resample] = statistic([a[i] for i in drawn]) - statistic([b[i] for i in drawn])
+    difference = _of_means(a, b) if statistic is statistics.fmean else _of_any(a, b, statistic)
+    differences = np.array(
+        [difference(generator.integers(num, size=num)) for _ in range(num_resamples)]
+    )
     tail = (1 - confidence) / 2
     low, high = np.quantile(differences, (tail, 1 - tail)).tolist()
     wins = float(np.mean(differences > 0) + np.mean(differences == 0) / 2)
     of_a, of_b = float(statistic(a)), float(statistic(b))
     return Difference(of_a, of_b, of_a - of_b, low, high, confidence, wins, num)
+
+
+def _of_any(
+    a: Sequence[Item], b: Sequence[Item], statistic: Callable[[Sequence[Item]], float]
+) -> Callable[[NDArray[np.int64]], float]:
+    """The difference of a statistic on the items with the drawn indices."""
+
+    def difference(drawn: NDArray[np.int64]) -> float:
+        indices = drawn.tolist()
+        return statistic([a[i] for i in indices]) - statistic([b[i] for i in indices])
+
+    return difference
+
+
+def _of_means(a: Sequence[Any], b: Sequence[Any]) -> Callable[[NDArray[np.int64]], float]:
+    """The same for the mean, in numpy."""
+    differences = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
+    return lambda drawn: float(differences[drawn].mean())

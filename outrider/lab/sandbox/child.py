@@ -26,7 +26,8 @@ def main() -> None:
     _confine(order)
     detail = _failure(order["source"])
     verdict = {"key": order["key"], "passed": detail is None, "detail": detail or ""}
-    os.write(order["report"], json.dumps(verdict).encode())
+    line = json.dumps(verdict, ensure_ascii=False)  # below 4096 bytes, which a pipe takes at once
+    os.write(order["report"], line.encode("utf-8", "replace"))
     os._exit(0)
 
 

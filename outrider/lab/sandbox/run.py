@@ -178,9 +178,9 @@ def _over(folder: str, limits: Limits) -> str:
                         return f"more than {limits.num_files} files"
                     if total > limits.total_size:
                         return f"more than {limits.total_size} bytes in files"
-        except (FileNotFoundError, PermissionError):  # removed, or closed by the program
+        except FileNotFoundError:  # removed meanwhile
             continue
-        except OSError as error:
+        except OSError as error:  # such as a folder that the program has closed
             return f"files that cannot be measured: {error.strerror}"
     return ""
 
@@ -192,8 +192,18 @@ def _folder() -> Iterator[str]:
     try:
         yield folder
     finally:
-        # A program may nest folders deeper than Python's own functions can descend.
-        subprocess.run(["rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
+        _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder, also if it is nested deeper than Python's own functions can descend, or
+    has folders in it that the program has closed."""
+    remove = ["rm", "-rf", "--", folder]
+    if subprocess.run(remove, check=False, stderr=subprocess.DEVNULL).returncode:
+        subprocess.run(
+            ["chmod", "-R", "u+rwx", "--", folder], check=False, stderr=subprocess.DEVNULL
+        )
+        subprocess.run(remove, check=False, stderr=subprocess.DEVNULL)
 
 
 def _environment(package: str, folder: str) -> dict[str, str]:

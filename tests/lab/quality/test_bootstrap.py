@@ -67,6 +67,15 @@ def test_any_statistic() -> None:
     assert found.low > 0
 
 
+def test_the_mean_is_a_statistic_like_any_other() -> None:
+    generator = np.random.Generator(np.random.PCG64(5))
+    a, b = generator.normal(size=(2, 20)).tolist()
+    fast = paired_bootstrap(a, b)
+    plain = paired_bootstrap(a, b, lambda items: statistics.fmean(items))
+    for name in ("a", "b", "value", "low", "high", "probability"):
+        assert getattr(fast, name) == pytest.approx(getattr(plain, name))
+
+
 def test_resamples_are_those_of_the_seed() -> None:
     a, b = [0.1, 0.5, 0.9, 0.3], [0.2, 0.1, 0.8, 0.4]
     assert paired_bootstrap(a, b, seed=3) == paired_bootstrap(a, b, seed=3)
