@@ -13,10 +13,12 @@ from outrider.cli.options.bench import (
     Grid,
     Plan,
     Prompting,
+    Report,
     Run,
 )
 from outrider.cli.options.models import EMBEDDED
 from outrider.cli.progress import Progress
+from outrider.cli.report import check_page, write_page
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def bench(
     run: Run,
     models: BenchModels,
     output: Folder = Path("bench"),
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on your models and your prompts.
@@ -58,6 +61,8 @@ def bench(
 
     planned = lab.plan_of(_values(plan, grid, prompting, run, models))
     _check_writable(output)
+    if report is not None:
+        check_page(report, "--report")
     try:
         with Progress(quiet=as_json) as progress:
             results = lab.run_bench(planned, lambda at: _show(progress, at), folder=output)
@@ -72,6 +77,8 @@ def bench(
 
         show(results)
     say(f"wrote {output / 'cells.jsonl'}")
+    if report is not None:
+        write_page(results, report)
 
 
 def _values(

@@ -10,6 +10,7 @@ from typer.testing import Result
 
 from outrider.lab.bench import CellResult, read_cells
 from outrider.lab.bench import run as running
+from outrider.lab.cell_view import view
 
 Run = Callable[..., Result]
 
@@ -38,6 +39,42 @@ def bench(pair: tuple[Path, Path], run: Run, prompts: Path, tmp_path: Path) -> R
 
 def cells(tmp_path: Path) -> list[CellResult]:
     return read_cells(tmp_path / "out")
+
+
+def test_the_report_reads_what_the_benchmark_wrote(bench: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "report.html"
+    result = bench(
+        "--method", "speculative", "--method", "mentored:budget=0.5", "--gamma", 2, "--gamma", 3,
+        "--temperature", 0.8, "--metric", "perplexity", "--meter", "energy-model",
+        "--report", page,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert result.stderr.endswith(f"wrote {page}\n")
+    text = page.read_text(encoding="utf-8")
+    for title in (
+        "Speed-up over plain decoding",
+        "Acceptance by position",
+        "Quality against speed: perplexity macro",
+        "Latency",
+        "Energy against speed: energy-model (estimate)",
+        "Speed-up by draft length",
+        "Measured against predicted speed-up",
+    ):
+        assert f"<h3>{title}</h3>" in text
+    assert 'class="accepted"' in text or 'class="correction"' in text
+    lossy = {view(each).lossless for each in map(CellResult.as_dict, cells(tmp_path))}
+    assert lossy == {True, False}
+
+
+def test_a_page_that_cannot_be_written_is_noticed_before_anything_runs(
+    bench: Run, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    result = bench("--report", tmp_path / "nowhere" / "page.html")
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+    assert not (tmp_path / "out" / "journal.jsonl").exists()
 
 
 def test_tables_fit_80_columns_and_mark_lossy_methods(bench: Run, tmp_path: Path) -> None:

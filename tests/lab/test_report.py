@@ -1,6 +1,7 @@
 """The report: self-contained, escaped, with its environment, and with lossy methods marked."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -61,6 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     cells = bench_cells.few()
     cells[1]["cell"]["title"] = f"speculative {HOSTILE}"
     cells[1]["samples"][0]["prompt"] = HOSTILE
+    cells[1]["metrics"]["divergence"] = {"kl": math.inf}
     cells[1]["samples"][0]["pieces"].append([HOSTILE, "a"])
     cells[1]["repeats"][0]["batches"][0]["requests"][0]["text"] = f"</script>{HOSTILE}<!--"
     cells.append(failed())
@@ -112,7 +114,8 @@ def test_output_of_models_is_escaped(text: str, page: Page) -> None:
 
 
 def test_the_raw_data_are_complete(page: Page) -> None:
-    cells = json.loads(page.scripts[0])
+    cells = json.loads(page.scripts[0], parse_constant=pytest.fail)  # browsers know no Infinity
+    assert cells[1]["metrics"]["divergence"] == {"kl": "inf"}
     assert [each["cell"]["title"] for each in cells[2:]] == ["mentored:budget=0.2", "mjsd"]
     expected = bench_cells.few()[2]
     assert cells[2] == json.loads(json.dumps(expected))

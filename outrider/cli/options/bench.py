@@ -297,6 +297,16 @@ class Grid(_Settings):
     baseline: Baseline = None
 
 
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write the results as one HTML file, as `outrider report` does.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Prompting:
     """The data sets, and which of their prompts are used how."""
