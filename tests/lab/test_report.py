@@ -259,7 +259,7 @@ def test_the_pareto_front(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cell": {}}, "it has no 'key'"),
+        ({"cell": {}}, "it has no 'lossless'"),
         ({"repeats": None}, "is no cell of a benchmark"),
     ],
 )
@@ -278,6 +278,14 @@ def test_infinite_and_missing_numbers_are_left_out() -> None:
     found = view(bench_cells.plain(metrics=metrics))
     assert dict(found.metrics) == {"divergence tv": 0.1, "mine score": 2.0}
     assert found.charted == ("mine score",)
+
+
+def test_a_divergence_that_was_not_measured_is_not_zero() -> None:
+    """Lossless methods have none; of a rule on whole paths none can be measured."""
+    metrics = {"divergence": {"kl": 0.0, "measured_tokens": 0}}
+    assert dict(view(bench_cells.plain(metrics=metrics)).metrics) == {"divergence kl": 0.0}
+    lossy = bench_cells.cell("mjsd", gamma=4, lossless=False, metrics=metrics)
+    assert dict(view(lossy).metrics) == {}
 
 
 def test_a_meter_that_failed_in_a_repeat_counts_the_others() -> None:
