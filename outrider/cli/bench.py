@@ -1,5 +1,6 @@
 """``outrider bench``: compares methods on the user's models and prompts."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.bench import (
     AsJson,
     BenchModels,
+    Energy,
     Folder,
     Grid,
     Plan,
     Prompting,
     Report,
     Run,
+    RunGeneratedCode,
 )
 from outrider.cli.options.models import EMBEDDED
 from outrider.cli.progress import Progress
@@ -34,6 +37,8 @@ def bench(
     prompting: Prompting,
     run: Run,
     models: BenchModels,
+    energy: Energy = False,
+    run_generated_code: RunGeneratedCode = False,
     output: Folder = Path("bench"),
     report: Report = None,
     as_json: AsJson = False,
@@ -59,12 +64,16 @@ def bench(
     start("outrider.lab.bench")
     from outrider.lab import bench as lab
 
-    planned = lab.plan_of(_values(plan, grid, prompting, run, models))
+    values = _values(plan, grid, prompting, run, models)
+    if energy:
+        meters = values.get("meters", [])
+        values["meters"] = [*(meters if isinstance(meters, list) else [meters]), "energy"]
+    planned = lab.plan_of(values)
     _check_writable(output)
     if report is not None:
         check_page(report, "--report")
     try:
-        with Progress(quiet=as_json) as progress:
+        with _consent(run_generated_code), Progress(quiet=as_json) as progress:
             results = lab.run_bench(planned, lambda at: _show(progress, at), folder=output)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {output / 'journal.jsonl'}")
@@ -79,6 +88,15 @@ def bench(
     say(f"wrote {output / 'cells.jsonl'}")
     if report is not None:
         write_page(results, report)
+
+
+def _consent(given: bool) -> AbstractContextManager[None]:
+    """The context within which metrics may run generated code, if the user allows it."""
+    if not given:
+        return nullcontext()
+    from outrider.lab.sandbox import allow_generated_code
+
+    return allow_generated_code()
 
 
 def _values(
