@@ -52,6 +52,9 @@ def test_the_report_reads_what_the_benchmark_wrote(bench: Run, tmp_path: Path) -
     assert result.exit_code == 0, result.output
     assert result.stderr.endswith(f"wrote {page}\n")
     text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+    assert "mentored:budget=0.5" in text
+    assert 'class="lossy"' in text
     for title in (
         "Speed-up over plain decoding",
         "Acceptance by position",
@@ -95,19 +98,6 @@ def test_json_lines(bench: Run, tmp_path: Path) -> None:
     assert set(documents[1]["environment"]) >= {"hardware", "versions", "commit", "command", "plan"}
     written = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in written] == documents
-
-
-def test_the_report_is_one_html_file(bench: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
-    page = tmp_path / "report.html"
-    result = bench("--method", "mentored", "--gamma", 2, "--temperature", 1, "--report", page)
-    assert result.exit_code == 0, result.output
-    text = page.read_text(encoding="utf-8")
-    assert text[:15].lower() == "<!doctype html>"
-    assert "mentored" in text
-    assert "lossy" in text
-    assert f"and {page}" in " ".join(result.stderr.split())
 
 
 def test_options_replace_the_plans_values(bench: Run, tmp_path: Path) -> None:
