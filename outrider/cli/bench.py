@@ -21,6 +21,7 @@ from outrider.cli.options.bench import (
 )
 from outrider.cli.options.models import EMBEDDED
 from outrider.cli.progress import Progress
+from outrider.cli.report import check_page, write_page
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
@@ -70,15 +71,13 @@ def bench(
     planned = lab.plan_of(values)
     _check_writable(output)
     if report is not None:
-        _check_report(report)
+        check_page(report, "--report")
     try:
         with _consent(run_generated_code), Progress(quiet=as_json) as progress:
             results = lab.run_bench(planned, lambda at: _show(progress, at), folder=output)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {output / 'journal.jsonl'}")
         raise typer.Exit(INTERRUPTED) from None
-    if report is not None:
-        _write_report(results, report)
     if as_json:
         for result in results:
             typer.echo(lab.as_line(result))
@@ -86,7 +85,9 @@ def bench(
         from outrider.cli.bench_table import show
 
         show(results)
-    say(f"wrote {output / 'cells.jsonl'}{'' if report is None else f' and {report}'}")
+    say(f"wrote {output / 'cells.jsonl'}")
+    if report is not None:
+        write_page(results, report)
 
 
 def _consent(given: bool) -> AbstractContextManager[None]:
@@ -140,26 +141,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _check_report(report: Path) -> None:
-    """Fails before anything is measured if the report could not be written afterwards."""
-    if report.is_dir():
-        raise fail(f"--report {report}: is a folder; pass the name of a file")
-    if not report.absolute().parent.is_dir():
-        raise fail(f"--report {report}: there is no folder {report.parent}")
-    from outrider.lab.plots import require_matplotlib
-
-    require_matplotlib()
-
-
-def _write_report(results: "list[lab.CellResult]", report: Path) -> None:
-    from outrider.lab.report import write_report
-
-    try:
-        write_report(results, report)
-    except OSError as error:
-        raise fail(f"cannot write --report '{report}': {error.strerror or error}") from error
 
 
 def _check_writable(folder: Path) -> None:

@@ -1,7 +1,8 @@
 """``outrider report``: measured cells as one HTML file, and as charts for papers."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +10,11 @@ from outrider.cli.errors import fail
 from outrider.cli.options.output import OUTPUT
 from outrider.cli.progress import Progress
 from outrider.cli.start import start
+
+if TYPE_CHECKING:
+    from outrider.lab.bench import CellResult
+
+TITLE = "Benchmark"
 
 
 def report(
@@ -39,7 +45,7 @@ def report(
     title: Annotated[
         str,
         typer.Option(metavar="TEXT", help="Title of the page.", rich_help_panel=OUTPUT),
-    ] = "Benchmark",
+    ] = TITLE,
 ) -> None:
     """Write the report of a benchmark: one HTML file with charts, samples and the raw data.
 
@@ -50,22 +56,41 @@ def report(
 
     Needs matplotlib: pip install "outrider[bench]".
     """
-    if not output.absolute().parent.is_dir():
-        raise fail(f"--output {output}: there is no folder {output.parent}")
-    if output.is_dir():
-        raise fail(f"--output {output}: is a folder; pass the name of a file")
+    check_page(output, "--output")
     start("outrider.lab.bench")
     from outrider.lab.bench import read_cells
+
+    write_page(read_cells(cells), output, title, charts)
+
+
+def check_page(page: Path, flag: str) -> None:
+    """Fails, before any work, if the page cannot be written.
+
+    Args:
+        page: the HTML file.
+        flag: the option that names it, for messages.
+    """
+    if page.is_dir():
+        raise fail(f"{flag} {page}: is a folder; pass the name of a file")
+    if not page.absolute().parent.is_dir():
+        raise fail(f"{flag} {page}: there is no folder {page.parent}")
+    from outrider.lab.plots import require_matplotlib
+
+    require_matplotlib()
+
+
+def write_page(
+    results: "Sequence[CellResult]", page: Path, title: str = TITLE, charts: Path | None = None
+) -> None:
+    """Writes the page, and the charts into their folder, and says so."""
     from outrider.lab.report import write_charts, write_report
 
-    found = read_cells(cells)
     with Progress() as progress:
         try:
-            progress.show("drawing the page")
-            write_report(found, output, title)
+            progress.show("drawing the report")
+            write_report(results, page, title)
             if charts is not None:
-                progress.show("drawing charts")
-                write_charts(found, charts)
+                write_charts(results, charts)
         except OSError as error:
             raise fail(f"cannot write '{error.filename}': {error.strerror or error}") from error
-    typer.echo(f"wrote {output}{'' if charts is None else f' and charts in {charts}'}", err=True)
+    typer.echo(f"wrote {page}{'' if charts is None else f' and charts in {charts}'}", err=True)

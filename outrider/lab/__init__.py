@@ -1,1 +1,2 @@
-"""The laboratory: certificates, frontiers and profiles of the user's own models and settings."""
+"""The laboratory: benchmarks, reports, analyses, certificates, frontiers and profiles of the user's
+own models and settings."""

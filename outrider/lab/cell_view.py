@@ -222,7 +222,7 @@ def _view(values: Mapping[str, Any]) -> CellView:
         speed = {}
     requests = _requests(values["repeats"])
     stats = [request["stats"] for request in requests]
-    metrics = list(_metrics(values["metrics"]))
+    metrics = list(_metrics(values["metrics"], bool(cell["lossless"])))
     speeds = speed.get("tokens_per_second") or {"mean": 0.0, "lowest": 0.0, "highest": 0.0}
     return CellView(
         key=cell["key"],
@@ -294,9 +294,16 @@ def _summed(lists: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(total)
 
 
-def _metrics(values: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, float, bool]]:
-    """Name and value of each number of the metrics, and whether charts show it."""
+def _metrics(
+    values: Mapping[str, Mapping[str, Any]], lossless: bool
+) -> Iterable[tuple[str, float, bool]]:
+    """Name and value of each number of the metrics, and whether charts show it.
+
+    A lossy rule whose divergence could not be measured at any token has none, rather than 0.
+    """
     for metric, numbers in values.items():
+        if numbers.get("measured_tokens") == 0 and not lossless:
+            continue
         charted = _CHARTED.get(metric)
         for key, value in numbers.items():
             if _is_number(value) and key not in _COUNTS:

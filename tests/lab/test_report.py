@@ -1,6 +1,7 @@
 """The report: self-contained, escaped, with its environment, and with lossy methods marked."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -61,6 +62,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     cells = bench_cells.few()
     cells[1]["cell"]["title"] = f"speculative {HOSTILE}"
     cells[1]["samples"][0]["prompt"] = HOSTILE
+    cells[1]["metrics"]["divergence"] = {"kl": math.inf}
     cells[1]["samples"][0]["pieces"].append([HOSTILE, "a"])
     cells[1]["repeats"][0]["batches"][0]["requests"][0]["text"] = f"</script>{HOSTILE}<!--"
     cells.append(failed())
@@ -112,7 +114,8 @@ def test_output_of_models_is_escaped(text: str, page: Page) -> None:
 
 
 def test_the_raw_data_are_complete(page: Page) -> None:
-    cells = json.loads(page.scripts[0])
+    cells = json.loads(page.scripts[0], parse_constant=pytest.fail)  # browsers know no Infinity
+    assert cells[1]["metrics"]["divergence"] == {"kl": "inf"}
     assert [each["cell"]["title"] for each in cells[2:]] == ["mentored:budget=0.2", "mjsd"]
     expected = bench_cells.few()[2]
     assert cells[2] == json.loads(json.dumps(expected))
@@ -256,7 +259,7 @@ def test_the_pareto_front(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cell": {}}, "it has no 'key'"),
+        ({"cell": {}}, "it has no 'lossless'"),
         ({"repeats": None}, "is no cell of a benchmark"),
     ],
 )
@@ -275,6 +278,14 @@ def test_infinite_and_missing_numbers_are_left_out() -> None:
     found = view(bench_cells.plain(metrics=metrics))
     assert dict(found.metrics) == {"divergence tv": 0.1, "mine score": 2.0}
     assert found.charted == ("mine score",)
+
+
+def test_a_divergence_that_was_not_measured_is_not_zero() -> None:
+    """Lossless methods have none; of a rule on whole paths none can be measured."""
+    metrics = {"divergence": {"kl": 0.0, "measured_tokens": 0}}
+    assert dict(view(bench_cells.plain(metrics=metrics)).metrics) == {"divergence kl": 0.0}
+    lossy = bench_cells.cell("mjsd", gamma=4, lossless=False, metrics=metrics)
+    assert dict(view(lossy).metrics) == {}
 
 
 def test_a_meter_that_failed_in_a_repeat_counts_the_others() -> None:

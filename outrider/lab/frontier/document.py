@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     path.write_text(dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def dumps(document: Mapping[str, Any], indent: int | None = None) -> str:
+def dumps(document: Mapping[str, Any] | Sequence[Any], indent: int | None = None) -> str:
     """The document as JSON text; infinite numbers and NaN become strings, as JSON has neither."""
     return json.dumps(_plain(document), ensure_ascii=False, allow_nan=False, indent=indent)
 

@@ -204,6 +204,7 @@ def _scatter_charts(
             for i, (each, (x, y)) in enumerate(group):
                 axes.plot(x, y, ls="", label=each.name, **series_style(i, each.lossless))  # type: ignore[arg-type]
             axes.margins(0.12)
+            axes.locator_params(axis="x", nbins=5)
             better = "← better" if x_lower else "better →"
             axes.set_xlabel(f"{x_label}  ({better})")
             axes.set_ylabel(y_label)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.cell_view import CellView, check_environment, views_of
+from outrider.lab.frontier.document import dumps
 from outrider.lab.plots import require_matplotlib
 from outrider.lab.prediction import predictions_of
 from outrider.lab.report.chart import Chart
@@ -163,12 +164,9 @@ def _rows(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             yield name, "–" if value is None else str(value)
 
 
-def _script_json(values: Any) -> Markup:
+def _script_json(values: Sequence[Any]) -> Markup:
     """JSON that cannot end the script element that holds it, nor open a comment in it."""
-    text = json.dumps(values, ensure_ascii=False, default=str)
-    return Markup(
-        text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    )
+    return Markup(dumps(values).replace("<", "\\u003c"))
 
 
 def _save(chart: Chart, folder: Path, prefix: str) -> list[Path]:
