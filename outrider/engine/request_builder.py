@@ -12,6 +12,7 @@ from outrider.core.values import as_python, check_flag, is_whole, shown
 from outrider.engine.admission import KVMemory
 from outrider.engine.chat import encode_messages
 from outrider.engine.detokenize import Detokenizer
+from outrider.engine.grammar import GrammarProcessor, compile_grammar
 from outrider.engine.prompts import Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Request, Row, request_numbers
 from outrider.engine.special_stops import SpecialStops
@@ -19,7 +20,7 @@ from outrider.engine.stop import Ending
 from outrider.methods import Method, Recipe
 from outrider.runtime import HFModel
 from outrider.runtime.hf.generation_config import with_defaults
-from outrider.sampling import Sampling
+from outrider.sampling import Processor, Sampling
 from outrider.sampling.stateless import check_stateless
 from outrider.verifiers import Commit
 
@@ -179,9 +180,17 @@ class RequestBuilder:
         return requests
 
     def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
-        if not self.obeys_config:
+        """The parameters with the processors of the generation config and of the grammar."""
+        if self.obeys_config:
+            sampling = self.target.with_demands(sampling, ids, self._room(ids))
+        if sampling.grammar is None:
             return sampling
-        return self.target.with_demands(sampling, ids, self._room(ids))
+        target, first = self.target, len(self.target.decoder_prompt or ids)
+        matcher = compile_grammar(
+            sampling.grammar, target.tokenizer, target.num_tokens, self.eos_ids
+        )
+        processors: list[Processor] = [*sampling.processors, GrammarProcessor(matcher, first)]
+        return replace(sampling, processors=processors)
 
     def _room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for behind a prompt."""
