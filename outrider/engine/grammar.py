@@ -121,7 +121,7 @@ def compile_grammar(
             "grammars need a model with an end-of-sequence token, by which a complete output ends"
         )
     try:
-        text = llguidance.grammar_from(grammar.kind, grammar.text)
+        text = llguidance.grammar_from(grammar.kind, grammar.source)
     except ValueError as error:
         raise _invalid(grammar, str(error)) from None
     ll_tokenizer = _tokenizer(tokenizer, num_tokens, tuple(sorted(eos_ids)))

@@ -25,12 +25,12 @@ class Grammar:
     """A set of strings; the classmethods make one.
 
     Attributes:
-        kind: how the text describes the set.
-        text: a JSON schema, a regular expression, a JSON list of strings, or a grammar.
+        kind: how the source describes the set.
+        source: a JSON schema, a regular expression, a JSON list of strings, or a grammar.
     """
 
     kind: GrammarKind
-    text: str
+    source: str
 
     @classmethod
     def json_object(cls) -> "Grammar":
@@ -67,7 +67,7 @@ class Grammar:
     def regex(cls, pattern: str) -> "Grammar":
         """The strings that a regular expression matches as a whole, in the syntax of Rust's
         ``regex``."""
-        return cls("regex", _text("regex", pattern))
+        return cls("regex", _source("regex", pattern))
 
     @classmethod
     def choice(cls, strings: Sequence[str]) -> "Grammar":
@@ -84,12 +84,12 @@ class Grammar:
         return cls("choice", json.dumps(listed))
 
     @classmethod
-    def grammar(cls, text: str) -> "Grammar":
+    def grammar(cls, source: str) -> "Grammar":
         """The language of a context-free grammar, in the notation of Lark or in GBNF."""
-        return cls("grammar", _text("grammar", text))
+        return cls("grammar", _source("grammar", source))
 
 
-def _text(name: str, value: object) -> str:
+def _source(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidParameterError(f"{name}={shown(value)}: must be a non-empty string")
     return value
