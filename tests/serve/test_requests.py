@@ -327,3 +327,13 @@ def test_structured_output(client: TestClient, path: str, body: dict[str, Any]) 
         ended = choice["finish_reason"] == "stop"
     assert ended, done
     assert set(json.loads(text)) == {"ok"}
+
+
+def test_errors_do_not_tell_where_the_model_lies(client_of: Callable[..., TestClient]) -> None:
+    engine = tiny_engine()
+    engine.target.name = "folder/of/the/operator"
+    engine.target.tokenizer.chat_template = None  # type: ignore[union-attr]
+    response = client_of(engine, model_name="model").post(CHATS, json=CHAT)
+    error = response.json()["error"]
+    assert error["message"].startswith("model has no chat template")
+    assert error["param"] == "messages"
