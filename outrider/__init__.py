@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.engine.for_transformers import generate_for_transformers
     from outrider.methods import METHODS
     from outrider.runtime import load_model
-    from outrider.sampling import Sampling
+    from outrider.sampling import Grammar, Sampling
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ __all__ = [
     "METHODS",
     "Engine",
     "Event",
+    "Grammar",
     "OutriderError",
     "Result",
     "Results",
@@ -40,6 +41,7 @@ _HOME = {
     "METHODS": "outrider.methods",
     "Engine": "outrider.engine",
     "Event": "outrider.engine",
+    "Grammar": "outrider.sampling",
     "OutriderError": "outrider.core.errors",
     "Result": "outrider.engine",
     "Results": "outrider.engine",

@@ -36,6 +36,7 @@ from outrider.cli.options.output import (
 )
 from outrider.cli.options.sampling import (
     IgnoreEos,
+    JsonSchema,
     LogitBias,
     MaxNewTokens,
     NoGenerationConfig,
@@ -79,6 +80,7 @@ def generate(
     stop: Stop = None,
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
+    json_schema: JsonSchema = None,
     no_generation_config: NoGenerationConfig = False,
     trace: Trace = False,
     compare: Compare = False,
@@ -122,6 +124,7 @@ def generate(
         stop=stop,
         stop_token_id=stop_token_id,
         ignore_eos=ignore_eos,
+        json_schema=json_schema,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
     engine = open_engine(

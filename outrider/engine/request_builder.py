@@ -13,13 +13,14 @@ from outrider.core.values import as_python, check_flag, is_whole, shown
 from outrider.engine.admission import KVMemory
 from outrider.engine.chat import encode_messages
 from outrider.engine.detokenize import Detokenizer
+from outrider.engine.grammar import GrammarProcessor, compile_grammar
 from outrider.engine.prompts import Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Request, Row, request_numbers
 from outrider.engine.special_stops import SpecialStops
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Recipe
 from outrider.runtime import HFModel
-from outrider.sampling import Sampling
+from outrider.sampling import Processor, Sampling
 from outrider.sampling.params import DEFAULTS
 from outrider.sampling.stateless import check_stateless
 from outrider.verifiers import Commit
@@ -196,9 +197,17 @@ class RequestBuilder:
         return requests
 
     def _with_rules(self, sampling: Sampling, ids: tuple[int, ...]) -> Sampling:
-        if not self._has_rules:
+        """The parameters with the processors of the generation config and of the grammar."""
+        if self._has_rules:
+            sampling = self.target.with_demands(sampling, ids, self._room(ids))
+        if sampling.grammar is None:
             return sampling
-        return self.target.with_demands(sampling, ids, self._room(ids))
+        target, first = self.target, len(self.target.decoder_prompt or ids)
+        matcher = compile_grammar(
+            sampling.grammar, target.tokenizer, target.num_tokens, self.eos_ids
+        )
+        processors: list[Processor] = [*sampling.processors, GrammarProcessor(matcher, first)]
+        return replace(sampling, processors=processors)
 
     def _room(self, ids: tuple[int, ...]) -> int:
         """Tokens the context has room for after a prompt."""

@@ -18,6 +18,7 @@ from outrider.core.values import (
     is_whole,
     shown,
 )
+from outrider.sampling.grammar import Grammar
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """``transformers`` convention: (input_ids (1, T), scores (1, V)) -> scores (1, V).
@@ -95,6 +96,7 @@ class Sampling:
             and the request runs without drafts.
         forced: position in the output, starting at 0 -> token that is emitted there whatever the
             models predict (such as the language token of an encoder-decoder).
+        grammar: the strings that the output may be; see ``sampling/grammar.py``.
         top_p_convention: ``hf`` drops a token if the mass ranked before it is at least ``top_p``;
             ``paper`` (Holtzman et al., ICLR 2020) only if that mass exceeds ``top_p``.
 
@@ -118,6 +120,7 @@ class Sampling:
     processors: Sequence[Processor] = ()
     stateless: bool | None = None
     forced: Mapping[int, int] = field(default_factory=dict)
+    grammar: Grammar | None = None
     top_p_convention: Literal["hf", "paper"] = "hf"
 
     def __post_init__(self) -> None:
@@ -200,6 +203,18 @@ class Sampling:
         for processor in self.processors:
             _require(callable(processor), "processors", processor, "must be callable")
         check_flag("ignore_eos", self.ignore_eos)
+        _require(
+            self.grammar is None or isinstance(self.grammar, Grammar),
+            "grammar",
+            self.grammar,
+            "must be outrider.Grammar, such as Grammar.json_object()",
+        )
+        _require(
+            self.grammar is None or not (self.ignore_eos or self.forced),
+            "grammar",
+            self.grammar,
+            "decides where the output ends: leave out ignore_eos and forced",
+        )
         check_choice("top_p_convention", self.top_p_convention, ("hf", "paper"))
         if self.stateless is not None:
             check_flag("stateless", self.stateless)

@@ -49,7 +49,6 @@ class ChatRequest(GenerationFields):
         "parallel_tool_calls": (True, False),
         "prompt_cache_key": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "safety_identifier": (),
         "tool_choice": ("none", "auto"),
         "tools": ([],),

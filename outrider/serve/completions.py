@@ -54,7 +54,6 @@ class CompletionRequest(GenerationFields):
         **GenerationFields.NEUTRAL,
         "best_of": (1,),
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
         "prediction": (),
     }
 

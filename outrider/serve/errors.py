@@ -18,7 +18,14 @@ from outrider.core.errors import (
 )
 
 _PARAMETER = re.compile(r"^(?:option )?'?(\w+)'?(?:\[[^]]*\])*(?:=|:)")
-_NAMES = {"max_new_tokens": "max_tokens", "options": "method_options"}
+_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "options": "method_options",
+    "json_schema": "response_format",
+    "regex": "structured_outputs",
+    "choice": "structured_outputs",
+    "grammar": "structured_outputs",
+}
 _TYPES = {
     401: "authentication_error",
     408: "timeout_error",

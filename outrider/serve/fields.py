@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outrider.sampling import Sampling
+from outrider.sampling import Grammar, Sampling
 
 MAX_CHOICES = 128
 Neutral = Mapping[str, Sequence[object]]
@@ -63,6 +63,69 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
+class JsonSchema(Body):
+    """A schema, under OpenAI's names."""
+
+    NEUTRAL: ClassVar[Neutral] = {"strict": (True, False), "description": ()}
+
+    name: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class ResponseFormat(Body):
+    """What the output looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_of_its_type(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema: for type 'json_schema', and needed there")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.json_schema is not None:
+            return Grammar.json_schema(self.json_schema.schema_)
+        return Grammar.json_object() if self.type == "json_object" else None
+
+
+class StructuredOutputs(Body):
+    """What the output looks like, under vLLM's names; one of them."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        "structural_tag": (),
+        "disable_any_whitespace": (False,),
+        "disable_additional_properties": (False,),
+        "whitespace_pattern": (),
+    }
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar_: Annotated[str | None, Field(alias="grammar")] = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+            raise ValueError("structured_outputs: one of json, json_object, regex, choice, grammar")
+        return self
+
+    @property
+    def grammar(self) -> Grammar:
+        if self.json_ is not None:
+            return Grammar.json_schema(self.json_)
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        if self.choice is not None:
+            return Grammar.choice(self.choice)
+        if self.grammar_ is not None:
+            return Grammar.grammar(self.grammar_)
+        return Grammar.json_object()
+
+
 class SpeculationFields(Body):
     """How a request is decoded, which clients send as ``extra_body``."""
 
@@ -92,7 +155,6 @@ class GenerationFields(SpeculationFields):
         "spaces_between_special_tokens": (True,),
         "store": (False,),
         "stream_interval": (1,),
-        "structured_outputs": (),
         "guided_json": (),
         "guided_regex": (),
         "guided_choice": (),
@@ -118,6 +180,8 @@ class GenerationFields(SpeculationFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
 
@@ -133,6 +197,19 @@ class GenerationFields(SpeculationFields):
             if not (key.isascii() and key.isdigit()) or len(key) > 9:
                 raise ValueError(f"logit_bias: {key[:40]!r} is no token id, such as '42'")
         return self
+
+    @model_validator(mode="after")
+    def _one_format(self) -> "GenerationFields":
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise ValueError("structured_outputs: leave out response_format beside it")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output may be; None for any text."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.grammar
+        return None if self.response_format is None else self.response_format.grammar
 
     @property
     def num_choices(self) -> int:
@@ -160,4 +237,5 @@ class GenerationFields(SpeculationFields):
             stop=(*stop, *(self.stop_token_ids or ())),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            grammar=self.grammar,
         )

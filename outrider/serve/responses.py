@@ -10,9 +10,10 @@ from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from starlette.responses import Response
 
+from outrider.sampling import Grammar
 from outrider.serve.conversation import ChatMessage, Text
 from outrider.serve.errors import json_response
 from outrider.serve.events import EventStream, event
@@ -38,9 +39,19 @@ class InputMessage(ChatMessage):
 
 
 class TextFormat(Body):
-    """The format of the answer."""
+    """The format of the answer; a schema lies beside its type here."""
 
-    type: Literal["text"] = "text"
+    NEUTRAL: ClassVar[Neutral] = {"strict": (True, False), "description": ()}
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    @model_validator(mode="after")
+    def _schema_of_its_type(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema: for type 'json_schema', and needed there")
+        return self
 
 
 class TextOptions(Body):
@@ -49,13 +60,6 @@ class TextOptions(Body):
     NEUTRAL: ClassVar[Neutral] = {"verbosity": ("medium",)}
 
     format: TextFormat | None = None
-
-    @field_validator("format", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("type") not in (None, "text"):
-            raise ValueError(f"type {value.get('type')!r} is not supported, only 'text'")
-        return value
 
 
 class ResponseRequest(GenerationFields):
@@ -82,6 +86,7 @@ class ResponseRequest(GenerationFields):
         "top_logprobs": (0,),
         "truncation": ("disabled",),
         "n": (1,),
+        "response_format": (),
     }
 
     input: Annotated[
@@ -94,6 +99,15 @@ class ResponseRequest(GenerationFields):
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
     text: TextOptions | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        chosen = None if self.text is None else self.text.format
+        if chosen is None or chosen.type == "text":
+            return super().grammar
+        if chosen.schema_ is not None:
+            return Grammar.json_schema(chosen.schema_)
+        return Grammar.json_object()
 
 
 @router.post("/v1/responses")

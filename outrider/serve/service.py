@@ -115,7 +115,8 @@ class Service:
                 self.engine.encode, prompt, add_special_tokens=add_special_tokens
             )
         except PromptError as error:
-            raise ApiError(str(error), param=param) from error
+            told = str(error).replace(self.engine.target.name, self.model_name)  # may be a path
+            raise ApiError(told, param=param) from error
         most = self.settings.max_prompt_tokens
         if most is not None and len(ids) > most:
             raise ApiError(

@@ -63,7 +63,8 @@ def test_public_names_are_complete_and_resolve() -> None:
 def test_defaults_equal_those_of_the_python_interface() -> None:
     flags = inspect.signature(expanded(generate)).parameters
     engine = inspect.signature(load).parameters
-    parts = {"stop", "logit_bias", "processors", "stateless", "forced", "top_p_convention"}
+    parts = {"stop", "logit_bias", "processors", "stateless", "forced", "grammar"}
+    parts |= {"top_p_convention"}
     for field in fields(Sampling):
         if field.name not in parts:
             assert flags[field.name].default == field.default, field.name

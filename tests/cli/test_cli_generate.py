@@ -164,3 +164,21 @@ def test_the_generation_config_applies_and_is_named(
     assert "greedy outputs, plain and speculative: identical" in obedient.stderr
     free = generate(PROMPT, "--target", target, "--no-generation-config", "--temperature", 0)
     assert (free.stdout, "generation config" in free.stderr) == (bare.stdout, False)
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_json_of_a_schema(generate: Run, tmp_path: Path, in_a_file: bool) -> None:
+    schema = '{"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "maxItems": 3}'
+    if in_a_file:
+        (tmp_path / "schema.json").write_text(schema)
+    given = tmp_path / "schema.json" if in_a_file else schema
+    done = generate("def f3(x):", "--json-schema", given, "-n", 60, "--temperature", 0.5)
+    assert done.exit_code == 0, done.stderr
+    assert set(json.loads(done.stdout)) <= {1, 2}
+
+
+def test_a_schema_that_cannot_be_read(generate: Run) -> None:
+    for given, message in (("{", "json_schema: no valid JSON"), ("nowhere", "cannot read")):
+        done = generate("x", "--json-schema", given)
+        assert done.exit_code == 2
+        assert message in done.stderr

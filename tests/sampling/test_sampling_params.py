@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from outrider.core.errors import InvalidParameterError, OutriderError
-from outrider.sampling import Sampling
+from outrider.sampling import Grammar, Sampling
 
 NAN, INF = math.nan, math.inf
 WRONG = {
@@ -25,6 +25,7 @@ WRONG = {
     "logprobs": [-1, 1.5, True],
     "processors": [[3]],
     "stateless": [0, "no"],
+    "grammar": ["{}", {"type": "object"}],
     "top_p_convention": ["HF", None],
 }
 RIGHT = {
@@ -43,6 +44,7 @@ RIGHT = {
     "logprobs": [None, 0, 20],
     "processors": [(), [lambda ids, scores: scores]],
     "stateless": [None, True, False],
+    "grammar": [None, Grammar.json_object()],
     "top_p_convention": ["hf", "paper"],
 }
 

@@ -64,6 +64,13 @@ NEARLY = {
     "prediction": st.fixed_dictionaries({"type": st.just("content"), "content": st.text()}),
     "return_token_ids": st.booleans(),
     "speculation_metrics": st.sampled_from(["summary", "detailed", "x"]),
+    "response_format": st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "json_object", "json_schema"])},
+        optional={"json_schema": st.fixed_dictionaries({"schema": ANYTHING})},
+    ),
+    "structured_outputs": st.dictionaries(
+        st.sampled_from(["json", "regex", "choice", "grammar"]), ANYTHING, max_size=1
+    ),
     "tools": ANYTHING,
     "unknown": ANYTHING,
 }

@@ -156,7 +156,7 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, served: SimpleNamespa
 
 
 def test_leaving_a_stream_frees_its_row(client: openai.OpenAI, served: SimpleNamespace) -> None:
-    """The row is gone before the next request's first round, which the worker runs afterwards."""
+    """Nothing stays of it; ``test_operation.py`` counts the rounds until then."""
     stream = client.completions.create(
         model="tiny", prompt=[[5]] * 8, max_tokens=126, stream=True, extra_body=EXTRA
     )

@@ -76,7 +76,38 @@ def events(text: str) -> list[dict[str, Any]]:
             "text only",
         ),
         (CHATS, CHAT | {"tools": [{}]}, "tools", "not supported"),
-        (CHATS, CHAT | {"response_format": {"type": "json_object"}}, "response_format", "text"),
+        (CHATS, CHAT | {"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+        (CHATS, CHAT | {"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+        (
+            CHATS,
+            CHAT
+            | {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "nothing"}},
+                }
+            },
+            "response_format",
+            "nothing",
+        ),
+        (
+            COMPLETIONS,
+            TEXT | {"structured_outputs": {"regex": "(a"}},
+            "structured_outputs",
+            "unclosed group",
+        ),
+        (
+            COMPLETIONS,
+            TEXT | {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "one of json",
+        ),
+        (
+            COMPLETIONS,
+            TEXT | {"structured_outputs": {"choice": ["b"]}, "ignore_eos": True},
+            "structured_outputs",
+            "leave out ignore_eos",
+        ),
         (CHATS, CHAT | {"top_logprobs": 2}, "top_logprobs", "only for logprobs"),
         (
             CHATS,
@@ -85,7 +116,7 @@ def events(text: str) -> list[dict[str, Any]]:
             "method of its own",
         ),
         (RESPONSES, {"input": "x", "store": True}, "store", "not supported"),
-        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "only"),
+        (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "schema"),
         ("/tokenize", {}, "prompt", "either prompt or messages"),
         ("/detokenize", {"tokens": [280]}, "tokens", "out of range"),
     ],
@@ -252,3 +283,57 @@ def test_a_model_without_a_tokenizer_takes_token_ids(
     assert done.status_code == 200
     assert client.post(COMPLETIONS, json=TEXT).status_code == 400
     assert client.post("/tokenize", json=TEXT).json()["error"]["code"] == "no_tokenizer"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            CHATS,
+            CHAT
+            | {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
+                }
+            },
+        ),
+        (
+            RESPONSES,
+            {
+                "input": "hello",
+                "text": {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}},
+            },
+        ),
+        (COMPLETIONS, TEXT | {"structured_outputs": {"json": SCHEMA}, "max_tokens": 100}),
+        (COMPLETIONS, TEXT | {"structured_outputs": {"choice": ['{"ok":true}']}}),
+    ],
+)
+def test_structured_output(client: TestClient, path: str, body: dict[str, Any]) -> None:
+    done = client.post(path, json=body | {"seed": 3, "temperature": 2.0}).json()
+    if path == RESPONSES:
+        text, ended = done["output"][0]["content"][0]["text"], done["status"] == "completed"
+    else:
+        (choice,) = done["choices"]
+        text = choice["text"] if path == COMPLETIONS else choice["message"]["content"]
+        ended = choice["finish_reason"] == "stop"
+    assert ended, done
+    assert set(json.loads(text)) == {"ok"}
+
+
+def test_errors_do_not_tell_where_the_model_lies(client_of: Callable[..., TestClient]) -> None:
+    engine = tiny_engine()
+    engine.target.name = "folder/of/the/operator"
+    engine.target.tokenizer.chat_template = None  # type: ignore[union-attr]
+    response = client_of(engine, model_name="model").post(CHATS, json=CHAT)
+    error = response.json()["error"]
+    assert error["message"].startswith("model has no chat template")
+    assert error["param"] == "messages"

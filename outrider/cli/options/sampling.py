@@ -1,6 +1,7 @@
 """Options that choose the sampling distribution and the stop conditions."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -166,6 +167,17 @@ IgnoreEos = Annotated[
 ]
 
 
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SCHEMA",
+        help="Write JSON of this schema: a file, or the schema itself; '{}' stands for any JSON. "
+        "Needs the extra 'grammar'.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Truncation:
     """Temperature and truncation of the distribution."""
@@ -215,9 +227,10 @@ def sampling_of(
     stop_token_id: list[int] | None,
     ignore_eos: bool,
     logprobs: int | None = None,
+    json_schema: str | None = None,
 ) -> "Sampling":
     """The sampling parameters that these options stand for. Imports torch."""
-    from outrider.sampling import Sampling
+    from outrider.sampling import Grammar, Sampling
 
     return Sampling(
         **vars(truncation),
@@ -228,7 +241,19 @@ def sampling_of(
         stop=(*(stop or ()), *(stop_token_id or ())),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        grammar=None if json_schema is None else Grammar.json_schema(_schema(json_schema)),
     )
+
+
+def _schema(given: str) -> str:
+    """The schema that an option holds, or the file that it names."""
+    if given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise fail(f"--json-schema {given}: cannot read the file: {reason}") from None
 
 
 def parse_logit_bias(items: list[str] | None) -> dict[int, float]:
