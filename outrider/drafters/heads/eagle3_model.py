@@ -179,7 +179,7 @@ class Eagle3Model(HeadModel):
         return cache
 
     def _run(self, batch: ForwardBatch, feature_BNH: Tensor) -> Tensor:
-        metadata = self.spec.metadata_of(batch)
+        metadata = self.spec.metadata_of(batch.cache, batch.tokens_BN.shape[1], batch.nodes)
         mask = metadata.mask
         assert isinstance(mask, Tensor)
         output_BNH: Tensor = self.module(

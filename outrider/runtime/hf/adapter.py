@@ -217,12 +217,13 @@ class HFModel:
         return logits_1TV[0, -1]
 
     def logits_within(self, prompt: Sequence[int]) -> Iterator[Tensor]:
-        """The logits behind each token of a prompt, (N, V) for the next N tokens at a time, in
+        """The logits after each token of a prompt, (N, V) for the next N tokens at a time, in
         forward passes of bounded width. The prefix cache is neither read nor written."""
         model = self.without_compiled()
         context = unsampled_context(model, list(prompt))
         cache = self._cache(context)
-        cache.long = long_rows(context, self.original)
+        if self.original is not None:
+            cache.long = long_rows(context, self.original)
         for tokens_1N in context.tokens_BT[:, : len(prompt)].split(PREFILL_WIDTH, 1):
             yield model.forward(ForwardBatch(cache, tokens_1N)).logits_BNV[0]
             cache.append(tokens_1N.shape[1])
