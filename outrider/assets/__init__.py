@@ -1,6 +1,8 @@
-"""The embedded pair: a small target and its draft, trained on Python source by this project.
+"""What comes with the package: the embedded pair, and heads for models that people know.
 
-Both are ordinary Hugging Face folders; their model cards say what they were trained on.
+The pair is a small target and its draft, trained on Python source by this project. Both are
+ordinary Hugging Face folders. A head drafts for a target that the package does not contain; its
+name is written ``embedded:NAME``. The model cards say what all of them were trained on.
 """
 
 from __future__ import annotations
@@ -8,7 +10,11 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["draft_path", "target_path"]
+__all__ = ["HEADS", "draft_path", "head_path", "target_path"]
+
+HEADS = ("smollm2-eagle3",)
+"""The heads that come with the package."""
+_PREFIX = "embedded:"
 
 
 def target_path() -> Path:
@@ -19,6 +25,21 @@ def target_path() -> Path:
 def draft_path() -> Path:
     """Folder of the embedded draft model, trained to imitate the target."""
     return _folder("draft")
+
+
+def head_path(source: object) -> Path | None:
+    """Folder of an embedded head, from ``embedded:NAME``; None for any other source.
+
+    Raises:
+        FileNotFoundError: no such head; lists those that there are.
+    """
+    if not isinstance(source, str) or not source.startswith(_PREFIX):
+        return None
+    name = source.removeprefix(_PREFIX)
+    if name not in HEADS:
+        known = ", ".join(f"{_PREFIX}{each}" for each in HEADS)
+        raise FileNotFoundError(f"no head {source!r} comes with outrider; there are: {known}")
+    return _folder(f"heads/{name}")
 
 
 def _folder(name: str) -> Path:

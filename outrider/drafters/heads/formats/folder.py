@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider import assets
 from outrider.core.errors import ModelLoadError
 
 _BIN = ("*.bin", "*.pt")
@@ -27,7 +28,7 @@ def read_config(folder: str | Path) -> dict[str, Any] | None:
     Raises:
         ModelLoadError: a file that is no JSON object.
     """
-    file = Path(os.path.expanduser(folder)) / "config.json"
+    file = _located(folder) / "config.json"
     if not os.path.isfile(file):  # false for names that no file can have, too
         return None
     try:
@@ -45,7 +46,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
     Raises:
         ModelLoadError: no weights, or files that cannot be read.
     """
-    folder = Path(os.path.expanduser(folder))
+    folder = _located(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         files = sorted(file for pattern in _BIN for file in folder.glob(pattern))
@@ -91,6 +92,15 @@ def write_folder(
     text = folder / "config.partial"
     text.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     os.replace(text, folder / "config.json")
+
+
+def _located(source: str | Path) -> Path:
+    """The folder of an embedded head (``embedded:NAME``), or the folder of that name."""
+    try:
+        embedded = assets.head_path(source)
+    except FileNotFoundError as error:
+        raise ModelLoadError(str(error)) from error
+    return embedded or Path(os.path.expanduser(source))
 
 
 def require(config: Mapping[str, Any], key: str, name: str) -> Any:
