@@ -35,11 +35,11 @@ from outrider.engine import Engine
 
 Conversation = list[dict[str, str]]
 
-ATTEMPTS = 160
+ATTEMPTS = 128
 """Messages that the target begins in a chunk."""
-FROM_FILE = 48
+FROM_FILE = 32
 """Messages of the file in a chunk."""
-ARTICLES = 16
+ARTICLES = 12
 """Summaries asked for in a chunk."""
 ROWS = 48
 MESSAGE_TOKENS = 160
@@ -158,8 +158,13 @@ def make_chunk(
     choose = random.Random(f"{seed}:{number}")
     asked = [Asked(PLAIN, choose.choice(prompts)) for _ in range(FROM_FILE if prompts else 0)]
     asked += written(engine, choose, seed + 2 * number)
-    asked += summaries([line["messages"][-1]["content"] for line in before], choose)
-    return answered(engine, list(dict.fromkeys(asked)), choose, seed + 2 * number + 1)
+    # Long prompts go apart: attention computes as many slots for each row as the longest row has.
+    longer = summaries([line["messages"][-1]["content"] for line in before], choose)
+    return [
+        line
+        for group in (asked, longer)
+        for line in answered(engine, list(dict.fromkeys(group)), choose, seed + 2 * number + 1)
+    ]
 
 
 def read(path: Path) -> list[Any]:
@@ -177,7 +182,7 @@ def converse(
 ) -> Path:
     """Makes chunks until the answers have the tokens asked for; returns the file of all chunks."""
     out.mkdir(parents=True, exist_ok=True)
-    engine = outrider.load(target, method="plain", compile="auto", max_batch_size=ROWS)
+    engine = outrider.load(target, method="plain", dtype="bfloat16", max_batch_size=ROWS)
     begin = time.monotonic()
     number, made, here = 0, 0, 0
     before: list[Any] = []
