@@ -65,7 +65,8 @@ def factors_of(cell: CellView, plain: CellView) -> Factors | None:
     branches counts to the dependence between positions.
 
     Returns:
-        None if the cell drafted nothing, or if nothing is left of a pass without prefill.
+        None if the cell drafted nothing, or if nothing is left of a pass or round without prefill,
+        as noise in short outputs can have it.
     """
     depth = len(cell.verified_at)
     if cell.alpha is None or not (cell.rounds and plain.rounds and depth):
@@ -76,7 +77,7 @@ def factors_of(cell: CellView, plain: CellView) -> Factors | None:
     plain_target = (plain.target_seconds - of_target * plain.requests) / plain.rounds
     if target <= 0 or plain_target <= 0:
         return None
-    return measured_factors(
+    factors = measured_factors(
         alpha=min(cell.alpha, 1.0),
         gamma=min(cell.drafted / cell.rounds, depth),
         tokens=cell.acceptance_length,
@@ -86,6 +87,7 @@ def factors_of(cell: CellView, plain: CellView) -> Factors | None:
         plain_target_seconds=plain_target,
         plain_other_seconds=plain.other_seconds / plain.rounds,
     )
+    return factors if factors.beta + factors.overhead > 0 else None
 
 
 def _prefill(cell: CellView) -> float:

@@ -1,5 +1,6 @@
 """Predicted against measured speed-up of cells."""
 
+import dataclasses
 from typing import Any
 
 import bench_cells
@@ -72,3 +73,9 @@ def test_cells_without_the_numbers_have_no_factors(change: dict[str, Any]) -> No
         each["speed"] |= change
     assert factors_of(view(drafting), view(baseline)) is None
     assert predictions_of([view(baseline), view(drafting)]) == []
+
+
+def test_a_round_that_noise_leaves_nothing_of_has_no_factors() -> None:
+    baseline = view(plain())
+    noisy = dataclasses.replace(baseline, other_seconds=baseline.other_seconds + 1e3)
+    assert factors_of(view(cell("speculative", alpha=0.7, gamma=4)), noisy) is None
