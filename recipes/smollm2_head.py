@@ -43,9 +43,7 @@ def train(target: str, data: Path, out: Path, steps: int, seed: int, console: Co
         seed: of the initial weights and the order of the data.
         console: for progress.
     """
-    run = HeadRun(
-        find_kind("eagle3"), target, data, OPTIONS, dtype="bfloat16", target_name=HUB_ID
-    )
+    run = HeadRun(find_kind("eagle3"), target, data, OPTIONS, dtype="bfloat16", target_name=HUB_ID)
     return run_head(
         out,
         run,

@@ -65,8 +65,9 @@ def factors_of(cell: CellView, plain: CellView) -> Factors | None:
     branches counts to the dependence between positions.
 
     Returns:
-        None if the cell drafted nothing, or if nothing is left of a pass or round without prefill,
-        as noise in short outputs can have it.
+        None if the cell drafted nothing, if nothing is left of a pass without prefill, or if a
+        plain step spends so much more outside its pass than a round that its overhead has no
+        logarithm, as noise in short outputs can have it.
     """
     depth = len(cell.verified_at)
     if cell.alpha is None or not (cell.rounds and plain.rounds and depth):
@@ -75,19 +76,22 @@ def factors_of(cell: CellView, plain: CellView) -> Factors | None:
     of_draft = max(0.0, _prefill(cell) - of_target)
     target = (cell.target_seconds - of_target * cell.requests) / cell.rounds
     plain_target = (plain.target_seconds - of_target * plain.requests) / plain.rounds
+    draft = max(0.0, (cell.draft_seconds - of_draft * cell.requests) / cell.rounds)
+    other, plain_other = cell.other_seconds / cell.rounds, plain.other_seconds / plain.rounds
     if target <= 0 or plain_target <= 0:
         return None
-    factors = measured_factors(
+    if (draft + target + other) / (plain_target + plain_other) <= draft / plain_target:
+        return None  # β + overhead would not be above 0
+    return measured_factors(
         alpha=min(cell.alpha, 1.0),
         gamma=min(cell.drafted / cell.rounds, depth),
         tokens=cell.acceptance_length,
-        draft_seconds=max(0.0, (cell.draft_seconds - of_draft * cell.requests) / cell.rounds),
+        draft_seconds=draft,
         target_seconds=target,
-        other_seconds=cell.other_seconds / cell.rounds,
+        other_seconds=other,
         plain_target_seconds=plain_target,
-        plain_other_seconds=plain.other_seconds / plain.rounds,
+        plain_other_seconds=plain_other,
     )
-    return factors if factors.beta + factors.overhead > 0 else None
 
 
 def _prefill(cell: CellView) -> float:
