@@ -4,6 +4,7 @@ The browser is the system's Chromium, by Playwright; where either is missing, th
 skipped.
 """
 
+import json
 import re
 import shutil
 import socket
@@ -119,6 +120,17 @@ def ask(page: Any, prompt: str) -> None:
     page.wait_for_selector("#status:has-text('Done')", state="attached")
 
 
+def drafted_token(text: str, parent: int | None, outcome: str) -> dict[str, Any]:
+    chance: dict[str, Any] = {"p": 0.5, "q": 0.5, "logprob": -1.0, "acceptance": None}
+    return chance | {"token_id": 1, "token": text, "parent": parent, "outcome": outcome}
+
+
+def answer_with(page: Any, choice: dict[str, Any]) -> None:
+    """Answers the page's requests by a stream of one chunk, in place of the server."""
+    body = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body))
+
+
 def text_of(page: Any, selector: str) -> str:
     return str(page.text_content(selector))
 
@@ -155,6 +167,27 @@ def test_one_round_is_shown_by_click_and_by_keyboard(open_page: Callable[..., An
     assert text_of(page, "#round-title").startswith("Round 2 of")
 
 
+def test_a_tree_lists_each_token_above_its_descendants(open_page: Callable[..., Any]) -> None:
+    page = open_page(tiny_engine())
+    ready(page)
+    drafted = [
+        drafted_token("a", None, "accepted"), drafted_token("b", None, "skipped"),
+        drafted_token("a1", 0, "rejected"), drafted_token("b1", 1, "skipped"),
+        drafted_token("a2", 0, "rejected"),
+    ]  # fmt: skip
+    own = {"token_id": 9, "token": "c", "p": 0.5, "logprob": -1.0, "origin": "correction"}
+    answer_with(page, {
+        "token_ids": [1, 9], "rounds": [{"drafted": drafted, "next": own}],
+        "pieces": [{"text": "a", "origin": "accepted"}, {"text": "c", "origin": "correction"}],
+    })  # fmt: skip
+    ask(page, "hello")
+    names = page.eval_on_selector_all("#drafted td.name", "all => all.map(e => e.textContent)")
+    assert names == ["a", "a1", "a2", "b", "b1", "c"]
+    kinds = page.eval_on_selector_all("#drafted tbody tr", "all => all.map(e => e.className)")
+    assert kinds == ["accepted", "rejected", "rejected", "skipped", "skipped", "correction"]
+    assert text_of(page, "#accepted") == "1 / 5"
+
+
 def test_plain_decoding_beside_it(open_page: Callable[..., Any]) -> None:
     page = open_page(tiny_engine())
     ask(page, "hello")
@@ -179,16 +212,16 @@ def test_markup_in_an_output_stays_text(open_page: Callable[..., Any]) -> None:
     page = open_page(tiny_engine())
     ready(page)
     markup = "<img src=x onerror=alert(1)>"
-    piece = '{"text":"<img src=x onerror=alert(1)>","origin":"plain"}'
-    choice = f'{{"index":0,"token_ids":[5],"rounds":[],"pieces":[{piece}]}}'
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(body=f'data: {{"choices":[{choice}]}}\n\ndata: [DONE]\n\n'),
-    )
+    own = {"token_id": 5, "token": markup, "p": 1.0, "logprob": 0.0, "origin": "plain"}
+    answer_with(page, {
+        "token_ids": [5], "rounds": [{"drafted": [], "next": own}],
+        "pieces": [{"text": markup, "origin": "plain"}],
+    })  # fmt: skip
     ask(page, "<b>bold</b>")
     assert text_of(page, ".message.user") == "<b>bold</b>"
     assert text_of(page, ".message .token") == markup
-    assert page.query_selector_all("#log img, #log b") == []
+    assert text_of(page, "#drafted td.name").startswith("<img")
+    assert page.query_selector_all("img, b") == []
 
 
 def test_an_error_is_shown_and_the_prompt_kept(open_page: Callable[..., Any]) -> None:

@@ -31,7 +31,10 @@ async function call(path, body, signal) {
   const response = await fetch(path, sent || { headers: headers() });
   if (response.ok) return response;
   const told = await response.json().catch(() => null);
-  if (response.status === 401) askForKey();
+  if (response.status === 401) {
+    askForKey();
+    throw new Error("This server wants an API key: enter it in the settings.");
+  }
   throw new Error(told?.error?.message || `the server answered with status ${response.status}`);
 }
 
@@ -93,7 +96,7 @@ function showSettings() {
   const method = server.methods.get($("method").value);
   $("summary").textContent = method ? method.summary : "";
   $("budget").disabled = !method?.has_budget;
-  $("gamma").disabled = method?.id === "plain";
+  $("gamma").disabled = !method || method.id === "plain";
   for (const output of document.querySelectorAll(".field output")) {
     output.value = $(output.htmlFor.value).value;
   }
@@ -307,16 +310,20 @@ function showRound(index) {
 function rows(round) {
   const drafted = round.drafted;
   const isTree = drafted.some((token, i) => token.parent !== (i ? i - 1 : null));
-  const depths = [];
-  const made = drafted.map((token, i) => {
-    depths[i] = token.parent === null ? 0 : depths[token.parent] + 1;
-    return row(token, token.outcome, reason(token, isTree), isTree ? depths[i] : 0);
-  });
+  const made = depthFirst(drafted).map(([token, depth]) =>
+    row(token, token.outcome, reason(token, isTree), isTree ? depth : 0));
   if (round.next) {
     const origin = round.next.origin;
     made.push(row({ ...round.next, q: null }, origin, WHO[origin], 0));
   }
   return made;
+}
+
+/** The drafted tokens with their depths, each followed by its descendants. */
+function depthFirst(drafted) {
+  const below = (parent, depth) => drafted.flatMap((token, i) =>
+    token.parent === parent ? [[token, depth], ...below(i, depth + 1)] : []);
+  return below(null, 0);
 }
 
 function row(token, kind, why, depth) {
@@ -462,6 +469,7 @@ const theme = localStorage.getItem("outrider-theme") || "";
 $("theme").value = theme;
 $("key").value = sessionStorage.getItem("outrider-key") || "";
 paint(theme);
+showSettings();
 if (NARROW.matches) $("settings").open = false;
 $("prompt").focus();
 start();
