@@ -6,7 +6,7 @@ a round without a draft.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -51,10 +51,6 @@ def legend(console: Console) -> Segments:
 class Painter:
     """Splits the text of events into tokens and marks each by its origin.
 
-    An event's text covers a whole round, and the engine holds text back while a stop string or a
-    character is incomplete. The painter therefore decodes each token itself and consumes the
-    decoded pieces by length as text arrives.
-
     Args:
         engine: provides the tokenizer.
         prompt_ids: the prompt's tokens.
@@ -64,14 +60,13 @@ class Painter:
     engine: "Engine"
     prompt_ids: tuple[int, ...]
     colour: bool
-    _waiting: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        from outrider.engine.detokenize import Detokenizer
+        from outrider.engine.token_texts import TokenTexts
 
         tokenizer = self.engine.target.tokenizer
         assert tokenizer is not None
-        self._detokenizer = Detokenizer(tokenizer, self.prompt_ids)
+        self._texts = TokenTexts(tokenizer, self.prompt_ids)
 
     def paint(self, event: "Event") -> Segments:
         """The event's text with its tokens marked."""
@@ -82,18 +77,7 @@ class Painter:
 
     def pieces(self, event: "Event") -> Iterator[tuple[str, str]]:
         """Yields the event's text token by token, each with its origin."""
-        for token, origin in zip(event.token_ids, event.origins, strict=True):
-            self._waiting.append((self._detokenizer.push([token]), origin))
-        text = event.text
-        while text and self._waiting:
-            piece, source = self._waiting.pop(0)
-            if len(piece) > len(text):
-                self._waiting.insert(0, (piece[len(text) :], source))
-            if piece:
-                yield text[: len(piece)], source
-            text = text[len(piece) :]
-        if text:  # the replacement character for a character that stayed incomplete
-            yield text, event.origins[-1] if event.origins else "plain"
+        return self._texts.split(event)
 
 
 def printer(

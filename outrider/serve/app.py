@@ -11,7 +11,7 @@ from starlette.responses import Response
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
-from outrider.serve import chat, completions, responses, tokens
+from outrider.serve import chat, completions, methods, page, responses, tokens
 from outrider.serve.errors import ApiError, json_response, respond
 from outrider.serve.limits import ApiKeys, BodyLimit, RequestLog
 from outrider.serve.service import Service
@@ -49,7 +49,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> FastAP
     app.state.service = service
     for error in (ApiError, OutriderError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(error, respond)
-    for module in (completions, chat, responses, tokens):
+    for module in (completions, chat, responses, tokens, methods, page):
         app.include_router(module.router)
     _add_status(app, service)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)

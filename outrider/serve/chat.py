@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from outrider.serve.choice import Part, chat_logprobs
+from outrider.serve.choice import Part, chat_logprobs, token_fields, wants_tokens
 from outrider.serve.conversation import Messages, Text
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, EventStream, event
@@ -145,8 +145,7 @@ class _Answer:
 
     @property
     def _tells_tokens(self) -> bool:
-        body = self._body
-        return bool(body.logprobs or body.return_token_ids or body.return_token_origins)
+        return bool(self._body.logprobs) or wants_tokens(self._body)
 
     def _chunk(
         self, index: int, delta: dict[str, object], reason: str | None, part: Part | None = None
@@ -164,9 +163,4 @@ class _Answer:
         """What the request wants to know of single tokens."""
         body = self._body
         logprobs = chat_logprobs(part, self._service.names) if body.logprobs else None
-        told: dict[str, object] = {"logprobs": logprobs}
-        if body.return_token_ids:
-            told["token_ids"] = part.token_ids
-        if body.return_token_origins:
-            told["token_origins"] = part.origins
-        return told
+        return {"logprobs": logprobs, **token_fields(part, body, self._service.names)}

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from outrider.engine import Row, Stats, TopLogprobs
 from outrider.engine.request import Origin
+from outrider.engine.token_texts import TokenTexts
+from outrider.serve.fields import SpeculationFields
 from outrider.serve.names import TokenNames
+from outrider.serve.rounds import DraftedToken, RecordedRound
 from outrider.serve.worker import Step
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
@@ -21,6 +24,8 @@ class Part:
 
     Attributes:
         text, token_ids, origins, logprobs, top: as in :class:`outrider.engine.Event`.
+        pieces: the text token by token, with the origin of each, where the request wants it.
+        rounds: what the rounds did, where the request wants it.
     """
 
     text: str = ""
@@ -28,10 +33,12 @@ class Part:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[TopLogprobs] = field(default_factory=list)
+    pieces: list[tuple[str, Origin]] = field(default_factory=list)
+    rounds: list[RecordedRound] = field(default_factory=list)
 
     @classmethod
-    def of(cls, step: Step) -> "Part":
-        """What a round added."""
+    def of(cls, step: Step, texts: TokenTexts | None = None) -> "Part":
+        """What a round added; ``texts`` splits it into pieces."""
         event = step.event
         return cls(
             event.text,
@@ -39,6 +46,8 @@ class Part:
             list(event.origins),
             list(event.logprobs),
             list(event.top_logprobs),
+            [] if texts is None else list(texts.split(event)),
+            list(step.rounds),
         )
 
     def add(self, other: "Part") -> None:
@@ -48,6 +57,8 @@ class Part:
         self.origins += other.origins
         self.logprobs += other.logprobs
         self.top += other.top
+        self.pieces += other.pieces
+        self.rounds += other.rounds
 
 
 @dataclass
@@ -59,16 +70,18 @@ class Choice:
         rounds: the tokens drafted and accepted in each round.
         row: the engine's row, which is final once ``finish_reason`` is set.
         finish_reason: ``stop`` or ``length``; None while it goes on.
+        texts: splits the text into pieces, where the request wants them.
     """
 
     part: Part = field(default_factory=Part)
     rounds: list[tuple[int, int]] = field(default_factory=list)
     row: Row | None = None
     finish_reason: str | None = None
+    texts: TokenTexts | None = None
 
     def take(self, step: Step) -> Part:
         """Adds a round; what it added."""
-        part = Part.of(step)
+        part = Part.of(step, self.texts)
         self.part.add(part)
         self.rounds.append((step.drafted, step.accepted))
         self.row = step.row
@@ -80,6 +93,59 @@ class Choice:
     def stats(self) -> Stats:
         """The statistics of a finished output."""
         return Stats() if self.row is None else self.row.stats
+
+
+def wants_tokens(fields: SpeculationFields) -> bool:
+    """Whether a request wants to know of single tokens, beside their text."""
+    return bool(
+        fields.return_token_ids
+        or fields.return_token_origins
+        or fields.return_pieces
+        or fields.return_rounds
+    )
+
+
+def token_fields(part: Part, fields: SpeculationFields, names: TokenNames) -> dict[str, object]:
+    """What a response says of a part's tokens, as far as the request wants it."""
+    told: dict[str, object] = {}
+    if fields.return_token_ids:
+        told["token_ids"] = part.token_ids
+    if fields.return_token_origins:
+        told["token_origins"] = part.origins
+    if fields.return_pieces:
+        told["pieces"] = [{"text": text, "origin": origin} for text, origin in part.pieces]
+    if fields.return_rounds:
+        told["rounds"] = [_round(each, names) for each in part.rounds]
+    return told
+
+
+def _round(round_: RecordedRound, names: TokenNames) -> dict[str, object]:
+    token = round_.next_token_id
+    return {
+        "drafted": [_drafted(each, names) for each in round_.drafted],
+        "next": None
+        if token is None
+        else {
+            "token_id": token,
+            "token": names.key(token),
+            "p": round_.next_p,
+            "logprob": max(round_.next_logprob, LEAST),
+            "origin": round_.next_origin,
+        },
+    }
+
+
+def _drafted(token: DraftedToken, names: TokenNames) -> dict[str, object]:
+    return {
+        "token_id": token.token_id,
+        "token": names.key(token.token_id),
+        "parent": token.parent,
+        "p": token.p,
+        "q": token.q,
+        "logprob": max(token.logprob, LEAST),
+        "acceptance": token.acceptance,
+        "outcome": token.outcome,
+    }
 
 
 def usage(

@@ -14,7 +14,13 @@ from fastapi import APIRouter, Request
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from starlette.responses import Response
 
-from outrider.serve.choice import Choice, Part, completion_logprobs
+from outrider.serve.choice import (
+    Choice,
+    Part,
+    completion_logprobs,
+    token_fields,
+    wants_tokens,
+)
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, EventStream, event
 from outrider.serve.fields import GenerationFields, Neutral
@@ -182,8 +188,7 @@ class _Answer:
 
     @property
     def _tells_tokens(self) -> bool:
-        body = self._body
-        return bool(body.logprobs is not None or body.return_token_ids or body.return_token_origins)
+        return self._body.logprobs is not None or wants_tokens(self._body)
 
     def _reason(self, choice: Choice) -> str | None:
         return "length" if self._body.max_tokens == 0 else choice.finish_reason
@@ -224,11 +229,7 @@ class _Answer:
             "logprobs": self._logprobs(index, part),
             "finish_reason": reason,
         }
-        if self._body.return_token_ids:
-            choice["token_ids"] = part.token_ids
-        if self._body.return_token_origins:
-            choice["token_origins"] = part.origins
-        return choice
+        return choice | token_fields(part, self._body, self._service.names)
 
     def _logprobs(self, index: int, part: Part) -> dict[str, object] | None:
         wanted, names = self._body.logprobs, self._service.names

@@ -78,15 +78,27 @@ class EnginePool:
         if name is None or (name == self.default.method.name and not options):
             return self.default
         method = find_method(name)
-        self._check(method, options, fields.divergence_budget is not None)
+        self._check(method)
+        self._check_options(method, options, fields.divergence_budget is not None)
         return self._engine(method, options)
+
+    def may_choose(self, method: Method) -> bool:
+        """Whether a request may name a method: its models are loaded, and it reads no file."""
+        if method.name == self.default.method.name:
+            return True
+        try:
+            self._check(method)
+        except ApiError:
+            return False
+        has_draft = self.default.draft is not None
+        return self._max_engines > 1 and (has_draft or not method.needs_draft)
 
     def _has_budget(self) -> bool:
         return "budget" in self.default.method.options
 
-    def _check(self, method: Method, options: Mapping[str, object], has_budget: bool) -> None:
-        """Raises an error for what a request may not choose: files, and heads that are not
-        loaded."""
+    def _check(self, method: Method) -> None:
+        """Raises an error for methods that a request may not choose: those that read files, and
+        those with heads that are not loaded."""
         if method.needs == "n-gram file":
             raise ApiError(
                 f"method {method.name!r} reads a file, which only the server's operator may name",
@@ -98,6 +110,12 @@ class EnginePool:
                 f"the server has none",
                 param="method",
             )
+
+    def _check_options(
+        self, method: Method, options: Mapping[str, object], has_budget: bool
+    ) -> None:
+        """Raises an error for a budget that the method does not have, and for options that are the
+        operator's."""
         known = method.options
         if has_budget and "budget" not in known:
             able = ", ".join(name for name, each in METHODS.items() if "budget" in each.options)

@@ -135,6 +135,8 @@ class SpeculationFields(Body):
     divergence_budget: float | None = Field(None, ge=0)
     return_token_origins: bool | None = None
     return_token_ids: bool | None = None
+    return_pieces: bool | None = None
+    return_rounds: bool | None = None
     speculation_metrics: Literal["summary", "detailed"] | None = None
 
 

@@ -21,6 +21,7 @@ class Generation:
         engine: the engine that they run in.
         requests: the requests; outputs are numbered in their order.
         timeout: most seconds until the last step; None sets no bound.
+        wants_rounds: whether the steps say what each round did.
 
     Attributes:
         began: when the requests were submitted, as ``time.perf_counter`` counts.
@@ -29,7 +30,13 @@ class Generation:
     """
 
     def __init__(
-        self, worker: Worker, engine: Engine, requests: Sequence[Request], timeout: float | None
+        self,
+        worker: Worker,
+        engine: Engine,
+        requests: Sequence[Request],
+        timeout: float | None,
+        *,
+        wants_rounds: bool = False,
     ) -> None:
         self.engine = engine
         self.requests = requests
@@ -41,7 +48,9 @@ class Generation:
         self._deadline = None if timeout is None else self._loop.time() + timeout
         self._steps: asyncio.Queue[Step | Exception | None] = asyncio.Queue()
         self.num_open = len(requests)
-        self._subscriber = Subscriber(engine, requests, self._steps.put_nowait, self._loop)
+        self._subscriber = Subscriber(
+            engine, requests, self._steps.put_nowait, self._loop, wants_rounds
+        )
 
     def start(self) -> None:
         """Submits the requests."""

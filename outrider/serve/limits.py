@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.serve import page
 from outrider.serve.errors import ApiError, api_error
 from outrider.serve.metrics import Metrics
 from outrider.serve.service import Asked
 
-OPEN_PATHS = frozenset({"/", "/health", "/version", "/metrics"})
+OPEN_PATHS = frozenset({*page.FILES, "/health", "/version", "/metrics"})
 """What can be read without an API key: nothing of it says what anybody generated."""
 
 logger = logging.getLogger("outrider.serve")

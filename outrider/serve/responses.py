@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from starlette.responses import Response
 
 from outrider.sampling import Grammar
+from outrider.serve.choice import token_fields
 from outrider.serve.conversation import ChatMessage, Text
 from outrider.serve.errors import json_response
 from outrider.serve.events import EventStream, event
@@ -214,12 +215,7 @@ class _Answer:
         } | self._tokens()
 
     def _tokens(self) -> dict[str, object]:
-        told: dict[str, object] = {}
-        if self._body.return_token_ids:
-            told["token_ids"] = self._choice.part.token_ids
-        if self._body.return_token_origins:
-            told["token_origins"] = self._choice.part.origins
-        return told
+        return token_fields(self._choice.part, self._body, self._service.names)
 
     @staticmethod
     def _content(text: str) -> dict[str, object]:

@@ -15,6 +15,7 @@ from outrider.core.errors import PromptError
 from outrider.engine import Engine, Request
 from outrider.engine.prompts import Prompt
 from outrider.engine.request import request_numbers
+from outrider.engine.token_texts import TokenTexts
 from outrider.serve.choice import Choice, Part, speculation_metrics, usage
 from outrider.serve.engines import EnginePool
 from outrider.serve.errors import ApiError
@@ -22,6 +23,7 @@ from outrider.serve.fields import GenerationFields, SpeculationFields
 from outrider.serve.generation import Generation
 from outrider.serve.metrics import Metrics
 from outrider.serve.names import TokenNames
+from outrider.serve.rounds import can_record
 from outrider.serve.settings import ServerSettings
 from outrider.serve.worker import Worker
 
@@ -152,6 +154,12 @@ class Service:
             OutriderError: the engine refuses the request.
         """
         engine = await self._engine(fields, prediction is not None)
+        if fields.return_rounds and not can_record(engine):
+            raise ApiError(
+                "return_rounds: the engine's rounds are observed by something else, such as an "
+                "adaptation: leave it out",
+                param="return_rounds",
+            )
         num = len(prompts) * fields.num_choices
         self._check_room(num)
         sequences = [ids for ids in prompts for _ in range(fields.num_choices)]
@@ -171,16 +179,28 @@ class Service:
 
         requests = await asyncio.to_thread(build)
         self._check_room(num)
-        generation = Generation(self.worker, engine, requests, self.settings.request_timeout)
+        generation = Generation(
+            self.worker,
+            engine,
+            requests,
+            self.settings.request_timeout,
+            wants_rounds=bool(fields.return_rounds),
+        )
         self._generations.add(generation)
         generation.start()
         return Asked(
             prompts,
             generation,
-            [Choice() for _ in requests],
+            [self._choice(request, fields) for request in requests],
             fields.speculation_metrics or self.settings.speculation_metrics,
             prediction is not None,
         )
+
+    def _choice(self, request: Request, fields: SpeculationFields) -> Choice:
+        tokenizer = self.engine.target.tokenizer
+        if not fields.return_pieces or tokenizer is None:
+            return Choice()
+        return Choice(texts=TokenTexts(tokenizer, request.first_ids))
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError with status 404 for another model than the one that is loaded."""

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine, Event, Request, Row, Scheduler
+from outrider.serve.rounds import RecordedRound, RoundRecorder
 
 T = TypeVar("T")
 logger = logging.getLogger("outrider.serve")
@@ -35,6 +36,7 @@ class Step:
         accepted: of these, the ones that were emitted.
         row: the output so far. Another thread changes it until it is over.
         over: whether this was the last round.
+        rounds: what was recorded of the rounds, where the subscriber wants it.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Step:
     accepted: int
     row: Row
     over: bool
+    rounds: tuple[RecordedRound, ...] = ()
 
 
 class Subscriber:
@@ -53,6 +56,7 @@ class Subscriber:
         requests: the requests.
         take: called in the event loop with each step, or with the exception that ended an output.
         loop: the event loop.
+        wants_rounds: whether the rounds are to be recorded.
     """
 
     def __init__(
@@ -61,11 +65,13 @@ class Subscriber:
         requests: Sequence[Request],
         take: Callable[[Step | Exception], None],
         loop: asyncio.AbstractEventLoop,
+        wants_rounds: bool = False,
     ) -> None:
         self.engine = engine
         self.requests = requests
         self.take = take
         self.loop = loop
+        self.wants_rounds = wants_rounds
         self.ids: list[int] = []
 
 
@@ -78,12 +84,12 @@ class _Output:
     drafted: int = 0
     accepted: int = 0
 
-    def step(self, row: Row) -> Step | Exception:
+    def step(self, row: Row, rounds: tuple[RecordedRound, ...]) -> Step | Exception:
         if row.error is not None:
             return _reportable(row.error)
         drafted, accepted = row.stats.drafted - self.drafted, row.stats.accepted - self.accepted
         self.drafted, self.accepted = row.stats.drafted, row.stats.accepted
-        return Step(self.index, row.event(), drafted, accepted, row, row.over)
+        return Step(self.index, row.event(), drafted, accepted, row, row.over, rounds)
 
 
 class _Running:
@@ -93,9 +99,12 @@ class _Running:
         self._engine = engine
         self.scheduler: Scheduler = engine.new_scheduler()
         self.outputs: dict[int, _Output] = {}
+        self._recorder = RoundRecorder(engine)
 
     def add(self, subscriber: Subscriber) -> None:
         for index, request in enumerate(subscriber.requests):
+            if subscriber.wants_rounds:
+                self._recorder.watch(request)
             request_id = self.scheduler.add(request)
             subscriber.ids.append(request_id)
             self.outputs[request_id] = _Output(subscriber, index)
@@ -104,6 +113,8 @@ class _Running:
         for request_id in subscriber.ids:
             if self.outputs.pop(request_id, None) is not None:
                 self.scheduler.abort(request_id)
+        for request in subscriber.requests:
+            self._recorder.unwatch(request)
 
     def step(self) -> list[tuple[Subscriber, Step | Exception]]:
         """Runs a step; what it did to whose outputs."""
@@ -116,14 +127,19 @@ class _Running:
             output = self.outputs.get(request_id)
             if output is None:
                 continue  # aborted while the step ran
-            done.append((output.subscriber, output.step(row)))
+            rounds = self._recorder.take(row.request)
+            done.append((output.subscriber, output.step(row, rounds)))
             if row.over:
+                self._recorder.unwatch(row.request)
                 del self.outputs[request_id]
         return done
 
     def _fail_all(self, error: Exception) -> list[tuple[Subscriber, Step | Exception]]:
         """Ends all outputs with an error that none of them is to blame for; starts over."""
         failed = [(output.subscriber, error) for output in self.outputs.values()]
+        for subscriber, _ in failed:
+            for request in subscriber.requests:
+                self._recorder.unwatch(request)
         self.scheduler, self.outputs = self._engine.new_scheduler(), {}
         return list(failed)
 
