@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
+from outrider.cli.analyse import analyse
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
@@ -18,6 +19,7 @@ from outrider.cli.help import paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
+from outrider.cli.report import report
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -74,6 +76,8 @@ add_command(app, bench, "bench")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
+add_command(app, analyse, "analyse")
+add_command(app, report, "report")
 add_command(app, train, "train")
 add_command(app, distill, "distill")
 add_command(app, train_head, "train-head")

@@ -44,6 +44,14 @@ MARKERS = {
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.2, 1.2, 1.2)), (0, (9, 2)), (0, (3, 3)))
 _SIZE = (11.0, 8.2)  # inches; the smallest type is still legible at a width of 900 pixels
 _DPI = 160
+_INKED = (
+    "text.color",
+    "axes.labelcolor",
+    "axes.titlecolor",
+    "axes.edgecolor",
+    "xtick.color",
+    "ytick.color",
+)
 _MIN_DIVERGENCE = 1e-3  # smallest divergence on the axis
 _AXES = {
     "kl": "KL(target‖output) per token [nats]",
@@ -81,15 +89,25 @@ def frontier(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 @contextmanager
-def canvas(size: tuple[float, float]) -> Iterator["Figure"]:
-    """An empty figure in the project's style. Save it inside the ``with`` block."""
+def canvas(
+    size: tuple[float, float], *, font_size: float = 12, ink: str = BLACK
+) -> Iterator["Figure"]:
+    """An empty figure in the project's style. Save it inside the ``with`` block.
+
+    Args:
+        size: width and height in inches.
+        font_size: in points.
+        ink: colour of texts, axes and ticks.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     style: Any = {
         "font.family": "DejaVu Sans",
-        "font.size": 12,
+        "font.size": font_size,
+        "hatch.linewidth": 0.8,
+        **dict.fromkeys(_INKED, ink),
         "axes.spines.top": False,
         "axes.spines.right": False,
         "svg.hashsalt": "outrider",

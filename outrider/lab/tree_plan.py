@@ -12,7 +12,6 @@ Legend: B rows, N nodes.
 
 import statistics
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +21,7 @@ import torch
 from outrider.core import Budget, Context, Draft, Verifier, commit_round, run_round, start_batch
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.drafters.tree.topology import Topology
+from outrider.lab.analysis.pass_times import interpolated
 from outrider.lab.analysis.tree_plan import TreePlan, fastest_tree
 from outrider.runtime import HFModel, Nodes
 from outrider.sampling import Sampling, Warp
@@ -174,17 +174,6 @@ def draft_pass_seconds(draft: HFModel, prompt: Sequence[int], num_nodes: int) ->
     self_BNN = torch.eye(num_nodes, dtype=torch.bool, device=draft.device)[None]
     nodes = Nodes(self_BNN, torch.zeros_like(tokens_BN))
     return _median_seconds(lambda: draft.extend(cache, tokens_BN, nodes), draft)
-
-
-def interpolated(times: dict[int, float], num: int) -> float:
-    """The time for ``num`` nodes, interpolated linearly between the measured sizes."""
-    sizes = sorted(times)
-    i = bisect_left(sizes, num)
-    if sizes[i] == num:
-        return times[num]
-    low, high = sizes[i - 1], sizes[i]
-    share = (num - low) / (high - low)
-    return (1 - share) * times[low] + share * times[high]
 
 
 def _context(prompts: Sequence[Sequence[int]], sampling: Sampling, model: HFModel) -> Context:

@@ -13,9 +13,9 @@ from outrider.core.errors import PromptError
 from outrider.engine import running_batch
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.running_batch import RunningBatch
+from outrider.lab.analysis.tokens_per_round import expected_tokens
 from outrider.lab.profile import Profile, draw, profile
 from outrider.lab.profile.beta import pass_times
-from outrider.lab.profile.formula import expected_tokens
 from outrider.lab.profile.instrument import recorded, tracks
 from outrider.lab.profile.phases import Phases, phase_of
 from outrider.lab.profile.spans import SpanRecorder

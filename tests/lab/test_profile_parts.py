@@ -10,11 +10,12 @@ from tiny_models import ragged_prompts, tiny, tiny_module
 from tiny_seq2seq import tiny_seq2seq, tiny_seq2seq_module
 from torch.testing._internal.two_tensor import TwoTensor
 
+from outrider.lab.analysis.tokens_per_round import expected_tokens
 from outrider.lab.profile import trace_events, write_trace
 from outrider.lab.profile.bandwidth import last_level_cache, read_bandwidth
-from outrider.lab.profile.beta import context_of, interpolated, pass_times
+from outrider.lab.profile.beta import context_of, pass_times
 from outrider.lab.profile.floor import Floor, cache_bytes, stored_bytes, weight_bytes
-from outrider.lab.profile.formula import SpeedUp, expected_tokens
+from outrider.lab.profile.formula import SpeedUp
 from outrider.lab.profile.phases import PHASES, Phases
 from outrider.lab.profile.spans import SpanRecorder, span_cost
 
@@ -270,14 +271,6 @@ def test_widths_beyond_the_context_are_left_out() -> None:
     assert list(times) == [1, 2, 7]
     assert cache.length_B.tolist() == [121]
     assert context_of(model, prompt, None).lengths == [122]
-
-
-def test_times_are_interpolated_between_measured_widths() -> None:
-    times = {1: 1.0, 4: 1.6, 8: 4.0}
-    assert [interpolated(times, n) for n in (1, 4, 8)] == [1.0, 1.6, 4.0]
-    assert interpolated(times, 3) == pytest.approx(1.4)
-    assert interpolated(times, 10) == pytest.approx(5.2)
-    assert interpolated({1: 2.0}, 9) == 2.0
 
 
 def test_the_formula() -> None:

@@ -8,7 +8,7 @@ from toy_trees import expected_tokens
 from outrider import Sampling
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.tree_plan import best_tree
-from outrider.lab.tree_plan import count_ranks, interpolated, plan_for_pair
+from outrider.lab.tree_plan import count_ranks, plan_for_pair
 from outrider.runtime import HFModel
 
 GREEDY = Sampling(temperature=0)
@@ -64,13 +64,6 @@ def test_rows_end_at_an_end_token_or_a_full_context() -> None:
     room = [-(-(128 - 2 - len(prompt)) // 2) for prompt in prompts]
     assert counts == [sum(room), 0, 0]
     assert ended == [3, 0, 0]
-
-
-def test_times_are_interpolated_between_measured_sizes() -> None:
-    times = {1: 1.0, 4: 1.6, 8: 4.0}
-    assert [interpolated(times, n) for n in (1, 4, 8)] == [1.0, 1.6, 4.0]
-    assert interpolated(times, 3) == pytest.approx(1.4)
-    assert interpolated(times, 5) == pytest.approx(2.2)
 
 
 def test_the_plan_of_a_pair() -> None:

@@ -1,1 +1,2 @@
-"""Mathematics of the laboratory: acceptance against divergence, best trees. Imports only core."""
+"""Mathematics of the laboratory: formulas of speed and acceptance, estimators, frontiers, best
+trees. Imports only core; the modules of formulas import no torch code of their own."""

@@ -7,7 +7,6 @@ Legend: B rows, N query tokens of a pass, T context length.
 """
 
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
@@ -60,20 +59,6 @@ def context_of(model: HFModel, tokens: Sequence[int], source: Sequence[int] | No
     distribution = Warp([Sampling()], model.num_tokens, model.device)
     sources = None if source is None else [list(source)]
     return Context.start([list(tokens)], distribution, [0], [0], model.device, sources)
-
-
-def interpolated(times: dict[int, float], num: float) -> float:
-    """The time for ``num`` tokens, interpolated linearly between the measured widths.
-
-    Beyond the largest width, it is extrapolated from the last two.
-    """
-    widths = sorted(times)
-    if len(widths) == 1:
-        return times[widths[0]]
-    i = min(max(bisect_left(widths, num), 1), len(widths) - 1)
-    low, high = widths[i - 1], widths[i]
-    share = (num - low) / (high - low)
-    return (1 - share) * times[low] + share * times[high]
 
 
 def _chain(context: Context, model: HFModel, num_tokens: int) -> Draft:

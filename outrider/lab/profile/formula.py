@@ -8,7 +8,7 @@ c is the time of a draft pass, and β the time of a target pass over γ + 1 toke
 target pass over one token. E assumes that tokens are accepted independently with the same α. In
 real sequences, easy and hard parts differ; since E is convex in α, more tokens are accepted than E
 says. The formula with the measured tokens per round in place of E is therefore the stricter
-standard. Both are reported.
+standard. Both are reported. ``lab.analysis`` has the formulas.
 
 Both formulas count forward passes only, for speculative and for plain decoding.
 """
@@ -16,12 +16,7 @@ Both formulas count forward passes only, for speculative and for plain decoding.
 from dataclasses import asdict, dataclass
 from typing import Any
 
-
-def expected_tokens(alpha: float, gamma: float) -> float:
-    """E: expected tokens per round if every token is accepted independently with probability α."""
-    if alpha >= 1:
-        return gamma + 1
-    return float((1 - alpha ** (gamma + 1)) / (1 - alpha))
+from outrider.lab.analysis.tokens_per_round import expected_tokens
 
 
 @dataclass(frozen=True)
@@ -49,11 +44,17 @@ class SpeedUp:
     chain: bool
 
     @property
-    def by_alpha(self) -> float | None:
-        """The formula with E from α; None for trees."""
+    def expected_tokens(self) -> float | None:
+        """E from α; None for trees."""
         if not self.chain:
             return None
-        return expected_tokens(self.alpha, self.gamma) / (self.draft + self.beta)
+        return expected_tokens(min(self.alpha, 1.0), self.gamma)  # α may exceed 1 by rounding
+
+    @property
+    def by_alpha(self) -> float | None:
+        """The formula with E from α; None for trees."""
+        tokens = self.expected_tokens
+        return None if tokens is None else tokens / (self.draft + self.beta)
 
     @property
     def by_tokens(self) -> float:
@@ -65,7 +66,7 @@ class SpeedUp:
         by_alpha = self.by_alpha
         return {
             **asdict(self),
-            "expected_tokens": expected_tokens(self.alpha, self.gamma) if self.chain else None,
+            "expected_tokens": self.expected_tokens,
             "by_alpha": by_alpha,
             "by_tokens": self.by_tokens,
             "reached_by_alpha": None if by_alpha is None else self.measured / by_alpha,

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.lab.analysis.pass_times import interpolated
 from outrider.lab.profile.bandwidth import Bandwidth, read_bandwidth
-from outrider.lab.profile.beta import interpolated, pass_times
+from outrider.lab.profile.beta import pass_times
 from outrider.lab.profile.floor import Floor, cache_bytes, decoder_layers, weight_bytes
 from outrider.lab.profile.phases import Passes
 from outrider.runtime import HFModel
