@@ -27,7 +27,7 @@ from outrider.engine import Result
 from outrider.lab.data import Example
 from outrider.runtime import HFModel
 
-PROVIDERS = ("outrider.lab.quality", "outrider.lab.energy")
+PROVIDERS = ("outrider.lab.quality.metrics", "outrider.lab.energy.meters")
 
 
 class Metric(Protocol):
@@ -68,12 +68,15 @@ class MetricEntry:
         needs_reference: whether every example needs a reference answer.
         needs_divergence: whether it reads the divergences in ``Result.stats``. The outputs that it
             gets then come from an additional run with ``measure=True``, which is not timed.
+        check: called before anything is measured; raises OutriderError where the metric cannot be
+            computed, for want of a package for example.
     """
 
     name: str
     compute: Metric
     needs_reference: bool = False
     needs_divergence: bool = False
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -137,12 +140,16 @@ METERS: Registry[MeterEntry] = Registry("meter")
 
 
 def metric(
-    name: str, *, needs_reference: bool = False, needs_divergence: bool = False
+    name: str,
+    *,
+    needs_reference: bool = False,
+    needs_divergence: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Callable[[Metric], Metric]:
     """Registers the decorated function as a metric; arguments as :class:`MetricEntry`."""
 
     def register(compute: Metric) -> Metric:
-        METRICS.add(MetricEntry(name, compute, needs_reference, needs_divergence))
+        METRICS.add(MetricEntry(name, compute, needs_reference, needs_divergence, check))
         return compute
 
     return register

@@ -109,6 +109,8 @@ class Bench:
         self._clock = clock
         self._timeline = Timeline(on_progress)
         self._metrics = [METRICS.find(name) for name in plan.metrics]
+        for entry in self._metrics:
+            entry.check()
         self._meters = {name: METERS.find(name).open() for name in plan.meters}
         sources = [_read(spec, data) for spec in plan.data]
         self.journal = Journal(None if folder is None else folder / JOURNAL)

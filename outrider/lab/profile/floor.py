@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from outrider.runtime import HFModel, KVCache
 
 _CROSS = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")  # T5; BART and Marian
-_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 _NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -73,13 +73,13 @@ def weight_bytes(module: nn.Module, num_tokens: int = 1, left_out: Iterable[nn.M
         for tensor in _own_tensors(holder):
             tensors[id(tensor)] = tensor
             holders.setdefault(id(tensor), []).append((name, holder))
-    experts = _expert_share(module, num_tokens)
+    experts = expert_share(module, num_tokens)
     total = 0.0
     for key, tensor in tensors.items():
         num_bytes = stored_bytes(tensor)
         if all(isinstance(holder, nn.Embedding) for _, holder in holders[key]):
             total += num_bytes * min(1.0, num_tokens / tensor.shape[0])
-        elif any(_EXPERTS.search(name) for name, _ in holders[key]):
+        elif any(EXPERTS.search(name) for name, _ in holders[key]):
             total += num_bytes * experts
         else:
             total += num_bytes
@@ -110,7 +110,7 @@ def cache_bytes(model: HFModel, cache: KVCache, length: float) -> int:
         return source
     slots = sum(buffer.shape[0] * buffer.shape[2] for buffer in buffers)
     per_slot = (cache.num_bytes() - source) / slots
-    needed = sum(min(length, window) for window in _windows(model, len(buffers)))
+    needed = sum(min(length, window) for window in attention_windows(model, len(buffers)))
     return round(per_slot * needed) + source
 
 
@@ -140,7 +140,7 @@ def _source_only(module: nn.Module) -> list[nn.Module]:
     return [*once, *(part for part in leaves if part not in shared)]
 
 
-def _expert_share(module: nn.Module, num_tokens: int) -> float:
+def expert_share(module: nn.Module, num_tokens: int) -> float:
     """The expected share of the experts' weights that a pass reads, with a balanced router."""
     config: Any = getattr(module, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -151,7 +151,7 @@ def _expert_share(module: nn.Module, num_tokens: int) -> float:
     return float(1 - (1 - k / E) ** num_tokens)
 
 
-def _windows(model: HFModel, num_layers: int) -> list[float]:
+def attention_windows(model: HFModel, num_layers: int) -> list[float]:
     """The attention window of each layer in tokens; infinite for full attention."""
     config: Any = model.module.config.get_text_config()
     window = getattr(config, "sliding_window", None) or float("inf")
