@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 import outrider
-from benchmarks.vs_transformers import PROMPTS, hardware
+from benchmarks.vs_transformers import PROMPTS
 from outrider import Sampling
 from outrider.drafters.ngram.drafter import vocabulary_digest
 from outrider.engine import Engine
+from outrider.lab.metadata import hardware
 from outrider.methods import find_method
 from outrider.runtime import HFModel
 from outrider.train.ngram import build_ngram

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling, assets
 from outrider.core import Budget, Context
 from outrider.drafters.chain.early_exit import EarlyExitDrafter
+from outrider.lab.metadata import hardware
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.hf.early_exit import EarlyExit

@@ -40,8 +40,8 @@ import outrider
 from benchmarks.copy_prompts import Kind
 from benchmarks.copy_prompts import prompts as prompts_of
 from benchmarks.inflate import Shape, inflate
-from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling
+from outrider.lab.metadata import hardware
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 

@@ -34,8 +34,8 @@ import transformers
 
 import outrider
 from benchmarks.vs_transformers import PROMPTS as COMMON
-from benchmarks.vs_transformers import hardware
 from outrider import Engine, Result, Sampling, Stats
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 
 GAMMA, BLOCKS = 4, (1, 2, 3, 5)

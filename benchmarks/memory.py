@@ -27,11 +27,11 @@ import torch
 
 import outrider
 from benchmarks.copy_prompts import documents
-from benchmarks.copying import Task, gain
 from benchmarks.memory_rounds import ENGINES, rounds
-from benchmarks.vs_transformers import hardware
+from benchmarks.memory_speeds import Task, gain
 from outrider import Sampling
 from outrider.core import Context
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 from outrider.runtime.kv_cache.footprint import Footprint
 from outrider.runtime.kv_cache.storage import KvDtype

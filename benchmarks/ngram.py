@@ -40,12 +40,12 @@ import torch
 from torch import Tensor
 
 import outrider
-from benchmarks.vs_transformers import hardware
 from outrider import Sampling
 from outrider.assets import target_path
 from outrider.core import Budget, Context, Prefix, Role, draw
 from outrider.drafters.ngram.drafter import How, NgramDrafter, vocabulary_digest
 from outrider.drafters.ngram.table import NgramTable
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel, load_tokenizer
 from outrider.sampling import Warp
 from outrider.train.ngram import build_ngram

@@ -33,7 +33,8 @@ from benchmarks.peer_workers.page import markdown
 from benchmarks.peer_workers.pairs import PAIRS
 from benchmarks.peer_workers.protocol import Job
 from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
-from benchmarks.vs_transformers import PROMPTS, hardware
+from benchmarks.vs_transformers import PROMPTS
+from outrider.lab.metadata import hardware
 from outrider.runtime.hf.load import load_tokenizer
 
 WARMUP_TOKENS = 16  # of each of two prompts

@@ -31,9 +31,10 @@ from transformers import PreTrainedModel
 
 import outrider
 from benchmarks.inflate import Shape, inflate
-from benchmarks.vs_transformers import PROMPTS, hardware
+from benchmarks.vs_transformers import PROMPTS
 from outrider import Sampling, load_model
 from outrider.engine import Engine
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 from outrider.runtime.hf.quantize import quantize
 from outrider.train.evaluate import acceptance

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 import outrider.verifiers
-from benchmarks.vs_transformers import hardware
 from outrider.core import Draft, Stream, Verifier, row_keys
+from outrider.lab.metadata import hardware
 
 NUM_DRAFTS = 8
 BARS = {"Block": 1.5, "Mentored": 3.0}  # times rejection

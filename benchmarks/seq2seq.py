@@ -23,8 +23,8 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.vs_transformers import hardware
 from outrider import Engine, Sampling, load
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel, load_model
 from outrider.train.models import num_parameters
 from recipes.seq2seq_pair import SOURCE_WIDTH, TEXT_WIDTH

@@ -25,12 +25,13 @@ from typing import Any
 import torch
 
 import outrider
-from benchmarks.vs_transformers import PROMPTS, hardware
+from benchmarks.vs_transformers import PROMPTS
 from outrider import Sampling
 from outrider.core import Context, Draft
 from outrider.drafters.tree.topology import Topology
 from outrider.engine import Engine
 from outrider.lab.analysis.tree_plan import best_tree
+from outrider.lab.metadata import hardware
 from outrider.lab.tree_plan import count_ranks
 from outrider.methods import find_method
 from outrider.runtime import HFModel

@@ -11,7 +11,6 @@ table.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ import transformers
 import outrider
 from benchmarks.configurations import Configuration, Outrider, Transformers
 from outrider import Stats
+from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 
 PROMPTS = (
@@ -171,18 +171,6 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", "| ratio of medians | |", "|---|---:|"]
         lines += [f"| {name} | {value:.2f} |" for name, value in part["ratios"].items()]
     return "\n".join(lines) + "\n"
-
-
-def hardware() -> str:
-    """The name of the GPU, or of the processor if there is none."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-        names = [line.split(":")[1].strip() for line in text.splitlines() if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def main() -> None:

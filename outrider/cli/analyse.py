@@ -36,7 +36,7 @@ def analyse(
     reference: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME=X,…",
+            metavar="NAME=X",
             help="What the cells are compared with, such as alpha=0.75,gamma=7,c=0.02; also "
             "dependence, beta and overhead. Default: the limit of γ + 1 tokens per round at no "
             "cost.",

@@ -1,5 +1,6 @@
 """``outrider bench``: compares methods on the user's models and prompts."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,14 @@ from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.bench import (
     AsJson,
     BenchModels,
+    Energy,
     Folder,
     Grid,
     Plan,
     Prompting,
+    Report,
     Run,
+    RunGeneratedCode,
 )
 from outrider.cli.options.models import EMBEDDED
 from outrider.cli.progress import Progress
@@ -32,7 +36,10 @@ def bench(
     prompting: Prompting,
     run: Run,
     models: BenchModels,
+    energy: Energy = False,
+    run_generated_code: RunGeneratedCode = False,
     output: Folder = Path("bench"),
+    report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on your models and your prompts.
@@ -56,14 +63,22 @@ def bench(
     start("outrider.lab.bench")
     from outrider.lab import bench as lab
 
-    planned = lab.plan_of(_values(plan, grid, prompting, run, models))
+    values = _values(plan, grid, prompting, run, models)
+    if energy:
+        meters = values.get("meters", [])
+        values["meters"] = [*(meters if isinstance(meters, list) else [meters]), "energy"]
+    planned = lab.plan_of(values)
     _check_writable(output)
+    if report is not None:
+        _check_report(report)
     try:
-        with Progress(quiet=as_json) as progress:
+        with _consent(run_generated_code), Progress(quiet=as_json) as progress:
             results = lab.run_bench(planned, lambda at: _show(progress, at), folder=output)
     except KeyboardInterrupt:
         say(f"interrupted; the same command goes on from {output / 'journal.jsonl'}")
         raise typer.Exit(INTERRUPTED) from None
+    if report is not None:
+        _write_report(results, report)
     if as_json:
         for result in results:
             typer.echo(lab.as_line(result))
@@ -71,7 +86,16 @@ def bench(
         from outrider.cli.bench_table import show
 
         show(results)
-    say(f"wrote {output / 'cells.jsonl'}")
+    say(f"wrote {output / 'cells.jsonl'}{'' if report is None else f' and {report}'}")
+
+
+def _consent(given: bool) -> AbstractContextManager[None]:
+    """The context within which metrics may run generated code, if the user allows it."""
+    if not given:
+        return nullcontext()
+    from outrider.lab.sandbox import allow_generated_code
+
+    return allow_generated_code()
 
 
 def _values(
@@ -116,6 +140,26 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _check_report(report: Path) -> None:
+    """Fails before anything is measured if the report could not be written afterwards."""
+    if report.is_dir():
+        raise fail(f"--report {report}: is a folder; pass the name of a file")
+    if not report.absolute().parent.is_dir():
+        raise fail(f"--report {report}: there is no folder {report.parent}")
+    from outrider.lab.plots import require_matplotlib
+
+    require_matplotlib()
+
+
+def _write_report(results: "list[lab.CellResult]", report: Path) -> None:
+    from outrider.lab.report import write_report
+
+    try:
+        write_report(results, report)
+    except OSError as error:
+        raise fail(f"cannot write --report '{report}': {error.strerror or error}") from error
 
 
 def _check_writable(folder: Path) -> None:

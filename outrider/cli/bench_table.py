@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.lab.bench import CellResult
+from outrider.lab.energy.per_token import joules_per_token
 
 LOSSY = "lossy"
 WIDTH = 80
@@ -26,7 +27,7 @@ def show(results: Sequence[CellResult]) -> None:
         console.print()
         console.print(_heading(setting, cells), style="bold", markup=False)
         console.print(_speeds(cells))
-        if any(result.metrics for result in cells):
+        if any(result.metrics or _energy(result) for result in cells):
             console.print()
             console.print(_metrics(cells))
     console.print()
@@ -34,6 +35,10 @@ def show(results: Sequence[CellResult]) -> None:
     for result in results:
         if result.error:
             console.print(f"failed: {result.cell}: {result.error}", style="red", markup=False)
+        for meter, each in joules_per_token(result.repeats).items():
+            for error in dict.fromkeys(each.errors):
+                text = f"no energy by {meter}: {result.cell}: {error}"
+                console.print(text, style="red", markup=False)
 
 
 def _about(result: CellResult) -> str:
@@ -72,7 +77,8 @@ def _numbers(result: CellResult) -> list[str]:
     if result.speedup is not None:
         mark = "" if result.speedup["steady"] else "~"
         ratio = f"{mark}{result.speedup['ratio']:.2f}×"
-        interval = f"{result.speedup['low']:.2f}–{result.speedup['high']:.2f}"
+        low, high = result.speedup["low"], result.speedup["high"]
+        interval = f"{low:.2f}–{high:.2f}" if low < high else ""  # one measurement has none
     rate = speed["tokens_per_second"]["mean"]
     return [f"{rate:.1f}", ratio, interval, f"{speed['acceptance_length']:.2f}", alpha]
 
@@ -99,7 +105,7 @@ def _metrics(cells: Sequence[CellResult]) -> Table:
     table.add_column("value", justify="right", no_wrap=True)
     for result in cells:
         name, gamma = _name(result, cells), _gamma(result)
-        for metric, value in _flat(result.metrics):
+        for metric, value in [*_flat(result.metrics), *_energy(result)]:
             table.add_row(name, gamma, metric, value)
             name = gamma = ""
     return table
@@ -113,6 +119,20 @@ def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
             if isinstance(value, int | float):
                 label = name if name.startswith(metric) else f"{metric} {name}"
                 found.append((label, f"{value:.4g}"))
+    return found
+
+
+def _energy(result: CellResult) -> list[tuple[str, str]]:
+    """Joules per token by each meter, marked where they are an estimate."""
+    found = []
+    for name, each in joules_per_token(result.repeats).items():
+        label = f"{name}, joules/token" + (" (estimate)" if each.estimate else "")
+        if each.joules is None:
+            found.append((label, "failed"))
+            continue
+        found.append((label, f"{each.joules:.4g}"))
+        if each.above_idle is not None and not each.estimate:
+            found.append((f"{label} above idle", f"{each.above_idle:.4g}"))
     return found
 
 

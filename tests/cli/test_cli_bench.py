@@ -70,6 +70,19 @@ def test_json_lines(bench: Run, tmp_path: Path) -> None:
     assert [json.loads(line) for line in written] == documents
 
 
+def test_the_report_is_one_html_file(bench: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    page = tmp_path / "report.html"
+    result = bench("--method", "mentored", "--gamma", 2, "--temperature", 1, "--report", page)
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text[:15].lower() == "<!doctype html>"
+    assert "mentored" in text
+    assert "lossy" in text
+    assert f"and {page}" in " ".join(result.stderr.split())
+
+
 def test_options_replace_the_plans_values(bench: Run, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
@@ -137,6 +150,8 @@ def test_ctrl_c_keeps_finished_cells_and_the_same_command_goes_on(
         (("--prompts", "talk"), "prompts='talk': must be one of auto, chat, text"),
         (("--prompts", "chat"), "has no chat template"),
         (("--metric", "none"), "unknown metric 'none'"),
+        (("--report", "no/such/report.html"), "there is no folder no/such"),
+        (("--report", "."), "is a folder; pass the name of a file"),
         (("--plan", "none.toml"), "cannot read plan 'none.toml'"),
         (("--method", "mjgd", "--temperature", 1), "is defined at temperature 0 only"),
     ],
@@ -159,3 +174,67 @@ def test_a_folder_that_cannot_be_written(bench: Run, tmp_path: Path) -> None:
     result = bench("-o", tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert "cannot write to --output" in result.stderr
+
+
+def test_metrics_and_energy_are_shown(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without counters: the estimate is marked as one."""
+    from outrider.lab.energy import meters
+
+    monkeypatch.setattr(meters, "_KINDS", ())
+    result = bench("--metric", "perplexity", "--energy")
+    assert result.exit_code == 0, result.output
+    one_line = " ".join(result.stdout.split())
+    assert "perplexity macro" in one_line
+    assert "joules/token (estimate)" in one_line
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    for cell in cells(tmp_path):
+        assert cell.metrics["perplexity"]["micro"] > 1
+        assert all(repeat.readings["energy"]["joules"] > 0 for repeat in cell.repeats)
+
+
+def test_counters_that_vanish_lose_no_cells(
+    bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.lab.energy import meters
+    from outrider.lab.energy.errors import CounterError
+
+    class Vanishing:
+        """Answers at the ends of the first run, and never again."""
+
+        name, longest_interval = "rapl", None
+
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def read(self) -> dict[str, float]:
+            self.reads += 1
+            if self.reads > 2:
+                raise CounterError("counter 0 is gone")
+            return {"package-0": 1.0 * self.reads}
+
+    monkeypatch.setattr(meters, "_KINDS", (Vanishing,))
+    monkeypatch.setattr(meters, "idle_watts", lambda counters: None)
+    result = bench("--energy")
+    assert result.exit_code == 0, result.output
+    one_line = " ".join(result.stdout.split())
+    assert "counter 0 is gone" in one_line
+    found = cells(tmp_path)
+    assert len(found) == 2
+    assert all(cell.speed["tokens_per_second"]["mean"] > 0 for cell in found)
+
+
+def test_generated_code_needs_a_flag(bench: Run, prompts: Path, tmp_path: Path) -> None:
+    result = bench("--metric", "pass@k")
+    assert result.exit_code == 2
+    assert "--run-generated-code" in " ".join(result.stderr.split())
+    row = {
+        "task_id": "t/0", "prompt": "def f():\n", "canonical_solution": "    return 1\n",
+        "test": "def check(f):\n    assert f() == 1\n", "entry_point": "f",
+    }  # fmt: skip
+    prompts.write_text(json.dumps(row) + "\n")
+    result = bench("--metric", "pass@k", "--run-generated-code")
+    assert result.exit_code == 0, result.output
+    for cell in cells(tmp_path):
+        assert cell.metrics["pass@k"]["pass@1"] == 0

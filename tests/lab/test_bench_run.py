@@ -208,6 +208,21 @@ def test_later_turns_follow_the_models_own_answers() -> None:
     assert plain.metrics == {"seen": {"number": 4}}
 
 
+def test_forced_references_are_the_outputs() -> None:
+    """Of both methods, up to the maximum length, at any temperature."""
+    plan = tiny_plan(temperatures=[1], data=[{"source": "memory", "forced": True}])
+    words: Any = tiny_pair()["target"].tokenizer
+    references = [words(f"reference {i}")["input_ids"][:8] for i in range(3)]
+    for result in bench(plan):
+        for repeat in result.repeats:
+            assert [list(each.token_ids) for each in repeat.requests] == references
+    bare = replace(tiny_data(), examples=(replace(tiny_data().examples[0], reference=None),))
+    with pytest.raises(
+        InvalidParameterError, match="example '0' of data set tiny has no reference"
+    ):
+        bench(plan, data={"memory": bare})
+
+
 def test_errors_of_a_method_do_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     real = running.run_examples
 
@@ -324,6 +339,36 @@ def test_a_damaged_journal_is_an_error_that_names_the_line(tmp_path: Path) -> No
         bench(tiny_plan(), folder=tmp_path)
 
 
+def test_a_full_disk_is_an_error_and_loses_no_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    real, calls = os.fsync, 0
+
+    def fsync(file: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(InvalidParameterError, match=r"cannot write journal .*No space left"):
+        bench(tiny_plan(), folder=tmp_path)
+    assert [len(each.repeats) for each in read_cells(tmp_path)] == [2, 1]
+    monkeypatch.setattr(os, "fsync", real)
+    assert [len(each.repeats) for each in bench(tiny_plan(), folder=tmp_path)] == [2, 2]
+
+
+def test_lines_that_are_no_results_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "cells.jsonl").write_text("rubbish\n")
+    bench(tiny_plan(), folder=tmp_path)
+    with pytest.raises(InvalidParameterError, match="line 3: no cell"):
+        read_cells(tmp_path)
+
+
 def test_results_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InvalidParameterError, match="no results in"):
         read_cells(tmp_path)
@@ -352,6 +397,7 @@ def keys(plan: BenchPlan | None = None, **more: Any) -> list[str]:
         {"batch_sizes": [2]},
         {"ignore_eos": True},
         {"data": [{"source": "memory", "limit": 2}]},
+        {"data": [{"source": "memory", "forced": True}]},
     ],
 )
 def test_settings_change_all_keys(change: dict[str, Any]) -> None:

@@ -102,9 +102,21 @@ def test_spec_bench_counts_the_categories_of_mt_bench_as_one_task(write: Write) 
     assert data.num_turns == 5
 
 
+def test_references_with_alternatives_and_empty_ones(write: Write) -> None:
+    rag = {**SPEC_BENCH[2], "category": "rag", "reference": [["one", "two"]]}
+    stem = {**SPEC_BENCH[0], "category": "stem", "reference": ["The radius grows.", ""]}
+    first, second = read_data(write("question.jsonl", [rag, stem]))
+    assert first.reference == "one"
+    assert first.extra["reference"] == [["one", "two"]]
+    assert (second.reference, second.later[0].reference) == ("The radius grows.", None)
+
+
 def test_mt_bench_keeps_its_categories(write: Write) -> None:
     data = read_data(write("question.jsonl", SPEC_BENCH[:2]))
     assert [each.task for each in data] == ["writing", "reasoning"]
+    vicuna = {"question_id": 1, "category": "generic", "turns": ["Why?"]}
+    data = read_data(write("question.jsonl", [vicuna, SPEC_BENCH[0]]))
+    assert [each.task for each in data] == ["generic", "writing"]
 
 
 def test_the_next_turn_has_the_answer_before_it(write: Write) -> None:
@@ -204,6 +216,11 @@ def test_a_limit_spreads_over_each_task(write: Write) -> None:
         ("a.jsonl", [SPEC_BENCH[0], {"question_id": 1, "turns": ["x"]}], r"line 2: .*'category'"),
         ("a.jsonl", [{**SPEC_BENCH[0], "turns": []}], r"line 1: 'turns' is empty"),
         ("a.jsonl", [{**SPEC_BENCH[0], "turns": "x"}], r"line 1: 'turns' is 'x': must be a list"),
+        (
+            "a.jsonl",
+            [{**SPEC_BENCH[1], "reference": [3]}],
+            r"line 1: 'reference' is \[3\]: must be",
+        ),
         ("a.jsonl", [HUMANEVAL, {"prompt": "x"}], r"line 2: no field 'canonical_solution'"),
         ("a.jsonl", [{"question": "x", "answer": "18"}], r"line 1: 'answer' is '18'.*#### 18"),
         ("a.jsonl", "", r"has no prompts: it is empty"),

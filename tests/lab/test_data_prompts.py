@@ -88,5 +88,5 @@ def test_hub_errors(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(InvalidParameterError, match="write hf:NAME:SPLIT:FIELD"):
         read_data("hf:name")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InvalidParameterError, match="pip install datasets"):
+    with pytest.raises(InvalidParameterError, match=r"pip install 'outrider\[data\]'"):
         read_data("hf:name:test:text")

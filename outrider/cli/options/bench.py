@@ -175,7 +175,8 @@ Metrics = Annotated[
         "--metric",
         panel=RUN,
         metavar="NAME",
-        help="A metric of the outputs. May be repeated; an unknown name lists all.",
+        help="A metric of the outputs, such as perplexity. May be repeated; an unknown name lists "
+        "all.",
     ),
 ]
 Meters = Annotated[
@@ -186,6 +187,23 @@ Meters = Annotated[
         metavar="NAME",
         help="A meter that is read around each repeat, such as an energy counter. May be repeated; "
         "an unknown name lists all.",
+    ),
+]
+Energy = Annotated[
+    bool,
+    typer.Option(
+        "--energy",
+        help="Measure joules by the machine's counters, or estimate them where it has none: "
+        "--meter energy.",
+        rich_help_panel=RUN,
+    ),
+]
+RunGeneratedCode = Annotated[
+    bool,
+    typer.Option(
+        "--run-generated-code",
+        help="Let the metric pass@k run code that the model wrote, in a sandbox.",
+        rich_help_panel=RUN,
     ),
 ]
 Threads = Annotated[
@@ -200,6 +218,15 @@ Folder = Annotated[
         metavar="DIR",
         help="Folder for cells.jsonl, one result per line, and journal.jsonl, from which an "
         "interrupted run goes on.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write a report of the results: one HTML file with charts, sample outputs and "
+        "the raw data. `outrider report` writes it later. Needs the extra bench.",
         rich_help_panel=OUTPUT,
     ),
 ]

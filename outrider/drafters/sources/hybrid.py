@@ -4,7 +4,7 @@ The source is the first in a fixed order that has a draft (``Order``), or the on
 expected speed-up (``Bandit``). Copies cost nothing to draft and may be long, where the output
 repeats earlier tokens; a model drafts everywhere. Saxena, 2023 (prompt lookup) and Oliaro et al.,
 NeurIPS 2025 (suffix decoding, section 4.3) fall back on a model where nothing matches, by a fixed
-order or a score. ``benchmarks/hybrid.py`` measures the gain.
+order or a score. ``benchmarks/plans/hybrid.toml`` measures the gain.
 
     1. Free sources (chosen drafts at no cost) propose for every row.
     2. Each row picks a source by its past outcomes and by the lengths of the free drafts.

@@ -62,7 +62,7 @@ class Cell:
     def __str__(self) -> str:
         """One line for progress displays and messages."""
         parts = [self.title]
-        if self.gamma is not None:
+        if self.gamma is not None and f"γ {self.gamma}" not in self.title:
             parts.append(f"γ {self.gamma}")
         parts += [f"T {self.temperature:g}", self.data, f"batch {self.batch_size}"]
         return ", ".join(parts)

@@ -17,7 +17,7 @@ from torch import nn
 import outrider
 from outrider.drafters.heads.head import Head
 from outrider.lab.bench.method_spec import MethodSpec
-from outrider.lab.bench.plan import BenchPlan
+from outrider.lab.bench.plan import BenchPlan, DataSpec
 from outrider.lab.data import DataSet
 from outrider.lab.metadata import hardware, run_metadata
 from outrider.lab.versions import versions
@@ -106,10 +106,11 @@ def method_identity(spec: MethodSpec, draft: HFModel | Head | None) -> dict[str,
     return {"draft": None if draft is None else _weights(draft), "files": files}
 
 
-def data_identity(data: DataSet, prompts: str) -> dict[str, Any]:
+def data_identity(data: DataSet, spec: DataSpec) -> dict[str, Any]:
     """The file, and which of its examples are used how."""
     chosen = sha256("\0".join(example.id for example in data).encode()).hexdigest()[:16]
-    return {"data": data.sha256, "examples": chosen, "prompts": prompts}
+    how = {"prompts": spec.prompts, "forced": spec.forced}
+    return {"data": data.sha256, "examples": chosen, **how}
 
 
 def _weights(draft: HFModel | Head) -> str:

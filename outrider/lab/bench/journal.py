@@ -94,11 +94,13 @@ class Journal:
         if self._path is None:
             return
         line = json.dumps(values, ensure_ascii=False) + "\n"
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            data = line.encode("utf-8", "surrogatepass")
-            while data:
-                data = data[os.write(file, data) :]
-            os.fsync(file)
-        finally:
-            os.close(file)
+            with open(self._path, "ab") as file:
+                file.write(line.encode("utf-8", "surrogatepass"))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InvalidParameterError(
+                f"cannot write journal '{self._path}': {error.strerror or error}; all earlier "
+                f"repeats are in it, and the same command goes on from them"
+            ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -79,7 +79,9 @@ def run_batch(
     """Runs requests that start together until all of them have ended."""
     requests = [
         engine.request(
-            as_prompt(one.example), sampling, request_number=one.index * _TURNS + one.turn
+            as_prompt(one.example),
+            sampling_of(one.example, sampling, engine),
+            request_number=one.index * _TURNS + one.turn,
         )
         for one in asked
     ]
@@ -132,6 +134,19 @@ def _run(engine: Engine, requests: Sequence[Request], times: Times, clock: Clock
             if row.over:
                 rows[numbers[request_id]] = row
     return [rows[number] for number in range(len(requests))]
+
+
+def sampling_of(example: Example, sampling: Sampling, engine: Engine) -> Sampling:
+    """The sampling parameters of one request: an example whose reference is forced as the output
+    ends where that does."""
+    if not example.forced:
+        return sampling
+    tokenizer: Any = engine.target.tokenizer
+    tokens = tokenizer(example.reference, add_special_tokens=False)["input_ids"]
+    tokens = tokens[: sampling.max_new_tokens]
+    return replace(
+        sampling, forced=dict(enumerate(tokens)), max_new_tokens=len(tokens), ignore_eos=True
+    )
 
 
 def as_prompt(example: Example) -> Any:

@@ -33,6 +33,7 @@ class DataSpec:
         tasks: the tasks to keep; empty keeps all.
         limit: most examples of each task, spread evenly over the file; None keeps all.
         prompts: ``auto``, ``chat`` or ``text``; see ``lab/data/prompts.py``.
+        forced: whether the reference answers are the outputs, whatever the models predict.
     """
 
     source: str
@@ -40,8 +41,10 @@ class DataSpec:
     tasks: tuple[str, ...] = ()
     limit: int | None = None
     prompts: Prompts = "auto"
+    forced: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("forced", self.forced)
         if not isinstance(self.source, str) or not self.source:
             raise InvalidParameterError(
                 f"data={shown(self.source)}: must be a file, builtin:NAME or hf:NAME:SPLIT:FIELD"
@@ -306,7 +309,7 @@ def _data_of(value: Any) -> DataSpec:
     if isinstance(value, str):
         return DataSpec(value)
     if isinstance(value, Mapping) and "source" in value:
-        allowed = ("source", "name", "tasks", "limit", "prompts")
+        allowed = [each.name for each in fields(DataSpec)]
         for key in value:
             if key not in allowed:
                 raise InvalidParameterError(

@@ -17,16 +17,26 @@ CELLS = "cells.jsonl"
 
 def write_cells(folder: Path | None, results: Sequence[CellResult]) -> None:
     """Writes ``cells.jsonl``: these results, and those of other cells that it already has. The file
-    is replaced at once, so that an interruption leaves the old one."""
+    is replaced at once, so that an interruption leaves the old one.
+
+    Raises:
+        InvalidParameterError: it cannot be written.
+    """
     if folder is None:
         return
     path = folder / CELLS
     new = {result.key for result in results}
-    kept = [line for line in _lines(path) if json.loads(line)["cell"]["key"] not in new]
+    kept = [line for line in _lines(path) if _key_of(line) not in new]
     lines = [*map(as_line, results), *kept]
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise InvalidParameterError(
+            f"cannot write '{path}': {error.strerror or error}; the measurements are in {JOURNAL}, "
+            f"and the same command goes on from them"
+        ) from error
 
 
 def as_line(result: CellResult) -> str:
@@ -53,6 +63,14 @@ def read_cells(path: Path) -> list[CellResult]:
                 f"({type(error).__name__}): run it again"
             ) from None
     return results
+
+
+def _key_of(line: str) -> str | None:
+    """The key of a line's cell; None for a line that is no result, which its owner may repair."""
+    try:
+        return str(json.loads(line)["cell"]["key"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _lines(path: Path) -> list[str]:

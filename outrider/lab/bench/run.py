@@ -44,7 +44,7 @@ from outrider.lab.bench.results import JOURNAL, write_cells
 from outrider.lab.bench.samples import samples_of
 from outrider.lab.bench.speed import speed_of
 from outrider.lab.bench.token_classes import TokenClasses
-from outrider.lab.data import DataSet, as_prompts, chosen, read_data
+from outrider.lab.data import DataSet, as_prompts, chosen, read_data, with_forced_references
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Bench:
             for draft in self.engines.drafts_of(spec)
         ]
         for data, data_spec in zip(self.data.values(), plan.data, strict=True):
-            about = data_identity(data, data_spec.prompts)
+            about = data_identity(data, data_spec)
             for temperature in plan.temperatures:
                 for batch_size in plan.batch_sizes:
                     for spec, draft, weights in by_method:
@@ -193,9 +193,11 @@ class Bench:
             self._timeline.stage(f"{planned.cell}, repeat {number + 1}")
             began = self._clock()
             try:
-                self.journal.add(self._run(planned, number))
+                repeat = self._run(planned, number)
             except OutriderError as error:
                 self._errors[key] = str(error)
+            else:
+                self.journal.add(repeat)
             self._timeline.end((key, number), self._clock() - began)
 
     def _run(self, planned: Planned, number: int) -> Repeat:
@@ -307,7 +309,8 @@ class Bench:
 
 def _read(spec: DataSpec, given: Mapping[str, DataSet]) -> DataSet:
     data = given[spec.source] if spec.source in given else read_data(spec.source, spec.name)
-    return chosen(data, spec.tasks, spec.limit)
+    kept = chosen(data, spec.tasks, spec.limit)
+    return with_forced_references(kept) if spec.forced else kept
 
 
 def _named(sets: Iterator[DataSet]) -> dict[str, DataSet]:

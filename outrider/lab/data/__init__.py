@@ -9,7 +9,7 @@ prompts   chat template or text
 """
 
 from outrider.lab.data.example import DataSet, Example, Turn
-from outrider.lab.data.prompts import PROMPTS, Prompts, as_prompts
+from outrider.lab.data.prompts import PROMPTS, Prompts, as_prompts, with_forced_references
 from outrider.lab.data.read import builtin_names, chosen, read_data
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "builtin_names",
     "chosen",
     "read_data",
+    "with_forced_references",
 ]

@@ -34,6 +34,7 @@ class Example:
         id: the example's name in its data set.
         extra: what else the data set says of it, such as the tests of a programming task.
         later: the user's further messages, in order.
+        forced: whether the output is the reference answer, whatever the models predict.
     """
 
     prompt: str | tuple[Message, ...]
@@ -42,6 +43,7 @@ class Example:
     id: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     later: tuple[Turn, ...] = ()
+    forced: bool = False
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -116,8 +116,8 @@ def _parquet(path: Path, content: bytes) -> Numbered:
         from pyarrow import ArrowException
     except ImportError:
         raise InvalidParameterError(
-            f"data file '{path}': reading Parquet needs pyarrow: pip install pyarrow, or convert "
-            f"the file to .jsonl"
+            f"data file '{path}': reading Parquet needs pyarrow: pip install 'outrider[data]', "
+            f"or convert the file to .jsonl"
         ) from None
     try:
         rows: list[dict[str, Any]] = parquet.read_table(io.BytesIO(content)).to_pylist()

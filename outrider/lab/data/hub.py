@@ -58,7 +58,7 @@ class HubSource:
             from datasets import load_dataset
         except ImportError:
             raise InvalidParameterError(
-                f"data hf:{self.name}: needs the package datasets: pip install datasets"
+                f"data hf:{self.name}: needs the package datasets: pip install 'outrider[data]'"
             ) from None
         try:
             rows = load_dataset(self.name, self.config, split=self.split)

@@ -15,7 +15,7 @@ field; the reader adds file and line.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.core.errors import PromptError
@@ -30,6 +30,7 @@ MT_BENCH = "mt_bench"
 _MT_BENCH_CATEGORIES = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
+_SPEC_BENCH_TASKS = frozenset(("translation", "summarization", "qa", "math_reasoning", "rag"))
 _SPEED_BENCH_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
 
@@ -69,21 +70,14 @@ def layout_of(record: Record) -> Layout:
 
 
 def grouped(examples: Iterable[Example]) -> tuple[Example, ...]:
-    """The examples, with MT-bench's categories as one task where other tasks stand beside them, as
-    Spec-Bench counts them. ``extra["category"]`` keeps the category."""
+    """The examples, with MT-bench's categories as one task where Spec-Bench's other tasks are
+    there, too. ``extra["category"]`` keeps the category."""
     listed = tuple(examples)
-    tasks = {example.task for example in listed}
-    if not tasks & _MT_BENCH_CATEGORIES or tasks <= _MT_BENCH_CATEGORIES:
+    if not _SPEC_BENCH_TASKS & {example.task for example in listed}:
         return listed
     return tuple(
-        _with_task(example, MT_BENCH) if example.task in _MT_BENCH_CATEGORIES else example
+        replace(example, task=MT_BENCH) if example.task in _MT_BENCH_CATEGORIES else example
         for example in listed
-    )
-
-
-def _with_task(example: Example, task: str) -> Example:
-    return Example(
-        example.prompt, example.reference, task, example.id, example.extra, example.later
     )
 
 
@@ -100,7 +94,7 @@ def _conversation(record: Record) -> Example:
             "'turns' holds a placeholder, as SPEED-Bench may not contain this prompt: complete the "
             "file with prepare_data.py of NVIDIA's specdec_bench, and give the completed file"
         )
-    references = _texts(record, "reference") if record.get("reference") is not None else []
+    references = _references(record)
     first, *later = [
         Turn(text, references[number] if number < len(references) else None)
         for number, text in enumerate(turns)
@@ -110,9 +104,23 @@ def _conversation(record: Record) -> Example:
         first.reference,
         str(record["category"]),
         str(record["question_id"]),
-        _rest(record, "turns", "reference", "question_id"),
+        _rest(record, "turns", "question_id"),
         tuple(later),
     )
+
+
+def _references(record: Record) -> list[str | None]:
+    """The reference of each turn. Where a turn has several, as in Spec-Bench's ``rag``, it is the
+    first of them; ``extra["reference"]`` has all."""
+    found: list[str | None] = []
+    for turn in record.get("reference") or []:
+        first = turn[0] if isinstance(turn, list) and turn else turn
+        if not isinstance(first, str | None):
+            raise RecordError(
+                f"'reference' is {shown(record['reference'])}: must be a list of strings"
+            )
+        found.append(first or None)
+    return found
 
 
 def _humaneval(record: Record) -> Example:

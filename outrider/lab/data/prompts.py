@@ -32,6 +32,23 @@ def as_prompts(data: DataSet, how: Prompts, target: HFModel) -> DataSet:
     )
 
 
+def with_forced_references(data: DataSet) -> DataSet:
+    """The data set with its reference answers as outputs: as if the models had been perfect, which
+    measures what a method gains on such outputs alone. Speed is real, and acceptance is that of
+    the reference.
+
+    Raises:
+        InvalidParameterError: an example without a reference, or with several turns.
+    """
+    for example in data:
+        if example.reference is None or example.later:
+            raise InvalidParameterError(
+                f"forced=True: example {example.id!r} of data set {data.name} has "
+                f"{'no reference' if example.reference is None else 'several turns'}: leave it out"
+            )
+    return replace(data, examples=tuple(replace(each, forced=True) for each in data))
+
+
 def _as_prompt(example: Example, how: Prompts, has_template: bool, model: str) -> Example:
     is_chat = how == "chat" or (how == "auto" and not isinstance(example.prompt, str))
     single = len(example.messages) == 1 and not example.later

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.lab.analysis.acceptance import alpha_by_position
@@ -113,7 +114,8 @@ def _acceptance_chart(views: Sequence[CellView], number: int, total: int) -> Cha
             style = series_style(i, each.lossless)
             axes.errorbar(x, y, [below, above], lw=1.4, elinewidth=1, label=each.name, **style)  # type: ignore[arg-type]
         axes.set_ylim(0, 1.03)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        deepest = max(len(each.verified_at) for each in views)
+        axes.set_xticks(range(1, deepest + 1, 1 + deepest // 12))
         axes.set_xlabel("position in the draft")
         axes.set_ylabel("accepted of verified tokens")
         legend_below(figure, axes)
@@ -137,7 +139,7 @@ def _quality_charts(views: Sequence[CellView]) -> Iterator[Chart]:
                 f"quality-{_slug(name)}",
                 f"Quality against speed: {name}",
                 shown,
-                lambda each, name=name: each.metrics[name],
+                partial(_metric, name),
                 _speedup_value,
                 name,
                 "speed-up [×]",
@@ -155,12 +157,20 @@ def _energy_charts(views: Sequence[CellView]) -> Iterator[Chart]:
                 f"energy-{_slug(meter)}",
                 f"Energy against speed: {meter}{' (estimate)' if estimate else ''}",
                 shown,
-                lambda each, meter=meter: each.energy[meter].joules,
+                partial(_joules, meter),
                 lambda each: each.tokens_per_second.value,
                 f"joules per token{' (estimate)' if estimate else ''}",
                 "tokens per second",
                 x_lower=True,
             )
+
+
+def _metric(name: str, each: CellView) -> float:
+    return each.metrics[name]
+
+
+def _joules(meter: str, each: CellView) -> float:
+    return each.energy[meter].joules
 
 
 def _speedup_value(each: CellView) -> float:

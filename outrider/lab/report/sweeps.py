@@ -106,7 +106,7 @@ def _lines(
                 x = [x_of(each) for each in group]
                 style = series_style(i, group[0].lossless)
                 axes.errorbar(x, y, [below, above], lw=1.4, elinewidth=1, label=label, **style)  # type: ignore[arg-type]
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.set_xticks(sorted({x_of(each) for _, group in run for each in group}))
             axes.set_ylim(bottom=0)
             axes.set_xlabel(x_label)
             axes.set_ylabel("speed-up [×]")

@@ -1,0 +1,183 @@
+"""Runs one of the plans in ``benchmarks/plans`` and writes its page.
+
+    python -m benchmarks.run_plan hybrid [--repeats 3] [--limit 3] [--tokens 64] [--out DIR]
+
+A plan is a plan of ``outrider bench`` with two more tables: ``[page]``, the page's title and text,
+and ``[[bars]]``, each with a ``method``, the methods that it is compared with (``best_of``), the
+least share of their speed, and perhaps the data sets. Data sets ``stdlib:KIND`` are the prompts of
+``benchmarks.copy_prompts``. An interrupted run goes on where it stopped, from the journal in
+``runs/benchmarks``. Writes JSON and Markdown.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.copy_prompts import KINDS, prompts
+from outrider.lab.bench import BenchPlan, CellResult, Progress, plan_of, read_plan, run_bench
+from outrider.lab.data import DataSet, Example
+from outrider.lab.data.hub import hash_of
+
+PLANS = Path(__file__).parent / "plans"
+MOST = 1000  # prompts of a kind, from which a plan takes some
+
+
+def stdlib(kind: Any) -> DataSet:
+    """The prompts of a kind from the held-out files of the standard library."""
+    found = prompts(kind, MOST)
+    examples = tuple(
+        Example(prompt.text, prompt.reference or None, id=str(number))
+        for number, prompt in enumerate(found)
+    )
+    records = [vars(prompt) for prompt in found]
+    return DataSet(kind, examples, hash_of(records), f"stdlib:{kind}", "prompts")
+
+
+def page(description: Mapping[str, Any], results: Sequence[CellResult]) -> str:
+    """The results as a page: a table per temperature and batch size, the data sets side by side."""
+    about = results[0].environment
+    plan, versions = about["plan"], about["versions"]
+    sizes = {each.data["name"]: each.data["examples"] for each in results}
+    numbers = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+    lines = [
+        f"# {description['page']['title']}",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
+        f"{versions['torch']}, commit {about['commit']}; target {plan['target']}, "
+        f"{about['dtype']}, compile {plan['compile']}, at most {plan['max_new_tokens']} tokens "
+        f"each, at least {plan['repeats']} interleaved repeats. Prompts: {numbers}.",
+        "",
+        f"Command: `{description['command']}`",
+        "",
+        description["page"]["text"].strip(),
+        "",
+        "Tokens per second, as multiples of plain decoding (95 % interval over repeats and "
+        "prompts); tokens per target pass. ~: the even and the odd repeats differ by more than "
+        "5 %.",
+    ]
+    for temperature, batch_size in _unique(map(_settings, results)):
+        part = [each for each in results if _settings(each) == (temperature, batch_size)]
+        lines += ["", f"## Temperature {temperature:g}, batch {batch_size}", "", *table(part)]
+    found = bars(description.get("bars", ()), results)
+    if found:
+        lines += ["", "| bar | measured | met |", "|---|---:|---|"]
+        lines += [f"| {text} | {v:.2f} | {'yes' if met else 'no'} |" for text, v, met in found]
+    return "\n".join(lines) + "\n"
+
+
+def table(results: Sequence[CellResult]) -> list[str]:
+    """Methods by data sets, in Markdown."""
+    names = _unique(result.cell.data for result in results)
+    cells = {(_row(result), result.cell.data): _cell(result) for result in results}
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for row in _unique(_row(result) for result in results):
+        lines.append(f"| {row} | " + " | ".join(cells[row, name] for name in names) + " |")
+    return lines
+
+
+def bars(
+    wanted: Sequence[Mapping[str, Any]], results: Sequence[CellResult]
+) -> list[tuple[str, float, bool]]:
+    """Each bar at each setting, with the measured share and whether it is met; a method that failed
+    has speed 0."""
+    speeds: dict[tuple[float, str, int], dict[str, float]] = {}
+    for result in results:
+        mine = speeds.setdefault(result.cell.setting, {})
+        speed = result.speed.get("tokens_per_second", {"mean": 0.0})
+        mine[result.cell.title] = speed["mean"]
+    found = []
+    for bar in wanted:
+        for setting, speed in speeds.items():
+            temperature, data, batch_size = setting
+            if data in bar.get("data", [data]):
+                share = speed[bar["method"]] / max(speed[name] for name in bar["best_of"])
+                where = f"temperature {temperature:g}, {data}, batch {batch_size}"
+                text = f"{bar['method']}, {where}: {bar['at_least']:g} of {_best(bar['best_of'])}"
+                found.append((text, share, share >= bar["at_least"]))
+    return found
+
+
+def _best(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"the best of {'; '.join(names)}"
+
+
+def _row(result: CellResult) -> str:
+    gamma = "" if result.cell.gamma is None else f", γ {result.cell.gamma}"
+    name = result.cell.title if gamma in result.cell.title else result.cell.title + gamma
+    return name if result.lossless else f"{name} (lossy)"
+
+
+def _cell(result: CellResult) -> str:
+    if result.error:
+        return f"failed: {result.error}"
+    ratio, length = result.speedup, result.speed["acceptance_length"]
+    if ratio is None:
+        return f"{result.speed['tokens_per_second']['mean']:.0f}/s"
+    mark = "" if ratio["steady"] else "~"
+    return f"{mark}{ratio['ratio']:.2f}× ({ratio['low']:.2f}–{ratio['high']:.2f}), {length:.1f}"
+
+
+def _unique(values: Any) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def _settings(result: CellResult) -> tuple[float, int]:
+    return result.cell.temperature, result.cell.batch_size
+
+
+def slim(result: CellResult) -> dict[str, Any]:
+    """A result as JSON, without the measurements of single requests and without outputs."""
+    document = result.as_dict()
+    return {
+        name: document[name] for name in ("cell", "data", "speed", "speedup", "metrics", "error")
+    }
+
+
+def planned(name: str, options: argparse.Namespace) -> tuple[BenchPlan, dict[str, Any]]:
+    """The plan of that name, with the command line's values in place of its own; and its page."""
+    values = read_plan(PLANS / f"{name}.toml")
+    description = {key: values.pop(key) for key in ("page", "bars") if key in values}
+    given = {"repeats": options.repeats, "max_new_tokens": options.tokens}
+    values |= {key: value for key, value in given.items() if value is not None}
+    if options.limit is not None:
+        values["data"] = [each | {"limit": options.limit} for each in values["data"]]
+    return plan_of(values), description
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=sorted(path.stem for path in PLANS.glob("*.toml")))
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--limit", type=int, help="prompts per data set")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--journal", type=Path, default=Path("runs/benchmarks"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Parses the options, measures, writes the results and prints the page."""
+    options = arguments()
+    plan, description = planned(options.name, options)
+    description["command"] = " ".join(["python -m benchmarks.run_plan", *sys.argv[1:]])
+    wanted = {spec.source for spec in plan.data}
+    data = {f"stdlib:{kind}": stdlib(kind) for kind in KINDS if f"stdlib:{kind}" in wanted}
+    results = run_bench(plan, _report, folder=options.journal / options.name, data=data)
+    text = page(description, results)
+    document = {"about": results[0].environment, "cells": [slim(result) for result in results]}
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / f"{options.name}.md").write_text(text)
+    print(text)
+
+
+def _report(progress: Progress) -> None:
+    print(f"{progress.done}/{progress.total} {progress.stage}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
