@@ -128,7 +128,7 @@ def positive(
         expected: as :class:`Effect`.
     """
     drawn = _resampled(items, statistic)
-    low, high = np.quantile(drawn, _TAILS)
+    low, high = np.quantile(drawn, _TAILS, method="inverted_cdf")
     return Effect(
         claim,
         size.format(statistic(items)),
@@ -232,7 +232,7 @@ def interval(
     items: Sequence[Any], statistic: Callable[[Sequence[Any]], float]
 ) -> tuple[float, ...]:
     """The 95 % bootstrap percentile interval of a statistic."""
-    return tuple(np.quantile(_resampled(items, statistic), _TAILS).tolist())
+    return tuple(np.quantile(_resampled(items, statistic), _TAILS, method="inverted_cdf").tolist())
 
 
 def _counted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,9 +114,7 @@ class Lab:
         """
         size, subject = self.size, self.subject
         spec = data if isinstance(data, DataSpec) else subject.prompts[data]
-        limited = DataSpec(
-            spec.source, spec.name, spec.tasks, spec.limit or size.prompts, spec.prompts
-        )
+        limited = replace(spec, limit=spec.limit or size.prompts)
         values: dict[str, Any] = {
             "target": subject.target,
             "drafts": [self.draft],

@@ -66,11 +66,13 @@ class Subject:
 
 
 def embedded() -> Subject:
-    """The pair that comes with the package: a target of 16 layers and a draft of one."""
+    """The pair that comes with the package: a target of 16 layers and a draft of one. The target is
+    too small to repeat its prompt on its own, so that the outputs of ``copy`` are forced to be the
+    references: what a model would write that can copy."""
     sets: dict[Kind, DataSpec] = {
         "code": DataSpec("builtin:code"),
         "free": DataSpec("builtin:prose"),
-        "copy": DataSpec("builtin:copy"),
+        "copy": DataSpec("builtin:copy", forced=True),
     }
     return Subject("embedded pair", "embedded", ("embedded",), sets, sets["code"])
 

@@ -60,8 +60,8 @@ def measure(lab: Lab) -> Findings:
         notes=[
             "The paper's metrics are ROUGE-2 on XSum and pass@100 on HumanEval. Both methods "
             "sample from the same distribution, which the test suite proves by exact enumeration; "
-            "a task metric can only fail to show a difference. Its printed 1.92× of XSum with nucleus "
-            "sampling is 14.1 / 7.52 = 1.875×.",
+            "a task metric can only fail to show a difference. Its printed 1.92× of XSum with "
+            "nucleus sampling is 14.1 / 7.52 = 1.875×.",
         ],
     )
 

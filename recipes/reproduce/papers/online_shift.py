@@ -1,5 +1,5 @@
-"""Liu, Hu, Bailis, Cheung, Deng, Stoica and Zhang, "Online Speculative Decoding", ICML 2024: α rises
-on a stream of requests after its domain has changed.
+"""Liu, Hu, Bailis, Cheung, Deng, Stoica and Zhang, "Online Speculative Decoding", ICML 2024: α
+rises on a stream of requests after its domain has changed.
 
 https://arxiv.org/abs/2310.07177
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.lab.bench import DataSpec
 from outrider.lab.data import read_data
-from recipes.reproduce.effect import Effect, Values, certain, greater, mean
+from recipes.reproduce.effect import Values, greater, mean
 from recipes.reproduce.lab import Cells, Lab
 from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
 from recipes.reproduce.subject import Kind
@@ -22,71 +22,51 @@ METHODS = {
     "suffix": "suffix:gamma=8,label=suffix",
     "hybrid": "hybrid:gamma=8,label=hybrid",
 }
+MODEL, LOOKUP = "speculative", "prompt lookup"
 _PASSES = {"speculative": 4, "hybrid": 5}
 KINDS: tuple[Kind, ...] = ("code", "free", "copy")
 
 
 def measure(lab: Lab) -> Findings:
-    """Speed of each method on each task, greedy."""
-    speeds = _by_kind(lab) if lab.subject.target == "embedded" else _by_task(lab)
-    order = {
-        task: sorted(each, key=lambda name: -mean(each[name])) for task, each in speeds.items()
-    }
-    best = {task: names[0] for task, names in order.items()}
-    first = next(iter(order))
-    other = next((task for task in order if order[task] != order[first]), None)
-    effects: list[Effect] = []
-    if other is None:
-        effects.append(certain("two tasks rank the methods differently", "all alike", False))
-    else:
-        effects += _swap(speeds, order, first, other)
+    """Speed of each method on each task. Which two methods change their order is fixed beforehand:
+    a draft model leads where there is nothing to copy, prompt lookup where there is."""
+    embedded = lab.subject.target == "embedded"
+    speeds = _by_kind(lab) if embedded else _by_task(lab)
+    free = "free" if embedded else "writing"
+    effects = [
+        greater(f"{free}: {MODEL} faster than {LOOKUP}", speeds[free][MODEL], speeds[free][LOOKUP]),
+        greater(
+            f"copy: {LOOKUP} faster than {MODEL}", speeds["copy"][LOOKUP], speeds["copy"][MODEL]
+        ),
+    ]
     rows = [
-        [task, *(f"{mean(each[name]) / mean(each['plain']):.2f}×" for name in METHODS), best[task]]
+        [
+            task,
+            *(f"{mean(each[name]) / mean(each['plain']):.2f}×" for name in METHODS),
+            max(METHODS, key=lambda name: mean(each[name])),
+        ]
         for task, each in speeds.items()
     ]
-    notes = []
-    if lab.subject.target == "embedded":
-        notes.append(
-            "Three kinds of prompts stand for the six tasks: the embedded pair writes code."
-        )
-    notes.append(
+    notes = [
         "The paper, Vicuna-7B on an A100: EAGLE-2 2.36×, Recycling 2.22×, Medusa 1.71×, prompt "
         "lookup 1.66×, a 68M draft 1.52×, Lookahead 1.34×; on a 3090 the draft is above Medusa."
-    )
+    ]
+    if embedded:
+        notes.append(
+            "Three kinds of prompts stand for the six tasks, since the embedded pair writes code. "
+            "Its greedy outputs repeat themselves, which favours copying on every prompt, so that "
+            "these are sampled; the outputs of copy are forced to be the references."
+        )
     head = ["task", *METHODS, "fastest"]
+    how = "temperature 1" if embedded else "greedy"
     return Findings(
-        effects, [Table("Speed-up over plain decoding, greedy", head, rows)], notes=notes
+        effects, [Table(f"Speed-up over plain decoding, {how}", head, rows)], notes=notes
     )
-
-
-def _swap(
-    speeds: dict[str, dict[str, Values]], order: dict[str, list[str]], first: str, other: str
-) -> list[Effect]:
-    """The two methods whose order differs most clearly between two tasks."""
-    pairs = [
-        (a, b)
-        for index, a in enumerate(order[first])
-        for b in order[first][index + 1 :]
-        if order[other].index(a) > order[other].index(b)
-    ]
-
-    def weakest(pair: tuple[str, str]) -> float:
-        a, b = pair
-        here = greater("", speeds[first][a], speeds[first][b])
-        there = greater("", speeds[other][b], speeds[other][a])
-        return max(here.error, there.error)
-
-    a, b = min(pairs, key=weakest)
-    why = "the pair of methods was chosen by the clearest difference; few prompts"
-    return [
-        greater(f"{first}: {a} faster than {b}", speeds[first][a], speeds[first][b], expected=why),
-        greater(f"{other}: {b} faster than {a}", speeds[other][b], speeds[other][a], expected=why),
-    ]
 
 
 def _by_kind(lab: Lab) -> dict[str, dict[str, Values]]:
     return {
-        kind: _speeds(lab, lab.bench(*METHODS.values(), data=kind, temperatures=[0.0]))
+        kind: _speeds(lab, lab.bench(*METHODS.values(), data=kind, temperatures=[1.0]))
         for kind in KINDS
     }
 

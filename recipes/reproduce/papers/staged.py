@@ -66,8 +66,8 @@ def measure(lab: Lab) -> Findings:
         [Table(f"γ {GAMMA}, trigrams below the draft model", head, rows)],
         notes=[
             "The paper: 150, 350 and 475 tokens/s greedy; 150, 219 and 298 with top-k 50. Its "
-            "n-grams were counted on 120 million tokens sampled from the draft model; these on a little "
-            "source code.",
+            "n-grams were counted on 120 million tokens sampled from the draft model; these on a "
+            "little source code.",
         ],
     )
 

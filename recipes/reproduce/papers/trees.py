@@ -108,8 +108,9 @@ def measure(lab: Lab) -> Findings:
             "Share of positions at which the child of rank 1, 2, … is accepted: "
             + " ".join(f"{share:.3f}" for share in first[:6])
             + ". The dynamic program of the Sequoia paper plans the tree from these shares. "
-            "Medusa's 2.2× to 3.6× need its trained heads and are not measured here. Counted speeds take a "
-            "level of a tree to cost one draft pass, and its verification one target pass.",
+            "Medusa's 2.2× to 3.6× need its trained heads and are not measured here. Counted "
+            "speeds take a level of a tree to cost one draft pass, and its verification one "
+            "target pass.",
         ],
     )
 
