@@ -1,6 +1,7 @@
 """The command line: see the package's docstring.
 
-Exit status 1 if an effect that every run must show is not shown.
+Exit status 1 if a recipe raises an error, or in a quick run does not show an effect that it must
+show.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +26,16 @@ from recipes.reproduce.document import (
     write_page,
 )
 from recipes.reproduce.lab import Lab
-from recipes.reproduce.recipe import Outcome, Recipe
-from recipes.reproduce.run import run_recipes
-from recipes.reproduce.subject import FULL, QUICK, default_subject, of_models
+from recipes.reproduce.recipe import Outcome, Recipe, UntimedError
+from recipes.reproduce.run import run_on_paper_models, run_recipe
+from recipes.reproduce.subject import (
+    FULL,
+    QUICK,
+    Size,
+    Subject,
+    default_subject,
+    of_models,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,27 +55,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = default_subject(options.quick)
     if options.target:
         subject = of_models(options.target, options.target, tuple(options.draft), options.compile)
-    failed = 0
-    outcomes = run_recipes(
-        _chosen(options.names),
-        subject,
-        size,
-        options.out / size.name,
-        lambda recipe: _command(recipe, options),
-        paper_models=options.paper_models,
-        report=_report,
-    )
-    began = time.perf_counter()
-    for outcome, lab in outcomes:
-        _finish(outcome, lab, options, time.perf_counter() - began)
-        failed += bool(outcome.failures) and options.quick
-        began = time.perf_counter()
+    failed = [
+        recipe.name for recipe in _chosen(options.names) if not _run(recipe, subject, size, options)
+    ]
+    if failed:
+        print(f"not as expected: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def _run(recipe: Recipe, subject: Subject, size: Size, options: argparse.Namespace) -> bool:
+    """Runs a recipe and writes its results; whether it showed all that it must. A recipe that
+    raises an error does not stop the others."""
+    began, command = time.perf_counter(), _command(recipe, options)
+    folder = options.out / size.name
+
+    def report(stage: str) -> None:
+        _show(f"{recipe.name}: {stage}")
+
+    try:
+        if options.paper_models:
+            outcome, lab = run_on_paper_models(recipe, size, folder, command, report)
+        else:
+            lab = Lab(subject, size, folder, report)
+            outcome = run_recipe(recipe, lab, command)
+        _finish(outcome, lab, options, time.perf_counter() - began)
+    except UntimedError as error:
+        print(f"{recipe.name}: left out: {error}", flush=True)
+        return True
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; the same command goes on from {folder}")
+        raise SystemExit(130) from None
+    except Exception:
+        print(f"{recipe.name}: failed", flush=True)
+        traceback.print_exc()
+        return False
+    return not (options.quick and outcome.failures)
 
 
 def _finish(outcome: Outcome, lab: Lab, options: argparse.Namespace, seconds: float) -> None:
     name = outcome.recipe.name
-    print(f"\r\033[K{name}: {outcome.verdict} ({outcome.reason}); {seconds:.0f} s", flush=True)
+    clear = "\r\033[K" if sys.stdout.isatty() else ""
+    print(f"{clear}{name}: {outcome.verdict} ({outcome.reason}); {seconds:.0f} s", flush=True)
     for failure in outcome.failures:
         print(f"  {failure}")
     if not options.dry and not publish(outcome, options.results, options.page_folder):
@@ -92,7 +121,7 @@ def _command(recipe: Recipe, options: argparse.Namespace) -> str:
     return " ".join(parts)
 
 
-def _report(stage: str) -> None:
+def _show(stage: str) -> None:
     if sys.stderr.isatty():
         print(f"\r\033[K{stage[:110]}", end="", file=sys.stderr, flush=True)
 

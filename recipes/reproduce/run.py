@@ -1,11 +1,12 @@
-"""Runs recipes one after the other; a recipe that fails does not stop the others."""
+"""Runs one recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from outrider.core.errors import OutriderError
+from outrider.lab.bench import DataSpec
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import (
     NotTestableError,
@@ -16,11 +17,14 @@ from recipes.reproduce.recipe import (
 )
 from recipes.reproduce.subject import Size, Subject, of_paper
 
-Report = Callable[[str], None]
-
 
 def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
-    """Runs one recipe. What it needs and does not find is a verdict, not an error.
+    """The outcome of a recipe. What it needs and does not find is a verdict, not an error.
+
+    Args:
+        recipe: to run.
+        lab: models, prompts and sizes.
+        command: what runs it again.
 
     Raises:
         UntimedError: its effects are all of times, and the run measures none.
@@ -35,39 +39,19 @@ def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
     return Outcome(recipe, findings, *verdict_of(findings.effects), about)
 
 
-def run_recipes(
-    recipes: Sequence[Recipe],
-    subject: Subject,
+def run_on_paper_models(
+    recipe: Recipe,
     size: Size,
     folder: Path,
-    command: Callable[[Recipe], str],
-    *,
-    paper_models: bool = False,
-    report: Report = lambda stage: None,
-) -> Iterator[tuple[Outcome, Lab]]:
-    """The outcomes of recipes, each as soon as it is there.
-
-    Args:
-        recipes: to run.
-        subject: models and prompts.
-        size: how much.
-        folder: for what is measured; all recipes share it, so that equal cells are measured once.
-        command: what runs a recipe alone.
-        paper_models: run each recipe on its paper's own models.
-        report: called with what is being done.
-    """
-    for recipe in recipes:
-        chosen = subject
-        if paper_models:
-            if recipe.models is None:
-                lab = Lab(subject, size, folder)
-                reason = "the models of the paper are not public"
-                about = lab.about(command(recipe))
-                yield Outcome(recipe, None, "not testable here", reason, about), lab
-                continue
-            chosen = of_paper(recipe.models)
-        lab = Lab(chosen, size, folder, lambda stage, name=recipe.name: report(f"{name}: {stage}"))
-        try:
-            yield run_recipe(recipe, lab, command(recipe)), lab
-        except UntimedError as error:
-            report(f"{recipe.name}: left out, {error}")
+    command: str,
+    report: Callable[[str], None] = lambda stage: None,
+) -> tuple[Outcome, Lab]:
+    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``
+    and :func:`run_recipe`."""
+    if recipe.models is None:
+        nothing = Subject("none", "", (), {}, DataSpec("builtin:code"))
+        lab = Lab(nothing, size, folder, report)
+        reason = "the models of the paper are not public, or it has none"
+        return Outcome(recipe, None, "not testable here", reason, lab.about(command)), lab
+    lab = Lab(of_paper(recipe.models), size, folder, report)
+    return run_recipe(recipe, lab, command), lab

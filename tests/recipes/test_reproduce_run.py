@@ -11,6 +11,7 @@ from tiny_bench import tiny_data, tiny_pair
 
 from outrider.lab.analysis.block_tokens import block_tokens, chain_tokens
 from outrider.lab.bench import DataSpec, run_bench
+from recipes.reproduce import __main__ as command_line
 from recipes.reproduce import lab as lab_module
 from recipes.reproduce import outputs
 from recipes.reproduce.catalogue import RECIPES
@@ -19,7 +20,7 @@ from recipes.reproduce.document import publish, write_page
 from recipes.reproduce.effect import certain, greater
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Figure, Findings, NotTestableError, Recipe, Table, UntimedError
-from recipes.reproduce.run import run_recipe, run_recipes
+from recipes.reproduce.run import run_on_paper_models, run_recipe
 from recipes.reproduce.subject import QUICK, Size, Subject, smollm2
 
 SMALL = Size("quick", prompts=3, tokens=6, repeats=2, batch_size=3, timed=False)
@@ -108,23 +109,46 @@ def test_what_is_missing_is_a_verdict(lab: Lab) -> None:
     assert not outcome.failures
 
 
-def test_recipes_of_times_are_left_out_of_quick_runs(lab: Lab, tmp_path: Path) -> None:
+def test_recipes_of_times_are_left_out_of_quick_runs(lab: Lab) -> None:
     def timed(lab: Lab) -> Findings:
         lab.require_times()
         raise AssertionError
 
     with pytest.raises(UntimedError):
         run_recipe(recipe(timed), lab, "command")
-    both = [recipe(timed), recipe(lambda lab: Findings([certain("a", "b", True)]), "other")]
-    found = list(run_recipes(both, lab.subject, SMALL, tmp_path, lambda each: each.name))
-    assert [outcome.recipe.name for outcome, _ in found] == ["other"]
 
 
-def test_paper_models_that_are_not_public_are_a_verdict(lab: Lab, tmp_path: Path) -> None:
-    parts = [recipe()], lab.subject, SMALL, tmp_path, str
-    ((outcome, _),) = run_recipes(*parts, paper_models=True)
+def test_paper_models_that_are_not_public_are_a_verdict(tmp_path: Path) -> None:
+    outcome, _ = run_on_paper_models(recipe(), SMALL, tmp_path, "command")
     assert outcome.verdict == "not testable here"
     assert "not public" in outcome.reason
+
+
+def test_a_recipe_with_an_error_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(lab: Lab) -> Findings:
+        raise AssertionError("a bug")
+
+    def timed(lab: Lab) -> Findings:
+        lab.require_times()
+        raise AssertionError
+
+    fine = recipe(lambda lab: Findings([certain("a", "b", True)]), "fine")
+    listed = (recipe(broken, "broken"), recipe(timed, "timed"), fine)
+    monkeypatch.setattr(command_line, "RECIPES", listed)
+    arguments = ["--quick", "--dry", "--out", str(tmp_path)]
+    assert command_line.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert "broken: failed" in said
+    assert "timed: left out" in said
+    assert "fine: reproduced in shape" in said
+    assert command_line.main([*arguments, "fine", "timed"]) == 0
+
+
+def test_an_unknown_recipe_is_an_error_that_lists_all() -> None:
+    with pytest.raises(SystemExit, match="no recipe 'nothing'; known: leviathan"):
+        command_line.main(["nothing", "--quick", "--dry"])
 
 
 def test_an_effect_that_need_not_be_shown_is_no_failure(lab: Lab) -> None:

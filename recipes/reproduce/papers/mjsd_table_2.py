@@ -16,6 +16,7 @@ GAMMA, BILD_GAMMA = 4, 10
 WARP = {"top_k": 20, "top_p": 0.9}
 """The paper's truncation, at temperature 1."""
 MODELS = PaperModels("facebook/opt-13b", ("facebook/opt-125m",))
+BEAM_SEARCH = "beam search"
 MJSD = "mjsd:beams=8,threshold=0.1,label=MJSD"
 
 
@@ -32,7 +33,7 @@ def measure(lab: Lab) -> Findings:
     ]
     cells = sampled(lab, *methods, MJSD)
     searched = lab.bench(
-        "beam-search:num_beams=8,label=beam search", temperatures=[0.0], metrics=["perplexity"]
+        f"beam-search:num_beams=8,label={BEAM_SEARCH}", temperatures=[0.0], metrics=["perplexity"]
     )
     cold = lab.bench("speculative", gammas=[GAMMA], temperatures=[0.5], metrics=["perplexity"])
     plain, fast = cells.one("plain"), cells.one("speculative")
@@ -45,7 +46,12 @@ def measure(lab: Lab) -> Findings:
     }
     effects = [
         greater("MJSD's log perplexity is below that of sampling", nats(plain), nats(mjsd)),
-        greater("MJSD's log perplexity is below BiLD's", nats(bild), nats(mjsd)),
+        greater(
+            "MJSD's log perplexity is below BiLD's",
+            nats(bild),
+            nats(mjsd),
+            expected="few outputs",
+        ),
         greater(
             "BiLD's log perplexity is below that of sampling",
             nats(plain),
@@ -62,7 +68,7 @@ def measure(lab: Lab) -> Findings:
         _row(lab, "MJSD", mjsd, c, GAMMA, plain),
         _row(lab, "sampling, T 0.5, not truncated", cold.one("plain"), 0, 0, plain),
         _row(lab, "greedy: argmax", searched.one("plain"), 0, 0, plain),
-        _row(lab, "beam search, 8 beams", searched.one("beam search"), 0, 0, plain),
+        _row(lab, "beam search, 8 beams", searched.one(BEAM_SEARCH), 0, 0, plain),
     ]
     argmax = mean(over_repeats(nats(searched.one("plain"))))
     head = ["", "nats per token", "perplexity", "accepted per round", "speed-up"]
@@ -76,8 +82,7 @@ def measure(lab: Lab) -> Findings:
             f"perplexity is {better} that of argmax, so most of its gain over sampling is search. "
             "The paper's times are of CPU processes, its perplexities averages over outputs of the "
             "target's own log-probabilities, as here. BiLD's speed counts ten draft passes per "
-            "round, which is too many where it falls back early. A counted target pass of beam "
-            "search is a pass over all beams.",
+            "round, which is too many where it falls back early.",
             "The paper: 2.21× of sampling and 1.49× of speculative decoding, perplexity about 0.8 "
             "of sampling's.",
         ],
@@ -88,12 +93,13 @@ def _row(
     lab: Lab, name: str, cell: CellResult, c: float, passes: int, plain: CellResult
 ) -> list[str]:
     ratio = mean(lab.speed(cell, c, passes)) / mean(lab.speed(plain, 0, 0))
+    searches = cell.cell.title == BEAM_SEARCH  # its whole output is one round
     return [
         name,
         f"{mean(nats(cell)):.3f}",
         f"{cell.metrics['perplexity']['macro']:.2f}",
-        f"{mean(values(cell, accepted_per_round)):.2f}",
-        f"{ratio:.2f}×",
+        "" if searches else f"{mean(values(cell, accepted_per_round)):.2f}",
+        "" if searches and not lab.size.timed else f"{ratio:.2f}×",
     ]
 
 

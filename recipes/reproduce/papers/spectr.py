@@ -35,6 +35,7 @@ def measure(lab: Lab) -> Findings:
                 f"K = {most} emits more per round than one sequence", by_count[most], by_count[1]
             ),
             rising("tokens per round grow with K", by_count),
+            greater(f"K = {most} is faster than speculative decoding", speeds[most], speeds[1]),
             greater(
                 f"K = {most} is faster than plain sampling",
                 speeds[most],
