@@ -110,6 +110,15 @@ def falling(claim: str, by_x: Mapping[float, Values], expected: str = "") -> Eff
     return _counted(claim, size, f"{low:.3g} to {high:.3g}", [-each for each in slopes], expected)
 
 
+def falling_mean(claim: str, by_x: Mapping[float, Values], expected: str = "") -> Effect:
+    """The claim that the mean falls with x, by the bootstrap; its size is the mean slope."""
+    slopes = _slopes(by_x)
+    low, high = interval(slopes, statistics.fmean)
+    found = positive(claim, [-each for each in slopes], statistics.fmean, expected=expected)
+    size = f"slope {statistics.fmean(slopes):.3g}"
+    return replace(found, size=size, interval=f"{low:.3g} to {high:.3g}")
+
+
 def positive(
     claim: str,
     items: Sequence[Any],

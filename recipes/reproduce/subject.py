@@ -40,7 +40,7 @@ class Size:
     timed: bool
 
 
-QUICK = Size("quick", prompts=12, tokens=32, repeats=3, batch_size=12, timed=False)
+QUICK = Size("quick", prompts=12, tokens=32, repeats=6, batch_size=12, timed=False)
 FULL = Size("full", prompts=8, tokens=96, repeats=3, batch_size=1, timed=True)
 
 

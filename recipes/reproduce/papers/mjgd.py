@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from recipes.reproduce.effect import falling, greater, mean
+from recipes.reproduce.effect import falling_mean, greater_mean, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import nats
 from recipes.reproduce.papers.mjsd_table_2 import MODELS
@@ -25,8 +25,10 @@ def measure(lab: Lab) -> Findings:
     by_length |= {K: nats(cells.one(f"K = {K}")) for K in lengths}
     last = lengths[-1]
     effects = [
-        greater(f"log perplexity at K = {last} is below that at 1", by_length[1], by_length[last]),
-        falling("log perplexity falls with K", by_length),
+        greater_mean(
+            f"log perplexity at K = {last} is below that at 1", by_length[1], by_length[last]
+        ),
+        falling_mean("log perplexity falls with K", by_length),
     ]
     steps = [mean(by_length[a]) - mean(by_length[b]) for a, b in pairwise([1, *lengths])]
     rows = [[str(K), f"{mean(each):.4f}"] for K, each in by_length.items()]

@@ -21,16 +21,16 @@ ESTIMATE = "energy-model"
 
 def measure(lab: Lab) -> Findings:
     """Plain decoding of the same prompts at several batch sizes."""
-    sizes = lab.choose([1, 4, 12], [1, 2, 4, 8, 16])
+    sizes = lab.choose([1, 3, 6], [1, 2, 4, 8, 16])
     meter = lab.choose(ESTIMATE, METER)
     cells = lab.bench(
         "plain",
-        data="code",
+        data="free",
         batch_sizes=sizes,
         temperatures=[0.0],
         meters=[meter],
         repeats=lab.choose(1, 3),
-        max_new_tokens=lab.choose(12, lab.size.tokens),
+        max_new_tokens=lab.choose(32, lab.size.tokens),
     )
     by_size = {B: cells.one("plain", batch_size=B) for B in sizes}
     joules = {B: _joules_per_batch(cell, meter) for B, cell in by_size.items()}

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2407.09722
 from __future__ import annotations
 
 from outrider.lab.bench import CellResult
-from recipes.reproduce.effect import greater, mean, over_repeats
+from recipes.reproduce.effect import greater, greater_mean, mean, over_repeats
 from recipes.reproduce.lab import Cells, Lab
 from recipes.reproduce.outputs import accepted_per_round, nats, values
 from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
@@ -45,14 +45,14 @@ def measure(lab: Lab) -> Findings:
         "MJSD": lab.speed(mjsd, c, GAMMA),
     }
     effects = [
-        greater("MJSD's log perplexity is below that of sampling", nats(plain), nats(mjsd)),
-        greater(
+        greater_mean("MJSD's log perplexity is below that of sampling", nats(plain), nats(mjsd)),
+        greater_mean(
             "MJSD's log perplexity is below BiLD's",
             nats(bild),
             nats(mjsd),
             expected="few outputs",
         ),
-        greater(
+        greater_mean(
             "BiLD's log perplexity is below that of sampling",
             nats(plain),
             nats(bild),

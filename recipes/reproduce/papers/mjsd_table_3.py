@@ -5,7 +5,7 @@ https://arxiv.org/abs/2407.09722
 
 from __future__ import annotations
 
-from recipes.reproduce.effect import greater, mean
+from recipes.reproduce.effect import greater, greater_mean, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import accepted_per_round, nats, values
 from recipes.reproduce.papers.mjsd_table_2 import GAMMA, MODELS, sampled
@@ -22,7 +22,7 @@ def measure(lab: Lab) -> Findings:
     c = lab.cost()
     speeds = {B: lab.speed(cell, c, GAMMA) for B, cell in by_beams.items()}
     effects = [
-        greater(
+        greater_mean(
             f"{beams[-1]} beams: log perplexity below that of {beams[0]}",
             nats(few),
             nats(many),

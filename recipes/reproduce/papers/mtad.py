@@ -16,6 +16,7 @@ from recipes.reproduce.papers.mjsd_table_2 import MODELS
 from recipes.reproduce.recipe import Findings, Recipe, Table
 
 GAMMA = 4
+MTAD = "mtad:beams=4,threshold=0.5,label=MTAD"
 WARP = {"top_k": 10, "top_p": 0.9}
 
 
@@ -24,19 +25,34 @@ def measure(lab: Lab) -> Findings:
     meter = lab.choose("energy-model", "energy")
     cells = lab.bench(
         "speculative",
-        "mtad:beams=4,threshold=0.5,label=MTAD",
+        MTAD,
         gammas=[GAMMA],
         temperatures=[1.0],
         metrics=["perplexity"],
+        **WARP,
+    )
+    metered = lab.bench(
+        "speculative",
+        MTAD,
+        gammas=[GAMMA],
+        temperatures=[1.0],
+        batch_sizes=[1],
         meters=[meter],
+        repeats=lab.choose(1, 3),
+        max_new_tokens=lab.choose(16, lab.size.tokens),
         **WARP,
     )
     plain, chain, joint = (cells.one(name) for name in ("plain", "speculative", "MTAD"))
     c = lab.cost()
     speeds = lab.speed(joint, c, GAMMA), lab.speed(chain, c, GAMMA)
-    energy = {cell.cell.title: _joules_per_token(cell, meter) for cell in (plain, chain, joint)}
+    energy = {
+        cell.cell.title: _joules_per_token(cell, meter)
+        for cell in metered.all
+        if meter in cell.repeats[0].readings
+    }
     ratio = energy["MTAD"] / energy["speculative"]
-    estimate = joint.repeats[0].readings[meter].get("estimate")
+    reading = metered.one("MTAD").repeats[0].readings[meter]
+    estimate = reading.get("estimate")
     effects = [
         greater("faster than speculative decoding", *speeds),
         greater("accepts more per round", *(values(x, accepted_per_round) for x in (joint, chain))),
@@ -60,13 +76,13 @@ def measure(lab: Lab) -> Findings:
         for cell, passes in ((plain, 0), (chain, GAMMA), (joint, GAMMA))
     ]
     head = ["", "accepted per round", "nats per token", "speed-up", "J per token"]
-    source = joint.repeats[0].readings[meter].get("source", meter)
+    source = reading.get("source", meter)
     return Findings(
         effects,
         [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows)],
         notes=[
-            f"Energy: {source}. The paper: 1.26× of speculative decoding, 23.6 % less energy, and "
-            "task scores 43 % above single-token sampling (the last is not measured here).",
+            f"Energy, of batches of one: {source}. The paper: 1.26× of speculative decoding, "
+            "23.6 % less energy, and task scores 43 % above single-token sampling (the last is not measured here).",
         ],
     )
 
