@@ -81,7 +81,7 @@ def of_models(name: str, target: str, drafts: tuple[str, ...], compile: Compile)
     """A chat model; prompts go through its template."""
     sets: dict[Kind, DataSpec] = {
         "code": DataSpec(str(TASKS), "code", ("code",), prompts="chat"),
-        "free": DataSpec(str(TASKS), "free", ("writing", "qa"), prompts="chat"),
+        "free": DataSpec(str(TASKS), "free", ("free", "qa"), prompts="chat"),
         "copy": DataSpec(str(TASKS), "copy", ("copy", "summarisation", "rag"), prompts="chat"),
     }
     tasks = DataSpec(str(TASKS), "tasks", prompts="chat")

@@ -35,12 +35,14 @@ def evaluate(document: dict[str, Any]) -> Findings:
     base = cells[distill_grid.BASELINE]
     chosen = cells[distill_grid.COMPARED]
     gain = chosen["acceptance_length"] / base["acceptance_length"] - 1
+    difference = document["differences"][0]
     effects = [
         certain(
-            "distilling on the target's outputs raises α: the intervals do not overlap",
-            f"{base['alpha']:.3f} ({base['low']:.3f} to {base['high']:.3f}) and "
-            f"{chosen['alpha']:.3f} ({chosen['low']:.3f} to {chosen['high']:.3f})",
-            chosen["low"] > base["high"],
+            f"distilling ({difference['distilled']}) raises α above {difference['baseline']}: the "
+            "95 % interval of the difference is above 0",
+            f"{difference['difference']:+.3f} ({difference['low']:+.3f} to "
+            f"{difference['high']:+.3f})",
+            difference["low"] > 0,
         )
     ]
     rows = [

@@ -82,7 +82,8 @@ def measure(lab: Lab) -> Findings:
         [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows)],
         notes=[
             f"Energy, of batches of one: {source}. The paper: 1.26× of speculative decoding, "
-            "23.6 % less energy, and task scores 43 % above single-token sampling (the last is not measured here).",
+            "23.6 % less energy, and task scores 43 % above single-token sampling (the last is not "
+            "measured here).",
         ],
     )
 

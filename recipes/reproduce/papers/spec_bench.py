@@ -32,9 +32,10 @@ def measure(lab: Lab) -> Findings:
     a draft model leads where there is nothing to copy, prompt lookup where there is."""
     embedded = lab.subject.target == "embedded"
     speeds = _by_kind(lab) if embedded else _by_task(lab)
-    free = "free" if embedded else "writing"
     effects = [
-        greater(f"{free}: {MODEL} faster than {LOOKUP}", speeds[free][MODEL], speeds[free][LOOKUP]),
+        greater(
+            f"free: {MODEL} faster than {LOOKUP}", speeds["free"][MODEL], speeds["free"][LOOKUP]
+        ),
         greater(
             f"copy: {LOOKUP} faster than {MODEL}", speeds["copy"][LOOKUP], speeds["copy"][MODEL]
         ),

@@ -6,7 +6,8 @@ https://arxiv.org/abs/2308.04623
 
 from __future__ import annotations
 
-from statistics import fmean
+from dataclasses import replace
+from typing import Any
 
 from outrider.lab.bench import CellResult
 from recipes.reproduce.effect import Effect, Values, greater, mean, same
@@ -16,24 +17,29 @@ from recipes.reproduce.papers.leviathan_tables import ngram_file
 from recipes.reproduce.recipe import Findings, Recipe, Table
 
 GAMMA = 5
-SETTINGS = {"greedy": {"temperatures": [0.0]}, "top-k 50": {"temperatures": [1.0], "top_k": 50}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperatures": [0.0]},
+    "top-k 50": {"temperatures": [1.0], "top_k": 50},
+}
 METER = "energy-model"
 
 
 def measure(lab: Lab) -> Findings:
     """Plain, draft model, and draft model with drafts from n-grams. Forward passes are counted."""
     file = ngram_file(lab)
-    repeats = lab.choose(6, lab.size.repeats)
+    repeats = lab.choose(8, lab.size.repeats)
     rows, effects = [], list[Effect]()
     for name, settings in SETTINGS.items():
-        data = lab.subject.prompts["code"]
+        data = lab.choose(replace(lab.subject.prompts["code"], limit=4), "code")
         cells = lab.bench(
             "speculative",
             f"staged:inner=ngram,file={file},label=staged",
             data=data,
             gammas=[GAMMA],
             meters=[METER],
-            **({"repeats": repeats, "max_new_tokens": 16} if not lab.size.timed else {}),
+            batch_sizes=[1],
+            repeats=repeats,
+            max_new_tokens=lab.choose(16, lab.size.tokens),
             **settings,
         )
         plain, two, three = (cells.one(each) for each in ("plain", "speculative", "staged"))
@@ -79,7 +85,7 @@ def _draft_passes(cell: CellResult, plain: CellResult) -> Values:
     for repeat in cell.repeats:
         work = repeat.readings[METER]["work"]
         passes = [each["passes"] for model, each in work.items() if model != target]
-        found[repeat.number, 0, 0] = sum(passes) / fmean([repeat.tokens])
+        found[repeat.number, 0, 0] = sum(passes) / repeat.tokens
     return found
 
 
