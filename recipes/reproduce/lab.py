@@ -117,7 +117,7 @@ class Lab:
         limited = replace(spec, limit=spec.limit or size.prompts)
         values: dict[str, Any] = {
             "target": subject.target,
-            "drafts": [self.draft],
+            "drafts": list(subject.drafts[:1]),
             "methods": list(methods),
             "data": [limited],
             "max_new_tokens": size.tokens,
@@ -137,7 +137,7 @@ class Lab:
         results = run_bench(
             plan,
             lambda at: self._report(f"{at.done}/{at.total} {at.stage}"),
-            folder=self.folder,
+            folder=self.folder.joinpath(*plan.meters),  # cells do not say which meters were read
             models=models,
         )
         self.cells += results

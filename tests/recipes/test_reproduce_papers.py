@@ -137,5 +137,5 @@ def test_effects_that_need_little_time_have_their_sign_on_the_embedded_pair(
     tmp_path: Path,
 ) -> None:
     """The error probability of each effect is at most 5 %; `make quick` checks all recipes."""
-    names = ["leviathan-figures-2-3", "experts", "block-verification", "mjsd-figure-3"]
+    names = ["leviathan-figures-2-3", "experts", "block-verification"]
     assert command_line.main([*names, "--quick", "--dry", "--out", str(tmp_path)]) == 0

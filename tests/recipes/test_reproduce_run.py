@@ -79,6 +79,13 @@ def test_values_are_of_single_outputs_and_greedy_ones_count_once(lab: Lab) -> No
     assert len(outputs.values(greedy.one("speculative"), outputs.tokens_per_round)) == SMALL.prompts
 
 
+def test_meters_read_cells_that_were_measured_without_them(lab: Lab) -> None:
+    plain = lab.bench("speculative", gammas=[2], temperatures=[1.0])
+    assert plain.one("plain").repeats[0].readings == {}
+    metered = lab.bench("speculative", gammas=[2], temperatures=[1.0], meters=["energy-model"])
+    assert metered.one("plain").repeats[0].readings["energy-model"]["joules"] > 0
+
+
 def test_counted_speed_divides_tokens_by_passes(lab: Lab) -> None:
     cell = lab.bench("speculative", gammas=[2], temperatures=[1.0]).one("speculative")
     request = next(cell.repeats[0].requests)

@@ -45,11 +45,7 @@ def measure(lab: Lab) -> Findings:
     plain, chain, joint = (cells.one(name) for name in ("plain", "speculative", "MTAD"))
     c = lab.cost()
     speeds = lab.speed(joint, c, GAMMA), lab.speed(chain, c, GAMMA)
-    energy = {
-        cell.cell.title: _joules_per_token(cell, meter)
-        for cell in metered.all
-        if meter in cell.repeats[0].readings
-    }
+    energy = {cell.cell.title: _joules_per_token(cell, meter) for cell in metered.all}
     ratio = energy["MTAD"] / energy["speculative"]
     reading = metered.one("MTAD").repeats[0].readings[meter]
     estimate = reading.get("estimate")
