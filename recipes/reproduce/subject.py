@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider.lab.bench import DataSpec
+from outrider.lab.data import Prompts
 from outrider.runtime.executors.compiled import Compile
 from recipes.reproduce.recipe import PaperModels
 
@@ -77,14 +78,28 @@ def embedded() -> Subject:
     return Subject("embedded pair", "embedded", ("embedded",), sets, sets["code"])
 
 
-def of_models(name: str, target: str, drafts: tuple[str, ...], compile: Compile) -> Subject:
-    """A chat model; prompts go through its template."""
+def of_models(
+    name: str,
+    target: str,
+    drafts: tuple[str, ...],
+    compile: Compile,
+    prompts: Prompts = "chat",
+) -> Subject:
+    """Models of the user's or a paper's choice.
+
+    Args:
+        name: on pages.
+        target: folder or hub id.
+        drafts: likewise, the smallest first.
+        compile: as ``outrider.load``.
+        prompts: ``chat`` sends the prompts through the chat template, ``text`` continues them.
+    """
     sets: dict[Kind, DataSpec] = {
-        "code": DataSpec(str(TASKS), "code", ("code",), prompts="chat"),
-        "free": DataSpec(str(TASKS), "free", ("free", "qa"), prompts="chat"),
-        "copy": DataSpec(str(TASKS), "copy", ("copy", "summarisation", "rag"), prompts="chat"),
+        "code": DataSpec(str(TASKS), "code", ("code",), prompts=prompts),
+        "free": DataSpec(str(TASKS), "free", ("free", "qa"), prompts=prompts),
+        "copy": DataSpec(str(TASKS), "copy", ("copy", "summarisation", "rag"), prompts=prompts),
     }
-    tasks = DataSpec(str(TASKS), "tasks", prompts="chat")
+    tasks = DataSpec(str(TASKS), "tasks", prompts=prompts)
     return Subject(name, target, drafts, sets, tasks, compile)
 
 
@@ -105,8 +120,8 @@ def default_subject(quick: bool) -> Subject:
 
 
 def of_paper(models: PaperModels) -> Subject:
-    """The models of a paper."""
-    return of_models(models.target, models.target, models.drafts, "auto")
+    """The models of a paper, most of which have no chat template."""
+    return of_models(models.target, models.target, models.drafts, "auto", "text")
 
 
 def _size_of_weights(folder: Path) -> int:

@@ -5,15 +5,17 @@ https://arxiv.org/abs/2407.09722
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from outrider.lab.bench import CellResult
+from outrider.lab.bench import CellResult, DataSpec
 from recipes.reproduce.effect import certain
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.papers.mjsd_table_2 import MODELS
 from recipes.reproduce.recipe import Figure, Findings, Recipe, Table
+from recipes.reproduce.subject import Kind
 
 METER = "energy"
 ESTIMATE = "energy-model"
@@ -21,11 +23,11 @@ ESTIMATE = "energy-model"
 
 def measure(lab: Lab) -> Findings:
     """Plain decoding of the same prompts at several batch sizes."""
-    sizes = lab.choose([1, 3, 6], [1, 2, 4, 8, 16])
+    data, sizes = _prompts(lab)
     meter = lab.choose(ESTIMATE, METER)
     cells = lab.bench(
         "plain",
-        data="free",
+        data=data,
         batch_sizes=sizes,
         temperatures=[0.0],
         meters=[meter],
@@ -69,6 +71,15 @@ def measure(lab: Lab) -> Findings:
             f"{constants}."
         )
     return Findings(effects, [Table(f"Energy, {kind}", head, rows)], [figure], notes)
+
+
+def _prompts(lab: Lab) -> tuple[Kind | DataSpec, list[int]]:
+    """As many prompts as the largest batch has rows, and the batch sizes."""
+    if not lab.size.timed:
+        return "free", [1, 3, 6]
+    if lab.subject.target == "embedded":
+        return replace(lab.subject.prompts["code"], limit=12), [1, 2, 4, 12]
+    return replace(lab.subject.tasks, limit=2), [1, 2, 4, 8, 16]  # of eight tasks
 
 
 def _joules(cell: CellResult, meter: str) -> float:

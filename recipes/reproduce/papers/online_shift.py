@@ -24,7 +24,8 @@ def measure(lab: Lab) -> Findings:
     command = [sys.executable, "-m", "recipes.online_shift", "--out", str(out)]
     if lab.subject.target != "embedded":
         command += ["--target", lab.subject.target, "--draft", lab.draft]
-    subprocess.run(command, check=True)
+    if not (out / "table.json").exists():
+        subprocess.run(command, check=True)
     arms = {arm: _alphas((out / f"{arm}.jsonl").read_text()) for arm in online_shift.ARMS}
     return evaluate(arms, json.loads((out / "table.json").read_text()))
 
@@ -61,9 +62,14 @@ def evaluate(arms: dict[str, list[float]], table: dict[str, Any]) -> Findings:
     figure = Figure(
         "α by burst", "burst", "α", {arm: list(enumerate(a, 1)) for arm, a in arms.items()}
     )
-    recovered = f"Share of the gap that online training closes: {float(table['recovered']):.0%}."
+    notes = [
+        f"Share of the gap that online training closes: {float(table['recovered']):.0%}. Outputs are "
+        f"counted by bursts of {online_shift.BURST} requests of {online_shift.NEW_TOKENS} tokens, "
+        f"{online_shift.BURSTS_BEFORE} before the change and {online_shift.BURSTS_AFTER} after it, "
+        "whatever the size below; α is a count, and no time enters it.",
+    ]
     head = ["draft", "α before the change", "α in the second half after it"]
-    return Findings(effects, [Table("α by arm", head, rows)], [figure], [recovered])
+    return Findings(effects, [Table("α by arm", head, rows)], [figure], notes)
 
 
 def _alphas(text: str) -> list[float]:

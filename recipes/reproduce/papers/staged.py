@@ -27,10 +27,10 @@ METER = "energy-model"
 def measure(lab: Lab) -> Findings:
     """Plain, draft model, and draft model with drafts from n-grams. Forward passes are counted."""
     file = ngram_file(lab)
-    repeats = lab.choose(8, lab.size.repeats)
+    repeats = lab.choose(16, lab.size.repeats)
     rows, effects = [], list[Effect]()
     for name, settings in SETTINGS.items():
-        data = lab.choose(replace(lab.subject.prompts["code"], limit=4), "code")
+        data = lab.choose(replace(lab.subject.prompts["code"], limit=3), "code")
         cells = lab.bench(
             "speculative",
             f"staged:inner=ngram,file={file},label=staged",
