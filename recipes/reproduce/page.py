@@ -20,7 +20,7 @@ def page(document: Document, figures: Sequence[str]) -> str:
         "",
         f"{document['source']}. {document['claim']}",
         "",
-        f"**{sentence(document['verdict'])}.** {sentence(document['reason'])}.",
+        f"**{sentence(_verdict(document))}.** {sentence(document['reason'])}.",
         "",
     ]
     if document["effects"]:
@@ -44,8 +44,10 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "",
         "Each line is a table or figure of a paper, and whether it holds here: *reproduced in "
         "shape* where every effect has the paper's sign with an error probability of at most 5 %, "
-        "*not reproduced* where one has not, *not testable here* where something is missing. Sizes "
-        "of effects depend on models and hardware and are on the pages.",
+        "*not reproduced* where one has not, *not testable here* where something is missing. "
+        "Verdicts *by counts* are those of quick runs: tokens per target pass, α, perplexity, and "
+        "speeds from counted passes; no time was measured. Sizes of effects depend on models and "
+        "hardware and are on the pages.",
         "",
         "`make reproduce` runs all of them and goes on after any interruption; `python -m "
         "recipes.reproduce NAME` runs one, `--quick` small and without timing, `--paper-models` on "
@@ -59,11 +61,16 @@ def index_page(documents: Mapping[str, Document]) -> str:
         title, verdict, about = recipe.title, "not run yet", ""
         if document is not None:
             title = f"[{recipe.title}]({recipe.name}.md)"
-            verdict = document["verdict"]
+            verdict = _verdict(document)
             about = f"{document['about']['subject']}, {document['about']['size']}"
         command = f"`python -m recipes.reproduce {recipe.name}`"
         lines.append(f"| {title} | {recipe.source} | {verdict} | {about} | {command} |")
     return "\n".join(lines) + "\n"
+
+
+def _verdict(document: Document) -> str:
+    quick = document["about"]["size"] == "quick" and document["verdict"] != "not testable here"
+    return f"{document['verdict']}{', by counts' if quick else ''}"
 
 
 def sentence(text: str) -> str:

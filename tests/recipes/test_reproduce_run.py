@@ -176,7 +176,7 @@ def test_a_page_has_verdict_effects_numbers_and_how_it_was_measured(
     for part in (
         "# A title",
         "A source. A claim.",
-        "**Reproduced in shape.**",
+        "**Reproduced in shape, by counts.**",
         "| more than one token per round | shown |",
         "| speculative | 2 |",
         "![Figure](tiny-1.svg)",
