@@ -64,8 +64,8 @@ def evaluate(arms: dict[str, list[float]], table: dict[str, Any]) -> Findings:
     )
     notes = [
         f"Share of the gap that online training closes: {float(table['recovered']):.0%}. Outputs "
-        f"are counted by bursts of {online_shift.BURST} requests of {online_shift.NEW_TOKENS} tokens, "
-        f"{online_shift.BURSTS_BEFORE} before the change and {online_shift.BURSTS_AFTER} after it, "
+        f"are counted by bursts of {online_shift.BURST} requests of {online_shift.NEW_TOKENS} "
+        f"tokens, {online_shift.BURSTS_BEFORE} before the change and {online_shift.BURSTS_AFTER} after it, "
         "whatever the size below; α is a count, and no time enters it.",
     ]
     head = ["draft", "α before the change", "α in the second half after it"]
