@@ -63,10 +63,11 @@ def evaluate(arms: dict[str, list[float]], table: dict[str, Any]) -> Findings:
         "α by burst", "burst", "α", {arm: list(enumerate(a, 1)) for arm, a in arms.items()}
     )
     notes = [
-        f"Share of the gap that online training closes: {float(table['recovered']):.0%}. Outputs "
-        f"are counted by bursts of {online_shift.BURST} requests of {online_shift.NEW_TOKENS} "
-        f"tokens, {online_shift.BURSTS_BEFORE} before the change and {online_shift.BURSTS_AFTER} after it, "
-        "whatever the size below; α is a count, and no time enters it.",
+        f"Share of the gap that online training closes: {float(table['recovered']):.0%}.",
+        f"Outputs are counted by bursts of {online_shift.BURST} requests of "
+        f"{online_shift.NEW_TOKENS} tokens, {online_shift.BURSTS_BEFORE} before the change and "
+        f"{online_shift.BURSTS_AFTER} after it, whatever the size below; α is a count, and no time "
+        "enters it.",
     ]
     head = ["draft", "α before the change", "α in the second half after it"]
     return Findings(effects, [Table("α by arm", head, rows)], [figure], notes)
