@@ -8,11 +8,11 @@ READY   := $(VENV)/.ready
 WORKERS ?= auto
 TESTS   ?=
 
-.PHONY: help setup demo test check format bench docs real clean
+.PHONY: help setup demo test check format bench reproduce quick docs real clean
 .DEFAULT_GOAL := help
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1  \2/p' $(MAKEFILE_LIST) | awk '{printf "%s %-7s", $$1, $$2; $$1=$$2=""; print $$0}'
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/make \1  \2/p' $(MAKEFILE_LIST) | awk '{printf "%s %-9s", $$1, $$2; $$1=$$2=""; print $$0}'
 
 setup: $(READY)  ## create .venv with the package, its extras and the development tools
 
@@ -41,6 +41,12 @@ format: $(READY)  ## apply the formatter and the linter's safe fixes
 
 bench: $(READY)  ## compare with transformers; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.vs_transformers
+
+reproduce: $(READY)  ## reproduce published tables and figures (hours; resumes); writes docs/reproduce/
+	@$(BIN)/python -m recipes.reproduce
+
+quick: $(READY)  ## check the sign of each published effect on the embedded pair (minutes, untimed)
+	@$(BIN)/python -m recipes.reproduce --quick --dry
 
 docs: $(READY)  ## regenerate the list of methods, docs/cli.md, the README's picture and results
 	@$(BIN)/python -m outrider.methods.catalogue

@@ -134,3 +134,10 @@ def test_values_outside_the_range_are_named(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(InvalidParameterError, match=message):
         call()
+
+
+def test_intervals_of_shares_contain_the_share_in_spite_of_rounding() -> None:
+    for trials in range(1, 60):
+        for successes in (0, 1, trials - 1, trials):
+            low, high = wilson(successes, trials)
+            assert low <= successes / trials <= high

@@ -136,7 +136,7 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     share, weight = successes / trials, z * z / trials
     centre = (share + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(share * (1 - share) / trials + weight / (4 * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def expected_acceptance_rate(alpha: float, gamma: float) -> float:

@@ -1,0 +1,81 @@
+"""A recipe's result as a JSON document, which its page and figure are made of.
+
+A document of a full run is never replaced by one of a quick run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from outrider.lab.frontier.document import dumps
+from recipes.reproduce.figure import draw
+from recipes.reproduce.page import index_page, page
+from recipes.reproduce.recipe import Outcome
+
+RESULTS = Path("benchmarks/results/reproduce")
+PAGES = Path("docs/reproduce")
+
+
+def document_of(outcome: Outcome) -> dict[str, Any]:
+    """The result as JSON."""
+    recipe, findings = outcome.recipe, outcome.findings
+    return {
+        "name": recipe.name,
+        "title": recipe.title,
+        "source": recipe.source,
+        "claim": recipe.claim,
+        "verdict": outcome.verdict,
+        "reason": outcome.reason,
+        "effects": [] if findings is None else [each.as_dict() for each in findings.effects],
+        "tables": [] if findings is None else [asdict(each) for each in findings.tables],
+        "figures": [] if findings is None else [asdict(each) for each in findings.figures],
+        "notes": [] if findings is None else list(findings.notes),
+        "about": dict(outcome.about),
+    }
+
+
+def publish(outcome: Outcome, results: Path = RESULTS, pages: Path = PAGES) -> bool:
+    """Writes the document, the page and the figures; False if a full run's are there already and
+    this is a quick one."""
+    document = document_of(outcome)
+    file = results / f"{outcome.recipe.name}.json"
+    if _is_full(file) and document["about"].get("size") == "quick":
+        return False
+    results.mkdir(parents=True, exist_ok=True)
+    file.write_text(dumps(document) + "\n", encoding="utf-8")
+    write_page(document, pages)
+    write_index(results, pages)
+    return True
+
+
+def write_page(document: Mapping[str, Any], pages: Path = PAGES) -> None:
+    """The page of a document, and its figures beside it."""
+    pages.mkdir(parents=True, exist_ok=True)
+    name = document["name"]
+    files = []
+    for number, figure in enumerate(document["figures"], 1):
+        files.append(f"{name}-{number}.svg")
+        draw(figure, pages / files[-1])
+    (pages / f"{name}.md").write_text(page(document, files), encoding="utf-8")
+
+
+def write_index(results: Path = RESULTS, pages: Path = PAGES) -> None:
+    """The list of all recipes with their verdicts."""
+    pages.mkdir(parents=True, exist_ok=True)
+    (pages / "README.md").write_text(index_page(read_documents(results)), encoding="utf-8")
+
+
+def read_documents(results: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """All documents by the name of their recipe."""
+    files = sorted(results.glob("*.json"))
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _is_full(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    return bool(json.loads(file.read_text(encoding="utf-8"))["about"].get("size") == "full")

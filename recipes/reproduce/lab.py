@@ -1,0 +1,226 @@
+"""What a recipe measures with. Everything that is measured is kept and not run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outrider import assets
+from outrider.lab.bench import CellResult, DataSpec, MethodSpec, plan_of, run_bench
+from outrider.lab.bench.identity import source_hash
+from outrider.lab.bench.plan import EMBEDDED
+from outrider.lab.frontier.document import dumps
+from outrider.lab.metadata import run_metadata
+from outrider.runtime import HFModel, load_model
+from recipes.reproduce import outputs
+from recipes.reproduce.effect import Values
+from recipes.reproduce.outputs import Number
+from recipes.reproduce.recipe import NotTestableError, UntimedError
+from recipes.reproduce.subject import Kind, Size, Subject
+
+T = TypeVar("T")
+
+Report = Callable[[str], None]
+
+
+class Cells:
+    """The results of a plan.
+
+    Args:
+        results: of the runner.
+
+    Raises:
+        NotTestableError: a method failed.
+    """
+
+    def __init__(self, results: Sequence[CellResult]) -> None:
+        for result in results:
+            if result.error:
+                raise NotTestableError(f"{result.cell}: {result.error}")
+        self.all = list(results)
+
+    def one(self, title: str, **where: Any) -> CellResult:
+        """The cell of a method with this title and these attributes, such as ``gamma=3``."""
+        found = [
+            each
+            for each in self.all
+            if each.cell.title == title
+            and all(getattr(each.cell, name) == value for name, value in where.items())
+        ]
+        assert len(found) == 1, f"{len(found)} cells {title!r} with {where}"
+        return found[0]
+
+
+class Lab:
+    """Runs the benchmarks of recipes on one subject.
+
+    Args:
+        subject: models and prompts.
+        size: how much to run.
+        folder: for everything that is measured; a run that was interrupted goes on from it.
+        report: called with what is being done.
+    """
+
+    def __init__(
+        self, subject: Subject, size: Size, folder: Path, report: Report = lambda stage: None
+    ) -> None:
+        self.subject = subject
+        self.size = size
+        self.folder = folder
+        self.cells: list[CellResult] = []
+        self._report = report
+        self._models: dict[str, HFModel] = {}
+
+    @property
+    def draft(self) -> str:
+        """The smallest draft.
+
+        Raises:
+            NotTestableError: the subject has none.
+        """
+        if not self.subject.drafts:
+            raise NotTestableError(f"{self.subject.name} has no draft model")
+        return self.subject.drafts[0]
+
+    def choose(self, quick: T, full: T) -> T:
+        """A setting by the size of the run."""
+        return full if self.size.timed else quick
+
+    def require_times(self) -> None:
+        """Raises UntimedError in a run that measures no times."""
+        if not self.size.timed:
+            raise UntimedError("the effect is one of times, which a quick run does not measure")
+
+    # ------------------------------------------------------------------------- measurements
+
+    def bench(
+        self,
+        *methods: str | MethodSpec,
+        data: Kind | DataSpec = "code",
+        given: Mapping[str, HFModel] | None = None,
+        **settings: Any,
+    ) -> Cells:
+        """The cells of these methods beside plain decoding.
+
+        Args:
+            methods: as the benchmark takes them; a label names a method on the page.
+            data: a kind of prompts, or a data set.
+            given: models in memory, by the names that methods use.
+            settings: of the plan, in place of the subject's and the size's.
+        """
+        size, subject = self.size, self.subject
+        spec = data if isinstance(data, DataSpec) else subject.prompts[data]
+        limited = replace(spec, limit=spec.limit or size.prompts)
+        values: dict[str, Any] = {
+            "target": subject.target,
+            "drafts": list(subject.drafts[:1]),
+            "methods": list(methods),
+            "data": [limited],
+            "max_new_tokens": size.tokens,
+            "ignore_eos": True,
+            "repeats": size.repeats,
+            "batch_sizes": [size.batch_size],
+            "compile": subject.compile,
+            "warmup": int(size.timed),
+        } | settings
+        if not size.timed and not any(values.get("temperatures", (0.0,))):
+            values["repeats"] = 1  # greedy outputs are the same in each
+        values["max_repeats"] = values["repeats"]
+        plan = plan_of(values)
+        names = {plan.target: "target"} | dict.fromkeys(values["drafts"], "draft")
+        models = {name: self.model(name, role) for name, role in names.items() if name != EMBEDDED}
+        models |= given or {}
+        results = run_bench(
+            plan,
+            lambda at: self._report(f"{at.done}/{at.total} {at.stage}"),
+            folder=self.folder.joinpath(*plan.meters),  # cells do not say which meters were read
+            models=models,
+        )
+        self.cells += results
+        return Cells(results)
+
+    def kept(self, name: str, compute: Callable[[], Any], **settings: Any) -> Any:
+        """What a computation returns, as JSON; read from disk if the same code has computed it with
+        the same settings before.
+
+        Args:
+            name: of the computation.
+            compute: returns what JSON can hold.
+            settings: all that the result depends on besides the code and the subject.
+        """
+        code = sha256(Path(compute.__code__.co_filename).read_bytes()).hexdigest()
+        depends = json.dumps(
+            [name, code, source_hash(), self.subject.target, self.subject.drafts, settings],
+            sort_keys=True,
+        )
+        file = self.folder / f"{name}-{sha256(depends.encode()).hexdigest()[:16]}.json"
+        if not file.exists():
+            self._report(name)
+            text = dumps(compute())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_suffix(".partial")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(file)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    # -------------------------------------------------------------------------------- models
+
+    def model(self, name: str, role: str = "draft") -> HFModel:
+        """A loaded model; ``embedded`` is the target or the draft of the embedded pair."""
+        key = f"{role} {name}"
+        if key not in self._models:
+            paths = {"target": assets.target_path, "draft": assets.draft_path}
+            source = str(paths[role]()) if name == EMBEDDED else name
+            self._models[key] = load_model(source, dtype=None, device="auto", role=role)
+        return self._models[key]
+
+    def cost(self, draft: str | None = None) -> float:
+        """c by counting: weights that a forward pass of the draft reads over those of the target.
+        An embedding table that the output layer does not share is read by the row."""
+        target = _weights_read(self.model(self.subject.target, "target"))
+        return _weights_read(self.model(draft or self.draft, "draft")) / target
+
+    def speed(self, cell: CellResult, c: float, passes: float) -> Values:
+        """Tokens per second of each output where times are measured, otherwise counted.
+
+        Args:
+            cell: of a benchmark.
+            c: counted cost of a draft pass.
+            passes: draft passes of a round.
+        """
+        measured = outputs.tokens_per_second
+        number: Number = measured if self.size.timed else outputs.counted_speed(c, passes)
+        return outputs.values(cell, number)
+
+    @property
+    def unit_of_speed(self) -> str:
+        """What :meth:`speed` is measured in."""
+        return "tokens/s" if self.size.timed else "tokens per counted target pass"
+
+    def about(self, command: str) -> Mapping[str, Any]:
+        """Models, sizes and machine."""
+        return run_metadata(
+            subject=self.subject.name,
+            target=self.subject.target,
+            drafts=list(self.subject.drafts),
+            compile=self.subject.compile,
+            size=self.size.name,
+            prompts=self.size.prompts,
+            tokens=self.size.tokens,
+            repeats=self.size.repeats,
+            source=source_hash(),
+            command=command,
+        )
+
+
+def _weights_read(model: HFModel) -> int:
+    module: Any = model.module
+    total = sum(each.numel() for each in module.parameters())
+    table = module.get_input_embeddings().weight
+    head = module.get_output_embeddings()
+    tied = head is not None and head.weight is table
+    return total if tied else total - table.numel()

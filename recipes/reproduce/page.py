@@ -1,0 +1,125 @@
+"""Pages of results in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+def page(document: Document, figures: Sequence[str]) -> str:
+    """The page of a recipe.
+
+    Args:
+        document: see ``document.py``.
+        figures: files beside the page.
+    """
+    lines = [
+        f"# {document['title']}",
+        "",
+        f"{document['source']}. {document['claim']}",
+        "",
+        f"**{sentence(_verdict(document))}.** {sentence(document['reason'])}.",
+        "",
+    ]
+    if document["effects"]:
+        lines += _effects(document["effects"])
+    for file, figure in zip(figures, document["figures"], strict=True):
+        lines += [f"![{figure['title']}]({file})", ""]
+    for table in document["tables"]:
+        lines += _table(table)
+    for note in document["notes"]:
+        lines += [note, ""]
+    lines += _about(document)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def index_page(documents: Mapping[str, Document]) -> str:
+    """The list of all recipes; those that have not been run have no verdict."""
+    from recipes.reproduce.catalogue import RECIPES
+
+    lines = [
+        "# Published results, reproduced",
+        "",
+        "Each line is a table or figure of a paper, and whether it holds here: *reproduced in "
+        "shape* where every effect has the paper's sign with an error probability of at most 5 %, "
+        "*not reproduced* where one has not, *not testable here* where something is missing. "
+        "Verdicts *by counts* are those of quick runs: tokens per target pass, α, perplexity, and "
+        "speeds from counted passes; no time was measured. Sizes of effects depend on models and "
+        "hardware and are on the pages.",
+        "",
+        "`make reproduce` runs all of them and goes on after any interruption; `python -m "
+        "recipes.reproduce NAME` runs one, `--quick` small and without timing, `--paper-models` on "
+        "the models of the paper.",
+        "",
+        "| result | source | verdict | measured on | command |",
+        "|---|---|---|---|---|",
+    ]
+    for recipe in RECIPES:
+        document = documents.get(recipe.name)
+        title, verdict, about = recipe.title, "not run yet", ""
+        if document is not None:
+            title = f"[{recipe.title}]({recipe.name}.md)"
+            verdict = _verdict(document)
+            about = f"{document['about']['subject']}, {document['about']['size']}"
+        command = f"`python -m recipes.reproduce {recipe.name}`"
+        lines.append(f"| {title} | {recipe.source} | {verdict} | {about} | {command} |")
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(document: Document) -> str:
+    quick = document["about"]["size"] == "quick" and document["verdict"] != "not testable here"
+    return f"{document['verdict']}{', by counts' if quick else ''}"
+
+
+def sentence(text: str) -> str:
+    """A text with a capital at its start; Greek letters are symbols and stay."""
+    return text[:1].upper() + text[1:] if text[:1].isascii() else text
+
+
+def _effects(effects: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for each in effects:
+        signs = f"{each['wins']} : {each['losses']}" if each["wins"] or each["losses"] else ""
+        error = f"{each['error']:.2g}" if each["interval"] else "exact"
+        rows.append((each["claim"], each["outcome"], each["size"], each["interval"], signs, error))
+    head = ("effect", "outcome", "size", "95 % interval", "outputs for : against", "error")
+    lines = _table({"title": "Effects", "head": head, "rows": rows})
+    kept = [each for each in effects if each["expected"]]
+    return lines + [
+        line
+        for each in kept
+        for line in (f"Not required of the quick run: {each['claim']} ({each['expected']}).", "")
+    ]
+
+
+def _table(table: Mapping[str, Any]) -> list[str]:
+    head = list(table["head"])
+    rule = "|---|" + "---:|" * (len(head) - 1)
+    rows = [f"| {' | '.join(map(str, row))} |" for row in table["rows"]]
+    return [f"## {table['title']}", "", f"| {' | '.join(head)} |", rule, *rows, ""]
+
+
+def _about(document: Document) -> list[str]:
+    about = document["about"]
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    timing = (
+        "Times were measured."
+        if about["size"] == "full"
+        else "Times were not measured: a speed counts a target pass as 1, and a draft pass as the "
+        "ratio of the weights that it reads."
+    )
+    return [
+        "## How it was measured",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads; {versions}. "
+        f"{sentence(about['subject'])}, {about['size']} size: {about['prompts']} prompts of each "
+        f"kind, {about['tokens']} tokens, {about['repeats']} seeds unless a table says otherwise. "
+        f"{timing}",
+        "",
+        "Error: the probability of a result at least this clear if there were no effect, by the "
+        "sign test over outputs, or by the bootstrap where no signs are counted.",
+        "",
+        f"Command: `{about['command']}`",
+    ]

@@ -1,0 +1,1 @@
+"""One published result per file: what the paper reports, and the function that measures it."""

@@ -1,0 +1,100 @@
+"""Xia, Yang, Dong, Wang, Li, Ge, Liu, Li and Sui, "Unlocking Efficiency in Large Language Model
+Inference: A Comprehensive Survey of Speculative Decoding" (Spec-Bench), Findings of ACL 2024:
+methods ranked on six tasks.
+
+https://arxiv.org/abs/2401.07851
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.lab.bench import DataSpec
+from outrider.lab.data import read_data
+from recipes.reproduce.effect import Values, greater, mean
+from recipes.reproduce.lab import Cells, Lab
+from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
+from recipes.reproduce.subject import Kind
+
+METHODS = {
+    "speculative": "speculative:gamma=4,label=speculative",
+    "prompt lookup": "prompt-lookup:gamma=8,label=prompt lookup",
+    "suffix": "suffix:gamma=8,label=suffix",
+    "hybrid": "hybrid:gamma=8,label=hybrid",
+}
+MODEL, LOOKUP = "speculative", "prompt lookup"
+_PASSES = {"speculative": 4, "hybrid": 5}
+KINDS: tuple[Kind, ...] = ("code", "free", "copy")
+
+
+def measure(lab: Lab) -> Findings:
+    """Speed of each method on each task. Which two methods change their order is fixed beforehand:
+    a draft model leads where there is nothing to copy, prompt lookup where there is."""
+    embedded = lab.subject.target == "embedded"
+    speeds = _by_kind(lab) if embedded else _by_task(lab)
+    effects = [
+        greater(
+            f"free: {MODEL} faster than {LOOKUP}", speeds["free"][MODEL], speeds["free"][LOOKUP]
+        ),
+        greater(
+            f"copy: {LOOKUP} faster than {MODEL}", speeds["copy"][LOOKUP], speeds["copy"][MODEL]
+        ),
+    ]
+    rows = [
+        [
+            task,
+            *(f"{mean(each[name]) / mean(each['plain']):.2f}×" for name in METHODS),
+            max(METHODS, key=lambda name: mean(each[name])),
+        ]
+        for task, each in speeds.items()
+    ]
+    notes = [
+        "The paper, Vicuna-7B on an A100: EAGLE-2 2.36×, Recycling 2.22×, Medusa 1.71×, prompt "
+        "lookup 1.66×, a 68M draft 1.52×, Lookahead 1.34×; on a 3090 the draft is above Medusa."
+    ]
+    if embedded:
+        notes.append(
+            "Three kinds of prompts stand for the six tasks, since the embedded pair writes code. "
+            "Its greedy outputs repeat themselves, which favours copying on every prompt, so that "
+            "these are sampled; the outputs of copy are forced to be the references."
+        )
+    head = ["task", *METHODS, "fastest"]
+    how = "temperature 1" if embedded else "greedy"
+    return Findings(
+        effects, [Table(f"Speed-up over plain decoding, {how}", head, rows)], notes=notes
+    )
+
+
+def _by_kind(lab: Lab) -> dict[str, dict[str, Values]]:
+    return {
+        kind: _speeds(lab, lab.bench(*METHODS.values(), data=kind, temperatures=[1.0]))
+        for kind in KINDS
+    }
+
+
+def _by_task(lab: Lab) -> dict[str, dict[str, Values]]:
+    """A run per task."""
+    whole = lab.subject.tasks
+    tasks: Any = {each.task: None for each in read_data(whole.source)}
+    found = {}
+    for task in tasks:
+        spec = DataSpec(whole.source, task, (task,), prompts=whole.prompts)
+        found[task] = _speeds(lab, lab.bench(*METHODS.values(), data=spec, temperatures=[0.0]))
+    return found
+
+
+def _speeds(lab: Lab, cells: Cells) -> dict[str, Values]:
+    c = lab.cost()
+    return {
+        name: lab.speed(cells.one(name), c, _PASSES.get(name, 0)) for name in ("plain", *METHODS)
+    }
+
+
+RECIPE = Recipe(
+    "spec-bench",
+    "Methods ranked by task",
+    "Xia et al. (Spec-Bench), Findings of ACL 2024",
+    "The ranking of methods differs between tasks and between machines.",
+    measure,
+    PaperModels("lmsys/vicuna-7b-v1.3", ("double7/vicuna-68m",)),
+)

@@ -1,0 +1,57 @@
+"""Runs one recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.core.errors import OutriderError
+from outrider.lab.bench import DataSpec
+from recipes.reproduce.lab import Lab
+from recipes.reproduce.recipe import (
+    NotTestableError,
+    Outcome,
+    Recipe,
+    UntimedError,
+    verdict_of,
+)
+from recipes.reproduce.subject import Size, Subject, of_paper
+
+
+def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
+    """The outcome of a recipe. What it needs and does not find is a verdict, not an error.
+
+    Args:
+        recipe: to run.
+        lab: models, prompts and sizes.
+        command: what runs it again.
+
+    Raises:
+        UntimedError: its effects are all of times, and the run measures none.
+    """
+    about = lab.about(command)
+    try:
+        findings = recipe.run(lab)
+    except UntimedError:
+        raise
+    except (NotTestableError, OutriderError) as error:
+        return Outcome(recipe, None, "not testable here", str(error), about)
+    return Outcome(recipe, findings, *verdict_of(findings.effects), about)
+
+
+def run_on_paper_models(
+    recipe: Recipe,
+    size: Size,
+    folder: Path,
+    command: str,
+    report: Callable[[str], None] = lambda stage: None,
+) -> tuple[Outcome, Lab]:
+    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``
+    and :func:`run_recipe`."""
+    if recipe.models is None:
+        nothing = Subject("none", "", (), {}, DataSpec("builtin:code"))
+        lab = Lab(nothing, size, folder, report)
+        reason = "the models of the paper are not public, or it has none"
+        return Outcome(recipe, None, "not testable here", reason, lab.about(command)), lab
+    lab = Lab(of_paper(recipe.models), size, folder, report)
+    return run_recipe(recipe, lab, command), lab

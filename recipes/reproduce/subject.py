@@ -1,0 +1,128 @@
+"""The models and prompts that recipes run on, and how much they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from outrider.lab.bench import DataSpec
+from outrider.lab.data import Prompts
+from outrider.runtime.executors.compiled import Compile
+from recipes.reproduce.recipe import PaperModels
+
+Kind = Literal["code", "free", "copy"]
+"""Kinds of prompts: programs, prose, and outputs that repeat the prompt."""
+
+TASKS = Path(__file__).parent / "prompts" / "tasks.jsonl"
+SMOLLM2 = Path("runs/smollm2")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a recipe runs.
+
+    Attributes:
+        name: in results.
+        prompts: of each kind.
+        tokens: of each output.
+        repeats: with other seeds.
+        batch_size: requests that run together; 1 where times are measured.
+        timed: whether times are measured. Otherwise speeds are counted: a target pass takes 1, a
+            draft pass the ratio of the weights that each reads.
+    """
+
+    name: Literal["quick", "full"]
+    prompts: int
+    tokens: int
+    repeats: int
+    batch_size: int
+    timed: bool
+
+
+QUICK = Size("quick", prompts=12, tokens=32, repeats=6, batch_size=12, timed=False)
+FULL = Size("full", prompts=8, tokens=96, repeats=3, batch_size=1, timed=True)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target with its drafts and prompts.
+
+    Attributes:
+        name: on pages.
+        target: folder, hub id or ``embedded``.
+        drafts: likewise, the smallest first.
+        prompts: data set by kind.
+        tasks: data set of several tasks, for comparisons across tasks.
+        compile: as ``outrider.load``.
+    """
+
+    name: str
+    target: str
+    drafts: tuple[str, ...]
+    prompts: Mapping[Kind, DataSpec]
+    tasks: DataSpec
+    compile: Compile = "off"
+
+
+def embedded() -> Subject:
+    """The pair that comes with the package: a target of 16 layers and a draft of one. The target is
+    too small to repeat its prompt on its own, so that the outputs of ``copy`` are forced to be the
+    references: what a model would write that can copy."""
+    sets: dict[Kind, DataSpec] = {
+        "code": DataSpec("builtin:code"),
+        "free": DataSpec("builtin:prose"),
+        "copy": DataSpec("builtin:copy", forced=True),
+    }
+    return Subject("embedded pair", "embedded", ("embedded",), sets, sets["code"])
+
+
+def of_models(
+    name: str,
+    target: str,
+    drafts: tuple[str, ...],
+    compile: Compile,
+    prompts: Prompts = "chat",
+) -> Subject:
+    """Models of the user's or a paper's choice.
+
+    Args:
+        name: on pages.
+        target: folder or hub id.
+        drafts: likewise, the smallest first.
+        compile: as ``outrider.load``.
+        prompts: ``chat`` sends the prompts through the chat template, ``text`` continues them.
+    """
+    sets: dict[Kind, DataSpec] = {
+        "code": DataSpec(str(TASKS), "code", ("code",), prompts=prompts),
+        "free": DataSpec(str(TASKS), "free", ("free", "qa"), prompts=prompts),
+        "copy": DataSpec(str(TASKS), "copy", ("copy", "summarisation", "rag"), prompts=prompts),
+    }
+    tasks = DataSpec(str(TASKS), "tasks", prompts=prompts)
+    return Subject(name, target, drafts, sets, tasks, compile)
+
+
+def smollm2(folder: Path = SMOLLM2) -> Subject | None:
+    """SmolLM2-135M-Instruct with its trained drafts; None where either is missing."""
+    target = folder / "model"
+    drafts = sorted(
+        (each.parent for each in folder.glob("drafts/*/config.json")), key=_size_of_weights
+    )
+    if not (target / "config.json").is_file() or not drafts:
+        return None
+    return of_models("SmolLM2-135M-Instruct", str(target), tuple(map(str, drafts)), "auto")
+
+
+def default_subject(quick: bool) -> Subject:
+    """SmolLM2 where it is there, otherwise and in quick runs the embedded pair."""
+    return embedded() if quick else smollm2() or embedded()
+
+
+def of_paper(models: PaperModels) -> Subject:
+    """The models of a paper, most of which have no chat template."""
+    return of_models(models.target, models.target, models.drafts, "auto", "text")
+
+
+def _size_of_weights(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
