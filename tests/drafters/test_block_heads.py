@@ -7,6 +7,7 @@ Legend: B rows, N nodes, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from outrider import Sampling
 from outrider.core import Budget, Context, Draft, Scores, commit_round, run_round
 from outrider.core.errors import IncompatibleError
 from outrider.drafters.chain.stop import Confidence, Survival
-from outrider.drafters.heads.block import BlockDrafter, BlockState
+from outrider.drafters.heads import block
+from outrider.drafters.heads.block import BlockDrafter
+from outrider.drafters.heads.newest import at_last
 from outrider.drafters.tree.topology import Topology
 from outrider.sampling import Warp
 from outrider.testing import check_drafter, chi2, enumerate_round
@@ -250,13 +253,15 @@ class RootInContext(BlockDrafter):
 
     def commit(self, state: Any, draft: Any, verdict: Any, scores: Any) -> None:
         super().commit(state, draft, verdict, scores)
-        hidden = scores.hidden_BNH.gather(
-            1, verdict.num_accepted_B[:, None, None].expand(-1, 1, scores.hidden_BNH.shape[2])
-        )
-        self._append(state.cache, hidden, 1)
+        cache, newest = state.cache, state.cache.newest
+        self.model.catch_up(cache)
+        self.model.read(cache, at_last(newest.hidden_BKF, newest.num.device_B))
+        cache.append(1)
+        cache.base = cache.base + 1
 
-    def _complete(self, state: BlockState, context: Context) -> bool:
-        return True
+    def propose(self, *arguments: Any) -> Draft:
+        with patch.object(block, "_complete", lambda *_: True):
+            return super().propose(*arguments)
 
 
 class OneLate(BlockDrafter):
@@ -273,7 +278,10 @@ class MaskSlotOff(BlockDrafter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.config = replace(self.config, sample_from_anchor=not self.config.sample_from_anchor)
+        config = self.model.network.config
+        self.model.network.config = replace(
+            config, sample_from_anchor=not config.sample_from_anchor
+        )
 
 
 class KeepsNoise(BlockDrafter):
@@ -281,6 +289,7 @@ class KeepsNoise(BlockDrafter):
 
     def commit(self, state: Any, draft: Any, verdict: Any, scores: Any) -> None:
         state.cache.append(verdict.num_emitted)
+        state.cache.base = state.cache.base + verdict.num_emitted
 
 
 @torch.inference_mode()
