@@ -53,6 +53,10 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "recipes.reproduce NAME` runs one, `--quick` small and without timing, `--paper-models` on "
         "the models of the paper.",
         "",
+        "The quick runs' seeds, and for skewed values the test, were chosen after first looks at "
+        "results, so error probabilities from about 0.01 to 0.05 are optimistic: run such a recipe "
+        "again with other seeds before you rely on it.",
+        "",
         "| result | source | verdict | measured on | command |",
         "|---|---|---|---|---|",
     ]

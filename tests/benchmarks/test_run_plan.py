@@ -24,7 +24,9 @@ def test_plans_are_valid_and_their_bars_name_methods(name: str) -> None:
     for bar in description.get("bars", ()):
         assert {bar["method"], *bar["best_of"]} <= titles
         assert bar["at_least"] > 0
-        assert set(bar.get("data", [])) <= {spec.source.split(":")[1] for spec in plan.data}
+        assert set(bar.get("data", [])) <= {
+            Path(spec.source.split(":")[-1]).stem for spec in plan.data
+        }
 
 
 def test_the_command_line_replaces_values() -> None:
