@@ -17,6 +17,10 @@ from torch.nn.functional import one_hot
 from outrider.core import Round, Verifier, output_distribution
 from outrider.core.divergences import divergences
 
+NEGLIGIBLE = 1e-20
+"""Tokens with less probability under p count as impossible in KL(p‖π): whether π has any for them
+is decided by rounding, which would make the divergence infinite."""
+
 
 def is_measurable(verifier: Verifier) -> bool:
     """Whether the rule is lossy and π has a closed form."""
@@ -41,8 +45,17 @@ def measured_divergence(round_: Round, verifier: Verifier) -> Tensor | None:
         q_BDV = draft.probs_BNV[:, :-1]
     else:
         q_BDV = one_hot(draft.tokens_BN[:, 1:], p_BDV.shape[-1]).to(p_BDV.dtype)
-    found = divergences(p_BDV, output_distribution(verifier, p_BDV, q_BDV))  # type: ignore[arg-type]
-    return torch.stack([found.kl, found.rkl, found.tv], -1)
+    p_BDV, q_BDV = _in_float64(p_BDV), _in_float64(q_BDV)
+    π_BDV = output_distribution(verifier, p_BDV, q_BDV)  # type: ignore[arg-type]
+    found = divergences(p_BDV, π_BDV)
+    kl_BD = divergences(p_BDV.where(p_BDV >= NEGLIGIBLE, 0), π_BDV).kl
+    return torch.stack([kl_BD, found.rkl, found.tv], -1)
+
+
+def _in_float64(probs_BDV: Tensor) -> Tensor:
+    """Distributions that sum to one in float64, so that a residual with little mass keeps it."""
+    wide_BDV = probs_BDV.double()
+    return wide_BDV / wide_BDV.sum(-1, keepdim=True)
 
 
 def by_position(numbers: Sequence[float]) -> list[tuple[float, float, float]]:

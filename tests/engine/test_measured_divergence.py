@@ -3,17 +3,21 @@
 Legend: T tokens, V vocabulary.
 """
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
 from tiny_models import engine_of, full_logits, ragged_prompts, tiny
 from torch import Tensor
 
 from outrider import Result, Sampling, Stats
-from outrider.core import output_distribution
+from outrider.core import Draft, Round, output_distribution
 from outrider.core.divergences import divergences
-from outrider.engine.measured_divergence import is_measurable
+from outrider.engine.measured_divergence import is_measurable, measured_divergence
 from outrider.engine.round_counts import RoundCounts
 from outrider.methods import METHODS
+from outrider.verifiers import Lenience, Mentored
 
 TARGET = tiny("llama", 0, dtype=torch.float64)
 DRAFT = tiny("llama", 3, dtype=torch.float64)
@@ -93,3 +97,30 @@ def test_trees_are_not_measured() -> None:
     stats = engine_of(TARGET, DRAFT, "medusa", 4).generate(PROMPTS, SAMPLING).stats
     assert stats.drafted > 0
     assert stats.measured == 0
+
+
+def test_rounding_does_not_make_a_bounded_divergence_infinite() -> None:
+    """At a low temperature, float32 leaves some tokens a trace of p and none of π."""
+    generator = torch.Generator().manual_seed(0)
+    z_BV = 3 * torch.randn(300, 512, generator=generator)
+    y_BV = z_BV + 1.5 * torch.randn(300, 512, generator=generator)
+    p_BV, q_BV = (z_BV / 0.15).softmax(-1), (y_BV / 0.15).softmax(-1)
+    rule = Mentored(0.5)
+    assert divergences(p_BV, output_distribution(rule, p_BV, q_BV)).kl.isinf().any()
+    two_BN = torch.zeros(300, 2, dtype=torch.int64)
+    q_BNV = torch.stack([q_BV, torch.zeros_like(q_BV)], 1)
+    draft = Draft.chain(two_BN, None, q_BNV, "iid")
+    found = measured_divergence(
+        cast("Round", SimpleNamespace(draft=draft, p_BNV=p_BV[:, None].expand(-1, 2, -1))), rule
+    )
+    assert found is not None
+    assert float(found[..., 0].max()) <= 0.5 + 1e-6
+
+
+def test_a_token_that_only_the_target_emits_makes_the_divergence_infinite() -> None:
+    p_BNV = torch.tensor([[[0.9, 0.1], [0.9, 0.1]]])
+    draft = Draft.chain(torch.zeros(1, 2, dtype=torch.int64), None, None, "chosen")
+    rule = Lenience(0.1)
+    found = measured_divergence(cast("Round", SimpleNamespace(draft=draft, p_BNV=p_BNV)), rule)
+    assert found is not None
+    assert float(found[0, 0, 0]) == torch.inf
