@@ -398,6 +398,7 @@ def keys(plan: BenchPlan | None = None, **more: Any) -> list[str]:
         {"ignore_eos": True},
         {"data": [{"source": "memory", "limit": 2}]},
         {"data": [{"source": "memory", "forced": True}]},
+        {"meters": ["energy-model"]},
     ],
 )
 def test_settings_change_all_keys(change: dict[str, Any]) -> None:
