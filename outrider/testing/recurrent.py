@@ -147,6 +147,23 @@ class RecurrentState(Sequences):
 
 
 @dataclass(frozen=True)
+class CompletePrefill:
+    """A prefill of which no forward pass is left.
+
+    Attributes:
+        cache: the state after it.
+        next_width: tokens that the next forward pass reads: none.
+    """
+
+    cache: RecurrentState
+    next_width: int = 0
+
+    def finish(self) -> RecurrentState:
+        """Nothing is left to do; returns the state."""
+        return self.cache
+
+
+@dataclass(frozen=True)
 class RecurrentToy:
     """A toy model run as a recurrent one: a ``core.Model``, and what drafters over a model call.
 
@@ -168,6 +185,10 @@ class RecurrentToy:
             state.append(longest)
             state.rollback(context.sequence_lengths - 1)
         return state
+
+    def begin(self, context: Context) -> CompletePrefill:
+        """As :meth:`start`; the whole prompt is read at once."""
+        return CompletePrefill(self.start(context))
 
     def extend(
         self, cache: RecurrentState, tokens_BN: Tensor, nodes: None = None, num_logits: int = 0
