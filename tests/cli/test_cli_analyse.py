@@ -103,7 +103,7 @@ def test_figures(run: Run, cells: Path, tmp_path: Path, name: str) -> None:
         ([], "nothing to analyse"),
         (["--alpha", 0.5, "--acceptance-rate", 0.4], "all determine α: pass one of them"),
         (["--acceptance-rate", 0.4], "--gamma N is needed"),
-        (["--alpha", 1.5], "alpha=1.5: must be a probability"),
+        (["--alpha", 1.5], "--alpha 1.5: must be a probability"),
         (["--alpha", 0.5, "--gamma", 4, "--beta", 0], "must be above 0"),
         (["--acceptance-length", 9, "--gamma", 4], "must be from 1 to gamma + 1"),
         (["--alpha", 0.5, "--reference", "alpha=1"], "pass both"),
