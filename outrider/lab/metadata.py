@@ -1,6 +1,8 @@
 """When, where and with which settings a result was measured."""
 
 import platform
+import shlex
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,16 @@ def run_metadata(**settings: Any) -> dict[str, Any]:
         "versions": versions(),
         **settings,
     }
+
+
+def command_line() -> str:
+    """The command that this process runs, without the folder that its program is in."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        program = [Path(sys.argv[0]).name]
+    else:
+        program = ["python", "-m", spec.name.removesuffix(".__main__")]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def hardware() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
@@ -17,7 +16,7 @@ import outrider
 from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.bench.plan import BenchPlan, DataSpec
 from outrider.lab.data import DataSet
-from outrider.lab.metadata import hardware, run_metadata
+from outrider.lab.metadata import command_line, hardware, run_metadata
 from outrider.lab.versions import versions
 from outrider.runtime import HFModel
 
@@ -125,7 +124,7 @@ def environment(plan: BenchPlan, target: HFModel, **more: Any) -> dict[str, Any]
         platform=platform.platform(),
         commit=commit(),
         source=source_hash(),
-        command=" ".join(sys.argv),
+        command=command_line(),
         model=target.name,
         dtype=str(target.dtype).removeprefix("torch."),
         device=str(target.device),
