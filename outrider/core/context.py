@@ -173,6 +173,10 @@ class Context(Sequences):
 
     def join(self, other: "Context") -> None:
         """Appends the rows of another context. The caller replaces the distribution."""
+        if self.predictions is not None or other.predictions is not None:
+            nothing: tuple[int, ...] = ()
+            ours = self.predictions or [nothing] * self.num_rows
+            self.predictions = ours + (other.predictions or [nothing] * other.num_rows)
         width = max(self.tokens_BT.shape[1], other.tokens_BT.shape[1])
         self._upcoming = None
         self.tokens_BT = torch.cat([_widened(c.tokens_BT, width) for c in (self, other)])
@@ -181,8 +185,6 @@ class Context(Sequences):
         self.prompt_length_B = torch.cat([self.prompt_length_B, other.prompt_length_B])
         if self.sources is not None and other.sources is not None:
             self.sources = self.sources + other.sources
-        if self.predictions is not None and other.predictions is not None:
-            self.predictions = self.predictions + other.predictions
         if self.ends is not None and other.ends is not None:
             self.ends = self.ends.join(other.ends)
 

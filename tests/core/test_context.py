@@ -47,6 +47,21 @@ def test_rows_leave_and_enter():
     assert context.prompt_length_B.tolist() == [1, 2, 300]
 
 
+def test_rows_without_an_expected_output_join_rows_with_one():
+    def rows(number, predictions):
+        prompts, zeros = [[1]] * number, [0] * number
+        return Context.start(prompts, SoftmaxDistribution(), zeros, zeros, predictions=predictions)
+
+    for first, second, expected in (
+        (rows(2, None), rows(1, [(4, 5)]), [(), (), (4, 5)]),
+        (rows(1, [(4, 5)]), rows(2, None), [(4, 5), (), ()]),
+        (rows(1, [(4,)]), rows(1, [(5,)]), [(4,), (5,)]),
+        (rows(1, None), rows(1, None), None),
+    ):
+        first.join(second)
+        assert first.predictions == expected
+
+
 def test_random_numbers_are_keyed_by_the_roots_position():
     context = Context.start([[1, 2, 3]], SoftmaxDistribution(), [5], [6])
     assert (context.rng.position_B == 3).all()
