@@ -114,7 +114,7 @@ def train_head(
             metavar="N",
             min=0,
             help="Final steps, over which the learning rate falls to zero. Default: half of all "
-            "steps; with a cosine, all behind the warm-up.",
+            "steps; with a cosine, all after the warm-up.",
             rich_help_panel=_RUN,
         ),
     ] = None,

@@ -68,7 +68,7 @@ class GrammarProcessor:
         return mask
 
     def _go_to(self, output: tuple[int, ...]) -> bool:
-        """Takes the matcher behind an output; whether it got there."""
+        """Takes the matcher after an output; whether it got there."""
         common = 0
         for mine, theirs in zip(self._read, output, strict=False):
             if mine != theirs:

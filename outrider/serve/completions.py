@@ -205,7 +205,7 @@ class _Answer:
         return self._echoes[index // self._body.num_choices]
 
     def _whole(self, index: int, choice: Choice) -> Part:
-        """An output, behind its prompt where that is echoed."""
+        """An output, after its prompt where that is echoed."""
         part = Part() if self._body.max_tokens == 0 else choice.part
         echo = self._echo(index)
         if echo is None:

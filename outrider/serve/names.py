@@ -11,7 +11,7 @@ _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 
 class TokenNames:
     """What single tokens stand for. A tokenizer may write a token at the beginning of a text in
-    another way than inside it, so a token is decoded behind another one.
+    another way than inside it, so a token is decoded after another one.
 
     Args:
         tokenizer: the target's; None names tokens by their numbers.

@@ -32,7 +32,7 @@ class DraftedToken:
     """A drafted token.
 
     Attributes:
-        parent: index of its parent among the drafted tokens; None for those behind the last token
+        parent: index of its parent among the drafted tokens; None for those after the last token
             of the round before.
         token_id: the token.
         p: its probability in the target distribution, after all sampling parameters.
@@ -59,7 +59,7 @@ class RecordedRound:
 
     Attributes:
         drafted: the drafted tokens, parents before their children; empty if nothing was drafted.
-        next_token_id: the target's own token behind the accepted ones; None if the output ended
+        next_token_id: the target's own token after the accepted ones; None if the output ended
             before it.
         next_p, next_logprob: its p and log-probability, as of a drafted token.
         next_origin: ``correction``, ``bonus`` or ``plain``.
@@ -193,7 +193,7 @@ def _at(values_BNV: Tensor, nodes_BD: Tensor, tokens_BD: Tensor) -> Tensor:
 
 
 def _last_accepted(round_: Round) -> Tensor:
-    """The node behind which the target's own token lies, (B, 1)."""
+    """The node after which the target's own token lies, (B, 1)."""
     verdict = round_.verdict
     path_BN = pad(verdict.path_BD, (1, 0))
     return path_BN.gather(1, verdict.num_accepted_B[:, None])

@@ -167,7 +167,7 @@ class Worker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread behind the step that it is running; outputs that are not over stay
+        """Ends the thread after the step that it is running; outputs that are not over stay
         without an end."""
         with self._wake:
             self._stopping = True

@@ -3,14 +3,14 @@
 DFlash and DSpark; ``block_network.py`` has the papers and the network.
 
     context   c_0 … c_{r-1} of the tokens before the root r, whose keys and values are cached
-    pass      the root and the mask tokens, behind the context; nothing of the pass is kept
+    pass      the root and the mask tokens, after the context; nothing of the pass is kept
     draft     slot by slot, left to right (``slots.py``)
     commit    the target's hidden states of the root and the accepted tokens are kept; the next
               drafting begins by reading them into the context
 
 The context is exactly the tokens that the target has run over and committed, which a KV cache of
 the network's layers holds (``newest.py``): prefilled from the prompt's hidden states, appended to
-when a round begins, and written behind, but not appended to, by the drafting pass. Where the target
+when a round begins, and written after, but not appended to, by the drafting pass. Where the target
 is compiled, both passes and the draws of a chain are one program (``fused_draft.py``).
 
 A row that lacks the hidden states of some of its tokens drafts nothing.

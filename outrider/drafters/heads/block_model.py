@@ -106,7 +106,7 @@ class BlockModule(DraftingModule):
         return BlockOutput(h_BNH, output(h_BNH))
 
     def logits(self, output: BlockOutput, slot: int, before_Bn: Tensor) -> Tensor:
-        """Logits of a slot behind each of some tokens, (B, n, D); (B, 1, D) where they do not
+        """Logits of a slot after each of some tokens, (B, n, D); (B, 1, D) where they do not
         depend on these tokens."""
         logits_B1D = output.logits_BND[:, slot, None]
         correction_BnD = self.network.correction(before_Bn)
@@ -116,7 +116,7 @@ class BlockModule(DraftingModule):
         """See ``HeadProgram``."""
         self._remember_in(hidden_BSF, to)
 
-    def behind(
+    def begin_draft(
         self,
         spec: AttentionSpec,
         tokens_BK: Tensor,
@@ -186,7 +186,7 @@ class BlockModel(HeadModel):
         cache.have_read(hidden_BKF[:, 0])
 
     def run(self, cache: NewestCache, context: Context) -> BlockOutput:
-        """The drafting pass behind the committed tokens."""
+        """The drafting pass after the committed tokens."""
         self.catch_up(cache)
         N = self.network.config.block_size
         cache.begin(N)

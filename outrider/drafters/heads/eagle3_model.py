@@ -143,7 +143,7 @@ class Eagle3Model(HeadModel):
         cache.have_read(at_last(self.read(cache, tokens_BK, hidden_BKF), num.device_B)[:, 0])
 
     def read(self, cache: FeatureCache, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
-        """Reads tokens behind the committed slots, each with the target's hidden states at the
+        """Reads tokens after the committed slots, each with the target's hidden states at the
         token before it; returns the head's outputs, (B, N, H), and commits nothing."""
         batch = ForwardBatch(cache, tokens_BN)
         batch.begin()

@@ -85,7 +85,7 @@ class HeadModule(DraftingModule):
         """See ``HeadProgram``."""
         self._read(spec, tokens_BS, self.network.fuse(hidden_BSF), to)
 
-    def behind(
+    def begin_draft(
         self,
         spec: AttentionSpec,
         tokens_BK: Tensor,
@@ -111,7 +111,7 @@ class HeadModule(DraftingModule):
     def _read(
         self, spec: AttentionSpec, tokens_BN: Tensor, feature_BNH: Tensor, slots: Slots
     ) -> Tensor:
-        """The head's outputs for tokens behind the committed ones, (B, N, H)."""
+        """The head's outputs for tokens after the committed ones, (B, N, H)."""
         metadata = spec.metadata(slots.length_B, tokens_BN.shape[1], slots.span)
         cache = TracedKVCache(slots.keys, slots.values, metadata.slots_BN, slots.span)
         (mask_B1NS,) = metadata.masks.values()

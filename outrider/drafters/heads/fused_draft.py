@@ -1,7 +1,7 @@
 """A draft of a head as one program: no Python between its tokens.
 
 The program first reads the tokens that the last round emitted, with the target's hidden states;
-how the head drafts behind them is the head's part (:class:`HeadProgram`). Tokens are drawn within
+how the head drafts after them is the head's part (:class:`HeadProgram`). Tokens are drawn within
 the draft vocabulary, and their distributions are widened once, all together. Otherwise as the fused
 drafts of models (``runtime/executors/fused_draft.py``).
 
@@ -58,12 +58,12 @@ class HeadProgram(Protocol):
     def fused_size(self) -> int: ...
 
     def num_drafting(self, depth: int) -> int:
-        """Slots that a draft of so many tokens takes behind the newest ones."""
+        """Slots that a draft of so many tokens takes after the newest ones."""
 
     def fill(self, spec: AttentionSpec, tokens_BS: Tensor, hidden_BSF: Tensor, to: Slots) -> None:
         """Writes the keys and values of tokens to all slots."""
 
-    def behind(
+    def begin_draft(
         self,
         spec: AttentionSpec,
         tokens_BK: Tensor,
@@ -72,7 +72,7 @@ class HeadProgram(Protocol):
         slots: Slots,
     ) -> tuple[Step, Tensor]:
         """Reads the newest tokens; returns what computes the logits over the draft vocabulary
-        behind drafted tokens, each (B, 1, D), and the head's output for the root, (B, H).
+        after drafted tokens, each (B, 1, D), and the head's output for the root, (B, H).
 
         Args:
             spec: what positions and masks depend on.
@@ -127,11 +127,11 @@ class _HeadDraft(GreedyDraft):
         head's output for the root (B, H)."""
         num_B, hidden_BKF, slot_S, keys, values = rest
         slots = Slots(length_B, slot_S.shape[0], keys, values)
-        behind, last_BH = self._head.behind(self.spec, tokens_BK, hidden_BKF, num_B, slots)
+        after, last_BH = self._head.begin_draft(self.spec, tokens_BK, hidden_BKF, num_B, slots)
         health: list[Tensor] = []
 
         def step(tokens: Sequence[Tensor]) -> Tensor:
-            logits_B1D = behind(tokens)
+            logits_B1D = after(tokens)
             health.append(health_of(logits_B1D))
             return logits_B1D[:, -1].to(torch.promote_types(logits_B1D.dtype, torch.float32))
 
@@ -217,7 +217,7 @@ class HeadExecutor(CompiledExecutor):
 
     runs_forwards = False
 
-    def draft_behind(
+    def draft_after(
         self,
         cache: KVCache,
         newest: Newest,
@@ -225,7 +225,7 @@ class HeadExecutor(CompiledExecutor):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """Reads the newest tokens and drafts behind them; other arguments as of
+        """Reads the newest tokens and drafts after them; other arguments as of
         ``CompiledExecutor.draft``, results as of :class:`GreedyHeadDraft`."""
         if not cache.make_room():
             return None

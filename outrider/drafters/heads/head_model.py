@@ -68,7 +68,7 @@ class HeadModel(HFModel):
         temperature_B: Tensor | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft behind the root by one compiled program, which first reads the newest tokens;
+        """A draft after the root by one compiled program, which first reads the newest tokens;
         None where there is none. Arguments and results as of ``runner.fused_draft``, but logits of
         greedy rows are over the draft vocabulary."""
         assert isinstance(cache, NewestCache)
@@ -79,7 +79,7 @@ class HeadModel(HFModel):
         cache.reread()
         cache.begin(newest.tokens_BK.shape[1] + self.module.num_drafting(depth))
         with self.watch:
-            found = executor.draft_behind(cache, newest, depth, temperature_B, u_BD)
+            found = executor.draft_after(cache, newest, depth, temperature_B, u_BD)
         if found is None:
             return None
         recorded, health_B, chain_BN, last_BH = found

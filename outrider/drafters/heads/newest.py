@@ -103,7 +103,7 @@ class NewestCache(KVCache):
         return self.base + self.newest.num
 
     def forget_draft(self) -> None:
-        """Forgets what was written behind the committed tokens."""
+        """Forgets what was written after the committed tokens."""
         self.rollback(self.known if self.is_read else self.base)
 
     def have_read(self, last_BH: Tensor) -> None:

@@ -42,7 +42,7 @@ class PredictionReader:
         self._reference = tuple(reference)
         self._left_of_prompt = begin
         self._output: list[int] = []
-        self._cursors: list[tuple[int, bool]] = [(0, True)]  # behind each token of the output
+        self._cursors: list[tuple[int, bool]] = [(0, True)]  # after each token of the output
         self._ends: defaultdict[int, list[int]] = defaultdict(list)
         for end, token in enumerate(self._reference, 1):
             self._ends[token].append(end)
@@ -66,13 +66,13 @@ class PredictionReader:
         """Does nothing: no memory outlives the row."""
 
     def continuation(self, most: int) -> Sequence[int]:
-        """At most ``most`` tokens behind the cursor; none where the output has left the
+        """At most ``most`` tokens after the cursor; none where the output has left the
         reference."""
         cursor, matches = self._cursors[-1]
         return self._reference[cursor : cursor + most] if matches else ()
 
     def _after(self, token: int) -> tuple[int, bool]:
-        """The cursor behind a token, the last one of the output, and whether it matches there."""
+        """The cursor after a token, the last one of the output, and whether it matches there."""
         cursor, matches = self._cursors[-1]
         if matches and self._reference[cursor : cursor + 1] == (token,):
             return cursor + 1, True

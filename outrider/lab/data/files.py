@@ -45,7 +45,7 @@ def records_of(path: Path, content: bytes) -> Numbered:
     if read is None:
         raise InvalidParameterError(
             f"data file '{path}': the suffix must be one of {', '.join(_READERS)}, perhaps with "
-            f".gz behind it"
+            f".gz after it"
         )
     return read(path, content)
 

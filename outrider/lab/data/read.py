@@ -24,7 +24,7 @@ def read_data(source: str, name: str = "") -> DataSet:
 
     Args:
         source: the path of a ``.jsonl``, ``.csv``, ``.parquet`` or ``.txt`` file, perhaps with
-            ``.gz`` behind it; ``builtin:NAME``; or ``hf:NAME[@CONFIG]:SPLIT[:FIELD]``.
+            ``.gz`` after it; ``builtin:NAME``; or ``hf:NAME[@CONFIG]:SPLIT[:FIELD]``.
         name: in tables; by default that of the file.
 
     Raises:

@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 52rem)");
 const WHO = {
   correction: "correction: the target's token in place of the rejected one",
-  bonus: "bonus: the target's token behind a fully accepted draft",
+  bonus: "bonus: the target's token after a fully accepted draft",
   plain: "the target's token; nothing was drafted",
 };
 
@@ -357,7 +357,7 @@ function reason(token, isTree) {
   const isGreedy = shown.fields.temperature === 0;
   if (token.outcome === "dropped") return "accepted, but the output ended before it";
   if (token.outcome === "skipped") {
-    return isTree ? "not compared: another branch was taken" : "not compared: behind a rejected token";
+    return isTree ? "not compared: another branch was taken" : "not compared: after a rejected token";
   }
   if (isGreedy && (chance === 0 || chance === 1)) {
     const own = `the model gives it ${percent(Math.exp(token.logprob))}`;

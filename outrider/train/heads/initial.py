@@ -94,7 +94,7 @@ def copy_layer(layer: FirstLayer, target: HFModel, number: int) -> None:
     """Copies a layer of the target, which then reads the feature. What reads the embedding keeps
     its weights.
 
-    The target's norm in front of the attention becomes part of the projections behind it, since
+    The target's norm in front of the attention becomes part of the projections after it, since
     the head may add what its own norm returns (``norm_before_residual``).
 
     Args:
