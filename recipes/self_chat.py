@@ -5,8 +5,9 @@
 The target writes the user's messages: it continues a user turn, which is empty or has a few words,
 under one of several system prompts (Magpie, Xu et al. 2024, https://arxiv.org/abs/2406.08464). Then
 it answers them, at one of several temperatures each. Its answers also serve as articles that it is
-asked to summarise, so that some prompts are long. ``--prompts FILE`` mixes in messages from a file
-of JSON lines, {"prompt": "..."} each.
+asked to summarise, so that some prompts are long; ``--texts FILE ...`` adds passages of plain-text
+files as articles. ``--prompts FILE`` mixes in messages from a file of JSON lines,
+{"prompt": "..."} each.
 
 The conversations of a chunk depend on its number and the seed, and are written once the chunk is
 complete: an interrupted run goes on with the next chunk. ``answers.jsonl`` joins all chunks; it has
@@ -41,6 +42,9 @@ FROM_FILE = 32
 """Messages of the file in a chunk."""
 ARTICLES = 12
 """Summaries asked for in a chunk."""
+PASSAGES = 32
+"""Summaries of the texts' passages in a chunk."""
+PASSAGE_WORDS = 120, 600
 ROWS = 48
 MESSAGE_TOKENS = 160
 ANSWER_TOKENS = 256
@@ -121,6 +125,22 @@ def summaries(answers: Sequence[str], choose: random.Random) -> Iterator[Asked]:
         yield Asked(choose.choice((PLAIN, PLAIN, SUMMARY)), choose.choice(SUMMARISE) + text)
 
 
+def passages(texts: Sequence[str], choose: random.Random) -> Iterator[Asked]:
+    """Requests to summarise passages of texts: whole lines, from a random line on."""
+    for _ in range(PASSAGES if texts else 0):
+        text = choose.choice(texts)
+        begin = text.index("\n", choose.randrange(len(text) - len(text) // 8)) + 1
+        words, wanted = 0, choose.randint(*PASSAGE_WORDS)
+        lines = []
+        for line in text[begin : begin + 20 * wanted].splitlines():
+            lines.append(line)
+            words += len(line.split())
+            if words >= wanted:
+                break
+        passage = "\n".join(lines).strip()
+        yield Asked(choose.choice((PLAIN, PLAIN, SUMMARY)), choose.choice(SUMMARISE) + passage)
+
+
 def answered(engine: Engine, asked: Sequence[Asked], choose: random.Random, seed: int) -> list[Any]:
     """The target's answers, as lines of the file."""
     temperatures = [choose.choice(TEMPERATURES) for _ in asked]
@@ -144,7 +164,12 @@ def answered(engine: Engine, asked: Sequence[Asked], choose: random.Random, seed
 
 
 def make_chunk(
-    engine: Engine, number: int, before: Sequence[Any], prompts: Sequence[str], seed: int
+    engine: Engine,
+    number: int,
+    before: Sequence[Any],
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    seed: int,
 ) -> list[Any]:
     """The conversations of a chunk.
 
@@ -153,13 +178,17 @@ def make_chunk(
         number: of the chunk.
         before: the conversations of the chunk before it.
         prompts: messages from a file.
+        texts: of which passages are summarised.
         seed: of the whole run.
     """
     choose = random.Random(f"{seed}:{number}")
     asked = [Asked(PLAIN, choose.choice(prompts)) for _ in range(FROM_FILE if prompts else 0)]
     asked += written(engine, choose, seed + 2 * number)
     # Long prompts go apart: attention computes as many slots for each row as the longest row has.
-    longer = summaries([line["messages"][-1]["content"] for line in before], choose)
+    longer = [
+        *summaries([line["messages"][-1]["content"] for line in before], choose),
+        *passages(texts, choose),
+    ]
     return [
         line
         for group in (asked, longer)
@@ -178,7 +207,13 @@ def write(path: Path, lines: Sequence[Any]) -> None:
 
 
 def converse(
-    target: str, out: Path, tokens: int, prompts: Sequence[str], seed: int, console: Console
+    target: str,
+    out: Path,
+    tokens: int,
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    seed: int,
+    console: Console,
 ) -> Path:
     """Makes chunks until the answers have the tokens asked for; returns the file of all chunks."""
     out.mkdir(parents=True, exist_ok=True)
@@ -190,7 +225,7 @@ def converse(
     while made < tokens:
         path = out / f"chunk-{number:05d}.jsonl"
         if not path.exists():
-            write(path, make_chunk(engine, number, before, prompts, seed))
+            write(path, make_chunk(engine, number, before, prompts, texts, seed))
             here += sum(line["num_tokens"] for line in read(path))
         before = read(path)
         chunks += before
@@ -208,10 +243,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the conversations")
     parser.add_argument("--tokens", type=int, default=1_000_000, help="of the answers, in all")
     parser.add_argument("--prompts", type=Path, help='JSON lines: {"prompt": "..."}')
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="plain text to summarise")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     prompts = [line["prompt"] for line in read(given.prompts)] if given.prompts else []
-    converse(given.target, given.out, given.tokens, prompts, given.seed, Console(stderr=True))
+    texts = [file.read_text(encoding="utf-8") for file in given.texts]
+    console = Console(stderr=True)
+    converse(given.target, given.out, given.tokens, prompts, texts, given.seed, console)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--data", type=Path, help="conversations; default: made by the target")
     parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="plain text to summarise")
     parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seed", type=int, default=0)
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if data is None:
         prompts = [line["prompt"] for line in read(given.prompts)] if given.prompts else []
         folder = given.out / "conversations"
-        data = converse(given.target, folder, given.tokens, prompts, given.seed, console)
+        texts = [file.read_text(encoding="utf-8") for file in given.texts]
+        data = converse(given.target, folder, given.tokens, prompts, texts, given.seed, console)
     train(given.target, data, given.out / "eagle3", given.steps, given.seed, console)
 
 
