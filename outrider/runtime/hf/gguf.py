@@ -88,7 +88,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         "gguf_file": file.name,
     }
     try:
-        read = AutoModelForCausalLM.from_pretrained(**where, dtype=_dtype(file))
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=stored_dtype(file))
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except ImportError as error:
         raise _missing_packages() from error
@@ -128,7 +128,7 @@ def _publish(partial: Path, folder: Path) -> None:
             raise
 
 
-def _dtype(file: Path) -> torch.dtype:
+def stored_dtype(file: Path) -> torch.dtype:
     """The precision in which the converted weights are stored."""
     from gguf import GGUFReader  # an optional dependency
 

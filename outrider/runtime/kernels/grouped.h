@@ -120,6 +120,11 @@ struct GroupedPanels {
   }
 };
 
+template <int Bits, bool Offset>
+constexpr int panels_of(const GroupedPanels<Bits, Offset>*, int M) {
+  return M == 1 ? 2 : 1;
+}
+
 // The scales and offsets of a group.
 template <bool Offset>
 struct Affine {
@@ -176,10 +181,9 @@ inline void tile(const float* x, const GroupedPanels<Bits, Offset>& panels, cons
         store_half(sums[p][m][half], to, m, p * kPanel + half * kLanes);
 }
 
-// The weights of a panel in float32, for several tiles, in a buffer of this thread that the next
-// call overwrites.
+// The weights of a panel in float32, in a buffer of this thread that the next call overwrites.
 template <int Bits, bool Offset>
-Panels<float> reread(const GroupedPanels<Bits, Offset>& panel) {
+Panels<float> unpacked(const GroupedPanels<Bits, Offset>& panel) {
   thread_local std::vector<float> buffer;
   buffer.resize(panel.K * kPanel);
   float* to = buffer.data();

@@ -122,11 +122,14 @@ inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
 }
 
 // Panels computed together, enough of them to hide the latency of additions.
-constexpr int panels_of(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
+template <typename W>
+constexpr int panels_of(const Panels<W>*, int M) {
+  return M == 1 ? 4 : M <= 3 ? 2 : 1;
+}
 
 template <int M, typename Weights>
 void tokens(const float* x, Weights weights, Target to, int64_t panels) {
-  constexpr int P = panels_of(M);
+  constexpr int P = panels_of(static_cast<const Weights*>(nullptr), M);
   auto next = [&](int count) {
     weights = weights + count;
     to.y += count * kPanel;
@@ -158,11 +161,13 @@ void tokens_of(int64_t M, const float* x, const Weights& weights, const Target& 
   }
 }
 
-// A panel that several tiles read.
+// The panel in the layout that many tiles read fastest: a panel of floats as it is.
 template <typename W>
-Panels<W> reread(const Panels<W>& panel) {
+Panels<W> unpacked(const Panels<W>& panel) {
   return panel;
 }
+
+constexpr int64_t kFewTiles = 4;  // tiles of tokens for which unpacking a panel costs more than it saves
 
 // Any number of tokens, in tiles of nearly equal size; with several tiles, a panel stays in the
 // processor's cache.
@@ -172,13 +177,18 @@ void multiply_panels(int64_t M, const float* x, const Weights& weights, Target t
   if (M <= kTile) return tokens_of(M, x, weights, to, panels);
   const int64_t tiles = (M + kTile - 1) / kTile;
   for (int64_t p = 0; p < panels; p++) {
-    const auto panel = reread(weights + p);
-    for (int64_t i = 0; i < tiles; i++) {
-      const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
-      Target part{to.y + first * to.stride + p * kPanel, to.stride,
-                  to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
-      tokens_of(last - first, x + first * weights.K, panel, part, 1);
-    }
+    auto all_tiles = [&](const auto& panel) {
+      for (int64_t i = 0; i < tiles; i++) {
+        const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
+        Target part{to.y + first * to.stride + p * kPanel, to.stride,
+                    to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
+        tokens_of(last - first, x + first * weights.K, panel, part, 1);
+      }
+    };
+    if (tiles > kFewTiles)
+      all_tiles(unpacked(weights + p));
+    else
+      all_tiles(weights + p);
   }
 }
 
