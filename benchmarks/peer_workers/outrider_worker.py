@@ -1,25 +1,33 @@
-"""Outrider as a peer; a row is the name of a method, optionally followed by `` compiled``."""
+"""Outrider as a peer; a row is the name of a method, optionally followed by a format of blocks,
+such as `` q8_0``, and by `` compiled``.
+
+With blocks, target and draft are the GGUF files that llama.cpp reads, whose blocks are kept.
+"""
+
+from collections.abc import Sequence
 
 import torch
 
 import outrider
-from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
+from benchmarks.peer_workers.protocol import BLOCKS, Answer, Job, Ready, serve, watch
 from outrider import Engine, Sampling
 from outrider.runtime import HFModel
 
 
 class Outrider:
-    """A worker with one engine per row, over an eager and a compiled copy of the pair."""
+    """A worker with one engine per row, over one copy of the pair for all rows that run alike."""
 
     def __init__(self) -> None:
-        self.pairs: dict[bool, tuple[HFModel, HFModel]] = {}
+        self.pairs: dict[tuple[str, ...], tuple[HFModel, HFModel]] = {}
         self.engines: dict[str, Engine] = {}
 
     def prepare(self, row: str, job: Job) -> Ready:
         torch.set_num_threads(job.threads)
-        method, _, compiled = row.partition(" ")
+        method, *how = row.split()
+        with watch() as exporting:
+            found = folders(job, how)
         with watch() as spent:
-            target, draft = self._pair(job, bool(compiled))
+            target, draft = self._pair(job, tuple(how), *found)
             self.engines[row] = outrider.load(
                 target,
                 draft if method == "speculative" else None,
@@ -28,6 +36,8 @@ class Outrider:
             )
         return Ready(
             precision=str(target.dtype).removeprefix("torch."),
+            note=" ".join(how),
+            export_seconds=exporting.seconds,
             threads=torch.get_num_threads(),
             version=f"outrider {outrider.__version__}, torch {torch.__version__}",
             seconds=spent.seconds,
@@ -43,20 +53,35 @@ class Outrider:
     def close(self) -> None:
         self.engines.clear()
 
-    def _pair(self, job: Job, compiled: bool) -> tuple[HFModel, HFModel]:
+    def _pair(
+        self, job: Job, how: tuple[str, ...], target: str, draft: str
+    ) -> tuple[HFModel, HFModel]:
         """Target and draft, eager or compiled; later engines share them."""
-        if compiled not in self.pairs:
+        if how not in self.pairs:
+            keep = "keep" if set(BLOCKS) & set(how) else None
             engine = outrider.load(
-                job.target,
-                job.draft,
+                target,
+                draft,
                 num_speculative_tokens=job.num_speculative_tokens,
                 dtype=job.dtype,
                 device="cpu",
-                compile="auto" if compiled else "off",
+                compile="auto" if "compiled" in how else "off",
+                quantize_target=keep,
+                quantize_draft=keep,
             )
             assert engine.draft is not None
-            self.pairs[compiled] = engine.target, engine.draft
-        return self.pairs[compiled]
+            self.pairs[how] = engine.target, engine.draft
+        return self.pairs[how]
+
+
+def folders(job: Job, how: Sequence[str]) -> tuple[str, str]:
+    """The folders of target and draft, or with blocks their GGUF files."""
+    kind = next((word for word in how if word in BLOCKS), None)
+    if kind is None:
+        return job.target, job.draft
+    from benchmarks.peer_workers.gguf_export import exported  # needs the package gguf
+
+    return str(exported(job, job.target, kind)), str(exported(job, job.draft, kind))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ these, int8 weights with a scale per output.
 On the CPU all but ``int8`` compute with our kernels (``runtime/kernels``), whether a model is
 compiled or not. Without a C++ compiler they run as plain torch code, which dequantises weights in
 every forward pass and is slow; a warning says so. For int8 our kernels take over the layers of
-``int8_linear.py`` where a model uses the kernels. On CUDA torchao's tensors also multiply; there are
-only ``int8`` and ``int4``.
+``int8_linear.py`` where a model uses the kernels. On CUDA torchao's tensors also multiply, and only
+``int8`` and ``int4`` exist.
 
 Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
 them gets weights of its own. A quantised model has its own distribution. As a draft model, that is
