@@ -117,6 +117,7 @@ def test_layers_have_the_weights_of_the_file(kind: str, tied: bool, tmp_path: Pa
     assert type(module.get_input_embeddings()) is nn.Embedding
 
 
+@torch.inference_mode()
 @kinds
 def test_logits_are_near_those_of_the_converted_model(kind: str, tmp_path: Path) -> None:
     """Which has the same weights but for their rounding to bfloat16, 2**-9 of each."""
