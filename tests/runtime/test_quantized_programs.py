@@ -17,9 +17,6 @@ from outrider.runtime.prefill import unsampled_context
 
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
 
-DTYPES = [torch.float32, torch.bfloat16]
-KINDS = ["int4", "int8:32"]
-
 
 def quantized(kind: str, dtype: torch.dtype) -> HFModel:
     """A model of one layer, which a compiler is soon done with."""
@@ -36,8 +33,7 @@ def last_logits(model: HFModel) -> Tensor:
     return model.extend(cache, context.tokens_BT[:, 6:])[0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), [("int4", torch.bfloat16), ("int8:32", torch.float32)])
 def test_passes_are_exact(kind: str, dtype: torch.dtype) -> None:
     """Chains and trees, alone and in batches: eagerly, and by the program that would be compiled,
     run by torch."""
