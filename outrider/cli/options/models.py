@@ -81,9 +81,8 @@ QuantizeDraft = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Weights of few bits for the draft: int8, int4, with groups of 32 or 128 inputs "
-        "int8:32, int8:128, int4:32 or int4:128, or keep for the blocks of a GGUF file as they "
-        "are. Each draft step reads fewer bytes; lossless methods stay lossless.",
+        help="Weights of few bits for the draft, of the kinds of --quantize-target. Each draft "
+        "step reads fewer bytes; lossless methods stay lossless.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),
@@ -92,7 +91,9 @@ QuantizeTarget = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="The same for the target. All kinds but keep change the output.",
+        help="Weights of few bits for the target: int8; int4; int8:32, int8:128, int4:32 or "
+        "int4:128, in groups of 32 or 128 inputs; or keep, for the blocks of a GGUF file as they "
+        "are. All but keep change the output.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),

@@ -67,7 +67,7 @@ def quantize(module: PreTrainedModel, kind: str, name: str = "model") -> PreTrai
     if kind == KEEP:
         raise InvalidParameterError(f"{KEEP!r} is for GGUF files, and {name} is in memory")
     _check_place(module, kind, name)
-    layers = linear_layers(module, name)
+    layers = _layers(module, name)
     on_cpu = module.device.type == "cpu"
     try:
         if on_cpu and kind != "int8":
@@ -123,7 +123,7 @@ def _use_torchao(module: PreTrainedModel, layers: dict[str, nn.Linear], kind: st
         )
 
 
-def linear_layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
+def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
     """The linear layers that can be quantised, by their paths. They hold most of the weights, else
     the model is refused."""
     kind = type(module).__name__
