@@ -20,7 +20,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Half.h>
 
-#include <array>
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "packed.h"
@@ -85,8 +86,7 @@ struct Step<4, Offset> {
 
 template <bool Offset>
 struct Step<4, Offset> {
-  typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-  typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(int32_t))));
+  typedef int32_t Words __attribute__((vector_size(kLanes * sizeof(int32_t))));
   typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
   Words low, high;
 
@@ -96,7 +96,7 @@ struct Step<4, Offset> {
   }
 
   static V floats(const Words& words, int input) {
-    const Integers values = static_cast<Integers>((words >> (4 * input)) & 15u) - (Offset ? 0 : 8);
+    const Words values = ((words >> (4 * input)) & 15) - (Offset ? 0 : 8);
     const Floats converted = __builtin_convertvector(values, Floats);
     return V::loadu(&converted);
   }
