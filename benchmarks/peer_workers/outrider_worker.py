@@ -35,8 +35,7 @@ class Outrider:
                 job.num_speculative_tokens,
             )
         return Ready(
-            precision=str(target.dtype).removeprefix("torch."),
-            note=" ".join(how),
+            precision=blocks(how) or str(target.dtype).removeprefix("torch."),
             export_seconds=exporting.seconds,
             threads=torch.get_num_threads(),
             version=f"outrider {outrider.__version__}, torch {torch.__version__}",
@@ -56,27 +55,35 @@ class Outrider:
     def _pair(
         self, job: Job, how: tuple[str, ...], target: str, draft: str
     ) -> tuple[HFModel, HFModel]:
-        """Target and draft, eager or compiled; later engines share them."""
+        """Target and draft, eager or compiled; later engines share them. A pair of the same model
+        twice has no draft, and none is compiled."""
         if how not in self.pairs:
-            keep = "keep" if set(BLOCKS) & set(how) else None
+            alone = target == draft
+            keep = None if blocks(how) is None else "keep"
             engine = outrider.load(
                 target,
-                draft,
-                num_speculative_tokens=job.num_speculative_tokens,
+                None if alone else draft,
+                "plain" if alone else None,
+                None if alone else job.num_speculative_tokens,
                 dtype=job.dtype,
                 device="cpu",
                 compile="auto" if "compiled" in how else "off",
                 quantize_target=keep,
-                quantize_draft=keep,
+                quantize_draft=None if alone else keep,
             )
-            assert engine.draft is not None
-            self.pairs[how] = engine.target, engine.draft
+            draft_model = engine.target if engine.draft is None else engine.draft
+            self.pairs[how] = engine.target, draft_model
         return self.pairs[how]
+
+
+def blocks(how: Sequence[str]) -> str | None:
+    """The format of blocks among the words of a row after its method, if there is one."""
+    return next((word for word in how if word in BLOCKS), None)
 
 
 def folders(job: Job, how: Sequence[str]) -> tuple[str, str]:
     """The folders of target and draft, or with blocks their GGUF files."""
-    kind = next((word for word in how if word in BLOCKS), None)
+    kind = blocks(how)
     if kind is None:
         return job.target, job.draft
     from benchmarks.peer_workers.gguf_export import exported  # needs the package gguf

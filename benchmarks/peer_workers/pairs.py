@@ -51,7 +51,7 @@ def one_billion(exports: Path) -> Pair:
 
 
 def smollm2(exports: Path) -> Pair:
-    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches; it is its own draft."""
+    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, twice: there is no smaller draft."""
     target = exports / "smollm2" / "target"
     if not target.exists():
         _saved(target, _load(SMOLLM2))

@@ -265,7 +265,8 @@ def test_outrider_keeps_the_blocks_of_the_file_that_llama_cpp_reads(tmp_path: Pa
 
     folder = str(embedded(tmp_path).draft)
     peer = Outrider()
-    peer.prepare("plain q8_0", Job(folder, folder, 3, 1, 64, str(tmp_path)))
+    ready = peer.prepare("plain q8_0", Job(folder, folder, 3, 1, 64, str(tmp_path)))
+    assert ready.precision == "q8_0"
     target, _ = peer.pairs[("q8_0",)]
     assert target.name.endswith("q8_0.gguf")
     assert any(each.weight.ndim == 4 for each in map(_linear, target.module.modules()) if each)
