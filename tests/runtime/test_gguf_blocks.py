@@ -1,6 +1,7 @@
 """Layers keep the blocks of a GGUF file: the same weights as its own reader gives, to the bit."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import (
     InvalidParameterError,
+    ModelLoadError,
     OutriderWarning,
     UnsupportedModelError,
 )
@@ -173,6 +175,20 @@ def test_files_without_blocks_are_refused(tmp_path: Path) -> None:
     message = r"no linear layer in Q8_0, Q4_0, Q4_1 whose blocks could be kept.* in F16"
     with pytest.raises(UnsupportedModelError, match=message):
         load_model(file, quantized="keep", role="draft")
+
+
+def test_an_architecture_without_names_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, "Q8_0")
+    module = load_model(file, dtype="float32").module
+    module.config.model_type = "ouroboros"
+    with pytest.raises(UnsupportedModelError, match=r"model: .*ouroboros.* blocks cannot be kept"):
+        keep_blocks(module, file)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelLoadError, match=r"pip install 'outrider\[gguf\]'"):
+        keep_blocks(tiny_module("llama"), tmp_path / "x.gguf")
 
 
 def test_only_gguf_files_have_blocks_to_keep(tmp_path: Path) -> None:

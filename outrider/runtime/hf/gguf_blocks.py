@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning, UnsupportedModelError
-from outrider.runtime.hf.gguf import stored_dtype
+from outrider.runtime.hf.gguf import missing_packages, stored_dtype
 from outrider.runtime.kernels import use_grouped_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight
 
@@ -49,18 +49,22 @@ def keep_blocks(module: PreTrainedModel, file: Path, name: str = "model") -> Pre
 
     Raises:
         InvalidParameterError: a model that is not on the CPU.
-        UnsupportedModelError: none of its layers can be kept.
+        ModelLoadError: the package that reads GGUF is not installed.
+        UnsupportedModelError: none of its layers can be kept, or the package does not know its
+            architecture.
     """
     if module.device.type != "cpu":
         raise InvalidParameterError(
             f"{name} is on {module.device}, where blocks of GGUF files cannot be kept: use "
             f"device='cpu', or load it without quantization"
         )
-    from gguf import GGUFReader  # an optional dependency, which converting the file needed too
-
+    try:
+        from gguf import GGUFReader  # an optional dependency
+    except ImportError as error:
+        raise missing_packages() from error
     tensors = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
     layers = [each for each in module.named_modules() if type(each[1]) is nn.Linear]
-    names, stored = _names(module), stored_dtype(file)
+    names, stored = _names(module, name), stored_dtype(file)
     apart: dict[str, str] = {}  # layers with other weights, each with the format of its tensor
     for path, layer in layers:
         tensor = _tensor_of(path, layer, module, names, tensors)
@@ -79,7 +83,7 @@ def keep_blocks(module: PreTrainedModel, file: Path, name: str = "model") -> Pre
         warnings.warn(
             f"{name}: {len(apart)} of {len(layers)} linear layers stay in "
             f"{str(module.dtype).removeprefix('torch.')}, such as {path} ({kind} in the file); "
-            f"only {', '.join(KINDS)} are kept as they are",
+            f"blocks are kept of {', '.join(KINDS)}, where they agree with the converted weights",
             OutriderWarning,
             stacklevel=2,
         )
@@ -111,7 +115,7 @@ def read_blocks(kind: str, bytes_NB: Tensor) -> GroupedWeight:
     return GroupedWeight(values.reshape(N, -1), numbers[..., 0].contiguous(), offset, bits)
 
 
-def _names(module: PreTrainedModel) -> dict[str, str]:
+def _names(module: PreTrainedModel, name: str) -> dict[str, str]:
     """The names of GGUF tensors by the names of the model's parameters."""
     from transformers.modeling_gguf_pytorch_utils import (
         TENSOR_PROCESSORS,
@@ -121,7 +125,14 @@ def _names(module: PreTrainedModel) -> dict[str, str]:
 
     config: dict[str, Any] = module.config.to_dict()
     processor = TENSOR_PROCESSORS.get(config["model_type"], TensorProcessor)(config=config)
-    return {ours: theirs for theirs, ours in get_gguf_hf_weights_map(module, processor).items()}
+    try:
+        found = get_gguf_hf_weights_map(module, processor)
+    except NotImplementedError as error:
+        raise UnsupportedModelError(
+            f"{name}: {str(error).splitlines()[0]}, so its blocks cannot be kept: load it without "
+            f"quantization"
+        ) from error
+    return {ours: theirs for theirs, ours in found.items()}
 
 
 def _tensor_of(
