@@ -3,12 +3,14 @@
     python -m benchmarks.peers --pair embedded
     python -m benchmarks.peers --pair embedded --dtype bfloat16
     python -m benchmarks.peers --pair 1B-cost
+    python -m benchmarks.peers --pair smollm2 --dtype bfloat16
 
 Every peer runs in its own process, and in its own environment if it needs one (docs/peers.md). All
 get the same prompts as token ids, the same number of new tokens, precision, γ and threads, with
-batch 1 and temperature 0. Rows whose names end in a precision run in that one. Each repeat runs
-every row once, in an order that rotates. Peers that are not installed are listed with the reason.
-Writes its section of ``benchmarks/results/peers.json`` and the whole of ``peers.md``.
+batch 1 and temperature 0. Rows whose names end in a precision run in that one; with a format of
+blocks, such as q8_0, Outrider and llama.cpp read the same GGUF file. Each repeat runs every row
+once, in an order that rotates. Peers that are not installed are listed with the reason. Writes its
+section of ``benchmarks/results/peers.json`` and the whole of ``peers.md``.
 """
 
 import argparse
@@ -31,8 +33,8 @@ from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.compare import Series, reference, summary, verdicts
 from benchmarks.peer_workers.page import markdown
 from benchmarks.peer_workers.pairs import PAIRS
-from benchmarks.peer_workers.protocol import Job
-from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
+from benchmarks.peer_workers.protocol import BLOCKS, Job
+from benchmarks.peer_workers.registry import PEERS, Environments, float_rows, once, parse_rows
 from benchmarks.vs_transformers import PROMPTS
 from outrider.lab.metadata import hardware
 from outrider.runtime.hf.load import load_tokenizer
@@ -62,8 +64,27 @@ class Plan:
     one_at_a_time: bool
 
 
+BLOCK_ROWS = tuple(
+    f"{peer}:plain {kind}{more}"
+    for kind in BLOCKS
+    for peer, more in (("outrider", " compiled"), ("llama.cpp", ""))
+)
 PLANS = {
-    "embedded": Plan(tuple(PEERS), 9, 48, 64, 5, one_at_a_time=False),
+    "embedded": Plan(float_rows(), 9, 48, 64, 5, one_at_a_time=False),
+    "smollm2": Plan(
+        (
+            "outrider:plain compiled",
+            "llama.cpp:plain",
+            "llama.cpp:plain f16",
+            "llama.cpp:plain bf16",
+            *BLOCK_ROWS,
+        ),
+        4,
+        64,
+        128,
+        5,
+        one_at_a_time=True,
+    ),
     "1B-cost": Plan(
         (
             "outrider:plain compiled",

@@ -1,6 +1,7 @@
 """int8 and int4 weights for draft, target or both: pass times, bytes, α, perplexity and speed.
 
     python -m benchmarks.quantize [--rows 8] [--repeats 60] [--compile] [--out DIR]
+    python -m benchmarks.quantize --model runs/smollm2/model [--rows 8]
 
 Times forward passes over 1 and 6 tokens after a context of 128, with all kinds of weights
 alternating: of the embedded draft and target, and of the draft inflated to about 200 million
@@ -12,6 +13,11 @@ int8 tensors are compared, eagerly. With ``--compile``, all kinds are also timed
 every draft with every target. The bar is an int8 draft that is 1.2 times as fast as the float32 one
 with α within 0.02. Finally, measures tokens per second of speculative decoding. Writes JSON and a
 Markdown page.
+
+With ``--model``, a folder or a GGUF file, only the quality of that model is measured: the
+perplexity of every kind on the same text, and its α as a draft of the model itself, that is one
+less the total variation that the kind causes. Of a GGUF file the blocks are also kept as they are.
+The table is printed and written to ``quantize-NAME.md``.
 """
 
 import argparse
@@ -36,12 +42,14 @@ from outrider import Sampling, load_model
 from outrider.engine import Engine
 from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
-from outrider.runtime.hf.quantize import quantize
+from outrider.runtime.hf.gguf import is_gguf
+from outrider.runtime.hf.quantize import KEEP, quantize
 from outrider.train.evaluate import acceptance
 
-KINDS = ("none", "int8", "int4")
+KINDS = ("none", "int8", "int8:32", "int4", "int4:128")
 WIDTHS = (1, 6)
 CONTEXT = 128
+LENGTH = 256
 LARGE = Shape(hidden_size=2048, num_layers=4, num_key_value_heads=16, intermediate_size=5632)
 PAIRS = (  # target, draft; None decodes plainly
     *(("none", draft) for draft in (None, *KINDS)),
@@ -130,7 +138,7 @@ def times(
     return list(rows.values())
 
 
-def held_out(tokenizer: Any, rows: int, length: int = 256) -> Tensor:
+def held_out(tokenizer: Any, rows: int, length: int = LENGTH) -> Tensor:
     """Rows of this project's own sources, which are newer than the pair."""
     files = sorted(Path(outrider.__file__).parent.rglob("*.py"))
     ids: list[int] = []
@@ -170,6 +178,52 @@ def quality(pair: tuple[HFModel, HFModel], rows: int) -> dict[str, Any]:
             for q, q_NV in logits["draft"].items()
         ],
     }
+
+
+def quality_of(source: str, rows: int) -> list[dict[str, Any]]:
+    """The perplexity of every kind of a model's weights, and α of the kind as a draft of the model
+    in float32, at temperatures 0 and 1."""
+    model = load_model(source, dtype="float32", device="cpu")
+    text_BT = held_out(model.tokenizer, rows)
+    following = text_BT[:, 1:].flatten()
+    kinds = (*KINDS, KEEP) if is_gguf(source) else KINDS
+    found: list[dict[str, Any]] = []
+    p_NV = torch.empty(0)
+    for kind in kinds:
+        if kind == KEEP:
+            module = load_model(source, dtype="float32", device="cpu", quantized=KEEP).module
+        else:
+            module = of_kind(model.module, kind)
+        logits_NV = module(input_ids=text_BT, use_cache=False).logits[:, :-1].flatten(0, 1)
+        if kind == "none":
+            p_NV = logits_NV
+        perplexity = math.exp(nn.functional.cross_entropy(logits_NV, following).item())
+        alpha = [acceptance(p_NV, logits_NV, t).mean().item() for t in (0.0, 1.0)]
+        found.append(
+            {"kind": kind, "bytes": size(module), "perplexity": perplexity, "alpha": alpha}
+        )
+    return found
+
+
+def quality_page(source: str, positions: int, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The quality of one model as a page."""
+    first = rows[0]["perplexity"]
+    lines = [
+        f"# Quantized weights of {Path(source).name}",
+        "",
+        f"{date.today().isoformat()}, float32 arithmetic, {positions:,} positions of held-out text "
+        "(this project's own sources). α is that of the kind as a draft of the unquantized model.",
+        "",
+        "| weights | MB | perplexity | against unquantized | α, T = 0 | α, T = 1 |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {row['kind']} | {row['bytes'] / 1e6:.1f} | {row['perplexity']:.3f} | "
+            f"{row['perplexity'] / first - 1:+.2%} | {row['alpha'][0]:.4f} | "
+            f"{row['alpha'][1]:.4f} |"
+            for row in rows
+        ),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def speeds(pair: tuple[HFModel, HFModel], tokens: int, repeats: int) -> list[dict[str, Any]]:
@@ -348,10 +402,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--model", help="measure only the quality of this folder or GGUF file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    report = run(options)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.model is not None:
+        with torch.no_grad():
+            rows = quality_of(options.model, options.rows)
+        page = quality_page(options.model, options.rows * (LENGTH - 1), rows)
+        (options.out / f"quantize-{Path(options.model).stem}.md").write_text(page)
+        print(page)
+        return
+    report = run(options)
     (options.out / "quantize.json").write_text(json.dumps(report, indent=1) + "\n")
     page = markdown(report)
     (options.out / "quantize.md").write_text(page)

@@ -20,10 +20,15 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors import safe_open
 
+from benchmarks.peer_workers.protocol import Job, export_path
+
 _KINDS = {
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     "bf16": (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    "q4_1": (gguf.GGMLQuantizationType.Q4_1, gguf.LlamaFileType.MOSTLY_Q4_1),
 }
 
 _WHOLE = {
@@ -45,13 +50,25 @@ _IN_LAYER = {
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 
 
+def exported(job: Job, model: str, kind: str) -> Path:
+    """The GGUF file of a job's model in a format, written the first time; see :func:`export`."""
+    path = export_path(job, model, f"{kind}.gguf")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(".part")
+        export(Path(model), unfinished, kind)
+        unfinished.rename(path)
+    return path
+
+
 def export(folder: Path, path: Path, kind: str = "f32") -> None:
     """Writes the model in ``folder`` to ``path``.
 
     Args:
         folder: ``config.json``, ``tokenizer.json`` and float32 safetensors.
         path: the GGUF file.
-        kind: precision of the matrices, ``f32``, ``f16`` or ``bf16``; vectors stay float32.
+        kind: format of the matrices, the embeddings among them: ``f32``, ``f16``, ``bf16``, or
+            blocks of 32 weights, ``q8_0``, ``q4_0`` or ``q4_1``; vectors stay float32.
 
     Raises:
         ValueError: another architecture, or scaled rotary embeddings.

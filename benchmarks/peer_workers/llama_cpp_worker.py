@@ -2,8 +2,9 @@
 
 The server is used because it implements llama.cpp's speculative decoding; llama-cpp-python can only
 draft from the prompt. The rows are ``plain`` and ``speculative`` in the job's precision, or in the
-one that their name ends in: `` f32``, `` f16`` or `` bf16``. The KV cache has the precision of the
-weights. The server's prompt cache is off, so every prompt is computed.
+one that their name ends in: `` f32``, `` f16`` or `` bf16``, or with weights in blocks, `` q8_0``,
+`` q4_0`` or `` q4_1``. The KV cache has the precision of the weights, with blocks that of the job.
+The server's prompt cache is off, so every prompt is computed.
 """
 
 import http.client
@@ -18,13 +19,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_workers.gguf_export import export
+from benchmarks.peer_workers.gguf_export import exported
 from benchmarks.peer_workers.protocol import (
+    BLOCKS,
     KINDS,
     Answer,
     Job,
     Ready,
-    export_path,
     serve,
     watch,
 )
@@ -112,18 +113,18 @@ class LlamaCpp:
     def prepare(self, row: str, job: Job) -> Ready:
         method, _, kind = row.partition(" ")
         kind = kind or KINDS[job.dtype]
-        with watch() as exported:
-            target = self._gguf(job, job.target, kind)
-            draft = self._gguf(job, job.draft, kind) if method == "speculative" else None
+        with watch() as exporting:
+            target = exported(job, job.target, kind)
+            draft = exported(job, job.draft, kind) if method == "speculative" else None
         command = [self.server, *options(job, target, draft, kind)]
         with watch() as spent:
             self.servers[row] = Server(command)
         return Ready(
-            precision=next(dtype for dtype, name in KINDS.items() if name == kind),
+            precision=next((dtype for dtype, name in KINDS.items() if name == kind), kind),
             threads=job.threads,
             version=self._version(),
             seconds=spent.seconds,
-            export_seconds=exported.seconds,
+            export_seconds=exporting.seconds,
         )
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
@@ -149,14 +150,6 @@ class LlamaCpp:
             server.close()
         self.servers.clear()
 
-    def _gguf(self, job: Job, model: str, kind: str) -> Path:
-        path = export_path(job, model, f"{kind}.gguf")
-        if not path.exists():
-            unfinished = path.with_suffix(".part")
-            export(Path(model), unfinished, kind)
-            unfinished.rename(path)
-        return path
-
     def _version(self) -> str:
         done = subprocess.run([self.server, "--version"], capture_output=True, text=True)
         lines = (done.stderr + done.stdout).splitlines()
@@ -165,12 +158,12 @@ class LlamaCpp:
 
 def options(job: Job, target: Path, draft: Path | None, kind: str) -> list[str]:
     """The options of the server's command line, without its address."""
-    threads = str(job.threads)
+    threads, kv = str(job.threads), KINDS[job.dtype] if kind in BLOCKS else kind
     found = ["-m", str(target), "-c", str(job.max_length), "-np", "1", "-t", threads]
-    found += ["-tb", threads, "-ctk", kind, "-ctv", kind, "--no-warmup", "--cache-ram", "0"]
+    found += ["-tb", threads, "-ctk", kv, "-ctv", kv, "--no-warmup", "--cache-ram", "0"]
     if draft is not None:
         found += ["-md", str(draft), "--spec-type", "draft-simple", "-td", threads]
-        found += ["-tbd", threads, "-ctkd", kind, "-ctvd", kind]
+        found += ["-tbd", threads, "-ctkd", kv, "-ctvd", kv]
         found += ["--spec-draft-n-max", str(job.num_speculative_tokens), "--spec-draft-n-min", "0"]
         found += ["--spec-draft-p-min", "0"]
     return found

@@ -11,6 +11,7 @@ from benchmarks.inflate import Shape, inflate
 from outrider import assets
 from outrider.runtime import HFModel, load_model
 
+SMOLLM2 = Path("runs/smollm2/model")
 ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)
 
 
@@ -19,7 +20,7 @@ class Pair:
     """The folders of a target and a draft.
 
     Attributes:
-        name: ``embedded`` or ``1B-cost``.
+        name: ``embedded``, ``1B-cost`` or ``smollm2``.
         target: folder.
         draft: folder.
         parameters: number of the target's.
@@ -49,7 +50,15 @@ def one_billion(exports: Path) -> Pair:
     return Pair("1B-cost", folder, small.draft, _parameters(folder))
 
 
-PAIRS = {"embedded": embedded, "1B-cost": one_billion}
+def smollm2(exports: Path) -> Pair:
+    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, twice: there is no smaller draft."""
+    target = exports / "smollm2" / "target"
+    if not target.exists():
+        _saved(target, _load(SMOLLM2))
+    return Pair("smollm2", target, target, _parameters(target))
+
+
+PAIRS = {"embedded": embedded, "1B-cost": one_billion, "smollm2": smollm2}
 
 
 def _load(folder: Path) -> HFModel:

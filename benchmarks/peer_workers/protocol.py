@@ -22,6 +22,9 @@ from typing import Any, Protocol
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 """Names of precisions in llama.cpp, in OpenVINO, and at the end of rows."""
 
+BLOCKS = ("q8_0", "q4_0", "q4_1")
+"""Formats of GGUF files that hold weights in blocks of 32, with one scale each."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -35,7 +38,7 @@ class Job:
         max_length: most tokens of a prompt and its continuation.
         exports: a folder for converted models, kept between runs.
         dtype: precision of weights, arithmetic and KV cache, ``float32`` or ``bfloat16``, unless a
-            row names another one.
+            row names another one, or a format of blocks, which is of the weights alone.
     """
 
     target: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peer_workers.client import Client
-from benchmarks.peer_workers.protocol import KINDS
+from benchmarks.peer_workers.protocol import BLOCKS, KINDS
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def _in_kinds(*rows: str) -> list[str]:
     return [f"{row} {kind}" for kind in KINDS.values() for row in rows]
 
 
+_METHODS = ("plain", "speculative")
 _WORKERS = "benchmarks.peer_workers"
 PEERS: dict[str, Entry] = {
     entry.name: entry
@@ -49,6 +50,7 @@ PEERS: dict[str, Entry] = {
                 "plain compiled",
                 "speculative compiled",
                 "prompt-lookup compiled",
+                *(f"{method} {kind} compiled" for kind in BLOCKS for method in _METHODS),
             ),
             own_environment=False,
         ),
@@ -68,7 +70,11 @@ PEERS: dict[str, Entry] = {
         Entry(
             "llama.cpp",
             f"{_WORKERS}.llama_cpp_worker",
-            ("plain", "speculative", *_in_kinds("plain", "speculative")),
+            (
+                *_METHODS,
+                *_in_kinds(*_METHODS),
+                *(f"{method} {kind}" for kind in BLOCKS for method in _METHODS),
+            ),
         ),
         Entry(
             "openvino",
@@ -126,6 +132,16 @@ def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
             raise ValueError(f"{row!r}: {name} has {', '.join(rows)}")
         found += [(name, one) for one in ([row] if row else rows)]
     return found
+
+
+def float_rows() -> tuple[str, ...]:
+    """All rows of all peers whose weights are not in blocks, as ``peer:row``."""
+    return tuple(
+        f"{name}:{row}"
+        for name, entry in PEERS.items()
+        for row in entry.rows
+        if not set(BLOCKS) & set(row.split())
+    )
 
 
 def once(rows: Sequence[tuple[str, str]], dtype: str) -> list[tuple[str, str]]:

@@ -88,7 +88,9 @@ def load(
         dtype: of both models; None takes bfloat16 where the hardware computes in it.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, ``auto``.
         trust_remote_code: run the Python code that comes with a model.
-        quantize_draft: ``int8`` or ``int4`` weights through torchao. Lossless methods stay so.
+        quantize_draft: weights of few bits, ``int8``, ``int4``, ``int8:32``, ``int8:128``,
+            ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a GGUF file as they are.
+            Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
         compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled graphs, made now:
             three minutes of processor time for the embedded pair the first time; ``max``, which

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_module
+from torch import nn
 
 from benchmarks import peers
 from benchmarks.peer_workers.client import Client, PeerError
@@ -23,7 +24,7 @@ from benchmarks.peer_workers.compare import (
 )
 from benchmarks.peer_workers.outrider_worker import Outrider
 from benchmarks.peer_workers.page import markdown
-from benchmarks.peer_workers.protocol import KINDS, Answer, Job, Ready
+from benchmarks.peer_workers.protocol import BLOCKS, KINDS, Answer, Job, Ready
 from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
 from benchmarks.peer_workers.transformers_worker import Transformers
 from outrider import assets
@@ -229,7 +230,7 @@ def test_workers_run_in_the_requested_precision(worker: Any, dtype: str, tmp_pat
     peer = worker()
     assert peer.prepare("plain", job).precision == dtype
     assert len(peer.generate("plain", [5, 6, 7], 4).tokens) == 4
-    models = peer.models.values() if worker is Transformers else peer.pairs[False]
+    models = peer.models.values() if worker is Transformers else peer.pairs[()]
     assert {str(model.dtype) for model in models} == {f"torch.{dtype}"}
 
 
@@ -240,6 +241,40 @@ def test_llama_cpps_kv_cache_has_the_precision_of_the_weights() -> None:
     command = options(JOB, Path("target"), Path("draft"), "bf16")
     for option in ("-ctk", "-ctv", "-ctkd", "-ctvd"):
         assert command[command.index(option) + 1] == "bf16"
+
+
+def test_blocks_are_of_the_weights_alone() -> None:
+    """The KV cache has the precision of the job."""
+    pytest.importorskip("gguf")
+    from benchmarks.peer_workers.llama_cpp_worker import options
+
+    command = options(JOB, Path("target"), None, "q8_0")
+    assert [command[command.index(option) + 1] for option in ("-ctk", "-ctv")] == ["f32", "f32"]
+
+
+def test_plans_have_rows_of_blocks_for_both_peers_that_read_them() -> None:
+    rows = parse_rows(peers.PLANS["smollm2"].rows)
+    for kind in BLOCKS:
+        assert {("outrider", f"plain {kind} compiled"), ("llama.cpp", f"plain {kind}")} <= set(rows)
+    assert not any(kind in row for row in peers.PLANS["embedded"].rows for kind in BLOCKS)
+
+
+def test_outrider_keeps_the_blocks_of_the_file_that_llama_cpp_reads(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    from benchmarks.peer_workers.pairs import embedded
+
+    folder = str(embedded(tmp_path).draft)
+    peer = Outrider()
+    ready = peer.prepare("plain q8_0", Job(folder, folder, 3, 1, 64, str(tmp_path)))
+    assert ready.precision == "q8_0"
+    target, _ = peer.pairs[("q8_0",)]
+    assert target.name.endswith("q8_0.gguf")
+    assert any(each.weight.ndim == 4 for each in map(_linear, target.module.modules()) if each)
+    assert len(peer.generate("plain q8_0", [5, 6, 7], 4).tokens) == 4
+
+
+def _linear(module: nn.Module) -> nn.Linear | None:
+    return module if isinstance(module, nn.Linear) else None
 
 
 def test_each_precision_has_a_section_with_the_vector_level(tmp_path: Path) -> None:

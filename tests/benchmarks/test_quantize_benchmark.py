@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 from tiny_models import tiny_module
 
-from benchmarks.quantize import KINDS, PAIRS, held_out, markdown, of_kind, size, verdict
+from benchmarks.quantize import (
+    KINDS,
+    PAIRS,
+    held_out,
+    markdown,
+    of_kind,
+    quality_of,
+    quality_page,
+    size,
+    verdict,
+)
 from outrider import assets
 from outrider.runtime import load_tokenizer
 
@@ -61,6 +71,20 @@ def test_size_counts_what_is_stored(kind: str) -> None:
     )
     saved = size(module) - size(of_kind(module, kind))
     assert 2.5 * linear < saved < 3 * linear  # three bytes of four, less the scales
+
+
+def test_quality_of_one_model() -> None:
+    """More bits are nearer; the model as its own draft is always accepted."""
+    rows = quality_of(str(assets.draft_path()), rows=1)
+    assert [row["kind"] for row in rows] == list(KINDS)
+    alphas = {row["kind"]: row["alpha"][1] for row in rows}
+    assert alphas["none"] == pytest.approx(1, abs=1e-5)
+    assert 0.5 < alphas["int4:128"] < alphas["int8:32"] < 1
+    assert rows[0]["bytes"] > rows[2]["bytes"] > rows[3]["bytes"]
+    page = quality_page("folder/model", 255, rows)
+    assert "# Quantized weights of model" in page
+    assert "| none | " in page
+    assert "| +0.00% | 1.0000 | 1.0000 |" in page
 
 
 def test_held_out_rows_are_full() -> None:

@@ -146,5 +146,5 @@ def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch)
     def missing(file: Path) -> torch.dtype:
         raise ImportError("No module named 'gguf'")
 
-    monkeypatch.setattr(gguf_files, "_dtype", missing)
+    monkeypatch.setattr(gguf_files, "stored_dtype", missing)
     assert "pip install 'outrider[gguf]'" in message_of(file)

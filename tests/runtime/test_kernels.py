@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider.core.errors import KernelError
+from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.kernels import NARROW, build, use_kernels
 from outrider.runtime.kernels.build import load_kernels
 
@@ -191,6 +191,15 @@ def test_says_what_the_compiler_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KernelError, match="cannot run"):
         build.compile_kernels(tmp_path / "kernels.so")
     assert not list(tmp_path.glob("*.so"))
+
+
+def test_says_that_it_does_not_know_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are compiled as portable code."""
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "RVV")
+    with pytest.warns(OutriderWarning, match="torch reports RVV on this .* portable code"):
+        build._warn_of_portable_code()
+    assert "-DCPU_CAPABILITY=DEFAULT" in build._flags()
 
 
 def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

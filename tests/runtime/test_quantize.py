@@ -7,6 +7,7 @@ Legend: B rows, T tokens, V vocabulary.
 import copy
 import sys
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,17 +18,20 @@ from torch import Tensor, nn
 import outrider
 from outrider import Sampling, load_model
 from outrider.core import Budget, Context
-from outrider.core.errors import InvalidParameterError, UnsupportedModelError
+from outrider.core.errors import (
+    InvalidParameterError,
+    KernelError,
+    OutriderWarning,
+    UnsupportedModelError,
+)
 from outrider.drafters import ModelDrafter
 from outrider.runtime.executors.prepare import prepare
-from outrider.runtime.hf.quantize import (
-    Int4Linear,
-    Int8Linear,
-    MissingTorchaoError,
-    quantize,
-)
+from outrider.runtime.hf.int8_linear import Int8Linear
+from outrider.runtime.hf.quantize import MissingTorchaoError, quantize
 from outrider.runtime.kernels import NarrowLinear, use_kernels
+from outrider.runtime.kernels import layers as kernels_layers
 from outrider.runtime.kernels.build import find_compiler
+from outrider.runtime.kernels.grouped import GroupedLinear
 from outrider.sampling import Warp
 
 torchao = pytest.importorskip("torchao.quantization")
@@ -46,21 +50,26 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Int8Linear)
 
 
+def _format(layer: nn.Module) -> tuple[int, int]:
+    """Bits and inputs per group of a layer, from how it is packed or from its plain code."""
+    if isinstance(layer, GroupedLinear):
+        return layer.bits, layer.grouped.group
+    assert isinstance(layer, NarrowLinear)
+    group = layer.in_features // layer.weight.shape[1]
+    return (8 if layer.weight.shape[2] > group else 4), group
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [1, 6, 40])
-@pytest.mark.parametrize("packed", [Int8Linear, Int4Linear])
-def test_a_packed_layer_is_near_its_layer(
-    packed: type[Int8Linear] | type[Int4Linear], tokens: int, dtype: torch.dtype
-) -> None:
+def test_an_int8_layer_is_near_its_layer(tokens: int, dtype: torch.dtype) -> None:
     layer = nn.Linear(64, 48, dtype=dtype)
     x = torch.randn(2, tokens, 64, dtype=dtype)
-    result = packed(layer, torchao)(x)
+    result = Int8Linear(layer, torchao)(x)
     assert result.dtype == dtype
-    kind = "int8" if packed is Int8Linear else "int4"
-    assert _distance(result.float(), layer(x).float()) < _BOUNDS[kind]
+    assert _distance(result.float(), layer(x).float()) < _BOUNDS["int8"]
 
 
-def test_a_packed_layer_multiplies_what_torchao_rounded() -> None:
+def test_an_int8_layer_multiplies_what_torchao_rounded() -> None:
     layer = nn.Linear(64, 48, bias=False)
     rounded = copy.deepcopy(layer)
     torchao.quantize_(rounded, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
@@ -116,10 +125,50 @@ def test_the_head_is_int8_and_leaves_shared_embeddings_alone() -> None:
     before = module.get_input_embeddings().weight.clone()
     quantize(module, "int4")
     layers: Any = module.model.layers
-    assert type(layers[0].self_attn.q_proj) is Int4Linear
-    assert type(layers[0].mlp.down_proj) is Int8Linear  # 48 inputs are not in groups of 32
-    assert type(module.lm_head) is Int8Linear
+    assert _format(layers[0].self_attn.q_proj) == (4, 32)
+    assert _format(layers[0].mlp.down_proj) == (8, 48)  # 48 inputs are not in groups of 32
+    assert _format(module.lm_head) == (8, 32)
     assert module.get_input_embeddings().weight.equal(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wide", "narrow"),
+    [
+        ("int8:32", (8, 32), (8, 32)),
+        ("int8:128", (8, 128), (8, 32)),
+        ("int4:128", (4, 128), (4, 32)),
+    ],
+)
+def test_groups_of_other_sizes(kind: str, wide: tuple[int, int], narrow: tuple[int, int]) -> None:
+    """Layers that groups of 128 do not divide get groups of 32."""
+    module = tiny_module("llama", intermediate_size=128)
+    quantize(module, kind)
+    layers: Any = module.model.layers
+    assert _format(layers[0].mlp.down_proj) == wide
+    assert _format(layers[0].mlp.up_proj) == narrow
+
+
+def test_weights_beyond_the_scales_are_refused() -> None:
+    module = tiny_module("llama")
+    with torch.no_grad():
+        module.lm_head.weight[3, 4] = 1e8
+    with pytest.raises(UnsupportedModelError, match=r"to int4: weights up to 1e\+08 are beyond"):
+        quantize(module, "int4")
+
+
+def test_without_a_compiler_the_plain_code_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And gives the same logits, but for the order of sums."""
+    module = tiny_module("llama", std=0.1)
+    tokens_BT = torch.randint(5, VOCAB, (2, 12))
+    with torch.inference_mode():
+        logits_BTV = quantize(copy.deepcopy(module), "int4")(input_ids=tokens_BT).logits
+        error = KernelError("no C++ compiler here")
+        monkeypatch.setattr(kernels_layers, "load_kernels", Mock(side_effect=error))
+        with pytest.warns(OutriderWarning, match="which is slow: no C\\+\\+ compiler here"):
+            plain = quantize(module, "int4", "draft")
+        assert _distance(plain(input_ids=tokens_BT).logits, logits_BTV) < 1e-5
 
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
@@ -185,13 +234,14 @@ def test_what_torchao_refuses_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("no such thing\nand more")
 
-    monkeypatch.setattr(torchao, "choose_qparams_affine", refuse)
-    with pytest.raises(UnsupportedModelError, match=r"quantize draft .Llama.* to int4: no such th"):
-        quantize(tiny_module(), "int4", "draft")
+    monkeypatch.setattr(torchao.Int8Tensor, "from_hp", refuse)
+    with pytest.raises(UnsupportedModelError, match=r"quantize draft .Llama.* to int8: no such th"):
+        quantize(tiny_module(), "int8", "draft")
 
 
-def test_a_second_time_is_refused() -> None:
-    module = quantize(tiny_module(), "int8")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_second_time_is_refused(kind: str) -> None:
+    module = quantize(tiny_module(), kind)
     with pytest.raises(UnsupportedModelError, match=r"model .Llama.* is quantized already"):
         quantize(module, "int8")
 
@@ -201,6 +251,8 @@ def test_bad_values_are_refused_before_loading() -> None:
         outrider.load("/none", quantize_draft="int5")
     with pytest.raises(InvalidParameterError, match="quantize_draft='int8': method 'plain' has no"):
         outrider.load(method="plain", quantize_draft="int8")
+    with pytest.raises(InvalidParameterError, match=r"'keep' keeps the blocks of a GGUF file"):
+        load_model(tiny_module(), quantized="keep")
     with pytest.raises(InvalidParameterError, match=r"torch.float64 weights, which int8 .* use"):
         quantize(tiny_module(dtype=torch.float64), "int8")
 

@@ -273,11 +273,15 @@ KvDtype = Annotated[
 ]
 QuantizeTarget = Annotated[
     str | None,
-    _option(panel=MODELS, metavar="KIND", help="Quantise the target's weights to int8 or int4."),
+    _option(
+        panel=MODELS, metavar="KIND", help="Quantise the target's weights: int8, int4 and others."
+    ),
 ]
 QuantizeDraft = Annotated[
     str | None,
-    _option(panel=MODELS, metavar="KIND", help="Quantise the drafts' weights to int8 or int4."),
+    _option(
+        panel=MODELS, metavar="KIND", help="Quantise the drafts' weights: int8, int4 and others."
+    ),
 ]
 TrustRemoteCode = Annotated[
     bool,

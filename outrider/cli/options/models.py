@@ -26,7 +26,7 @@ def _complete_devices() -> list[str]:
 
 
 def _complete_kinds() -> list[str]:
-    return ["int8", "int4"]
+    return ["int8", "int4", "int8:32", "int8:128", "int4:32", "int4:128", "keep"]
 
 
 Target = Annotated[
@@ -81,8 +81,8 @@ QuantizeDraft = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Quantise the draft's weights to int8 or int4 with torchao. Each draft step reads "
-        "fewer bytes; lossless methods stay lossless.",
+        help="Weights of few bits for the draft, of the kinds of --quantize-target. Each draft "
+        "step reads fewer bytes; lossless methods stay lossless.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),
@@ -91,7 +91,9 @@ QuantizeTarget = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Quantise the target's weights to int8 or int4. This changes the output.",
+        help="Weights of few bits for the target: int8; int4; int8:32, int8:128, int4:32 or "
+        "int4:128, in groups of 32 or 128 inputs; or keep, for the blocks of a GGUF file as they "
+        "are. All but keep change the output.",
         autocompletion=_complete_kinds,
         rich_help_panel=MODELS,
     ),

@@ -88,10 +88,10 @@ def convert_gguf(file: Path, folder: Path) -> None:
         "gguf_file": file.name,
     }
     try:
-        read = AutoModelForCausalLM.from_pretrained(**where, dtype=_dtype(file))
+        read = AutoModelForCausalLM.from_pretrained(**where, dtype=stored_dtype(file))
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except ImportError as error:
-        raise _missing_packages() from error
+        raise missing_packages() from error
     except Exception as error:  # the readers' own exceptions are of many kinds
         raise _refusal(error) from error
     fields = {
@@ -128,7 +128,7 @@ def _publish(partial: Path, folder: Path) -> None:
             raise
 
 
-def _dtype(file: Path) -> torch.dtype:
+def stored_dtype(file: Path) -> torch.dtype:
     """The precision in which the converted weights are stored."""
     from gguf import GGUFReader  # an optional dependency
 
@@ -151,7 +151,8 @@ def _converted_bytes(file: Path) -> int:
     return 5 * file.stat().st_size
 
 
-def _missing_packages() -> ModelLoadError:
+def missing_packages() -> ModelLoadError:
+    """The error of a machine without the packages that read GGUF."""
     return ModelLoadError(
         "reading GGUF needs the packages gguf and accelerate: pip install 'outrider[gguf]'"
     )
@@ -161,7 +162,7 @@ def _refusal(error: Exception) -> ModelLoadError:
     """The reader's error with what can be done about it."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "accelerate is required" in reason or "GGUF>=" in reason:
-        return _missing_packages()
+        return missing_packages()
     if "architecture" in reason and "not supported" in reason:
         return UnsupportedModelError(
             f"{reason.rstrip('.')} by transformers' GGUF reader; take the model's safetensors "

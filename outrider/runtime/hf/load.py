@@ -31,7 +31,8 @@ from outrider.core.errors import (
 from outrider.core.values import check_choice, check_flag, shown
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.gguf import folder_of, is_gguf
-from outrider.runtime.hf.quantize import check_kind, quantize
+from outrider.runtime.hf.gguf_blocks import keep_blocks
+from outrider.runtime.hf.quantize import KEEP, check_kind, quantize
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
 from outrider.runtime.hf.source import check_source, eager
 from outrider.runtime.hf.support import attention_of, check_config, takes_masks
@@ -71,17 +72,22 @@ def load_model(
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).
         trust_remote_code: run the Python code that comes with a model.
         role: how messages call it (``target``, ``draft``).
-        quantized: ``int8`` or ``int4`` weights, see ``runtime/hf/quantize.py``; a model in memory
-            is copied first.
+        quantized: a kind of ``runtime/hf/quantize.py``, such as ``int8`` or ``int4``; ``keep`` for
+            the blocks of a GGUF file as they are; a model in memory is copied first.
 
     Raises:
         ModelLoadError: unknown path or id, no tokenizer, no safetensors weights.
         UnsupportedModelError: a model that cannot be rolled back, or cannot be quantized.
         InvalidParameterError: an unknown dtype, device or kind of quantization.
-        MissingTorchaoError: ``quantized`` without torchao.
+        MissingTorchaoError: a kind that needs torchao, without it.
     """
     if quantized is not None:
         check_kind(quantized)
+    if quantized == KEEP and not (isinstance(source, str | Path) and is_gguf(source)):
+        raise InvalidParameterError(
+            f"quantization {KEEP!r} keeps the blocks of a GGUF file, and {role} {shown(source)} is "
+            f"none: give the path of a .gguf file, or another kind"
+        )
     check_flag("trust_remote_code", trust_remote_code)
     chosen = resolve_device(device)
     kind = resolve_dtype(dtype, chosen)
@@ -130,7 +136,9 @@ def load_model(
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
     adapter = Seq2SeqModel if two_stacks else HFModel
     module = module.to(chosen)
-    if quantized is not None:
+    if quantized == KEEP:
+        module = keep_blocks(module, Path(os.path.expanduser(source)), f"{role} {source}")
+    elif quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")
 

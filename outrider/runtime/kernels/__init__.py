@@ -1,5 +1,11 @@
 """Kernels for forward passes over few tokens on a CPU."""
 
-from outrider.runtime.kernels.layers import NARROW, NarrowLinear, is_exact, use_kernels
+from outrider.runtime.kernels.layers import (
+    NARROW,
+    NarrowLinear,
+    is_exact,
+    use_grouped_kernels,
+    use_kernels,
+)
 
-__all__ = ["NARROW", "NarrowLinear", "is_exact", "use_kernels"]
+__all__ = ["NARROW", "NarrowLinear", "is_exact", "use_grouped_kernels", "use_kernels"]

@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch.utils import cpp_extension
 
-from outrider.core.errors import KernelError
+from outrider.core.errors import KernelError, OutriderWarning
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _INSTRUCTIONS = {
@@ -46,6 +47,7 @@ def load_kernels() -> bool:
     """
     if hasattr(torch.ops.outrider, "linear"):
         return False
+    _warn_of_portable_code()
     library = cache_folder() / "kernels" / f"{kernels_key()}.so"
     missing = not library.exists()
     if missing:
@@ -56,6 +58,19 @@ def load_kernels() -> bool:
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
     return missing
+
+
+def _warn_of_portable_code() -> None:
+    """Warns where the kernels have no instructions for the processor's vectors, unless the user
+    asked torch for none."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in _INSTRUCTIONS and "ATEN_CPU_CAPABILITY" not in os.environ:
+        warnings.warn(
+            f"the kernels know {' and '.join(_INSTRUCTIONS)}, and torch reports {capability} on "
+            f"this {platform.machine()} processor: they run as portable code, which is slower",
+            OutriderWarning,
+            stacklevel=3,
+        )
 
 
 def kernels_key() -> str:

@@ -77,6 +77,43 @@ static at::Tensor pack_int8(const at::Tensor& weight, const at::Tensor& scale) {
   return at::cat({values, scales.view({panels, -1, kPanel})}, 1);
 }
 
+// Pads the outputs, the first dimension, with zeros to whole panels.
+static at::Tensor pad_outputs(const at::Tensor& x) {
+  std::vector<int64_t> more(2 * x.dim(), 0);
+  more.back() = (x.size(0) + kPanel - 1) / kPanel * kPanel - x.size(0);
+  return at::constant_pad_nd(x, more);
+}
+
+// Packs integers (N, K) of 8 or 4 bits, with scales and maybe offsets (N, groups) of float16, as
+// grouped.h reads them.
+static at::Tensor pack_groups(const at::Tensor& values, const at::Tensor& scale,
+                              const std::optional<at::Tensor>& offset, int64_t bits) {
+  const int64_t K = values.size(1), groups = scale.size(1), group = K / groups;
+  TORCH_CHECK(bits == 8 || bits == 4, "integers of ", bits, " bits cannot be packed");
+  TORCH_CHECK(group * groups == K && group % kStep == 0, K, " inputs are not ", groups,
+              " groups of a multiple of ", kStep);
+  const int64_t panels = (values.size(0) + kPanel - 1) / kPanel;
+  auto per_group = [&](const at::Tensor& x) {  // float16 numbers, as bytes
+    const at::Tensor split = pad_outputs(x.to(at::kHalf)).view({panels, kPanel, groups});
+    return split.transpose(1, 2).contiguous().view(at::kChar).view({panels, groups, -1, kPanel});
+  };
+  std::vector<at::Tensor> parts{per_group(scale)};
+  if (offset) parts.push_back(per_group(*offset));
+  if (bits == 8) {
+    const at::Tensor split = pad_outputs(values).view({panels, kPanel, groups, group});
+    parts.push_back(split.permute({0, 2, 3, 1}));
+  } else {
+    const at::Tensor nibbles = (offset ? values : values.add(8)).to(at::kInt);
+    const at::Tensor eights = pad_outputs(nibbles).view({panels, kPanel, groups, -1, kStep});
+    at::Tensor words = eights.select(-1, 0);
+    for (int64_t i = 1; i < kStep; i++)
+      words = words.bitwise_or(eights.select(-1, i).__lshift__(4 * i));
+    const at::Tensor ordered = words.permute({0, 2, 3, 1}).contiguous();
+    parts.push_back(ordered.view(at::kChar).view({panels, groups, group / 2, kPanel}));
+  }
+  return at::cat(parts, 2);
+}
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const at::Tensor& mask, double scale) {
   auto along = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
@@ -103,6 +140,7 @@ TORCH_LIBRARY(outrider, library) {
   library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
+  library.def("pack_groups(Tensor values, Tensor scale, Tensor? offset, int bits) -> Tensor");
   library.def("pages(int bytes) -> Tensor", &outrider::pages);
 #define DEFINE(name) library.def(#name "(Tensor x) -> Tensor");
   OUTRIDER_FUNCTIONS(DEFINE)
@@ -116,6 +154,7 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("attend", &outrider::attend);
   library.impl("pack", &outrider::pack);
   library.impl("pack_int8", &outrider::pack_int8);
+  library.impl("pack_groups", &outrider::pack_groups);
 #define IMPLEMENT(name) library.impl(#name, &outrider::name);
   OUTRIDER_FUNCTIONS(IMPLEMENT)
   library.impl("mean", &outrider::mean);

@@ -10,8 +10,9 @@
 
 namespace outrider {
 
-// x wᵀ + bias, (…, K) to (…, outputs), for weights (N, K) or packed (three dimensions, packed.h);
-// for more than `widest` tokens, weights that are not packed are multiplied by torch.
+// x wᵀ + bias, (…, K) to (…, outputs), for weights (N, K) or packed (three dimensions, packed.h, or
+// four, grouped.h); for more than `widest` tokens, weights that are not packed are multiplied by
+// torch.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias, int64_t outputs, int64_t widest);
 

@@ -7,6 +7,7 @@ tokens, such as prefills, unless bits must not depend on the number of tokens.
 Legend: B rows, H heads, N query tokens, S slots, C width of a head.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -17,9 +18,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
-from outrider.runtime.hf.quantize import Int8Linear
+from outrider.core.errors import KernelError, OutriderWarning
+from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.exact import FUNCTIONS
+from outrider.runtime.kernels.grouped import GroupedLinear
 
 NARROW = 32
 """Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
@@ -34,7 +37,8 @@ class NarrowLinear(nn.Linear):
     """A linear layer for few tokens. Its weight may be bfloat16 though its inputs are float32.
 
     Attributes:
-        weight: (N, K), or packed (see ``packed.h``) and then float32, bfloat16 or int8.
+        weight: (N, K); or packed in panels, with three dimensions (``packed.h``) and then float32,
+            bfloat16 or int8, or with four (``grouped.h``) and then bytes.
         widest: most tokens the kernel takes; it takes any number where the weight is packed.
     """
 
@@ -65,8 +69,10 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
     widest = _ANY if exact else NARROW
     pages = _Pages()
     for name, layer in module.named_modules():
-        if isinstance(layer, Int8Linear):
+        if isinstance(layer, Int8Linear | GroupedLinear):
             _take_over(layer, pages)
+        if isinstance(layer, NarrowLinear):
+            layer.widest = widest
         if type(layer) in (nn.Linear, NarrowLinear) and layer.weight.dtype in _DTYPES:
             layer.__class__ = NarrowLinear
             assert isinstance(layer, NarrowLinear)
@@ -81,6 +87,34 @@ def use_kernels(module: nn.Module, *, exact: bool = False, compact: bool = False
         return
     if config._attn_implementation in ("sdpa", *_NAMES.values()):
         module.set_attn_implementation(_NAMES[widest])  # type: ignore[operator]
+
+
+def use_grouped_kernels(module: nn.Module, name: str) -> None:
+    """Gives the layers of a module whose weights have a scale per group (``grouped.py``) the
+    kernels, which compute the same as their plain code, faster. Other layers stay as they are.
+
+    Where the kernels cannot be compiled, the plain code stays, with a warning.
+
+    Args:
+        module: the model; changed in place if it is on a CPU.
+        name: how messages call it.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, GroupedLinear)]
+    if not layers:
+        return
+    try:
+        load_kernels()
+    except KernelError as error:
+        warnings.warn(
+            f"{name} dequantises its weights in every forward pass, which is slow: {error}",
+            OutriderWarning,
+            stacklevel=3,
+        )
+        return
+    _register_fakes()
+    pages = _Pages()
+    for layer in layers:
+        _take_over(layer, pages)
 
 
 @cache
@@ -111,11 +145,17 @@ class _Pages:
         return nn.Parameter(place.view(weight.dtype).view(weight.shape).copy_(weight), False)
 
 
-def _take_over(layer: Int8Linear, pages: _Pages) -> None:
+def _take_over(layer: Int8Linear | GroupedLinear, pages: _Pages) -> None:
     """Turns a quantised layer into a ``NarrowLinear`` with the same weights, which does not round
     its inputs."""
-    packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
-    del layer.weight, layer.scale_N
+    if isinstance(layer, Int8Linear):
+        packed = torch.ops.outrider.pack_int8(layer.weight, layer.scale_N)
+        del layer.weight, layer.scale_N
+    else:
+        packed = torch.ops.outrider.pack_groups(
+            layer.weight, layer.scale_NG, layer.offset_NG, layer.bits
+        )
+        del layer.weight, layer.scale_NG, layer.offset_NG
     layer.__class__ = NarrowLinear  # type: ignore[assignment]
     layer.weight = pages.parameter(packed)
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "grouped.h"
 #include "packed.h"
 #include "rows.h"
 #include "share.h"
@@ -21,7 +22,18 @@ struct Layer {
 
 using Layers = c10::SmallVector<Layer, 4>;
 
-// The panels `first` to `last` of a layer; y's rows are N apart.
+// The panels `first` to `last` of a layer of grouped weights; y's rows are N apart.
+inline void multiply_groups(const Layer& layer, const float* x, int64_t M, int64_t K, int64_t N,
+                            int64_t first, int64_t last) {
+  const float* bias = layer.bias.defined() ? layer.bias.const_data_ptr<float>() : nullptr;
+  const int64_t n = first * kPanel;
+  const Target to{layer.y + n, N, bias ? bias + n : nullptr, layer.outputs - n};
+  with_format(layer.weight, K, [&](const auto& panels) {
+    multiply_panels(M, x, panels + first, to, last - first);
+  });
+}
+
+// The same for any other layer.
 template <typename W>
 void multiply_layer(const Layer& layer, const float* x, int64_t M, int64_t K, int64_t N,
                     int64_t first, int64_t last) {
@@ -30,7 +42,7 @@ void multiply_layer(const Layer& layer, const float* x, int64_t M, int64_t K, in
   const int64_t n = first * kPanel;
   if (layer.weight.dim() == 3) {
     const Target to{layer.y + n, N, bias ? bias + n : nullptr, layer.outputs - n};
-    multiply_panels(M, x, w + n * rows_of<W>(K), K, to, last - first);
+    multiply_panels(M, x, Panels<W>{w, K} + first, to, last - first);
   } else if constexpr (!std::is_same_v<W, int8_t>) {
     for (int64_t i = n; i < last * kPanel; i += kPanel)
       multiply_rows(x, w, bias, layer.y, M, K, N, i, std::min(layer.outputs, i + kPanel));
@@ -47,7 +59,8 @@ inline void multiply(const float* x, const Layers& layers, int64_t M, int64_t K,
       const int64_t first = std::max<int64_t>(0, begin), last = std::min(end, layer.panels);
       if (first < last) {
         const at::ScalarType dtype = layer.weight.scalar_type();
-        const auto act = dtype == at::kChar       ? multiply_layer<int8_t>
+        const auto act = layer.weight.dim() == 4  ? multiply_groups
+                         : dtype == at::kChar     ? multiply_layer<int8_t>
                          : dtype == at::kBFloat16 ? multiply_layer<BFloat16>
                                                   : multiply_layer<float>;
         act(layer, x, M, K, N, first, last);

@@ -8,6 +8,8 @@
 //     bfloat16  the two vectors of a panel interleaved, so that one vector of pairs becomes both by
 //               a shift and a mask
 //     int8      four more rows, which hold the panel's scales as float32
+//
+// Weights with a scale per group of inputs are in grouped.h.
 
 #pragma once
 
@@ -56,6 +58,15 @@ constexpr int64_t rows_of(int64_t K) {
   return std::is_same_v<W, int8_t> ? K + static_cast<int64_t>(sizeof(float)) : K;
 }
 
+// Consecutive panels of a layer with K inputs.
+template <typename W>
+struct Panels {
+  const W* weights;
+  int64_t K;
+
+  Panels operator+(int64_t count) const { return {weights + count * rows_of<W>(K) * kPanel, K}; }
+};
+
 // Where a panel's sums are stored, and the bias that is added first; the last panel has fewer
 // outputs.
 struct Target {
@@ -73,9 +84,17 @@ inline void store(const V& sums, float* to, const float* bias, int64_t count) {
   }
 }
 
+// Stores the sums of token m for the kLanes outputs from `first` on.
+inline void store_half(const V& sums, const Target& to, int m, int64_t first) {
+  store(sums, to.y + m * to.stride + first, to.bias ? to.bias + first : nullptr,
+        to.outputs - first);
+}
+
 // y = x wᵀ + bias for M tokens and P panels.
 template <int M, int P, typename W>
-inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
+inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
+  const W* w = panels.weights;
+  const int64_t K = panels.K;
   V sums[P][M][2];
   for (int p = 0; p < P; p++)
     for (int m = 0; m < M; m++) sums[p][m][0] = sums[p][m][1] = V(0.f);
@@ -94,66 +113,82 @@ inline void tile(const float* x, const W* w, int64_t K, const Target& to) {
   for (int p = 0; p < P; p++)
     for (int m = 0; m < M; m++)
       for (int half = 0; half < 2; half++) {
-        const int64_t first = p * kPanel + half * kLanes;
         if constexpr (std::is_same_v<W, int8_t>) {
           const W* scales = w + (p * rows_of<W>(K) + K) * kPanel + half * kLanes * sizeof(float);
           sums[p][m][half] = sums[p][m][half] * V::loadu(scales);
         }
-        store(sums[p][m][half], to.y + m * to.stride + first, to.bias ? to.bias + first : nullptr,
-              to.outputs - first);
+        store_half(sums[p][m][half], to, m, p * kPanel + half * kLanes);
       }
 }
 
 // Panels computed together, enough of them to hide the latency of additions.
-constexpr int panels_of(int M) { return M == 1 ? 4 : M <= 3 ? 2 : 1; }
+template <typename W>
+constexpr int panels_of(const Panels<W>*, int M) {
+  return M == 1 ? 4 : M <= 3 ? 2 : 1;
+}
 
-template <int M, typename W>
-void tokens(const float* x, const W* w, int64_t K, Target to, int64_t panels) {
-  constexpr int P = panels_of(M);
+template <int M, typename Weights>
+void tokens(const float* x, Weights weights, Target to, int64_t panels) {
+  constexpr int P = panels_of(static_cast<const Weights*>(nullptr), M);
   auto next = [&](int count) {
-    w += count * rows_of<W>(K) * kPanel;
+    weights = weights + count;
     to.y += count * kPanel;
     if (to.bias) to.bias += count * kPanel;
     to.outputs -= count * kPanel;
     panels -= count;
   };
   while (panels >= P) {
-    tile<M, P>(x, w, K, to);
+    tile<M, P>(x, weights, to);
     next(P);
   }
   if constexpr (P > 1)
     while (panels) {
-      tile<M, 1>(x, w, K, to);
+      tile<M, 1>(x, weights, to);
       next(1);
     }
 }
 
-template <typename W>
-void tokens_of(int64_t M, const float* x, const W* w, int64_t K, const Target& to,
+template <typename Weights>
+void tokens_of(int64_t M, const float* x, const Weights& weights, const Target& to,
                int64_t panels) {
   switch (M) {
-    case 1: return tokens<1>(x, w, K, to, panels);
-    case 2: return tokens<2>(x, w, K, to, panels);
-    case 3: return tokens<3>(x, w, K, to, panels);
-    case 4: return tokens<4>(x, w, K, to, panels);
-    case 5: return tokens<5>(x, w, K, to, panels);
-    default: return tokens<6>(x, w, K, to, panels);
+    case 1: return tokens<1>(x, weights, to, panels);
+    case 2: return tokens<2>(x, weights, to, panels);
+    case 3: return tokens<3>(x, weights, to, panels);
+    case 4: return tokens<4>(x, weights, to, panels);
+    case 5: return tokens<5>(x, weights, to, panels);
+    default: return tokens<6>(x, weights, to, panels);
   }
 }
 
+// The panel in the layout that many tiles read fastest: a panel of floats as it is.
+template <typename W>
+Panels<W> unpacked(const Panels<W>& panel) {
+  return panel;
+}
+
+constexpr int64_t kFewTiles = 4;  // tiles of tokens for which unpacking a panel costs more than it saves
+
 // Any number of tokens, in tiles of nearly equal size; with several tiles, a panel stays in the
 // processor's cache.
-template <typename W>
-void multiply_panels(int64_t M, const float* x, const W* w, int64_t K, Target to, int64_t panels) {
-  if (M <= kTile) return tokens_of(M, x, w, K, to, panels);
+template <typename Weights>
+void multiply_panels(int64_t M, const float* x, const Weights& weights, Target to,
+                     int64_t panels) {
+  if (M <= kTile) return tokens_of(M, x, weights, to, panels);
   const int64_t tiles = (M + kTile - 1) / kTile;
   for (int64_t p = 0; p < panels; p++) {
-    for (int64_t i = 0; i < tiles; i++) {
-      const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
-      Target part{to.y + first * to.stride + p * kPanel, to.stride,
-                  to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
-      tokens_of(last - first, x + first * K, w + p * rows_of<W>(K) * kPanel, K, part, 1);
-    }
+    auto all_tiles = [&](const auto& panel) {
+      for (int64_t i = 0; i < tiles; i++) {
+        const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
+        Target part{to.y + first * to.stride + p * kPanel, to.stride,
+                    to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
+        tokens_of(last - first, x + first * weights.K, panel, part, 1);
+      }
+    };
+    if (tiles > kFewTiles)
+      all_tiles(unpacked(weights + p));
+    else
+      all_tiles(weights + p);
   }
 }
 
