@@ -1,0 +1,270 @@
+"""The recurrences of the recurrent layers in ``transformers``: from a state and the inputs of N
+tokens to N outputs and the state after the tokens that a row keeps.
+
+Each has its equation, with inputs for which the state stays as it is. A row that keeps fewer than N
+tokens gets these inputs for the others, so that rows of a batch may keep different numbers.
+
+    Mamba        S ← exp(Δ A) S + Δ B x                          Δ = 0
+    Mamba-2      S ← exp(Δ A) S + Δ B x,  A one number per head  Δ = 0
+    delta rule   S ← exp(g) S;  S ← S + β k (v - Sᵀ k)ᵀ          g = 0, β = 0
+    RG-LRU       h ← a h + x                                     a = 1, x = 0
+    RWKV-4       weighted average of v, weights e^k, decay e^w   k = -∞, w = 0
+    mLSTM        C ← f C + i v kᵀ                                f = 1, i = 0
+
+Mamba: Gu and Dao, 2023. Mamba-2: Dao and Gu, ICML 2024. Gated delta rule: Yang et al., ICLR 2025.
+RG-LRU: De et al., 2024 (Griffin). RWKV-4: Peng et al., EMNLP 2023. mLSTM: Beck et al., NeurIPS 2024.
+
+For Mamba-2, the delta rule and mLSTM the model's own function for several tokens computes the
+recurrence. That of Mamba (``transformers`` 5.23) begins with an empty state whatever the cache
+holds, and that of RG-LRU forgets its convolution: these are computed here, token by token.
+
+Legend: B rows, N query tokens, C channels, H heads, S state size, P width of a head.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.runtime.kv_cache.recurrent import State, beyond
+
+_SHORTEST_CHUNK = 16
+_CLOSED, _OPEN = -1e30, 1e30  # gates before their exponential or sigmoid
+
+
+@dataclass(frozen=True)
+class SelectiveScan:
+    """Mamba. Inputs: x (B, C, N), Δ (B, C, N), and B and C (B, S, N).
+
+    Attributes:
+        A: (C, S).
+    """
+
+    A: Tensor
+    fill: tuple[float, ...] = (0.0,)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        x_BCN = inputs[0]
+        return (x_BCN.new_zeros(*x_BCN.shape[:2], self.A.shape[1], dtype=torch.float32),)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        x_BCN, step_BCN, in_BSN, out_BSN = inputs
+        if kept_B is not None:
+            step_BCN = step_BCN.masked_fill(beyond(kept_B, step_BCN.shape[2])[:, None], 0)
+        decay_BCNS = torch.exp(self.A[None, :, None] * step_BCN[..., None])
+        added_BCNS = (
+            step_BCN[..., None] * in_BSN.transpose(1, 2)[:, None].float() * x_BCN[..., None].float()
+        )
+        (state_BCS,) = state
+        outputs = []
+        for decay_BCS, added_BCS, out_BS in zip(
+            decay_BCNS.unbind(2), added_BCNS.unbind(2), out_BSN.unbind(2), strict=True
+        ):
+            state_BCS = decay_BCS * state_BCS + added_BCS
+            outputs.append((state_BCS.to(x_BCN.dtype) @ out_BS[..., None])[..., 0])
+        return torch.stack(outputs, -1), (state_BCS,)
+
+
+@dataclass(frozen=True)
+class ChunkScan:
+    """Mamba-2. Inputs: x (B, N, H, P), Δ (B, N, H), and B and C (B, N, groups, S).
+
+    Attributes:
+        kernel: the model's function for several tokens.
+        chunk_size: most tokens that it takes at once.
+        A: (H,).
+        D: what of x is added to the output, (H,).
+    """
+
+    kernel: Callable[..., Any]
+    chunk_size: int
+    A: Tensor
+    D: Tensor | None
+    fill: tuple[float, ...] = (0.0,)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        x_BNHP, _, in_BNGS, _ = inputs
+        B, _, H, P = x_BNHP.shape
+        return (x_BNHP.new_zeros(B, H, P, in_BNGS.shape[-1], dtype=torch.float32),)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        x_BNHP, step_BNH, in_BNGS, out_BNGS = inputs
+        if kept_B is not None:
+            step_BNH = step_BNH.masked_fill(beyond(kept_B, step_BNH.shape[1])[..., None], 0)
+        output, after = self.kernel(
+            x_BNHP,
+            step_BNH,
+            self.A,
+            in_BNGS,
+            out_BNGS,
+            chunk_size=_chunk(x_BNHP.shape[1], self.chunk_size),
+            D=self.D,
+            initial_states=state[0],
+            return_final_states=True,
+        )
+        return output, (after,)
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """The gated delta rule, with one decay per head or (KDA) per channel of the keys. Inputs:
+    queries, keys and values (B, N, H, ·), g (B, N, H) or (B, N, H, ·), β (B, N, H).
+
+    Attributes:
+        kernel: the model's function for several tokens.
+        settings: further arguments of it.
+    """
+
+    kernel: Callable[..., Any]
+    settings: dict[str, Any]
+    fill: tuple[float, ...] = (0.0,)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        _, key, value, *_ = inputs
+        B, H, P = value.shape[0], value.shape[2], value.shape[3]
+        return (value.new_zeros(B, H, key.shape[3], P, dtype=torch.float32),)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        query, key, value, decay, beta = inputs
+        if kept_B is not None:
+            late_BN = beyond(kept_B, beta.shape[1])
+            decay = decay.masked_fill(late_BN.view(*late_BN.shape, *[1] * (decay.ndim - 2)), 0)
+            beta = beta.masked_fill(late_BN[..., None], 0)
+        output, after = self.kernel(
+            query,
+            key,
+            value,
+            g=decay,
+            beta=beta,
+            chunk_size=_chunk(beta.shape[1], 64),
+            initial_state=state[0],
+            output_final_state=True,
+            **self.settings,
+        )
+        return output, (after.float(),)
+
+
+@dataclass(frozen=True)
+class GatedLinearUnit:
+    """RG-LRU. Inputs: x and a, both (B, N, C)."""
+
+    fill: tuple[float, ...] = (0.0,)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        x_BNC = inputs[0]
+        return (x_BNC.new_zeros(x_BNC.shape[0], x_BNC.shape[2], dtype=torch.float32),)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        x_BNC, decay_BNC = inputs
+        if kept_B is not None:
+            late_BN1 = beyond(kept_B, x_BNC.shape[1])[..., None]
+            x_BNC, decay_BNC = x_BNC.masked_fill(late_BN1, 0), decay_BNC.masked_fill(late_BN1, 1)
+        (state_BC,) = state
+        outputs = []
+        for x_BC, decay_BC in zip(x_BNC.unbind(1), decay_BNC.unbind(1), strict=True):
+            state_BC = decay_BC.float() * state_BC + x_BC.float()
+            outputs.append(state_BC.to(x_BNC.dtype))
+        return torch.stack(outputs, 1), (state_BC,)
+
+
+@dataclass(frozen=True)
+class WeightedAverage:
+    """RWKV-4. Inputs: keys and values, (B, N, C). The state is a numerator, a denominator, and the
+    logarithm that both are scaled by.
+
+    Attributes:
+        time_decay: log(-w), (C,).
+        time_first: what is added to the key of the token itself, (C,).
+    """
+
+    time_decay: Tensor
+    time_first: Tensor
+    fill: tuple[float, ...] = (0.0, 0.0, -1e38)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        key_BNC = inputs[0]
+        shape = key_BNC.shape[0], key_BNC.shape[2]
+        return tuple(key_BNC.new_full(shape, x, dtype=torch.float32) for x in self.fill)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        key_BNC, value_BNC = inputs
+        decay_C = -torch.exp(self.time_decay)
+        outputs, after = [], state
+        for i, (key_BC, value_BC) in enumerate(
+            zip(key_BNC.float().unbind(1), value_BNC.unbind(1), strict=True)
+        ):
+            top, bottom = _averaged(after, key_BC + self.time_first, value_BC)[:2]
+            outputs.append((top / bottom).to(key_BNC.dtype))
+            decayed = (*after[:2], after[2] + decay_C)
+            new = _averaged(decayed, key_BC, value_BC)
+            if kept_B is not None:
+                here_B1 = (i < kept_B)[:, None]
+                new = tuple(torch.where(here_B1, *pair) for pair in zip(new, after, strict=True))
+            after = new
+        return torch.stack(outputs, 1), after
+
+
+@dataclass(frozen=True)
+class MatrixLSTM:
+    """mLSTM. Inputs: queries, keys and values (B, H, N, P), input and forget gate (B, H, N) before
+    exponential and sigmoid. The state is a matrix and a vector, scaled, and the scale's logarithm.
+
+    Attributes:
+        kernel: the layer's backend.
+    """
+
+    kernel: Callable[..., Any]
+    fill: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def empty(self, inputs: Sequence[Tensor]) -> State:
+        _, key, value, *_ = inputs
+        B, H, _, K = key.shape
+        shapes = (B, H, K, value.shape[3]), (B, H, K), (B, H, 1)
+        return tuple(key.new_zeros(shape, dtype=torch.float32) for shape in shapes)
+
+    def run(
+        self, state: State, inputs: Sequence[Tensor], kept_B: Tensor | None
+    ) -> tuple[Tensor, State]:
+        query, key, value, in_gate, forget_gate = inputs
+        if kept_B is not None:
+            late_B1N = beyond(kept_B, key.shape[2])[:, None]
+            in_gate = in_gate.masked_fill(late_B1N, _CLOSED)
+            forget_gate = forget_gate.masked_fill(late_B1N, _OPEN)
+        c, n, m = state
+        output, after = self.kernel(
+            query=query,
+            key=key,
+            value=value,
+            igate=in_gate,
+            fgate=forget_gate,
+            c_initial=c,
+            n_initial=n,
+            m_initial=m,
+            mode="inference",
+        )
+        return output, tuple(after)
+
+
+def _averaged(state: State, key_BC: Tensor, value_BC: Tensor) -> State:
+    """A weighted average with one more value, whose weight is e^key."""
+    top, bottom, scale = state
+    new_scale = torch.maximum(scale, key_BC)
+    old, new = torch.exp(scale - new_scale), torch.exp(key_BC - new_scale)
+    return old * top + new * value_BC, old * bottom + new, new_scale
+
+
+def _chunk(num_tokens: int, most: int) -> int:
+    """A chunk that holds the tokens: a power of two, since the functions fill chunks up."""
+    return min(most, max(_SHORTEST_CHUNK, 1 << (num_tokens - 1).bit_length()))
