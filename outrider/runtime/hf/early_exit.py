@@ -173,8 +173,8 @@ class EarlyExit(HFModel):
             )
         if is_recurrent(target.module.config):
             raise UnsupportedModelError(
-                f"{target.name} ({type(target.module).__name__}) has recurrent layers, whose states "
-                f"draft and target cannot share: take another method"
+                f"{target.name} ({type(target.module).__name__}) has recurrent layers, whose "
+                f"states draft and target cannot share: take another method"
             )
         if target.original is not None:
             raise UnsupportedModelError(

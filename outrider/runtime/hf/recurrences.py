@@ -12,7 +12,8 @@ tokens gets these inputs for the others, so that rows of a batch may keep differ
     mLSTM        C ← f C + i v kᵀ                                f = 1, i = 0
 
 Mamba: Gu and Dao, 2023. Mamba-2: Dao and Gu, ICML 2024. Gated delta rule: Yang et al., ICLR 2025.
-RG-LRU: De et al., 2024 (Griffin). RWKV-4: Peng et al., EMNLP 2023. mLSTM: Beck et al., NeurIPS 2024.
+RG-LRU: De et al., 2024 (Griffin). RWKV-4: Peng et al., EMNLP 2023. mLSTM: Beck et al., NeurIPS
+2024.
 
 For Mamba-2, the delta rule and mLSTM the model's own function for several tokens computes the
 recurrence. That of Mamba (``transformers`` 5.23) begins with an empty state whatever the cache

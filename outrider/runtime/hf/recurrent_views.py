@@ -63,7 +63,8 @@ def with_recurrences(module: M, name: str) -> M:
     Raises:
         UnsupportedModelError: a layer whose ``forward`` was set on the instance.
     """
-    special = _SPECIAL.get(module.config.get_text_config().model_type)
+    config: Any = module.config
+    special = _SPECIAL.get(config.get_text_config().model_type)
     parts = _layers(module, name) if special is None else special(module, name)
     return with_parts(module, parts) if parts else module
 

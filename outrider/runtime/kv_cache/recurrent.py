@@ -214,7 +214,8 @@ class RecurrentCache(KVCache):
         super().append(num)
         if self._kept is not None:
             assert self.lengths == [n + m for n, m in zip(before, self._kept.host, strict=True)]
-            self._states, self._passes = running.after, []
+            self._states = running.after
+            self._forget_passes()
             return
         if not self._passes or self._passes[-1] is not running:
             self._passes.append(running)
@@ -255,6 +256,8 @@ class RecurrentCache(KVCache):
             each.before = _rows_of(each.before, index_B)
             each.inputs = {k: tuple(x[index_B] for x in xs) for k, xs in each.inputs.items()}
             each.after = _rows_of(each.after, index_B)
+        if not self._passes:
+            self._forget_passes()
 
     def join(self, other: KVCache) -> None:
         """Appends the rows of another cache. Snapshots of before are dropped."""
@@ -279,7 +282,9 @@ class RecurrentCache(KVCache):
         rows_B = torch.arange(self.num_rows, device=self.length_B.device) == row
         for key, states in other._states.items():
             mine = self._states[key]
-            self._states[key] = tuple(_where(rows_B, *pair) for pair in zip(states, mine))
+            self._states[key] = tuple(
+                _where(rows_B, *pair) for pair in zip(states, mine, strict=True)
+            )
         self.unread[row] = False
         for each in self._passes:
             each.starts[row] = None
@@ -324,17 +329,20 @@ class RecurrentCache(KVCache):
         """Gives rows the states after their first ``kept`` tokens of a pass."""
         each, device = self._passes[number], self.length_B.device
         everywhere = len(kept) == self.num_rows
-        if everywhere and min(kept.values()) == each.num:
+        if everywhere and min(kept.values()) == each.num and each.after:
             self._states = dict(each.after)
             return
         rows_B = to_device(torch.tensor([b in kept for b in range(self.num_rows)]), device)
         kept_B = to_device(torch.tensor([kept.get(b, 0) for b in range(self.num_rows)]), device)
         for key, inputs in each.inputs.items():
+            each.after.pop(key, None)  # one state less to hold from here on
             state = each.before[key]
             if any(kept.values()):
                 state = self._recurrences[key].run(state, inputs, kept_B)[1]
             if not everywhere:
-                state = tuple(_where(rows_B, *pair) for pair in zip(state, self._states[key]))
+                state = tuple(
+                    _where(rows_B, *pair) for pair in zip(state, self._states[key], strict=True)
+                )
             self._states[key] = state
 
     def _empty(self, rows: Sequence[int]) -> None:
@@ -344,7 +352,9 @@ class RecurrentCache(KVCache):
         rows_B = to_device(rows_B, self.length_B.device)
         for key, state in self._states.items():
             none = _filled(self._recurrences[key], state, self.num_rows)
-            self._states[key] = tuple(_where(rows_B, *pair) for pair in zip(none, state))
+            self._states[key] = tuple(
+                _where(rows_B, *pair) for pair in zip(none, state, strict=True)
+            )
 
     def _pass_of(self, row: int, length: int) -> int:
         """The last pass that began with at most so many tokens of a row; -1 if there is none."""
