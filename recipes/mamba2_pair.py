@@ -11,7 +11,7 @@ acceptance.
 All hyperparameters are in this file. Without the kernels of ``mamba_ssm`` each step of the target
 takes seconds on a core of a server, and the run hours. Stages whose result exists are skipped, and
 training resumes from its checkpoints, so the command can be repeated after any interruption.
-``--smoke`` runs all stages with a few steps of tiny models on the standard library's sources.
+``--smoke`` runs all stages with a few steps of tiny models on the sources of pip.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ SMOKE = replace(
     draft=Shape(512, hidden_size=32, num_hidden_layers=1, state_size=8, head_dim=16),
     target_schedule=Schedule(learning_rate=4e-3, steps=4),
     draft_schedule=Schedule(learning_rate=4e-3, steps=4),
-    packages=("python-stdlib",),
-    package_bytes=200_000,
+    packages=("pip",),
+    package_bytes=400_000,
     rows=2,
     row_tokens=64,
     prompts=2,

@@ -175,6 +175,24 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "OlmoHybridForCausalLM",
         _ATTENTION | _DELTA | {"layer_types": _ALTERNATING},
     ),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        _ATTENTION
+        | {
+            "num_key_value_heads": 4,
+            "layer_types": _ALTERNATING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+    ),
     "recurrent_gemma": (
         "RecurrentGemmaConfig",
         "RecurrentGemmaForCausalLM",

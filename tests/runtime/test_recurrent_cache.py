@@ -19,6 +19,7 @@ from tiny_models import (
     token_ids,
 )
 from tiny_recurrent import tiny_recurrent, tiny_recurrent_module
+from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 import outrider
 from outrider.core import Budget, Context, Draft, Lengths
@@ -234,3 +235,25 @@ def test_wrong_caches_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(ChunkScan, "run", in_place)
     with torch.inference_mode(), pytest.raises(AssertionError, match="differ from scoring"):
         check_model(tiny_recurrent("mamba2", vocab_size=7), 7, trees=False, atol=1e-4)
+
+
+def test_a_short_scan_equals_the_models_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a state that is not empty, with several groups of heads."""
+    B, N, H, P, G, S = 2, 7, 4, 8, 2, 16
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    x, step, A = random(B, N, H, P), random(B, N, H).exp(), -random(H).exp()
+    inputs = x, step, random(B, N, G, S), random(B, N, G, S)
+    state = (random(B, H, P, S),)
+    scan = ChunkScan(mamba2_chunk_scan, 16, A, random(H))
+    for kept_B in (None, torch.tensor([0, 3])):
+        short, (after,) = scan.run(state, inputs, kept_B)
+        with monkeypatch.context() as patched:
+            patched.setattr("outrider.runtime.hf.recurrences.MOST_SHORT", 0)
+            wanted, (wanted_after,) = scan.run(state, inputs, kept_B)
+        torch.testing.assert_close(short, wanted, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(after, wanted_after, rtol=1e-4, atol=1e-4)
+        assert kept_B is None or torch.equal(after[0], state[0][0])

@@ -21,13 +21,7 @@ _SMALL = {
     "num_key_value_heads": 1,
 }
 _MAMBA = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "state_size": 4}
-_KIMI = {
-    "head_dim": 8,
-    "num_experts": 2,
-    "num_experts_per_token": 1,
-    "moe_intermediate_size": 8,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}
+_MIXED = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _T5 = {"vocab_size": 50, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8}
 _FALCON = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 _GPT_NEO = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
@@ -46,9 +40,9 @@ def _build(model: str, config: str, settings: dict[str, object]) -> PreTrainedMo
     [
         ("MambaForCausalLM", "MambaConfig", _MAMBA, ["recurrent layers", "load_model"]),
         (
-            "KimiLinearForCausalLM",
-            "KimiLinearConfig",
-            _SMALL | _KIMI,
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | _MIXED,
             ["layers 0, 2 are", "linear_attention", "mamba2, nemotron_h"],
         ),
         ("T5ForConditionalGeneration", "T5Config", _T5, ["encoder-decoder", "load_model"]),
@@ -102,7 +96,7 @@ def test_many_layers_are_abridged() -> None:
 @pytest.mark.parametrize(
     ("model", "config", "settings", "reason"),
     [
-        ("KimiLinearForCausalLM", "KimiLinearConfig", _SMALL | _KIMI, "layers 0, 2"),
+        ("LlamaForCausalLM", "LlamaConfig", _SMALL | _MIXED, "layers 0, 2"),
         ("LongT5ForConditionalGeneration", "LongT5Config", _T5, "encoder-decoder of type longt5"),
     ],
 )

@@ -16,8 +16,9 @@ RG-LRU: De et al., 2024 (Griffin). RWKV-4: Peng et al., EMNLP 2023. mLSTM: Beck 
 2024.
 
 For Mamba-2, the delta rule and mLSTM the model's own function for several tokens computes the
-recurrence. That of Mamba (``transformers`` 5.23) begins with an empty state whatever the cache
-holds, and that of RG-LRU forgets its convolution: these are computed here, token by token.
+recurrence; for a few tokens of Mamba-2, fewer operations do (:func:`short_scan`). The function of
+Mamba (``transformers`` 5.23) begins with an empty state whatever the cache holds, and the layers of
+RG-LRU forget their convolution: these are computed here, token by token.
 
 Legend: B rows, N query tokens, C channels, H heads, S state size, P width of a head.
 """
@@ -30,6 +31,9 @@ import torch
 from torch import Tensor
 
 from outrider.runtime.kv_cache.recurrent import State, beyond
+
+MOST_SHORT = 16
+"""Most tokens of a short scan: rounds have so many, and prefills more."""
 
 _SHORTEST_CHUNK = 16
 _CLOSED, _OPEN = -1e30, 1e30  # gates before their exponential or sigmoid
@@ -98,6 +102,11 @@ class ChunkScan:
         x_BNHP, step_BNH, in_BNGS, out_BNGS = inputs
         if kept_B is not None:
             step_BNH = step_BNH.masked_fill(beyond(kept_B, step_BNH.shape[1])[..., None], 0)
+        if x_BNHP.shape[1] <= MOST_SHORT:
+            output, after = short_scan(x_BNHP, step_BNH, self.A, in_BNGS, out_BNGS, state[0])
+            if self.D is not None:
+                output = output + self.D[:, None] * x_BNHP
+            return output, (after,)
         output, after = self.kernel(
             x_BNHP,
             step_BNH,
@@ -256,6 +265,30 @@ class MatrixLSTM:
             mode="inference",
         )
         return output, tuple(after)
+
+
+def short_scan(
+    x_BNHP: Tensor, step_BNH: Tensor, A_H: Tensor, in_BNGS: Tensor, out_BNGS: Tensor, S_BHPS: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mamba-2 over tokens that share one chunk, in float32: the outputs (B, N, H, P) and the state.
+    Dao and Gu, ICML 2024, section 6, with the state before as the only other chunk.
+
+        y_n = Σ_{m ≤ n} e^{a_n - a_m} (C_n · B_m) Δ_m x_m + e^{a_n} C_n S,    a_n = Σ_{m ≤ n} A Δ_m
+        S'  = e^{a_N} S + Σ_m e^{a_N - a_m} Δ_m x_m B_mᵀ
+    """
+    heads = x_BNHP.shape[2] // in_BNGS.shape[2]
+    step_BNH = step_BNH.float()
+    sum_BHN = (A_H.float() * step_BNH).cumsum(1).transpose(1, 2)
+    x_BHNP = (x_BNHP.float() * step_BNH[..., None]).transpose(1, 2)
+    in_BHNS = in_BNGS.float().transpose(1, 2).repeat_interleave(heads, 1)
+    out_BHNS = out_BNGS.float().transpose(1, 2).repeat_interleave(heads, 1)
+    decay_BHNN = (sum_BHN[..., None] - sum_BHN[..., None, :]).exp().tril()
+    y_BHNP = (out_BHNS @ in_BHNS.mT * decay_BHNN) @ x_BHNP
+    y_BHNP = y_BHNP + sum_BHN.exp()[..., None] * (out_BHNS @ S_BHPS.mT)
+    last_BH1 = sum_BHN[..., -1:]
+    late_BHNP = x_BHNP * (last_BH1 - sum_BHN).exp()[..., None]
+    after_BHPS = last_BH1.exp()[..., None] * S_BHPS + late_BHNP.mT @ in_BHNS
+    return y_BHNP.transpose(1, 2).contiguous(), after_BHPS
 
 
 def _averaged(state: State, key_BC: Tensor, value_BC: Tensor) -> State:

@@ -16,6 +16,7 @@ RECURRENT = frozenset(
         "falcon_mamba",
         "granitemoehybrid",
         "jamba",
+        "kimi_linear",
         "lfm2",
         "lfm2_moe",
         "lfm3",
