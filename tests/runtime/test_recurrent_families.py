@@ -9,7 +9,7 @@ import torch
 from tiny_models import engine_of, greedy, hf_generate, ragged_prompts, token_ids, uniform_method
 from tiny_recurrent import FAMILIES, tiny_recurrent
 
-from outrider.core import Context, Lengths
+from outrider.core import Context, Draft, Lengths
 from outrider.runtime import RecurrentCache, RecurrentModel
 from outrider.runtime.prefill import unsampled_context
 from outrider.testing import SoftmaxDistribution, check_model
@@ -118,6 +118,22 @@ def test_logits_do_not_depend_on_how_tokens_share_passes(target: RecurrentModel)
     for row, (text, first) in enumerate(zip(tokens, (4, 1), strict=True)):
         whole_NV = target.module(input_ids=torch.tensor([text]), use_cache=True).logits[0]
         torch.testing.assert_close(found_BNV[row], whole_NV[first:], rtol=1e-3, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_hidden_states_are_recorded(target: RecurrentModel) -> None:
+    """Of the first layer and after the final norm, which is the last that ``transformers`` hands
+    out; from several tokens after others."""
+    (tokens,) = ragged_prompts([9], seed=4)
+    recording = target.with_hidden_states([1, target.num_layers])
+    cache = recording.start(Context.start([tokens[:4]], SoftmaxDistribution(), [9], [0]))
+    draft = Draft.chain(torch.tensor([tokens[3:]]), None, None, "chosen")
+    found_BNH = recording.score(cache, draft).hidden_BNH
+    ids = torch.tensor([tokens])
+    whole = target.module(input_ids=ids, use_cache=True, output_hidden_states=True)
+    assert found_BNH is not None
+    last_NH = whole.hidden_states[-1][0, 3:]
+    torch.testing.assert_close(found_BNH[0, :, last_NH.shape[1] :], last_NH, rtol=1e-3, atol=1e-3)
 
 
 @torch.inference_mode()

@@ -45,6 +45,18 @@ def _build(model: str, config: str, settings: dict[str, object]) -> PreTrainedMo
             _SMALL | _MIXED,
             ["layers 0, 2 are", "linear_attention", "mamba2, nemotron_h"],
         ),
+        (
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | {"layer_types": ["chunked_attention", "full_attention", "full_attention"]},
+            ["layers 0 are", "own chunk of positions"],
+        ),
+        (
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | {"layer_types": ["indexed_attention", "full_attention", "full_attention"]},
+            ["layers 0 are", "indexer keeps keys of its own"],
+        ),
         ("T5ForConditionalGeneration", "T5Config", _T5, ["encoder-decoder", "load_model"]),
         (
             "BloomForCausalLM",

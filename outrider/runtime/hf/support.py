@@ -36,6 +36,19 @@ RECURRENT = frozenset(
 )
 """The supported families with recurrent layers (``recurrent.py``), by ``model_type``."""
 
+_NO_MASKS = (
+    "for which there are no masks and KV buffers here; use a model with full or sliding attention "
+    "only"
+)
+_REASONS = {
+    "chunked_attention": "whose tokens attend to their own chunk of positions only, for which no "
+    "masks are made here; its layers without rotary positions scale queries by one length for the "
+    "whole batch, while rows of a ragged batch differ; use another model",
+    "indexed_attention": "whose indexer keeps keys of its own and chooses the slots that a token "
+    "attends to, so that logits depend on more than masks and KV buffers; use another model",
+}
+"""Why a kind of attention layer is not supported."""
+
 _REFUSED = {
     "minimax": "takes no cache but one of its own class, which cannot be rolled back",
     "moshi": "cuts its cache to a sliding window that its mask ignores, so that its logits depend "
@@ -95,13 +108,12 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
     types = _layer_types(config.get_text_config())
     odd = sorted(set(types) - _ATTENTION)
     if odd:
-        reason = (
-            f"whose state cannot forget a rejected draft; supported recurrent models are of the "
-            f"types {', '.join(sorted(RECURRENT))}"
-            if _STATEFUL.intersection(odd)
-            else "for which there are no masks and KV buffers here; use a model with full or "
-            "sliding attention only"
-        )
+        reason = next((why for kind_, why in _REASONS.items() if kind_ in odd), _NO_MASKS)
+        if _STATEFUL.intersection(odd):
+            reason = (
+                f"whose state cannot forget a rejected draft; supported recurrent models are of "
+                f"the types {', '.join(sorted(RECURRENT))}"
+            )
         raise UnsupportedModelError(
             f"{name} ({kind}) cannot be rolled back: layers "
             f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
