@@ -237,6 +237,17 @@ def test_wrong_caches_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch) ->
         check_model(tiny_recurrent("mamba2", vocab_size=7), 7, trees=False, atol=1e-4)
 
 
+def test_a_layer_whose_recurrence_is_out_of_reach_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a version of ``transformers`` with other names, where states would begin empty in each
+    forward pass."""
+    monkeypatch.setattr("outrider.runtime.hf.recurrent_views._FUNCTIONS", {})
+    model = tiny_recurrent("mamba2")
+    with pytest.raises(UnsupportedModelError, match="layer 0 computes its recurrent state by"):
+        engine_of(model).generate(PROMPTS, greedy(2))
+
+
 def test_a_short_scan_equals_the_models_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a state that is not empty, with several groups of heads."""
     B, N, H, P, G, S = 2, 7, 4, 8, 2, 16

@@ -199,13 +199,21 @@ class RecurrentCache(KVCache):
         **kwargs: Any,
     ) -> Tensor:
         """The inputs of a convolution, (B, C, N), after those of the last tokens before."""
-        assert conv_kernel_size is not None, "transformers names the width of the convolution"
+        if conv_kernel_size is None:
+            raise _out_of_reach(layer_idx)
         return self.run(layer_idx, f"conv{state_idx}", Window(conv_kernel_size), conv_states)
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """Returns the state; :meth:`run` has stored it."""
+        """Returns the state; :meth:`run` has stored it.
+
+        Raises:
+            UnsupportedModelError: the layer computed it by other means, from an empty state.
+        """
+        ran = {kind for layer, kind in self._counts if layer == layer_idx}
+        if all(kind.startswith("conv") for kind in ran):
+            raise _out_of_reach(layer_idx)
         return recurrent_states
 
     def append(self, num: Lengths | int) -> None:
@@ -411,6 +419,13 @@ class Window:
 def beyond(kept_B: Tensor, num: int) -> Tensor:
     """Which of ``num`` tokens come after the first ``kept_B`` of each row, (B, N)."""
     return torch.arange(num, device=kept_B.device) >= kept_B[:, None]
+
+
+def _out_of_reach(layer: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"layer {layer} computes its recurrent state by a function that is not known here, as in "
+        f"other versions of transformers: recurrent models are tested with transformers 5.23"
+    )
 
 
 def _where(rows_B: Tensor, yes: Tensor, no: Tensor) -> Tensor:
