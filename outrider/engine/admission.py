@@ -9,7 +9,10 @@ reserves
     + their largest single tensor                 a KV buffer that grows is copied, one at a time
     + Σ models' KV buffers of the newcomers       prefilled apart, then copied into the batch's
 
-and a row is admitted if that fits beside the reservations of the engine's other batches. The first
+The states of recurrent layers do not grow. They are reserved with their snapshots: two states per
+row of the target, and one per forward pass of a draft (``runtime/kv_cache/recurrent.py``).
+
+A row is admitted if that fits beside the reservations of the engine's other batches. The first
 rows of a batch leave room for the next newcomer, if one is waiting.
 
 A sequence is reserved at its full length, prompt and ``max_new_tokens``. In the tokens of a draft
@@ -115,13 +118,14 @@ class KVMemory:
         self.lock = RLock()
         able = drafter.capabilities
         own = [m for m in able.models if not (isinstance(target, EarlyExit) and m is target.first)]
-        self._models = [(model, Footprint.of(model)) for model in (target, *own)]
+        self._nodes = able.max_nodes(num_speculative_tokens)
+        self._models = [(target, Footprint.of(target, self._nodes))]
+        self._models += [(model, Footprint.of(model, self._nodes, self._nodes)) for model in own]
         self._stretches = [1, *[stretch] * len(own)]
         if able.slot_bytes:
             self._models.append((target, Footprint(able.slot_bytes, 0, able.slot_bytes)))
             self._stretches.append(1)
         self._limit = target.limit
-        self._nodes = able.max_nodes(num_speculative_tokens)
         self.leave_rest_to_prefixes()
 
     def leave_rest_to_prefixes(self) -> None:

@@ -16,7 +16,13 @@ from outrider.engine.admission import STRETCH, KVMemory
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
 from outrider.methods.method import NUM_SPECULATIVE_TOKENS
-from outrider.runtime import HFModel, check_kinds, check_vocabularies
+from outrider.runtime import (
+    HFModel,
+    RecurrentModel,
+    check_chains,
+    check_kinds,
+    check_vocabularies,
+)
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.kv_cache.prefix import PrefixCache
@@ -70,6 +76,7 @@ def assemble(
     if able.hidden_layers:
         target = target.with_hidden_states(able.hidden_layers)
     models = (target, *able.models)
+    check_chains(models, able, method.name)
     for model in models:
         if model not in (draft, own_target):  # made of the target by the drafter
             model.plan = plan
@@ -179,6 +186,8 @@ def _prefixes(
     reason = None
     if target.decoder_prompt is not None:
         reason = f"{target.name} is an encoder-decoder, whose encoder reads the whole prompt"
+    if isinstance(target, RecurrentModel):
+        reason = f"{target.name} is recurrent, and its state stands for one length of a prompt"
     if able.hidden_layers:
         reason = f"method {method.name!r} reads the target's hidden states of the whole prompt"
     if reason is not None:
@@ -187,5 +196,6 @@ def _prefixes(
     prefixes = PrefixCache(settings.prefix_bytes)
     models = [target, *(able.models if able.rewindable else ())]
     for model in dict.fromkeys(models):
-        model.prefixes = prefixes.of_model()
+        if not isinstance(model, RecurrentModel):
+            model.prefixes = prefixes.of_model()
     return prefixes

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from outrider.core.lengths import Lengths
 from outrider.runtime.attention_metadata import Nodes
 from outrider.runtime.kv_cache.cache import KVCache
 
@@ -25,6 +26,8 @@ class ForwardBatch(NamedTuple):
             the head reads: ``hidden_states[l]`` of ``transformers``.
         needs_logits: whether anybody reads the logits. An executor may leave out the head
             otherwise; all logits are then 0.
+        kept: how many query tokens each row is known to keep, so that a recurrent model need not
+            be able to return to the state after fewer; None where that is decided afterwards.
     """
 
     cache: KVCache
@@ -33,11 +36,12 @@ class ForwardBatch(NamedTuple):
     num_logits: int = 0
     hidden_layers: tuple[int, ...] = ()
     needs_logits: bool = True
+    kept: Lengths | None = None
 
     def begin(self) -> None:
         """Tells the cache which slots the forward pass writes. Mutates the cache."""
         first = 0 if self.nodes is None else self.nodes.first
-        self.cache.begin(self.tokens_BN.shape[1], first)
+        self.cache.begin(self.tokens_BN.shape[1], first, self.kept)
 
     def asked(self, logits_BNV: Tensor) -> Tensor:
         """Of the logits of all query tokens, those that the batch asks for."""

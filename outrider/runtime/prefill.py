@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.core.chain import cached_arange
 from outrider.core.context import Context
+from outrider.core.lengths import Lengths
 from outrider.core.protocols import Drafter, ReadHidden
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.longrope import long_rows
@@ -76,10 +77,13 @@ class Prefill:
         """Runs the next forward pass."""
         width = self.next_width
         tokens_BN = self._tokens(width).clamp(max=self._model.num_tokens - 1)
+        kept = None if self.cache.cuts_back else self._missing(width)
         output = self._model.forward(
-            ForwardBatch(self.cache, tokens_BN, num_logits=1, hidden_layers=self._hidden_layers)
+            ForwardBatch(
+                self.cache, tokens_BN, num_logits=1, hidden_layers=self._hidden_layers, kept=kept
+            )
         )
-        self.cache.append(width)
+        self.cache.append(width if kept is None else kept)
         if self._read is not None:
             assert output.hidden_BNH is not None
             self._read(output.hidden_BNH, self._first)
@@ -93,6 +97,12 @@ class Prefill:
             self.cache.rollback(self._context.sequence_lengths - 1)
         self.cache.health = self._context.health
         return self.cache
+
+    def _missing(self, width: int) -> Lengths:
+        """How many of the next tokens of each row the cache is to hold."""
+        pairs = zip(self._context.lengths, self.cache.lengths, strict=True)
+        kept = [max(0, min(width, n - 1 - m)) for n, m in pairs]
+        return Lengths.of(kept, self._context.device)
 
     def _tokens(self, width: int) -> Tensor:
         """The next tokens of each row, (B, N); after a row's end they are arbitrary."""

@@ -8,10 +8,10 @@ import pytest
 
 import outrider
 from outrider.core import Context, Lengths
-from outrider.runtime import KVCache
+from outrider.runtime import KVCache, RecurrentCache
 from outrider.testing import RecurrentState, SoftmaxDistribution
 
-OWNERS = {owner.__name__ for owner in (Context, KVCache, RecurrentState)}
+OWNERS = {owner.__name__ for owner in (Context, KVCache, RecurrentCache, RecurrentState)}
 LENGTHS = {"lengths", "length_B", "sequence_lengths"}
 
 

@@ -21,18 +21,7 @@ _SMALL = {
     "num_key_value_heads": 1,
 }
 _MAMBA = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "state_size": 4}
-_NEXT = {
-    "head_dim": 8,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 8,
-    "shared_expert_intermediate_size": 8,
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-}
+_MIXED = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _T5 = {"vocab_size": 50, "d_model": 16, "d_ff": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8}
 _FALCON = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 _GPT_NEO = {"vocab_size": 50, "hidden_size": 16, "num_layers": 2, "num_heads": 2}
@@ -49,30 +38,24 @@ def _build(model: str, config: str, settings: dict[str, object]) -> PreTrainedMo
 @pytest.mark.parametrize(
     ("model", "config", "settings", "reasons"),
     [
-        ("MambaForCausalLM", "MambaConfig", _MAMBA, ["layers 0, 1, 2", "linear_attention"]),
+        ("MambaForCausalLM", "MambaConfig", _MAMBA, ["recurrent layers", "load_model"]),
         (
-            "RecurrentGemmaForCausalLM",
-            "RecurrentGemmaConfig",
-            _SMALL | {"lru_width": 16},
-            ["layers 0, 1 are", "linear_attention"],
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | _MIXED,
+            ["layers 0, 2 are", "linear_attention", "mamba2, nemotron_h"],
         ),
         (
-            "Qwen3NextForCausalLM",
-            "Qwen3NextConfig",
-            _SMALL | _NEXT,
-            ["layers 0, 2 are", "linear_attention"],
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | {"layer_types": ["chunked_attention", "full_attention", "full_attention"]},
+            ["layers 0 are", "own chunk of positions"],
         ),
         (
-            "Lfm2ForCausalLM",
-            "Lfm2Config",
-            _SMALL | {"layer_types": ["full_attention", "conv", "conv"]},
-            ["layers 1, 2 are", "conv"],
-        ),
-        (
-            "RwkvForCausalLM",
-            "RwkvConfig",
-            {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3},
-            ["layers 0-2", "recurrent state"],
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            _SMALL | {"layer_types": ["indexed_attention", "full_attention", "full_attention"]},
+            ["layers 0 are", "indexer keeps keys of its own"],
         ),
         ("T5ForConditionalGeneration", "T5Config", _T5, ["encoder-decoder", "load_model"]),
         (
@@ -125,7 +108,7 @@ def test_many_layers_are_abridged() -> None:
 @pytest.mark.parametrize(
     ("model", "config", "settings", "reason"),
     [
-        ("MambaForCausalLM", "MambaConfig", _MAMBA, "layers 0, 1, 2"),
+        ("LlamaForCausalLM", "LlamaConfig", _SMALL | _MIXED, "layers 0, 2"),
         ("LongT5ForConditionalGeneration", "LongT5Config", _T5, "encoder-decoder of type longt5"),
     ],
 )

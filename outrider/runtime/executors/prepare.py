@@ -30,6 +30,7 @@ from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, Span
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import HFModel
+from outrider.runtime.hf.recurrent import RecurrentModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.prefill import unsampled_context
@@ -59,11 +60,18 @@ def prepare(
             f"exact=True needs our kernels, which run on the CPU; {model.name} is on "
             f"{model.device}: load it with device='cpu'"
         )
+    is_recurrent = isinstance(model, RecurrentModel)
+    if exact and is_recurrent:
+        raise UnsupportedModelError(
+            f"exact=True: {model.name} ({type(model.module).__name__}) has recurrent layers, whose "
+            f"bits depend on how many tokens share a forward pass: load it without exact"
+        )
     if compile == "off" and not exact:
         return
     if model.device.type == "cpu":
         try:
-            use_kernels(model.module, exact=exact, compact=own)
+            # recurrent layers read some weights themselves, which they could not if packed
+            use_kernels(model.module, exact=exact, compact=own and not is_recurrent)
         except KernelError as error:
             if exact:
                 raise
@@ -159,6 +167,9 @@ def check_exact(model: HFModel) -> None:
 def _compile(model: HFModel, own: bool, thorough: bool) -> None:
     if model.decoder_prompt is not None:
         _warn(f"{model.name} is an encoder-decoder, which is not compiled yet: it runs eagerly")
+        return
+    if isinstance(model, RecurrentModel):
+        _warn(f"{model.name} is a recurrent model, which is not compiled yet: it runs eagerly")
         return
     make: Compiler = partial(compiled_program, own=own, thorough=thorough, device=model.device)
     read: SpanRule = min

@@ -19,6 +19,7 @@ from outrider.core.clock import Stopwatch
 from outrider.core.context import Context
 from outrider.core.draft import Acceptance, Draft
 from outrider.core.errors import InvalidParameterError, NonFiniteLogitsError
+from outrider.core.lengths import Lengths
 from outrider.core.protocols import ReadHidden, Scores
 from outrider.core.round import keep_accepted
 from outrider.runtime import runner
@@ -225,8 +226,9 @@ class HFModel:
         if self.original is not None:
             cache.long = long_rows(context, self.original)
         for tokens_1N in context.tokens_BT[:, : len(prompt)].split(PREFILL_WIDTH, 1):
-            yield model.forward(ForwardBatch(cache, tokens_1N)).logits_BNV[0]
-            cache.append(tokens_1N.shape[1])
+            kept = Lengths.of([tokens_1N.shape[1]], self.device)
+            yield model.forward(ForwardBatch(cache, tokens_1N, kept=kept)).logits_BNV[0]
+            cache.append(kept)
 
     def start(self, context: Context, read: ReadHidden | None = None) -> KVCache:
         """Caches all tokens of the context but the last, in forward passes of bounded width. Logits

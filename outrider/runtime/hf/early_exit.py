@@ -36,6 +36,7 @@ from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.adapter import MARGIN, HFModel
 from outrider.runtime.hf.hidden_states import decoder_layers
+from outrider.runtime.hf.support import is_recurrent
 from outrider.runtime.hf.views import StandIn, with_parts
 from outrider.runtime.kv_cache.cache import PLAIN, KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
@@ -169,6 +170,11 @@ class EarlyExit(HFModel):
             raise UnsupportedModelError(
                 f"{target.name} is an encoder-decoder, whose decoder does not exit early here: "
                 f"take a decoder-only model"
+            )
+        if is_recurrent(target.module.config):
+            raise UnsupportedModelError(
+                f"{target.name} ({type(target.module).__name__}) has recurrent layers, whose "
+                f"states draft and target cannot share: take another method"
             )
         if target.original is not None:
             raise UnsupportedModelError(

@@ -33,9 +33,10 @@ from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.gguf import folder_of, is_gguf
 from outrider.runtime.hf.gguf_blocks import keep_blocks
 from outrider.runtime.hf.quantize import KEEP, check_kind, quantize
+from outrider.runtime.hf.recurrent import RecurrentModel, check_recurrent_config
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
 from outrider.runtime.hf.source import check_source, eager
-from outrider.runtime.hf.support import attention_of, check_config, takes_masks
+from outrider.runtime.hf.support import attention_of, check_config, is_recurrent, takes_masks
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 _NO_FOLDER = " (there is no such folder here either: check the name, or the network)"
@@ -61,7 +62,8 @@ def load_model(
     role: str = "model",
     quantized: str | None = None,
 ) -> HFModel:
-    """A model ready to score: an :class:`HFModel`, or a ``Seq2SeqModel`` for an encoder-decoder.
+    """A model ready to score: an :class:`HFModel`, a ``Seq2SeqModel`` for an encoder-decoder, or a
+    ``RecurrentModel``.
 
     Args:
         source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model in memory, which is
@@ -99,18 +101,17 @@ def load_model(
         return type(source)(module, source.tokenizer, source.name)
     if not isinstance(source, str | Path):
         module = eager(source)
-        adapter = Seq2SeqModel if module.config.is_encoder_decoder else HFModel
         if quantized is not None:
             module = quantize(copy.deepcopy(module), quantized, role)
-        return adapter(module, name=role)
+        return _adapter(module.config)(module, name=role)
     folder = _folder(source, role)
     shared: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     with quiet():
         try:
             config = AutoConfig.from_pretrained(folder, **shared)
+            adapter = _adapter(config)
+            _CHECKS[adapter](config, type(config).__name__, f"{role} {source}")
             two_stacks = config.is_encoder_decoder
-            check = check_seq2seq_config if two_stacks else check_config
-            check(config, type(config).__name__, f"{role} {source}")
             auto: Any = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(
                 folder,
@@ -134,13 +135,26 @@ def load_model(
             f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
-    adapter = Seq2SeqModel if two_stacks else HFModel
     module = module.to(chosen)
     if quantized == KEEP:
         module = keep_blocks(module, Path(os.path.expanduser(source)), f"{role} {source}")
     elif quantized is not None:
         module = quantize(module, quantized, f"{role} {source}")
     return adapter(module, tokenizer, f"{role} {source}")
+
+
+def _adapter(config: PretrainedConfig) -> type[HFModel]:
+    """The class that runs a model."""
+    if config.is_encoder_decoder:
+        return Seq2SeqModel
+    return RecurrentModel if is_recurrent(config) else HFModel
+
+
+_CHECKS = {
+    HFModel: check_config,
+    RecurrentModel: check_recurrent_config,
+    Seq2SeqModel: check_seq2seq_config,
+}
 
 
 def _folder(source: str | Path, role: str) -> str:

@@ -8,7 +8,47 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outrider.core.errors import UnsupportedModelError
 
 _ATTENTION = {"full_attention", "sliding_attention"}
-_RECURRENT = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_STATEFUL = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+RECURRENT = frozenset(
+    {
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    }
+)
+"""The supported families with recurrent layers (``recurrent.py``), by ``model_type``."""
+
+_NO_MASKS = (
+    "for which there are no masks and KV buffers here; use a model with full or sliding attention "
+    "only"
+)
+_REASONS = {
+    "chunked_attention": "whose tokens attend to their own chunk of positions only, for which no "
+    "masks are made here; its layers without rotary positions scale queries by one length for the "
+    "whole batch, while rows of a ragged batch differ; use another model",
+    "indexed_attention": "whose indexer keeps keys of its own and chooses the slots that a token "
+    "attends to, so that logits depend on more than masks and KV buffers; use another model",
+}
+"""Why a kind of attention layer is not supported."""
+
 _REFUSED = {
     "minimax": "takes no cache but one of its own class, which cannot be rolled back",
     "moshi": "cuts its cache to a sliding window that its mask ignores, so that its logits depend "
@@ -23,19 +63,17 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
     kind = type(module).__name__
     check_config(module.config, kind, name)
     check_head(module, name)
-    config = module.config.get_text_config()
     check_attention(module.config, kind, name)
-    if getattr(module, "_is_stateful", False) and not _declared_types(config):
-        last = config.num_hidden_layers - 1
-        raise UnsupportedModelError(
-            f"{name} ({kind}) cannot be rolled back: all its layers 0-{last} keep a recurrent "
-            f"state, which cannot forget a rejected draft; use a model with attention layers only"
-        )
     for needed in ("position_ids", "past_key_values"):
         if needed not in inspect.signature(module.forward).parameters:
             raise UnsupportedModelError(
                 f"{name} ({kind}) takes no explicit {needed}, which ragged batches and trees need"
             )
+
+
+def is_recurrent(config: PretrainedConfig) -> bool:
+    """Whether a model is of a supported family with recurrent layers."""
+    return config.get_text_config().model_type in RECURRENT
 
 
 def check_head(module: PreTrainedModel, name: str) -> None:
@@ -53,6 +91,8 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
     """The part of :func:`check_supported` that needs no weights."""
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name} ({kind}) is an encoder-decoder: use load_model")
+    if is_recurrent(config):
+        raise UnsupportedModelError(f"{name} ({kind}) has recurrent layers: use load_model")
     if getattr(config, "alibi", False) or config.model_type == "gpt_neo":
         raise UnsupportedModelError(
             f"{name} ({kind}) places tokens by their slot in the cache (ALiBi or a mask of its "
@@ -68,15 +108,16 @@ def check_config(config: PretrainedConfig, kind: str, name: str) -> None:
     types = _layer_types(config.get_text_config())
     odd = sorted(set(types) - _ATTENTION)
     if odd:
-        reason = (
-            "whose state folds all past tokens into one and cannot forget a rejected draft"
-            if _RECURRENT.intersection(odd)
-            else "for which there are no masks and KV buffers here"
-        )
+        reason = next((why for kind_, why in _REASONS.items() if kind_ in odd), _NO_MASKS)
+        if _STATEFUL.intersection(odd):
+            reason = (
+                f"whose state cannot forget a rejected draft; supported recurrent models are of "
+                f"the types {', '.join(sorted(RECURRENT))}"
+            )
         raise UnsupportedModelError(
             f"{name} ({kind}) cannot be rolled back: layers "
             f"{_ranges([i for i, t in enumerate(types) if t in odd])} are of type "
-            f"{', '.join(odd)}, {reason}; use a model with full or sliding attention only"
+            f"{', '.join(odd)}, {reason}"
         )
     if config.model_type == "xmod" and config.default_language is None:
         raise UnsupportedModelError(
@@ -112,7 +153,8 @@ def takes_masks(attention: str | None) -> bool:
     return not (attention.startswith(("flex_", "flash_", "paged|")) or "/" in attention)
 
 
-def _declared_types(config: Any) -> list[str]:
+def declared_types(config: Any) -> list[str]:
+    """The kind of each layer, where the configuration tells; else no kinds."""
     for name in ("layer_types", "layers_block_type"):  # the second: older transformers
         if types := getattr(config, name, None):
             return [_RENAMED.get(kind, kind) for kind in types]
@@ -120,7 +162,7 @@ def _declared_types(config: Any) -> list[str]:
 
 
 def _layer_types(config: Any) -> list[str]:
-    if types := _declared_types(config):
+    if types := declared_types(config):
         return types
     sliding = getattr(config, "sliding_window", None) is not None
     return ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers

@@ -13,6 +13,7 @@ Legend: B rows, N query tokens of a forward pass, S slots, D depth, H heads, C w
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,8 @@ class KVCache(Cache, Sequences):
 
     Attributes:
         is_plain: whether KV buffers hold numbers as the model computes them.
+        cuts_back: whether rolling back costs nothing, so that a prefill may read tokens beyond a
+            row's end and forget them.
         keys: by layer, the numbers as they are stored, (B, H, S, C); None before the first pass.
         values: the same for values.
         long: which rows have keys with long rotary factors (``longrope.py``).
@@ -60,6 +63,7 @@ class KVCache(Cache, Sequences):
     """
 
     is_compileable = False
+    cuts_back = True
     prefixes: ModelPrefixes | None = None
 
     def __init__(
@@ -90,9 +94,16 @@ class KVCache(Cache, Sequences):
         """Whether all rows have the same length, so that a forward pass writes one slice."""
         return self._start is not None
 
-    def begin(self, num_queries: int, first: int = 0) -> None:
+    def begin(self, num_queries: int, first: int = 0, kept: Lengths | None = None) -> None:
         """Prepares for a forward pass that writes ``num_queries`` query tokens after the
-        committed tokens, and after the ``first`` query tokens that earlier passes wrote there."""
+        committed tokens, and after the ``first`` query tokens that earlier passes wrote there.
+
+        Args:
+            num_queries: query tokens of each row.
+            first: query tokens of earlier passes.
+            kept: how many each row is known to keep; None where :meth:`append` says so first. KV
+                buffers do not depend on it.
+        """
         lengths = self.sequence_lengths.host
         longest = max(lengths)
         self.span = longest + first + num_queries
@@ -243,7 +254,7 @@ class KVCache(Cache, Sequences):
                     grown[row, :, :num].copy_(part[:, :num])
                     buffers[layer] = grown
 
-    def row(self, index: int, context: Context) -> "KVCache":
+    def row(self, index: int, context: Context) -> Self:
         """An empty cache over the memory of one row. This cache holds whatever the other writes.
 
         Args:
@@ -251,7 +262,8 @@ class KVCache(Cache, Sequences):
             context: a batch of that row alone. Its cache must not come to hold more tokens than
                 the row has here.
         """
-        view = KVCache(context, len(self.keys), self.limit, KVCachePlan(self.plan.kv_dtype))
+        plan = KVCachePlan(self.plan.kv_dtype)
+        view = type(self)(context, len(self.keys), self.limit, plan)
         for theirs, ours in zip(view.planes(), self.planes(), strict=True):
             theirs[:] = [None if buffer is None else buffer[index : index + 1] for buffer in ours]
         return view
