@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from outrider.core.errors import PromptError
 from outrider.core.protocols import Verifier
@@ -51,6 +51,10 @@ class Engine:
         method: a row of ``outrider.methods``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
+            ``auto`` lets the governor choose, round by round, how many pay, none included, by the
+            times and the acceptance that it measures (``engine/governor``); at temperatures above
+            0 the tokens of a seed then depend on the machine's speed, unless the method is
+            ``coupled``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
@@ -85,6 +89,8 @@ class Engine:
         prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
             which a change of a model's weights requires.
         observed: who watches the rounds.
+        governor: what ``num_speculative_tokens="auto"`` has learned; ``governor.beliefs(rows)``
+            shows it. None where γ is given.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -100,7 +106,7 @@ class Engine:
         draft: HFModel | Head | None,
         method: Method,
         *,
-        num_speculative_tokens: int | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
         draft_confidence: float = 0.0,
         draft_length: str | DraftLength | None = "fixed",
         max_batch_size: int = 16,
@@ -135,6 +141,7 @@ class Engine:
         self.method = method
         self.recipe = settings.recipe
         self.num_speculative_tokens = parts.num_speculative_tokens
+        self.governor = parts.governor
         self.max_batch_size = settings.max_batch_size
         self.measure = settings.measure
         self.verification = parts.verification
@@ -343,7 +350,7 @@ class Engine:
         method: Method,
         options: Mapping[str, object] | None = None,
         *,
-        num_speculative_tokens: int | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``.
@@ -351,7 +358,8 @@ class Engine:
         Args:
             method: a method that needs nothing else than the models, or the head, of this engine.
             options: the method's own parameters by name.
-            num_speculative_tokens: γ; None takes the drafter's own depth if it has one, else 5.
+            num_speculative_tokens: γ, or ``auto``; None takes the drafter's own depth if it has
+                one, else 5.
 
         Raises:
             InvalidParameterError: an option that the method does not have.
@@ -492,6 +500,7 @@ class Engine:
             self._memory,
             self.verification,
             self.observed,
+            None if kind.in_order or self.governor is None else self.governor.of_batch(),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ def load(
     target: Source = EMBEDDED,
     draft: Source | Head | None = None,
     method: str | None = None,
-    num_speculative_tokens: int | None = None,
+    num_speculative_tokens: int | Literal["auto"] | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
@@ -70,6 +70,10 @@ def load(
             head, such as ``eagle3``, else ``speculative``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
+            ``auto`` lets the governor choose, round by round, how many pay, none included, by the
+            times and the acceptance that it measures (``engine/governor``); at temperatures above
+            0 the tokens of a seed then depend on the machine's speed, unless the method is
+            ``coupled``.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a verification rule of your own in place of the method's.
         measure: measure how far a lossy rule diverges from the target, for ``result.stats``.
