@@ -25,6 +25,7 @@ from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
+from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
 from outrider.runtime.hf.eos import eos_ids
@@ -158,6 +159,9 @@ class Engine:
             parts.target,
             method,
             settings.recipe,
+            SpeculationReader(
+                method, settings.recipe, parts.drafter, parts.num_speculative_tokens
+            ),
             drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
             obeyed=self.obeyed,
@@ -187,6 +191,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Result: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a Tensor is an Iterable[Tensor], too
@@ -196,6 +201,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Result | Results: ...
     @overload
     def generate(
@@ -205,6 +211,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Results: ...
     def generate(
         self,
@@ -213,6 +220,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Result | Results:
         """Continues one prompt or thousands.
 
@@ -227,6 +235,8 @@ class Engine:
             request_numbers: a number per prompt, from 0 to 2⁶⁴ - 1. Seed and number together are
                 the key of a request's random numbers. By default the number is derived from the
                 prompt, and from how often the same prompt stands before it in this call.
+            speculation: draft length, method and divergence budget of the requests' own, for all
+                prompts or one per prompt; None takes the engine's. All run in one batch.
 
         Returns:
             A :class:`Result` for a prompt alone, else :class:`Results` in the order of the prompts.
@@ -245,7 +255,7 @@ class Engine:
         prompts, and None for each prompt that failed.
         """
         requests, single = self._builder.batch(
-            prompts, sampling, add_special_tokens, request_numbers
+            prompts, sampling, add_special_tokens, request_numbers, speculation
         )
         rows = self._dispatcher.finished_rows(requests)
         if self._hint is not None:
@@ -264,6 +274,7 @@ class Engine:
         sampling: Sampling | None = None,
         *,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Result:
         """The assistant's answer to a conversation, by the tokenizer's chat template.
 
@@ -275,6 +286,7 @@ class Engine:
             messages: such as ``[{"role": "user", "content": "Hello!"}]``.
             sampling: as for :meth:`generate`.
             request_number: as for :meth:`stream`.
+            speculation: as for :meth:`generate`.
 
         Raises:
             PromptError: no messages, one without role or content, a model without a tokenizer or a
@@ -282,7 +294,9 @@ class Engine:
         """
         conversation = check_messages(messages)
         numbers = None if request_number is None else [request_number]
-        return self.generate([conversation], sampling, request_numbers=numbers)[0]
+        return self.generate(
+            [conversation], sampling, request_numbers=numbers, speculation=speculation
+        )[0]
 
     def stream(
         self,
@@ -291,6 +305,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[Event]:
         """Continues one prompt, an event per round; log-probabilities included.
 
@@ -301,7 +316,12 @@ class Engine:
         errors before the first event, as those of :meth:`generate`.
         """
         request = self._builder.single(
-            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+            prompt,
+            sampling,
+            add_special_tokens,
+            request_number,
+            with_logprobs=True,
+            speculation=speculation,
         )
         return self._hinted(self._dispatcher.rounds_of(request, Row.event))
 
@@ -312,6 +332,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> AsyncIterator[Event]:
         """As :meth:`stream`, for asyncio: ``async for event in engine.stream_async(prompt)``.
 
@@ -319,7 +340,12 @@ class Engine:
         Cancelling the task ends the request.
         """
         request = self._builder.single(
-            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+            prompt,
+            sampling,
+            add_special_tokens,
+            request_number,
+            with_logprobs=True,
+            speculation=speculation,
         )
         with self._dispatcher.subscribe([request], reader(Row.event)) as subscription:
             while (item := await asyncio.to_thread(subscription.next)) is not None:
@@ -335,6 +361,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[Row]:
         """As :meth:`stream`, but gives the row after each round: its tokens and statistics so far,
         and, by ``row.event()``, what was added.
@@ -342,7 +369,9 @@ class Engine:
         The row is the one that runs: while other calls run rounds of the same engine, it may be
         further on than the round it is given for.
         """
-        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, speculation=speculation
+        )
         return self._hinted(self._dispatcher.rounds_of(request, lambda row: row))
 
     def with_method(
@@ -413,6 +442,7 @@ class Engine:
         request_number: int | None = None,
         num_speculative_tokens: int | None = None,
         prediction: str | Sequence[int] | None = None,
+        speculation: Speculation | None = None,
     ) -> Request:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
         :meth:`generate`, and:
@@ -423,9 +453,11 @@ class Engine:
             prediction: the output that is expected, as text or token ids. The method
                 ``outrider.methods.copying.PREDICTED`` copies it; other methods do not read it.
         """
-        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, speculation=speculation
+        )
         return self._builder.guided(
-            request, num_speculative_tokens, prediction, self.num_speculative_tokens
+            request, num_speculative_tokens, prediction
         )
 
     def prompt_logprobs(self, prompt: Prompt, num_top: int = 0) -> PromptLogprobs:

@@ -39,6 +39,7 @@ from outrider.engine.round_counts import (
     read_counts,
 )
 from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
+from outrider.engine.rules_by_row import RulesByRow
 from outrider.runtime import HFModel
 
 
@@ -86,6 +87,7 @@ class RunningBatch:
         self.rows: list[Row] = []
         self._wanted: list[int | None] = []
         self._wants_logprobs = False
+        self._has_rules = False
         self._newcomers: Newcomers | None = None
         self._context: Context | None = None
         self._cache: Any = None
@@ -161,7 +163,7 @@ class RunningBatch:
         assert self._context is not None
         began = self._clock()
         greedy = self._context.distribution.greedy
-        verifier = self._choose(greedy)
+        verifier = self._rule(greedy)
         limits = self._limits()
         asked = None
         if self._governor is not None:
@@ -178,7 +180,12 @@ class RunningBatch:
         )
         logprobs = Logprobs.of(round_, self._wanted) if self._wants_logprobs else None
         measures = self._measure and not verifier.lossless
-        divergence_BDM = measured_divergence(round_, verifier) if measures else None
+        divergence_BDM = None
+        if measures:
+            by_row = isinstance(verifier, RulesByRow)
+            divergence_BDM = (
+                verifier.divergences(round_) if by_row else measured_divergence(round_, verifier)
+            )
         observation = None if observer is None else observer.observe(round_, self.rows)
         overlap = overlap_of(round_, verifier.lossless)
         accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
@@ -253,11 +260,20 @@ class RunningBatch:
         self.rows = rows
         self._wanted = [row.request.sampling.logprobs for row in rows]
         self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
+        self._has_rules = any(row.request.rule is not None for row in rows)
 
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""
         if self._reservation is not None and not self.num_rows:
             self._reservation.clear()
+
+    def _rule(self, greedy: bool) -> Verifier:
+        """The verification rule: the engine's, and besides those of rows that have their own where
+        rows are sampled. At temperature 0 they all accept the argmax."""
+        engines = self._choose(greedy)
+        if greedy or not self._has_rules:
+            return engines
+        return RulesByRow.of([row.request.rule or engines for row in self.rows])
 
     def _limits(self) -> list[int]:
         """How many tokens each row may draft: at most γ, the engine's and its own, and one less
@@ -318,7 +334,8 @@ class RunningBatch:
             if logprobs is not None:
                 part = line[len(own) :][: len(requested)]
                 chosen, best = logprobs.read(part, len(tokens), self._wanted[b])
-            positions = by_position(line[len(own) - 1]) if divergences else ()
+            measured = divergences and not (row.request.rule or self._choose(False)).lossless
+            positions = by_position(line[len(own) - 1]) if measured else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
             done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
             kept = row.take(tokens, done, chosen, best)

@@ -124,7 +124,7 @@ def _is_auto(number: object) -> bool:
             f"num_speculative_tokens={shown(number)}: must be a whole number from 1 to "
             f"{MAX_SPECULATIVE_TOKENS}, or 'auto'"
         )
-    return number == AUTO
+    return isinstance(number, str)
 
 
 def _check_verifier(verifier: object) -> None:

@@ -7,8 +7,8 @@ The probability that the k-th drafted token is accepted, given that those before
 b_k belongs to the position: it is the prior that all rows of a class share, such as all greedy ones.
 δ belongs to the row: the logarithm of the odds of what the row accepted over the odds of what the
 class had predicted. Both are estimated from discounted counts of labels, which are 1 for each
-accepted token and 0 for the first rejected one. A position that the draft did not reach, although it
-was asked for, counts as rejected, so that p_k says what asking for it is worth.
+accepted token and 0 for the first rejected one. A position that the draft did not reach, although
+it was asked for, counts as rejected, so that p_k says what asking for it is worth.
 
     b_k = logit of (accepted_k + s p_{k-1}) / (tried_k + s)          p_0: what is assumed first
     δ   = logit of (A + s P) / (V + s)  -  logit of P,    P the class's mean prediction in V labels
