@@ -147,6 +147,7 @@ def read_speculations(given: object, num_prompts: int) -> list[Speculation | Non
     Raises:
         InvalidParameterError: what is no :class:`Speculation`, or another number of them.
     """
+    given = as_python(given)
     if given is None or isinstance(given, Speculation):
         return [given] * num_prompts
     listed = list(given) if isinstance(given, Iterable) else [given]
