@@ -13,7 +13,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.values import shown
 from outrider.drafters.heads.head import Head
 from outrider.engine.admission import STRETCH, KVMemory
-from outrider.engine.governor.governor import MOST, Governor, Sources, draft_lengths
+from outrider.engine.governor.governor import ALL, FREE, MOST, Governor, Sources, draft_lengths
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
 from outrider.methods.hybrid import num_parameters
@@ -160,7 +160,8 @@ def _governor(
     if not settings.governed or not able.drafts:
         return None
     ratio = sum(map(num_parameters, able.models)) / num_parameters(target)
-    return Governor(Sources(draft_lengths(num_speculative_tokens), draft_ratio=ratio))
+    names = (ALL, FREE) if able.drafts_freely else (ALL,)
+    return Governor(Sources(draft_lengths(num_speculative_tokens), names, ratio))
 
 
 def _memory(

@@ -159,9 +159,7 @@ class Engine:
             parts.target,
             method,
             settings.recipe,
-            SpeculationReader(
-                method, settings.recipe, parts.drafter, parts.num_speculative_tokens
-            ),
+            SpeculationReader(method, settings.recipe, parts.drafter, parts.num_speculative_tokens),
             drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
             obeyed=self.obeyed,
@@ -456,9 +454,7 @@ class Engine:
         request = self._builder.single(
             prompt, sampling, add_special_tokens, request_number, speculation=speculation
         )
-        return self._builder.guided(
-            request, num_speculative_tokens, prediction
-        )
+        return self._builder.guided(request, num_speculative_tokens, prediction)
 
     def prompt_logprobs(self, prompt: Prompt, num_top: int = 0) -> PromptLogprobs:
         """The log-probabilities of a prompt's own tokens, by a pass of the target apart from any

@@ -175,7 +175,7 @@ class RunningBatch:
             self._drafter,
             self._state,
             verifier,
-            self._budget(limits if asked is None else asked.lengths),
+            self._budget(limits) if asked is None else self._budget(asked.lengths, asked.free_only),
             self._verification,
         )
         logprobs = Logprobs.of(round_, self._wanted) if self._wants_logprobs else None
@@ -284,11 +284,11 @@ class RunningBatch:
             for row, length in zip(self.rows, self._context.lengths, strict=True)
         ]
 
-    def _budget(self, tokens: Sequence[int]) -> Budget:
-        most = max(tokens)
-        if min(tokens) == most:
-            return Budget(most)
-        return Budget(most, Lengths.of(tokens, self._target.device).device_B)
+    def _budget(self, tokens: Sequence[int], free_only: bool = False) -> Budget:
+        most, tokens_B = max(tokens), None
+        if min(tokens) < most:
+            tokens_B = Lengths.of(tokens, self._target.device).device_B
+        return Budget(most, tokens_B, free_only)
 
     def _gamma_of(self, row: Row) -> int:
         own = row.request.num_speculative_tokens

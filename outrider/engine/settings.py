@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.protocols import Verifier
@@ -17,7 +17,7 @@ _VERIFIER = ("lossless", "accepts", "needs", "bound", "__call__")
 
 MAX_SPECULATIVE_TOKENS = 64
 
-AUTO = "auto"
+AUTO: Final = "auto"
 """Stands for a choice that the engine makes by what it measures."""
 
 

@@ -1,11 +1,21 @@
-"""Engines with ``num_speculative_tokens="auto"``: same outputs, told statistics, idle draft models."""
+"""Engines with ``num_speculative_tokens="auto"``: the same outputs, statistics that explain the
+choices, and draft models that rest."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB, engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import (
+    VOCAB,
+    engine_of,
+    greedy,
+    ragged_prompts,
+    tiny,
+    tiny_module,
+    token_ids,
+)
 
 from outrider import Sampling, Speculation, load
 from outrider.core import Budget, Context, Lengths
@@ -37,7 +47,9 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-@pytest.mark.parametrize("method", ["speculative", "block", "prompt-lookup", "suffix", "top-k-tree"])
+@pytest.mark.parametrize(
+    "method", ["speculative", "block", "prompt-lookup", "suffix", "top-k-tree"]
+)
 def test_greedy_output_equals_plain_decoding(method: str) -> None:
     """Whatever the clock says."""
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(40)))
@@ -141,3 +153,34 @@ def test_settings_that_contradict_auto() -> None:
     with pytest.raises(IncompatibleError, match="both choose the draft length"):
         engine_of(TARGET, DRAFT, γ=AUTO, draft_length="heuristic")
     assert engine_of(TARGET, None, "plain", AUTO).governor is None
+
+
+def test_a_free_source_may_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that leave the draft model out do not run it; the output stays."""
+    ask = BatchGovernor.ask
+
+    def without_model(self: BatchGovernor, *arguments: Any) -> Asked:
+        return replace(ask(self, *arguments), source=1)
+
+    monkeypatch.setattr(BatchGovernor, "ask", without_model)
+    widths = count_passes(DRAFT, monkeypatch)
+    prompts = [prompt * 4 for prompt in PROMPTS]
+    engine = engine_of(TARGET, DRAFT, "hybrid", AUTO)
+    found = engine.generate(prompts, greedy(60))
+    assert token_ids(found) == token_ids(engine_of(TARGET).generate(prompts, greedy(60)))
+    assert len(widths) == 1  # the prompts
+    assert engine.governor is not None
+    assert set(engine.governor.beliefs(5, True)) > {"acceptance, draft", "acceptance, free sources"}
+
+
+def test_the_automatic_method_takes_the_sources_at_hand() -> None:
+    target, draft = tiny_module(), tiny_module(seed=1)
+    both = load(target, draft, "auto", device="cpu")
+    alone = load(target, None, "auto", device="cpu")
+    assert (both.method.name, alone.method.name) == ("hybrid", "suffix")
+    assert both.governor is not None
+    assert both.governor.sources.names == ("draft", "free sources")
+    assert alone.governor is not None
+    assert load(target, draft, "auto", 3, device="cpu").governor is None
+    plain = engine_of(both.target).generate(PROMPTS, greedy(30))
+    assert token_ids(both.generate(PROMPTS, greedy(30))) == token_ids(plain)

@@ -41,7 +41,6 @@ from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.prefill import Prefilling
 
-
 _FEW = 8  # tokens whose logits may be computed without need
 _BACKLOG_WIDTH = 64  # within the slots that caches have beyond the context
 

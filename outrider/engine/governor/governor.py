@@ -19,6 +19,7 @@ Legend: B rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -28,6 +29,8 @@ from outrider.engine.governor.costs import RoundCosts
 
 MOST = 8
 """The longest draft where the user and the drafter set none."""
+
+ALL, FREE = "draft", "free sources"
 
 HYSTERESIS = 1.03
 HORIZON = 16
@@ -64,13 +67,14 @@ class Sources:
     """What the governor may choose from.
 
     Attributes:
-        names: the sets of sources that may draft, the first of which has the draft model.
+        names: the sets of sources that may draft: all of them, and where there are some without
+            a draft model, these alone.
         lengths: draft lengths in ascending order, 0 first.
         draft_ratio: seconds of a draft step over those of a target pass, before any is measured.
     """
 
     lengths: tuple[int, ...] = tuple(range(MOST + 1))
-    names: tuple[str, ...] = ("draft",)
+    names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
 
 
@@ -93,6 +97,11 @@ class Asked:
     probe: bool = False
     believed: Goodput | None = None
     behind: int = 0
+
+    @property
+    def free_only(self) -> bool:
+        """Whether the draft model is left out."""
+        return self.source > 0
 
 
 @dataclass(eq=False)
@@ -131,7 +140,7 @@ class Governor:
         self._costs: dict[tuple[bool, int], RoundCosts] = {}
         self._rates: dict[tuple[bool, int], PositionRates] = {}
         self.now = 0
-        self.lock = Lock()
+        self.lock: AbstractContextManager[object] = Lock()
 
     def costs(self, greedy: bool, source: int) -> RoundCosts:
         """The seconds of rounds that draft from a source, of all greedy batches or of all others,
