@@ -267,9 +267,16 @@ class UnlikelyDropped(ToyDrafter):
 
 class StoppedByPeaks(ToyDrafter):
     """Right: stops before the first token that lowers the expected tokens per second, as estimated
-    from the peaks max q_1 … max q_k. q_k depends on the tokens before x_k, not on x_k."""
+    from the peaks max q_1 … max q_k. q_k depends on the tokens before x_k, not on x_k.
 
-    SECONDS = (1.0, 1.9, 2.0)
+    Args:
+        model: the model that provides the logits.
+        seconds: of a round, by draft length.
+    """
+
+    def __init__(self, model: ToyModel, seconds: tuple[float, ...] = (1.0, 1.6, 1.8)) -> None:
+        super().__init__(model)
+        self.seconds = seconds
 
     def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)
@@ -277,7 +284,7 @@ class StoppedByPeaks(ToyDrafter):
         assert draft.is_chain
         survival_BD = draft.probs_BNV[:, :-1].amax(2).cumprod(1)
         tokens_BN = torch.nn.functional.pad(survival_BD, (1, 0), value=1.0).cumsum(1)
-        seconds_N = tokens_BN.new_tensor(self.SECONDS[: draft.num_nodes])
+        seconds_N = tokens_BN.new_tensor(self.seconds[: draft.num_nodes])
         length_B = self.length(tokens_BN / seconds_N)
         within_BN = torch.arange(draft.num_nodes) <= length_B[:, None]
         return replace(draft, mask_BN=draft.mask_BN & within_BN)
