@@ -70,9 +70,11 @@ class RequestBuilder:
         read, single = read_prompts(prompts)
         samplings = read_samplings(sampling, len(read))
         numbers = read_numbers(numbers, len(read))
-        speculations = map(self.speculations.read, read_speculations(speculation, len(read)))
         requests = self._requests(read, samplings, add_special_tokens, numbers)
-        return list(map(_speculated, requests, speculations)), single
+        if speculation is not None:
+            each = map(self.speculations.read, read_speculations(speculation, len(read)))
+            requests = list(map(_speculated, requests, each))
+        return requests, single
 
     def single(
         self,
@@ -90,9 +92,10 @@ class RequestBuilder:
         if with_logprobs and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
         numbers = read_numbers(number, 1)
-        own = self.speculations.read(read_speculations(speculation, 1)[0])
-        read = [read_prompt(prompt)]
-        return _speculated(self._requests(read, [sampling], add_special_tokens, numbers)[0], own)
+        request = self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
+        if speculation is None:
+            return request
+        return _speculated(request, self.speculations.read(read_speculations(speculation, 1)[0]))
 
     def guided(
         self,

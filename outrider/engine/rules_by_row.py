@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,5 +91,7 @@ class RulesByRow:
 def rows_of(draft: Draft, index_R: Tensor) -> Draft:
     """The draft of these rows."""
     values = {each.name: getattr(draft, each.name) for each in fields(draft) if each.init}
-    parts = {name: x[index_R] for name, x in values.items() if isinstance(x, Tensor)}
+    parts: dict[str, Any] = {
+        name: x[index_R] for name, x in values.items() if isinstance(x, Tensor)
+    }
     return replace(draft, **parts)

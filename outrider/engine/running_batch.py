@@ -181,11 +181,10 @@ class RunningBatch:
         logprobs = Logprobs.of(round_, self._wanted) if self._wants_logprobs else None
         measures = self._measure and not verifier.lossless
         divergence_BDM = None
-        if measures:
-            by_row = isinstance(verifier, RulesByRow)
-            divergence_BDM = (
-                verifier.divergences(round_) if by_row else measured_divergence(round_, verifier)
-            )
+        if measures and isinstance(verifier, RulesByRow):
+            divergence_BDM = verifier.divergences(round_)
+        elif measures:
+            divergence_BDM = measured_divergence(round_, verifier)
         observation = None if observer is None else observer.observe(round_, self.rows)
         overlap = overlap_of(round_, verifier.lossless)
         accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)

@@ -138,7 +138,7 @@ def check_tokens(number: object, most: int) -> int | None:
             f"num_speculative_tokens={shown(number)}: must be a whole number from 0 (off) to "
             f"{most}, the engine's"
         )
-    return int(number)  # type: ignore[call-overload, no-any-return]
+    return int(number)  # type: ignore[call-overload]
 
 
 def read_speculations(given: object, num_prompts: int) -> list[Speculation | None]:
@@ -162,4 +162,4 @@ def read_speculations(given: object, num_prompts: int) -> list[Speculation | Non
             f"{len(listed)} speculation settings for {num_prompts} prompts: give one for all, or "
             f"one for each"
         )
-    return listed
+    return [each for each in listed if each is None or isinstance(each, Speculation)]

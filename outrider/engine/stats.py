@@ -201,7 +201,7 @@ class Stats:
         self.believed_tokens += tokens
         self.believed_seconds += seconds
 
-    def as_dict(self) -> dict[str, float | int | str | list[float]]:
+    def as_dict(self) -> dict[str, float | int | str | list[float] | list[int]]:
         """All numbers, derived ones included, for JSON (where infinity is the word ``inf``)."""
         return {
             "rounds": self.rounds,

@@ -34,7 +34,7 @@ def test_the_governor_is_compared_with_the_best_of_the_others(
 
 def test_noise_spoils_a_draft_in_place() -> None:
     model: Any = tiny(seed=1)
-    weight = model.module.lm_head.weight
+    weight = model.module.lm_head.weight.detach()
     before, place = weight.clone(), weight.data_ptr()
     governor.add_noise(model.module, 0.0)
     assert torch.equal(weight, before)

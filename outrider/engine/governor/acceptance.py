@@ -4,7 +4,7 @@ The probability that the k-th drafted token is accepted, given that those before
 
     p_k = sigmoid(b_k + δ)
 
-b_k belongs to the position: it is the prior that the rows of a class share, such as all greedy ones.
+b_k belongs to the position: it is the prior that the rows of a class share, such as greedy ones.
 δ belongs to the row: the logarithm of the odds of what the row accepted over the odds of what the
 class had predicted. Both are estimated from discounted counts of labels, which are 1 for each
 accepted token and 0 for the first rejected one. A position that the draft did not reach, although
