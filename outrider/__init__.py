@@ -12,7 +12,7 @@ from outrider.lazy import lazy
 if TYPE_CHECKING:
     from outrider.core.errors import OutriderError
     from outrider.drafters.search.beam_search import beam_search
-    from outrider.engine import Engine, Event, Result, Results, Stats, load
+    from outrider.engine import Engine, Event, Result, Results, Speculation, Stats, load
     from outrider.engine.for_transformers import generate_for_transformers
     from outrider.methods import METHODS
     from outrider.runtime import load_model
@@ -29,6 +29,7 @@ __all__ = [
     "Result",
     "Results",
     "Sampling",
+    "Speculation",
     "Stats",
     "__version__",
     "beam_search",
@@ -46,6 +47,7 @@ _HOME = {
     "Result": "outrider.engine",
     "Results": "outrider.engine",
     "Sampling": "outrider.sampling",
+    "Speculation": "outrider.engine",
     "Stats": "outrider.engine",
     "beam_search": "outrider.drafters.search.beam_search",
     "generate_for_transformers": "outrider.engine.for_transformers",

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, cast
 
 from outrider.cli.errors import as_flags, fail, say
 from outrider.cli.options.models import EMBEDDED, Models
-from outrider.cli.options.speculation import Speculation
+from outrider.cli.options.speculation import AUTO, Speculation
 from outrider.cli.progress import Progress
 from outrider.methods.catalogue import entries
 from outrider.methods.needs import NEEDS_DRAFT
@@ -34,7 +34,7 @@ def open_engine(
     from outrider.methods import find_method
 
     options, draft, method = speculation.options, models.draft, speculation.method
-    row = None if method is None else find_method(method)
+    row = None if method in (None, AUTO) else find_method(method)
     if draft is not None and row is not None and not row.needs_draft and not row.needs_head:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is ignored")
     with Progress() as progress:

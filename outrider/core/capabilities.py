@@ -49,6 +49,8 @@ class Capabilities(Generic[M]):
         rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken
             back and reads anew what the context has after the others. Any other state is started
             anew from the context.
+        drafts_freely: whether some of its sources can draft without its models
+            (``Budget.free_only``).
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """
 
@@ -66,4 +68,5 @@ class Capabilities(Generic[M]):
     stops_early: bool = False
     handles_context_limit: bool = False
     rewindable: bool = False
+    drafts_freely: bool = False
     own_vocabulary: bool = False

@@ -93,10 +93,13 @@ class Budget:
     Attributes:
         max_tokens: the largest budget of any row.
         tokens_B: the budget of each row; None if all rows have ``max_tokens``.
+        free_only: whether drafters of several sources leave out those that run a model; of no
+            effect on others.
     """
 
     max_tokens: int
     tokens_B: Tensor | None = None
+    free_only: bool = False
 
 
 Needs = Literal["distribution", "argmax", "logits"]

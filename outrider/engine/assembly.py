@@ -13,8 +13,10 @@ from outrider.core.protocols import Drafter
 from outrider.core.values import shown
 from outrider.drafters.heads.head import Head
 from outrider.engine.admission import STRETCH, KVMemory
+from outrider.engine.governor.governor import ALL, FREE, MOST, Governor, Sources, draft_lengths
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
+from outrider.methods.hybrid import num_parameters
 from outrider.methods.method import NUM_SPECULATIVE_TOKENS
 from outrider.runtime import (
     HFModel,
@@ -38,6 +40,7 @@ class Assembly:
         drafter: the source of drafts.
         models: the target, then the models that the drafter runs.
         num_speculative_tokens: γ.
+        governor: chooses the length of each draft, up to γ; None where all have γ tokens.
         verification: the compiled verification; None where the target is not compiled.
         memory: the bound of the KV buffers; None without one.
         prefixes: the prefix cache; None without prefix reuse.
@@ -48,6 +51,7 @@ class Assembly:
     drafter: Drafter[Any]
     models: tuple[HFModel, ...]
     num_speculative_tokens: int
+    governor: Governor | None
     verification: CompiledVerifier | None
     memory: KVMemory | None
     prefixes: PrefixCache | None
@@ -82,7 +86,9 @@ def assemble(
             model.plan = plan
     num_speculative_tokens = settings.num_speculative_tokens
     if num_speculative_tokens is None:
-        num_speculative_tokens = able.depth or NUM_SPECULATIVE_TOKENS
+        num_speculative_tokens = able.depth or (
+            MOST if settings.governed else NUM_SPECULATIVE_TOKENS
+        )
     prefixes = _prefixes(target, able, method, settings)
     return Assembly(
         target,
@@ -90,6 +96,7 @@ def assemble(
         drafter,
         models,
         num_speculative_tokens,
+        _governor(target, able, settings, num_speculative_tokens),
         _verification(target, num_speculative_tokens),
         _memory(method, settings, drafter, models, num_speculative_tokens, prefixes),
         prefixes,
@@ -151,6 +158,17 @@ def _verification(target: HFModel, num_speculative_tokens: int) -> CompiledVerif
         return None
     make = partial(compiled_program, device=target.device)
     return CompiledVerifier(make, num_speculative_tokens, exact=target.exact)
+
+
+def _governor(
+    target: HFModel, able: Capabilities[HFModel], settings: Settings, num_speculative_tokens: int
+) -> Governor | None:
+    """The governor that the user asked for; None where nothing is drafted."""
+    if not settings.governed or not able.drafts:
+        return None
+    ratio = sum(map(num_parameters, able.models)) / num_parameters(target)
+    names = (ALL, FREE) if able.drafts_freely else (ALL,)
+    return Governor(Sources(draft_lengths(num_speculative_tokens), names, ratio))
 
 
 def _memory(

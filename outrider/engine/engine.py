@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from outrider.core.errors import PromptError
 from outrider.core.protocols import Verifier
@@ -25,6 +25,7 @@ from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import Settings
+from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
 from outrider.runtime.hf.eos import eos_ids
@@ -51,6 +52,10 @@ class Engine:
         method: a row of ``outrider.methods``.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
+            ``auto`` lets the governor choose, round by round, how many pay, none included, by the
+            times and the acceptance that it measures (``engine/governor``); at temperatures above
+            0 the tokens of a seed then depend on the machine's speed, unless the method is
+            ``coupled``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
@@ -85,6 +90,8 @@ class Engine:
         prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
             which a change of a model's weights requires.
         observed: who watches the rounds.
+        governor: what ``num_speculative_tokens="auto"`` has learned; ``governor.beliefs(rows)``
+            shows it. None where γ is given.
 
     Raises:
         InvalidParameterError: a number outside its range, an option the method does not have.
@@ -100,7 +107,7 @@ class Engine:
         draft: HFModel | Head | None,
         method: Method,
         *,
-        num_speculative_tokens: int | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
         draft_confidence: float = 0.0,
         draft_length: str | DraftLength | None = "fixed",
         max_batch_size: int = 16,
@@ -135,6 +142,7 @@ class Engine:
         self.method = method
         self.recipe = settings.recipe
         self.num_speculative_tokens = parts.num_speculative_tokens
+        self.governor = parts.governor
         self.max_batch_size = settings.max_batch_size
         self.measure = settings.measure
         self.verification = parts.verification
@@ -151,6 +159,7 @@ class Engine:
             parts.target,
             method,
             settings.recipe,
+            SpeculationReader(method, settings.recipe, parts.drafter, parts.num_speculative_tokens),
             drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
             obeyed=self.obeyed,
@@ -180,6 +189,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Result: ...
     @overload
     def generate(  # type: ignore[overload-overlap]  # a Tensor is an Iterable[Tensor], too
@@ -189,6 +199,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Result | Results: ...
     @overload
     def generate(
@@ -198,6 +209,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Results: ...
     def generate(
         self,
@@ -206,6 +218,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_numbers: int | Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> Result | Results:
         """Continues one prompt or thousands.
 
@@ -220,6 +233,8 @@ class Engine:
             request_numbers: a number per prompt, from 0 to 2⁶⁴ - 1. Seed and number together are
                 the key of a request's random numbers. By default the number is derived from the
                 prompt, and from how often the same prompt stands before it in this call.
+            speculation: draft length, method and divergence budget of the requests' own, for all
+                prompts or one per prompt; None takes the engine's. All run in one batch.
 
         Returns:
             A :class:`Result` for a prompt alone, else :class:`Results` in the order of the prompts.
@@ -238,7 +253,7 @@ class Engine:
         prompts, and None for each prompt that failed.
         """
         requests, single = self._builder.batch(
-            prompts, sampling, add_special_tokens, request_numbers
+            prompts, sampling, add_special_tokens, request_numbers, speculation
         )
         rows = self._dispatcher.finished_rows(requests)
         if self._hint is not None:
@@ -257,6 +272,7 @@ class Engine:
         sampling: Sampling | None = None,
         *,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Result:
         """The assistant's answer to a conversation, by the tokenizer's chat template.
 
@@ -268,6 +284,7 @@ class Engine:
             messages: such as ``[{"role": "user", "content": "Hello!"}]``.
             sampling: as for :meth:`generate`.
             request_number: as for :meth:`stream`.
+            speculation: as for :meth:`generate`.
 
         Raises:
             PromptError: no messages, one without role or content, a model without a tokenizer or a
@@ -275,7 +292,9 @@ class Engine:
         """
         conversation = check_messages(messages)
         numbers = None if request_number is None else [request_number]
-        return self.generate([conversation], sampling, request_numbers=numbers)[0]
+        return self.generate(
+            [conversation], sampling, request_numbers=numbers, speculation=speculation
+        )[0]
 
     def stream(
         self,
@@ -284,6 +303,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[Event]:
         """Continues one prompt, an event per round; log-probabilities included.
 
@@ -294,7 +314,12 @@ class Engine:
         errors before the first event, as those of :meth:`generate`.
         """
         request = self._builder.single(
-            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+            prompt,
+            sampling,
+            add_special_tokens,
+            request_number,
+            with_logprobs=True,
+            speculation=speculation,
         )
         return self._hinted(self._dispatcher.rounds_of(request, Row.event))
 
@@ -305,6 +330,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> AsyncIterator[Event]:
         """As :meth:`stream`, for asyncio: ``async for event in engine.stream_async(prompt)``.
 
@@ -312,7 +338,12 @@ class Engine:
         Cancelling the task ends the request.
         """
         request = self._builder.single(
-            prompt, sampling, add_special_tokens, request_number, with_logprobs=True
+            prompt,
+            sampling,
+            add_special_tokens,
+            request_number,
+            with_logprobs=True,
+            speculation=speculation,
         )
         with self._dispatcher.subscribe([request], reader(Row.event)) as subscription:
             while (item := await asyncio.to_thread(subscription.next)) is not None:
@@ -328,6 +359,7 @@ class Engine:
         *,
         add_special_tokens: bool = True,
         request_number: int | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[Row]:
         """As :meth:`stream`, but gives the row after each round: its tokens and statistics so far,
         and, by ``row.event()``, what was added.
@@ -335,7 +367,9 @@ class Engine:
         The row is the one that runs: while other calls run rounds of the same engine, it may be
         further on than the round it is given for.
         """
-        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, speculation=speculation
+        )
         return self._hinted(self._dispatcher.rounds_of(request, lambda row: row))
 
     def with_method(
@@ -343,7 +377,7 @@ class Engine:
         method: Method,
         options: Mapping[str, object] | None = None,
         *,
-        num_speculative_tokens: int | None = None,
+        num_speculative_tokens: int | Literal["auto"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``.
@@ -351,7 +385,8 @@ class Engine:
         Args:
             method: a method that needs nothing else than the models, or the head, of this engine.
             options: the method's own parameters by name.
-            num_speculative_tokens: γ; None takes the drafter's own depth if it has one, else 5.
+            num_speculative_tokens: γ, or ``auto``; None takes the drafter's own depth if it has
+                one, else 5.
 
         Raises:
             InvalidParameterError: an option that the method does not have.
@@ -405,6 +440,7 @@ class Engine:
         request_number: int | None = None,
         num_speculative_tokens: int | None = None,
         prediction: str | Sequence[int] | None = None,
+        speculation: Speculation | None = None,
     ) -> Request:
         """A checked request for :meth:`Scheduler.add`. Arguments and errors as those of
         :meth:`generate`, and:
@@ -415,10 +451,10 @@ class Engine:
             prediction: the output that is expected, as text or token ids. The method
                 ``outrider.methods.copying.PREDICTED`` copies it; other methods do not read it.
         """
-        request = self._builder.single(prompt, sampling, add_special_tokens, request_number)
-        return self._builder.guided(
-            request, num_speculative_tokens, prediction, self.num_speculative_tokens
+        request = self._builder.single(
+            prompt, sampling, add_special_tokens, request_number, speculation=speculation
         )
+        return self._builder.guided(request, num_speculative_tokens, prediction)
 
     def prompt_logprobs(self, prompt: Prompt, num_top: int = 0) -> PromptLogprobs:
         """The log-probabilities of a prompt's own tokens, by a pass of the target apart from any
@@ -492,6 +528,7 @@ class Engine:
             self._memory,
             self.verification,
             self.observed,
+            None if kind.in_order or self.governor is None else self.governor.of_batch(),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +17,8 @@ from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.engine import Engine
-from outrider.engine.settings import Settings
+from outrider.engine.governor.governor import MOST
+from outrider.engine.settings import AUTO, Settings
 from outrider.engine.warming import Report, warm_up
 from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
@@ -38,7 +39,7 @@ def load(
     target: Source = EMBEDDED,
     draft: Source | Head | None = None,
     method: str | None = None,
-    num_speculative_tokens: int | None = None,
+    num_speculative_tokens: int | Literal["auto"] | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
@@ -67,9 +68,16 @@ def load(
         draft: the same for the draft model; or the folder of a head that was trained on the target
             (``outrider train-head``, or a published one), or the head in memory.
         method: a name from ``outrider methods``; None takes the head's own where ``draft`` is a
-            head, such as ``eagle3``, else ``speculative``.
+            head, such as ``eagle3``, else ``speculative``. ``auto`` takes the sources at hand:
+            copies of earlier tokens and the draft model (``hybrid``), of which the governor leaves
+            out the model where it does not pay; copies alone without a draft; a head's own method.
+            ``num_speculative_tokens`` is then ``auto``, too, unless it is given.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
+            ``auto`` lets the governor choose, round by round, how many pay, none included, by the
+            times and the acceptance that it measures (``engine/governor``); at temperatures above
+            0 the tokens of a seed then depend on the machine's speed, unless the method is
+            ``coupled``.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a verification rule of your own in place of the method's.
         measure: measure how far a lossy rule diverges from the target, for ``result.stats``.
@@ -108,6 +116,9 @@ def load(
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
     head = format_of(draft)
+    if method == AUTO:
+        method, options = _automatic(target, draft, head, options)
+        num_speculative_tokens = num_speculative_tokens or AUTO
     row = find_method(_method_for(draft, head) if method is None else method)
     settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,
@@ -180,6 +191,20 @@ def _method_for(draft: object, head: HeadFormat | None) -> str:
     if isinstance(draft, Head):
         return next(each.method for each in FORMATS if each.kind == draft.kind)
     return DEFAULT
+
+
+def _automatic(
+    target: object,
+    draft: object,
+    head: HeadFormat | None,
+    options: Mapping[str, object] | None,
+) -> tuple[str | None, Mapping[str, object] | None]:
+    """The method, and its options, that use all sources of drafts at hand."""
+    if head is not None or isinstance(draft, Head):
+        return None, options
+    if draft is None and not (isinstance(target, str) and target == EMBEDDED):
+        return "suffix", options
+    return "hybrid", {"model_tokens": MOST} | dict(options or {})
 
 
 def _check_head(row: Method, draft: object, head: HeadFormat | None) -> None:

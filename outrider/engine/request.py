@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, Literal
 
+from outrider.core.protocols import Verifier
 from outrider.engine.chat import Message
 from outrider.engine.round_counts import RoundCounts
 from outrider.engine.stats import Stats
@@ -99,6 +100,7 @@ class Request:
         num_speculative_tokens: most tokens drafted per round, below the engine's; 0 drafts
             nothing, None as many as the engine.
         prediction: the output that the user expects, which a drafter may copy.
+        rule: the rule that verifies the request where rows are sampled; None for the engine's.
     """
 
     prompt: str | Sequence[int] | Sequence[Message]
@@ -109,6 +111,7 @@ class Request:
     index: int = 0
     num_speculative_tokens: int | None = None
     prediction: tuple[int, ...] = ()
+    rule: Verifier | None = None
 
     @property
     def first_ids(self) -> tuple[int, ...]:

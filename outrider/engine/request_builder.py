@@ -17,6 +17,13 @@ from outrider.engine.grammar import GrammarProcessor, compile_grammar
 from outrider.engine.prompts import Prompt, Prompts, ReadPrompt, read_prompt, read_prompts
 from outrider.engine.request import Request, Row, request_numbers
 from outrider.engine.special_stops import SpecialStops
+from outrider.engine.speculation import (
+    Speculated,
+    Speculation,
+    SpeculationReader,
+    check_tokens,
+    read_speculations,
+)
 from outrider.engine.stop import Ending
 from outrider.methods import Method, Recipe
 from outrider.runtime import HFModel
@@ -34,6 +41,7 @@ class RequestBuilder:
         target: the model that continues the prompts.
         method: the method that is used.
         recipe: the method with its options settled.
+        speculations: reads the requests' own settings of speculation.
         drafts: whether anything is drafted, so that processors must be stateless.
         eos_ids: end-of-sequence tokens of the model.
         obeyed: the values of the target's generation config that outputs obey, by name.
@@ -43,6 +51,7 @@ class RequestBuilder:
     target: HFModel
     method: Method
     recipe: Recipe
+    speculations: SpeculationReader
     drafts: bool = True
     eos_ids: frozenset[int] = frozenset()
     obeyed: Mapping[str, object] = field(default_factory=dict)
@@ -54,13 +63,18 @@ class RequestBuilder:
         sampling: Sampling | Iterable[Sampling] | None = None,
         add_special_tokens: bool = True,
         numbers: int | Iterable[int] | None = None,
+        speculation: Speculation | Iterable[Speculation | None] | None = None,
     ) -> tuple[list[Request], bool]:
         """The requests of a call, and whether it was given one prompt alone; arguments and errors
         as those of :meth:`Engine.generate`."""
         read, single = read_prompts(prompts)
         samplings = read_samplings(sampling, len(read))
         numbers = read_numbers(numbers, len(read))
-        return self._requests(read, samplings, add_special_tokens, numbers), single
+        requests = self._requests(read, samplings, add_special_tokens, numbers)
+        if speculation is not None:
+            each = map(self.speculations.read, read_speculations(speculation, len(read)))
+            requests = list(map(_speculated, requests, each))
+        return requests, single
 
     def single(
         self,
@@ -70,6 +84,7 @@ class RequestBuilder:
         number: int | None = None,
         *,
         with_logprobs: bool = False,
+        speculation: Speculation | None = None,
     ) -> Request:
         """The request of one prompt; ``with_logprobs`` asks for log-probabilities where the
         sampling parameters do not."""
@@ -77,34 +92,28 @@ class RequestBuilder:
         if with_logprobs and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)
         numbers = read_numbers(number, 1)
-        return self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
+        request = self._requests([read_prompt(prompt)], [sampling], add_special_tokens, numbers)[0]
+        if speculation is None:
+            return request
+        return _speculated(request, self.speculations.read(read_speculations(speculation, 1)[0]))
 
     def guided(
         self,
         request: Request,
         num_speculative_tokens: int | None,
         prediction: str | Sequence[int] | None,
-        most: int,
     ) -> Request:
         """The request with a draft length of its own and an expected output; arguments and errors
-        as those of :meth:`Engine.request`.
-
-        Args:
-            most: the engine's γ.
-        """
-        if num_speculative_tokens is not None and not (
-            is_whole(num_speculative_tokens) and 0 <= num_speculative_tokens <= most
-        ):
-            raise InvalidParameterError(
-                f"num_speculative_tokens={shown(num_speculative_tokens)}: must be a whole number "
-                f"from 0 (off) to {most}, the engine's"
-            )
+        as those of :meth:`Engine.request`."""
+        most = check_tokens(num_speculative_tokens, self.speculations.num_speculative_tokens)
+        if most is None:
+            most = request.num_speculative_tokens
         expected: tuple[int, ...] = ()
         if isinstance(prediction, str):
             expected = self._encode_text(prediction, False)
         elif prediction is not None:
             expected = self.encode(read_prompt(prediction), False) if prediction else ()
-        return replace(request, num_speculative_tokens=num_speculative_tokens, prediction=expected)
+        return replace(request, num_speculative_tokens=most, prediction=expected)
 
     def encode(self, prompt: ReadPrompt, add_special_tokens: bool = True) -> tuple[int, ...]:
         """A prompt's token ids; raises PromptError as :meth:`Engine.encode` says."""
@@ -267,6 +276,10 @@ class RequestBuilder:
                 f"logit_bias={bad[0]}: token id {bad[0]} is out of range; the vocabulary is 0 to "
                 f"{self.target.num_tokens - 1}"
             )
+
+
+def _speculated(request: Request, own: Speculated) -> Request:
+    return replace(request, num_speculative_tokens=own.num_speculative_tokens, rule=own.rule)
 
 
 def read_samplings(sampling: object, num_prompts: int) -> list[Sampling]:

@@ -27,6 +27,7 @@ from outrider.core import (
 )
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
+from outrider.engine.governor.governor import Asked, BatchGovernor, RowMemory
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
@@ -38,6 +39,7 @@ from outrider.engine.round_counts import (
     read_counts,
 )
 from outrider.engine.round_observer import Observation, Observed, RoundObserver, RowRound
+from outrider.engine.rules_by_row import RulesByRow
 from outrider.runtime import HFModel
 
 
@@ -53,6 +55,7 @@ class RunningBatch:
         memory: the bound of the engine's KV buffers; None sets none.
         verification: how rules are applied to drafts; None applies them eagerly.
         observed: who watches the rounds.
+        governor: chooses how many tokens each round drafts, up to γ; None drafts γ.
 
     Attributes:
         rows: the rows that take part in rounds.
@@ -68,6 +71,7 @@ class RunningBatch:
         memory: KVMemory | None = None,
         verification: VerificationExecutor | None = None,
         observed: Observed | None = None,
+        governor: BatchGovernor | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter
@@ -78,9 +82,12 @@ class RunningBatch:
         self._reservation = None if memory is None else Reservation(memory)
         self._verification = verification
         self._observed = observed or Observed()
+        self._governor = governor
+        self._memories: list[RowMemory] = []
         self.rows: list[Row] = []
         self._wanted: list[int | None] = []
         self._wants_logprobs = False
+        self._has_rules = False
         self._newcomers: Newcomers | None = None
         self._context: Context | None = None
         self._cache: Any = None
@@ -155,7 +162,12 @@ class RunningBatch:
     def _step(self, observer: RoundObserver | None) -> None:
         assert self._context is not None
         began = self._clock()
-        verifier = self._choose(self._context.distribution.greedy)
+        greedy = self._context.distribution.greedy
+        verifier = self._rule(greedy)
+        limits = self._limits()
+        asked = None
+        if self._governor is not None:
+            asked = self._governor.ask(self._memories, limits, greedy)
         round_ = run_round(
             self._context,
             self._target,
@@ -163,16 +175,23 @@ class RunningBatch:
             self._drafter,
             self._state,
             verifier,
-            self._budget(),
+            self._budget(limits) if asked is None else self._budget(asked.lengths, asked.free_only),
             self._verification,
         )
         logprobs = Logprobs.of(round_, self._wanted) if self._wants_logprobs else None
         measures = self._measure and not verifier.lossless
-        divergence_BDM = measured_divergence(round_, verifier) if measures else None
+        divergence_BDM = None
+        if measures and isinstance(verifier, RulesByRow):
+            divergence_BDM = verifier.divergences(round_)
+        elif measures:
+            divergence_BDM = measured_divergence(round_, verifier)
         observation = None if observer is None else observer.observe(round_, self.rows)
         overlap = overlap_of(round_, verifier.lossless)
-        self._read(round_, logprobs, overlap, divergence_BDM, observation)
-        self._charge(began)
+        accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
+        draft, total = self._charge(began)
+        if self._governor is not None and asked is not None:
+            self._governor.learn(asked, self._memories, accepted, greedy, draft, total)
+            self._explain(asked)
 
     def leave(self) -> list[Row]:
         """Removes the rows that are over and returns them."""
@@ -232,27 +251,43 @@ class RunningBatch:
             self._release()
 
     def _set_rows(self, rows: list[Row]) -> None:
+        if self._governor is not None:
+            known = dict(zip(self.rows, self._memories, strict=True))
+            self._memories = [
+                known.get(row) or RowMemory(row.request.sampling.greedy) for row in rows
+            ]
         self.rows = rows
         self._wanted = [row.request.sampling.logprobs for row in rows]
         self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
+        self._has_rules = any(row.request.rule is not None for row in rows)
 
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""
         if self._reservation is not None and not self.num_rows:
             self._reservation.clear()
 
-    def _budget(self) -> Budget:
+    def _rule(self, greedy: bool) -> Verifier:
+        """The verification rule: the engine's, and besides those of rows that have their own where
+        rows are sampled. At temperature 0 they all accept the argmax."""
+        engines = self._choose(greedy)
+        if greedy or not self._has_rules:
+            return engines
+        return RulesByRow.of([row.request.rule or engines for row in self.rows])
+
+    def _limits(self) -> list[int]:
         """How many tokens each row may draft: at most γ, the engine's and its own, and one less
         than the row may still emit, since the last token of a round is not drafted."""
         assert self._context is not None
-        tokens = [
+        return [
             min(self._gamma_of(row), row.ending.left - 1, self._target.draft_room(length))
             for row, length in zip(self.rows, self._context.lengths, strict=True)
         ]
-        most = max(tokens)
-        if min(tokens) == most:
-            return Budget(most)
-        return Budget(most, Lengths.of(tokens, self._target.device).device_B)
+
+    def _budget(self, tokens: Sequence[int], free_only: bool = False) -> Budget:
+        most, tokens_B = max(tokens), None
+        if min(tokens) < most:
+            tokens_B = Lengths.of(tokens, self._target.device).device_B
+        return Budget(most, tokens_B, free_only)
 
     def _gamma_of(self, row: Row) -> int:
         own = row.request.num_speculative_tokens
@@ -265,9 +300,13 @@ class RunningBatch:
         overlap: Overlap | None,
         divergence_BDM: Tensor | None,
         observation: Observation | None,
-    ) -> None:
+    ) -> list[int | None]:
         """Copies the round's numbers to the host, the one device-to-host synchronisation of a
-        round; commits the round, and hands each row its tokens or its error."""
+        round; commits the round, and hands each row its tokens or its error.
+
+        Returns:
+            By row, how many tokens were accepted; None if the row is over.
+        """
         assert self._context is not None
         sums = self._context.health.drain(first=self._target)
         counts = count_columns(round_)
@@ -294,7 +333,8 @@ class RunningBatch:
             if logprobs is not None:
                 part = line[len(own) :][: len(requested)]
                 chosen, best = logprobs.read(part, len(tokens), self._wanted[b])
-            positions = by_position(line[len(own) - 1]) if divergences else ()
+            measured = divergences and not (row.request.rule or self._choose(False)).lossless
+            positions = by_position(line[len(own) - 1]) if measured else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
             done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
             kept = row.take(tokens, done, chosen, best)
@@ -303,6 +343,8 @@ class RunningBatch:
                 observation.read(RowRound(row, start, done, len(tokens) - 1, kept), watched_line)
             if dead and numbers[-1] < kept:
                 row.error = dead_end(round_, b, row, int(numbers[-1]), kept)
+        accepted = [int(line[0][0]) for line in lines]
+        return [None if row.over else n for row, n in zip(self.rows, accepted, strict=True)]
 
     def _commit(self, round_: Round, num_accepted: Sequence[int]) -> None:
         assert self._context is not None
@@ -320,13 +362,27 @@ class RunningBatch:
         draft = sum(model.watch.seconds() for model in self._draft_models)
         return time.perf_counter(), draft, self._target.watch.seconds()
 
-    def _charge(self, began: tuple[float, float, float]) -> None:
-        """Divides the seconds since ``began`` among the rows; the device must be done."""
+    def _charge(self, began: tuple[float, float, float]) -> tuple[float, float]:
+        """Divides the seconds since ``began`` among the rows; the device must be done.
+
+        Returns:
+            Seconds in the drafter's models, and in all.
+        """
         total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
         rows = self.rows + self.newcomers
         share = 1 / len(rows)
         for row in rows:
             row.stats.spend(draft * share, target * share, total * share)
+        return draft, total
+
+    def _explain(self, asked: Asked) -> None:
+        """Notes in the rows' statistics what the governor chose, and what it believed."""
+        share = 1 / len(self.rows)
+        for row, length in zip(self.rows, asked.lengths, strict=True):
+            row.stats.govern(length, asked.probe)
+            if asked.believed is not None:
+                tokens, seconds = asked.believed
+                row.stats.believe(tokens * share, seconds * share)
 
 
 def _compacted(stays: list[bool]) -> list[int]:

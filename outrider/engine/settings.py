@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.protocols import Verifier
@@ -16,6 +17,9 @@ _VERIFIER = ("lossless", "accepts", "needs", "bound", "__call__")
 
 MAX_SPECULATIVE_TOKENS = 64
 
+AUTO: Final = "auto"
+"""Stands for a choice that the engine makes by what it measures."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -23,12 +27,15 @@ class Settings:
 
     Attributes:
         recipe: the method with its options, or the user's own verifier in place of the method's.
+        governed: whether a governor chooses the draft lengths (``num_speculative_tokens="auto"``);
+            ``num_speculative_tokens`` is then None.
         memory_budget: the bytes that ``max_memory`` allows; None without a bound.
         prefix_bytes: the bytes that ``prefix_cache`` allows; None without prefix reuse.
     """
 
     recipe: Recipe
     num_speculative_tokens: int | None
+    governed: bool
     draft_confidence: float
     draft_length: DraftLength
     max_batch_size: int
@@ -43,7 +50,7 @@ class Settings:
         cls,
         method: Method,
         *,
-        num_speculative_tokens: int | None,
+        num_speculative_tokens: int | str | None,
         draft_confidence: float,
         draft_length: str | DraftLength | None,
         max_batch_size: int,
@@ -60,12 +67,14 @@ class Settings:
         Raises:
             InvalidParameterError: a value of another type or outside its range, an option the
                 method has not.
-            IncompatibleError: a draft that could stop early, of a method whose drafts cannot.
+            IncompatibleError: a draft that could stop early, of a method whose drafts cannot; two
+                policies that both choose the draft length.
         """
         recipe = method.recipe(options)
-        num_speculative_tokens = as_python(num_speculative_tokens)
+        governed = _is_auto(as_python(num_speculative_tokens))
+        num_tokens: Any = None if governed else as_python(num_speculative_tokens)
         max_batch_size = as_python(max_batch_size)
-        check_speculative_tokens(num_speculative_tokens)
+        check_speculative_tokens(num_tokens)
         check_range("max_batch_size", max_batch_size, 65536)
         check_kv_dtype(kv_dtype)
         check_flag("measure", measure)
@@ -86,10 +95,16 @@ class Settings:
                 f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
                 f"0 and 'fixed'"
             )
+        if governed and length.start is not None:
+            raise IncompatibleError(
+                f"num_speculative_tokens='auto' and draft_length={str(draft_length)!r} both choose "
+                f"the draft length: leave one out"
+            )
         memory, prefixes = as_python(max_memory), as_python(prefix_cache)
         return cls(
             recipe,
-            num_speculative_tokens,
+            num_tokens,
+            governed,
             confidence,
             length,
             max_batch_size,
@@ -99,6 +114,17 @@ class Settings:
             measure,
             generation_config,
         )
+
+
+def _is_auto(number: object) -> bool:
+    """Whether a governor chooses the draft lengths; raises InvalidParameterError for any other
+    word."""
+    if isinstance(number, str) and number != AUTO:
+        raise InvalidParameterError(
+            f"num_speculative_tokens={shown(number)}: must be a whole number from 1 to "
+            f"{MAX_SPECULATIVE_TOKENS}, or 'auto'"
+        )
+    return isinstance(number, str)
 
 
 def _check_verifier(verifier: object) -> None:

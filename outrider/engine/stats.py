@@ -48,6 +48,13 @@ class Stats:
         draft_seconds: in forward passes of the draft model.
         target_seconds: in forward passes of the target.
         other_seconds: everything else.
+        draft_lengths: rounds by the length of draft that the governor asked for, from 0; empty
+            without a governor.
+        probes: of these, the rounds that only tried a length, to measure it.
+        believed_rounds: of these, the rounds of which the governor expected anything; all but the
+            first rounds of an engine.
+        believed_tokens: tokens that it expected these rounds to emit.
+        believed_seconds: seconds that it expected them to take.
     """
 
     rounds: int = 0
@@ -68,6 +75,11 @@ class Stats:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     other_seconds: float = 0.0
+    draft_lengths: list[int] = field(default_factory=list)
+    probes: int = 0
+    believed_rounds: int = 0
+    believed_tokens: float = 0.0
+    believed_seconds: float = 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -118,6 +130,23 @@ class Stats:
         return self.kl / self.texts if self.texts else 0.0
 
     @property
+    def probe_share(self) -> float:
+        """Share of the governor's rounds that only tried a length; 0 without a governor."""
+        governed = sum(self.draft_lengths)
+        return self.probes / governed if governed else 0.0
+
+    @property
+    def believed_tokens_per_round(self) -> float:
+        """Tokens that the governor expected of a round; compare ``acceptance_length``."""
+        return self.believed_tokens / self.believed_rounds if self.believed_rounds else 0.0
+
+    @property
+    def believed_tokens_per_second(self) -> float:
+        """Tokens per second that the governor expected; compare ``tokens_per_second``, which
+        includes the prefill."""
+        return self.believed_tokens / self.believed_seconds if self.believed_seconds else 0.0
+
+    @property
     def seconds(self) -> float:
         return self.draft_seconds + self.target_seconds + self.other_seconds
 
@@ -160,7 +189,19 @@ class Stats:
         self.target_seconds += target
         self.other_seconds += max(0.0, total - draft - target)
 
-    def as_dict(self) -> dict[str, float | int | str | list[float]]:
+    def govern(self, length: int, probe: bool) -> None:
+        """Counts a round for which the governor asked for a draft of this length."""
+        _grow(self.draft_lengths, length + 1)
+        self.draft_lengths[length] += 1
+        self.probes += probe
+
+    def believe(self, tokens: float, seconds: float) -> None:
+        """Adds what the governor expected of a round."""
+        self.believed_rounds += 1
+        self.believed_tokens += tokens
+        self.believed_seconds += seconds
+
+    def as_dict(self) -> dict[str, float | int | str | list[float] | list[int]]:
         """All numbers, derived ones included, for JSON (where infinity is the word ``inf``)."""
         return {
             "rounds": self.rounds,
@@ -185,6 +226,10 @@ class Stats:
             "other_seconds": self.other_seconds,
             "seconds": self.seconds,
             "tokens_per_second": self.tokens_per_second,
+            "draft_lengths": self.draft_lengths,
+            "probe_share": self.probe_share,
+            "believed_tokens_per_round": self.believed_tokens_per_round,
+            "believed_tokens_per_second": self.believed_tokens_per_second,
         }
 
     @classmethod

@@ -265,6 +265,44 @@ class UnlikelyDropped(ToyDrafter):
         return replace(draft, mask_BN=draft.mask_BN & likely_BN)
 
 
+class StoppedByPeaks(ToyDrafter):
+    """Right: stops before the first token that lowers the expected tokens per second, as estimated
+    from the peaks max q_1 … max q_k. q_k depends on the tokens before x_k, not on x_k.
+
+    Args:
+        model: the model that provides the logits.
+        seconds: of a round, by draft length.
+    """
+
+    def __init__(self, model: ToyModel, seconds: tuple[float, ...] = (1.0, 1.6, 1.8)) -> None:
+        super().__init__(model)
+        self.seconds = seconds
+
+    def propose(self, state: ToyCache, context: Context, budget: Budget, rng: Stream) -> Draft:
+        draft = super().propose(state, context, budget, rng)
+        assert draft.probs_BNV is not None
+        assert draft.is_chain
+        survival_BD = draft.probs_BNV[:, :-1].amax(2).cumprod(1)
+        tokens_BN = torch.nn.functional.pad(survival_BD, (1, 0), value=1.0).cumsum(1)
+        seconds_N = tokens_BN.new_tensor(self.seconds[: draft.num_nodes])
+        length_B = self.length(tokens_BN / seconds_N)
+        within_BN = torch.arange(draft.num_nodes) <= length_B[:, None]
+        return replace(draft, mask_BN=draft.mask_BN & within_BN)
+
+    def length(self, goodput_BN: Tensor) -> Tensor:
+        """The length of each row's draft, (B,), from the expected tokens per second by length."""
+        rises_BD = goodput_BN[:, 1:] > goodput_BN[:, :-1]
+        return rises_BD.long().cumprod(1).sum(1)
+
+
+class RetrospectiveSearch(StoppedByPeaks):
+    """Wrong: drafts everything, and then verifies the length that is best in hindsight. Whether x_k
+    is verified depends on the peaks after it, and so on x_k itself (DSpark, appendix A)."""
+
+    def length(self, goodput_BN: Tensor) -> Tensor:
+        return goodput_BN.argmax(1)
+
+
 class TopKAsDraws(ToyDrafter):
     """Wrong: proposes the k most probable children and declares them independent draws."""
 

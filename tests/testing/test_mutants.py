@@ -48,6 +48,7 @@ REJECTED_BY_ENUM = [
     ("distinct verified as iid", DISTINCT, m.WithReplacementAssumed(), plain, 0.005),
     ("q not renormalised", DISTINCT, m.UnrenormalisedDraftDistribution(), plain, 0.005),
     ("q not warped", m.UnwarpedDraftDistribution(GUESS), REFERENCE, hot, 0.02),
+    ("length best in hindsight", m.RetrospectiveSearch(GUESS), REFERENCE, plain, 0.05),
     ("unlikely token dropped", m.UnlikelyDropped(GUESS), REFERENCE, plain, 0.02),
 ]
 IDS = [row[0] for row in REJECTED_BY_ENUM]
@@ -70,6 +71,8 @@ def test_enum_rejects(_, drafter, verifier, distribution, least):
         (CHAIN, REFERENCE, hot),
         (SIBLINGS, REFERENCE, plain),
         (ToyDrafter(GUESS, confidence=0.35), REFERENCE, plain),
+        (m.StoppedByPeaks(GUESS), REFERENCE, plain),
+        (m.StoppedByPeaks(GUESS, (1.0, 1.5, 1.8)), REFERENCE, plain),
         (ToyDrafter(GUESS, 2, "chosen"), REFERENCE, plain),
         (DISTINCT, m.WithoutReplacement(), plain),
         (ToyDrafter(GUESS, 3, "distinct"), m.WithoutReplacement(), plain),

@@ -1,7 +1,7 @@
 """Options that choose the decoding method and the length of drafts."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,7 @@ from outrider.cli.errors import fail
 from outrider.methods import catalogue
 
 SPECULATION = "Speculation"
+AUTO = "auto"
 
 
 def _complete_methods() -> list[tuple[str, str]]:
@@ -25,7 +26,8 @@ Method = Annotated[
     typer.Option(
         metavar="NAME",
         help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone. "
-        "Default: the head's own, where --draft is a head, else 'speculative'.",
+        "'auto' takes whatever pays, round by round: copies of earlier tokens, the draft model or "
+        "head, or nothing. Default: the head's own, where --draft is a head, else 'speculative'.",
         autocompletion=_complete_methods,
         rich_help_panel=SPECULATION,
     ),
@@ -47,6 +49,31 @@ NumSpeculativeTokens = Annotated[
         metavar="N",
         help="γ: maximum number of draft tokens per round, 1 to 64; for a tree, of levels. "
         "Default: a tree's own depth, else 5.",
+        rich_help_panel=SPECULATION,
+    ),
+]
+
+
+def _parse_tokens(text: str) -> Any:
+    """A number, or the word ``auto``."""
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a valid integer, nor 'auto'") from None
+
+
+NumSpeculativeTokensOrAuto = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        metavar="N|auto",
+        parser=_parse_tokens,
+        help="γ: maximum number of draft tokens per round, 1 to 64; for a tree, of levels. 'auto' "
+        "chooses the number round by round, 0 included, by measured times and acceptance; the "
+        "output of a seed then depends on the machine's speed, except at temperature 0 and with "
+        "method 'coupled'. Default: a tree's own depth, else 5.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -79,7 +106,7 @@ class Speculation:
 
     method: Method = None
     option: Options = None
-    num_speculative_tokens: NumSpeculativeTokens = None
+    num_speculative_tokens: NumSpeculativeTokensOrAuto = None
     draft_confidence: DraftConfidence = 0.0
     draft_length: DraftLength = "fixed"
 

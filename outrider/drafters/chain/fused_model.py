@@ -70,6 +70,7 @@ class FusedModelDrafter(ModelDrafter):
     def _can_catch_up(self, state: ModelState, context: Context) -> bool:
         """Whether all rows have as many tokens as the row that lacks most."""
         self._drop_uncommitted(state, context)
+        self._read_backlog(state, context)
         return max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, distribution: Distribution) -> bool:

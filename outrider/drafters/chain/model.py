@@ -4,9 +4,10 @@ Leviathan, Kalman and Matias, ICML 2023, Algorithm 1, first loop; Chen et al., 2
 
     x_i ~ q_i( . | context, x_1 … x_{i-1}),   i = 1 … γ
 
-The draft model's cache never needs a forward pass only to catch up. After a round it lacks the
-root, and also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or
-two tokens per row.
+The draft model's cache needs no forward pass only to catch up as long as every round drafts. After
+a round it lacks the root, and also x_γ when all γ tokens were accepted, so the first pass of the
+next round feeds one or two tokens per row. Rounds of γ = 0 do not touch the model; what it lacks
+after many of them it reads in passes of bounded width before it drafts again.
 
 A row may stop early, by a threshold on the q of its tokens (``stop.py``). The token that stops a
 row stays in the draft and is verified, so the distribution of the output does not change.
@@ -39,6 +40,9 @@ from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.prefill import Prefilling
+
+_FEW = 8  # tokens whose logits may be computed without need
+_BACKLOG_WIDTH = 64  # within the slots that caches have beyond the context
 
 
 class ModelState:
@@ -98,6 +102,7 @@ class ModelBacked:
         """Feeds the committed tokens that the cache lacks; logits after the last one, (B, V)."""
         cache = state.cache
         self._drop_uncommitted(state, context)
+        self._read_backlog(state, context)
         lacking = self._lacking(state, context)
         K = max(lacking)
         tokens_BK = self._uncached(state, context, K)
@@ -113,6 +118,15 @@ class ModelBacked:
     def _drop_uncommitted(self, state: ModelState, context: Context) -> None:
         """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again."""
         if min(self._lacking(state, context)) < 1:
+            state.rollback(context.sequence_lengths - 1)
+
+    def _read_backlog(self, state: ModelState, context: Context) -> None:
+        """Feeds tokens until no row lacks many. The passes compute the logits of one token only;
+        rows that lack fewer tokens than others forget again what lies after their own."""
+        while (missing := max(self._lacking(state, context))) > _FEW:
+            width = min(missing - 1, _BACKLOG_WIDTH)
+            self.model.extend(state.cache, self._uncached(state, context, width), num_logits=1)
+            state.cache.append(width)
             state.rollback(context.sequence_lengths - 1)
 
     def _lacking(self, state: ModelState, context: Context) -> list[int]:

@@ -26,11 +26,13 @@ Legend: B rows, N nodes (node 0 is the root), V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Context, Draft, Drawn, Stream
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.sources.sources import (
     NO_SOURCE,
@@ -85,6 +87,11 @@ class Hybrid(MultiSourceDrafter):
         self.num_tokens = num_tokens
 
     @property
+    def capabilities(self) -> Capabilities[Any]:
+        free = [source.free for source in self.sources]
+        return replace(super().capabilities, drafts_freely=any(free) and not all(free))
+
+    @property
     def drawn(self) -> Drawn:
         draws = any(each.drafter.drawn == "iid" for each in self.sources)
         return "iid" if draws else "chosen"
@@ -115,7 +122,8 @@ class Hybrid(MultiSourceDrafter):
         for memory, line in zip(state.memory, table, strict=True):
             most = budget.max_tokens if budget.tokens_B is None else line[-1]
             found = dict(zip(state.drafts, line, strict=False))
-            lengths = [found.get(s, min(x.tokens, most)) for s, x in enumerate(self.sources)]
+            others = 0 if budget.free_only else most
+            lengths = [found.get(s, min(x.tokens, others)) for s, x in enumerate(self.sources)]
             assert state.choice is not None
             picks.append(state.choice.pick(memory, lengths))
         return picks

@@ -98,7 +98,7 @@ class Source:
         most = min(self.tokens, budget.max_tokens)
         tokens_B = None if budget.tokens_B is None else budget.tokens_B.clamp(max=most)
         if rows_B is None:
-            return Budget(most, tokens_B)
+            return Budget(most, tokens_B, budget.free_only)
         return Budget(most, torch.where(rows_B, most if tokens_B is None else tokens_B, 0))
 
 

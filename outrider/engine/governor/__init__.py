@@ -1,0 +1,1 @@
+"""The governor: chooses draft lengths by what it measures while the engine runs."""

@@ -1,0 +1,49 @@
+"""The governor's benchmark: texts, noise, ratios, and the page."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import engine_of, greedy, ragged_prompts, tiny
+
+from benchmarks import governor
+
+
+def test_the_governor_is_compared_with_the_best_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Speeds are given: 100 for plain decoding, then 120, 150, and 141 for the governor."""
+    target = tiny(dtype=torch.float64)
+    engines = {
+        "plain": engine_of(target),
+        "2": engine_of(target, target, γ=2),
+        "5": engine_of(target, target, γ=5),
+        "auto": engine_of(target, target, "speculative", "auto"),  # type: ignore[arg-type]
+    }
+    given = {id(engines["plain"]): 100.0, id(engines["2"]): 120.0, id(engines["5"]): 150.0}
+    monkeypatch.setattr(governor, "speed", lambda engine, *_: given.get(id(engine), 141.0))
+    row = governor.measure(engines, ragged_prompts([4, 5]), greedy(8), repeats=2)
+    assert row["over_plain"] == pytest.approx(1.41)
+    assert row["over_best"] == pytest.approx(0.94)
+    assert row["speculation_pays"]
+    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "command": "c"}
+    page = governor.markdown({"about": about, "cells": {"good, 0, code, 2": row}})
+    assert "| good | 0 | code | 2 | 100 | 141 | 1.410 | 5 | 0.940 |" in page
+    assert "Slowest cell: 1.410" in page
+
+
+def test_noise_spoils_a_draft_in_place() -> None:
+    model: Any = tiny(seed=1)
+    weight = model.module.lm_head.weight.detach()
+    before, place = weight.clone(), weight.data_ptr()
+    governor.add_noise(model.module, 0.0)
+    assert torch.equal(weight, before)
+    governor.add_noise(model.module, 0.5)
+    assert weight.data_ptr() == place
+    assert float((weight - before).std() / before.std()) == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("text", governor.TEXTS)
+def test_prompts_of_a_batch_differ(text: str) -> None:
+    prompts = governor.prompts_of(text, 6, 50)
+    assert len({str(prompt) for prompt in prompts}) == 6

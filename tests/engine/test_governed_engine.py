@@ -1,0 +1,186 @@
+"""Engines with ``num_speculative_tokens="auto"``: the same outputs, statistics that explain the
+choices, and draft models that rest."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import (
+    VOCAB,
+    engine_of,
+    greedy,
+    ragged_prompts,
+    tiny,
+    tiny_module,
+    token_ids,
+)
+
+from outrider import Sampling, Speculation, load
+from outrider.core import Budget, Context, Lengths
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters import ModelDrafter
+from outrider.engine.governor.governor import Asked, BatchGovernor
+from outrider.runtime import HFModel
+from outrider.sampling import Warp
+
+TARGET = tiny(dtype=torch.float64, std=0.2)
+DRAFT = tiny(dtype=torch.float64, seed=1, std=0.2)
+PROMPTS = ragged_prompts([5, 1, 9, 3, 6])
+AUTO: Any = "auto"
+
+
+@pytest.fixture
+def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Draft lengths that governors ask for, instead of their own choices: 0 to 6 in turn, with
+    long stretches of 0."""
+    asked: list[int] = []
+
+    def ask(self: BatchGovernor, rows: list[Any], limits: Sequence[int], is_greedy: bool) -> Asked:
+        number = len(asked)
+        length = min(0 if number % 30 >= 7 else number % 7, max(limits))
+        asked.append(length)
+        return Asked(0, length, [min(length, limit) for limit in limits])
+
+    monkeypatch.setattr(BatchGovernor, "ask", ask)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "method", ["speculative", "block", "prompt-lookup", "suffix", "top-k-tree"]
+)
+def test_greedy_output_equals_plain_decoding(method: str) -> None:
+    """Whatever the clock says."""
+    plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(40)))
+    draft = None if method in ("prompt-lookup", "suffix") else DRAFT
+    engine = engine_of(TARGET, draft, method, AUTO)
+    for _ in range(2):
+        assert token_ids(engine.generate(PROMPTS, greedy(40))) == plain
+
+
+@pytest.mark.parametrize("method", ["speculative", "prompt-lookup", "hybrid"])
+def test_any_sequence_of_lengths_leaves_greedy_output_alone(
+    method: str, lengths: list[int]
+) -> None:
+    plain = token_ids(engine_of(TARGET).generate(PROMPTS, greedy(70)))
+    draft = None if method == "prompt-lookup" else DRAFT
+    assert token_ids(engine_of(TARGET, draft, method, AUTO).generate(PROMPTS, greedy(70))) == plain
+    assert {0, 1, 5} < set(lengths)
+
+
+def test_the_coupled_method_gives_plain_output_at_any_temperature(lengths: list[int]) -> None:
+    """Its noise is keyed by position, so that no draft length changes the output of a seed."""
+    sampling = Sampling(temperature=0.9, max_new_tokens=50, ignore_eos=True, seed=3)
+    plain = token_ids(engine_of(TARGET).generate(PROMPTS, sampling))
+    assert token_ids(engine_of(TARGET, DRAFT, "coupled", AUTO).generate(PROMPTS, sampling)) == plain
+    assert set(lengths) > {0, 3}
+
+
+def test_statistics_explain_the_choices() -> None:
+    engine = engine_of(TARGET, TARGET, "speculative", AUTO)
+    stats = engine.generate(PROMPTS, greedy(60)).stats
+    assert sum(stats.draft_lengths) == stats.rounds
+    assert stats.believed_rounds < stats.rounds  # nothing was known at first
+    assert 1 <= stats.believed_tokens_per_round <= 9
+    assert stats.believed_tokens_per_second > 0
+    assert stats.as_dict()["probe_share"] == stats.probes / stats.rounds
+    assert engine.governor is not None
+    assert engine.governor.beliefs(5, greedy=True)["acceptance, draft"][0] > 0.6
+    fixed = engine_of(TARGET, DRAFT).generate(PROMPTS, greedy(8)).stats
+    assert (fixed.draft_lengths, fixed.probe_share, fixed.believed_tokens) == ([], 0.0, 0.0)
+
+
+def test_rows_may_ask_for_less() -> None:
+    engine = engine_of(TARGET, TARGET, "speculative", AUTO)
+    own = [Speculation(num_speculative_tokens=n) for n in (0, 1, 8, 2, 3)]
+    found = engine.generate(PROMPTS, greedy(40), speculation=own)
+    assert token_ids(found) == token_ids(engine_of(TARGET).generate(PROMPTS, greedy(40)))
+    for result, each in zip(found, own, strict=True):
+        assert len(result.stats.draft_lengths) <= each.num_speculative_tokens + 1  # type: ignore[operator]
+
+
+def count_passes(model: HFModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths of a model's forward passes."""
+    widths: list[int] = []
+    forward = HFModel.forward
+
+    def noting(self: HFModel, batch: Any) -> Any:
+        if self.module is model.module:
+            widths.append(batch.tokens_BN.shape[1])
+        return forward(self, batch)
+
+    monkeypatch.setattr(HFModel, "forward", noting)
+    return widths
+
+
+def test_rounds_without_drafts_cost_the_draft_model_nothing(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int]
+) -> None:
+    widths = count_passes(DRAFT, monkeypatch)
+    engine_of(TARGET, DRAFT, "speculative", AUTO).generate(PROMPTS[:1], greedy(80))
+    stretches = "".join("d" if length else "-" for length in lengths).strip("-").split("d")
+    long = [len(stretch) for stretch in stretches if len(stretch) > 8]
+    assert len(long) > 0
+    prompt = 1
+    assert len(widths) == prompt + sum(lengths) + len(long)
+    assert sorted(widths)[-len(long) :] >= long  # what was missed is read in one pass
+
+
+@pytest.mark.parametrize("behind", [[1, 1, 1], [40, 3, 1], [100, 100, 90], [9, 30, 20]])
+def test_a_draft_model_that_fell_behind_drafts_as_if_it_had_not(behind: list[int]) -> None:
+    """Rows that lack different numbers of tokens; the drafts are equal to the last bit but a
+    few."""
+    prompts = ragged_prompts([110, 115, 108])
+    distribution = Warp([greedy(1)] * 3, VOCAB)
+    drafter = ModelDrafter(DRAFT, VOCAB)
+    drafts = []
+    for late in (True, False):
+        context = Context.start(prompts, distribution, [0] * 3, range(3))
+        with torch.inference_mode():
+            state = drafter.start(context)
+            if late:
+                kept = [n - 1 - m for n, m in zip(context.lengths, behind, strict=True)]
+                state.rollback(Lengths.of(kept))
+            drafts.append(drafter.propose(state, context, Budget(4), context.rng))
+            assert state.cache.lengths == [n + 3 for n in context.lengths]
+    assert drafts[0].tokens_BN.tolist() == drafts[1].tokens_BN.tolist()
+
+
+def test_settings_that_contradict_auto() -> None:
+    with pytest.raises(InvalidParameterError, match="or 'auto'"):
+        load("/nowhere", num_speculative_tokens="many")  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleError, match="both choose the draft length"):
+        engine_of(TARGET, DRAFT, γ=AUTO, draft_length="heuristic")
+    assert engine_of(TARGET, None, "plain", AUTO).governor is None
+
+
+def test_a_free_source_may_draft_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds that leave the draft model out do not run it; the output stays."""
+    ask = BatchGovernor.ask
+
+    def without_model(self: BatchGovernor, *arguments: Any) -> Asked:
+        return replace(ask(self, *arguments), source=1)
+
+    monkeypatch.setattr(BatchGovernor, "ask", without_model)
+    widths = count_passes(DRAFT, monkeypatch)
+    prompts = [prompt * 4 for prompt in PROMPTS]
+    engine = engine_of(TARGET, DRAFT, "hybrid", AUTO)
+    found = engine.generate(prompts, greedy(60))
+    assert token_ids(found) == token_ids(engine_of(TARGET).generate(prompts, greedy(60)))
+    assert len(widths) == 1  # the prompts
+    assert engine.governor is not None
+    assert set(engine.governor.beliefs(5, True)) > {"acceptance, draft", "acceptance, free sources"}
+
+
+def test_the_automatic_method_takes_the_sources_at_hand() -> None:
+    target, draft = tiny_module(), tiny_module(seed=1)
+    both = load(target, draft, "auto", device="cpu")
+    alone = load(target, None, "auto", device="cpu")
+    assert (both.method.name, alone.method.name) == ("hybrid", "suffix")
+    assert both.governor is not None
+    assert both.governor.sources.names == ("draft", "free sources")
+    assert alone.governor is not None
+    assert load(target, draft, "auto", 3, device="cpu").governor is None
+    plain = engine_of(both.target).generate(PROMPTS, greedy(30))
+    assert token_ids(both.generate(PROMPTS, greedy(30))) == token_ids(plain)

@@ -1,0 +1,221 @@
+"""The governor's parts: costs, acceptance and goodput, each against its definition."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from outrider.engine.governor.acceptance import PositionRates, RowRates, logit, sigmoid
+from outrider.engine.governor.allocation import goodputs
+from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
+from outrider.engine.governor.governor import draft_lengths
+
+# ------------------------------------------------------------------------------------ allocation
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_length_is_the_best_of_all_ways_to_share_tokens_out(seed: int) -> None:
+    """Brute force over every vector of draft lengths. A round costs what its widest row costs."""
+    drawn = random.Random(seed)
+    limits = [drawn.randint(0, 4) for _ in range(3)]
+    survivals = [
+        list(itertools.accumulate((drawn.random() for _ in range(n)), lambda s, p: s * p))
+        for n in limits
+    ]
+    most = max(limits)
+    seconds = list(itertools.accumulate(drawn.uniform(0.01, 0.5) for _ in range(most + 1)))
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        pairs = zip(survivals, lengths, strict=True)
+        tokens = len(limits) + sum(sum(survival[:length]) for survival, length in pairs)
+        return tokens / seconds[max(lengths)]
+
+    found = goodputs(survivals, range(most + 1), seconds)
+    every = itertools.product(*(range(limit + 1) for limit in limits))
+    assert max(each.rate for each in found) == pytest.approx(max(map(rate, every)), rel=1e-12)
+
+
+def test_lengths_that_are_left_out_change_nothing_about_the_others() -> None:
+    survivals = [[0.9, 0.8, 0.7], [0.5]]
+    every = goodputs(survivals, [0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])
+    some = goodputs(survivals, [0, 2, 3], [1.0, 3.0, 4.0])
+    assert some == [every[0], every[2], every[3]]
+    assert [each.tokens for each in every] == pytest.approx([2.0, 3.4, 4.2, 4.9])
+
+
+def test_lengths_to_choose_from_end_with_the_longest() -> None:
+    assert draft_lengths(3) == (0, 1, 2, 3)
+    assert draft_lengths(20) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 18, 20)
+
+
+# ----------------------------------------------------------------------------------------- costs
+
+
+def test_monotone_is_the_nearest_sequence_that_does_not_decrease() -> None:
+    assert monotone([1.0, 3.0, 2.0, 5.0], [1.0] * 4) == [1.0, 2.5, 2.5, 5.0]
+    assert monotone([1.0, 3.0, 2.0], [1.0, 3.0, 1.0]) == [1.0, 2.75, 2.75]
+    assert monotone([3.0, 2.0, 1.0], [1.0] * 3) == [2.0] * 3
+
+
+def test_interpolation_is_linear_between_and_constant_beyond() -> None:
+    assert [interpolated([1, 3], [10.0, 20.0], at) for at in (0, 1, 2, 3, 9)] == [
+        10,
+        10,
+        15,
+        20,
+        20,
+    ]
+    assert interpolated([], [], 4) == 0.0
+
+
+def test_a_surface_finds_a_line_in_the_number_of_tokens() -> None:
+    """Also for numbers of rows that were never measured."""
+    surface = Surface(lambda rows, length: rows * (length + 1), 0.03)
+    for now, (rows, length) in enumerate(itertools.product((1, 4, 8), (0, 2, 5))):
+        for _ in range(8):
+            surface.observe(rows, length, 2.0 + 0.25 * rows * (length + 1), now)
+    seconds, _ = surface.read(6, [0, 3], 10)
+    assert seconds == pytest.approx([3.5, 8.0], rel=0.02)
+
+
+def test_measured_cells_outweigh_the_line() -> None:
+    """One length is slower than a line says, as where a program is missing for it."""
+    surface = Surface(lambda rows, length: length + 1, 0.03)
+    times = {0: 1.0, 1: 1.1, 2: 3.0, 3: 1.3, 4: 1.4}
+    for now in range(40):
+        surface.observe(1, now % 5, times[now % 5], now)
+    seconds, _ = surface.read(1, list(times), 40)
+    assert seconds == pytest.approx(list(times.values()), rel=0.1)
+
+
+def test_a_stale_cell_yields_to_a_new_measurement() -> None:
+    fresh, stale = (Surface(lambda rows, length: length + 1, 0.0) for _ in range(2))
+    for now in range(32):
+        fresh.observe(1, 1, 1.0, now)
+        stale.observe(1, 1, 1.0, now)
+    fresh.observe(1, 1, 1.5, 32)
+    stale.observe(1, 1, 1.5, 32 + 8 * HALF_LIFE)
+    assert fresh.read(1, [1], 32)[0][0] < 1.05
+    assert stale.read(1, [1], 32 + 8 * HALF_LIFE)[0][0] > 1.4
+
+
+def test_one_delayed_round_moves_a_mean_little_wherever_it_comes() -> None:
+    for place in (0, 5):
+        surface = Surface(lambda rows, length: length + 1, 0.0)
+        for now in range(10):
+            surface.observe(1, 0, 100.0 if now == place else 1.0, now)
+        assert surface.read(1, [0], 10)[0][0] < 1.2
+
+
+def test_costs_of_a_round_add_up() -> None:
+    costs = RoundCosts(0.5)
+    for _ in range(30):
+        for length in (0, 1, 3):
+            costs.observe(2, length, 0.2 * length, 1.0 + 0.1 * (length + 1) + 0.2 * length)
+    assert costs.curve(2, (0, 1, 2, 3)) == pytest.approx([1.1, 1.4, 1.7, 2.0], rel=0.05)
+
+
+def test_a_draft_model_that_was_never_used_costs_what_its_size_says() -> None:
+    costs = RoundCosts(0.25)
+    for _ in range(5):
+        costs.observe(1, 0, 0.0, 2.0)
+    plain, drafted = costs.curve(1, (0, 4))
+    assert drafted - plain == pytest.approx(4 * 0.25 * 2.0, rel=0.35)  # and a wider target pass
+
+
+def test_catching_up_is_no_part_of_a_draft_step() -> None:
+    costs = RoundCosts(0.1)
+    for _ in range(10):
+        costs.observe(1, 2, 0.2, 1.2)
+    before = costs.curve(1, (0, 2))
+    for _ in range(10):
+        costs.observe(1, 2, 0.2 + 0.01 * 100, 2.2, behind=100)
+    assert costs.curve(1, (0, 2)) == pytest.approx(before, rel=0.02)
+    assert costs.catch_up(1, 50) == pytest.approx(0.5, rel=0.1)
+
+
+# ------------------------------------------------------------------------------------ acceptance
+
+
+def accepted_of(length: int, p: list[float], drawn: random.Random) -> int:
+    return next((k for k in range(length) if drawn.random() >= p[k]), length)
+
+
+def test_a_class_learns_the_acceptance_of_each_position() -> None:
+    """8 rows and 400 rounds. The discount leaves about 130 labels of the first position, whose
+    standard error is 0.04, and fewer further on; the tolerance is four of them."""
+    p, drawn, rates = [0.9, 0.7, 0.5], random.Random(1), PositionRates()
+    for now in range(400):
+        rates.learn([(3, accepted_of(3, p, drawn)) for _ in range(8)], now)
+    assert list(map(sigmoid, rates.logits(3))) == pytest.approx(p, abs=0.18)
+
+
+def test_a_position_without_labels_is_like_the_one_before_it() -> None:
+    rates = PositionRates()
+    for now in range(50):
+        rates.learn([(2, 2)], now)
+    two = rates.logits(5)
+    assert two[2] == two[3] == two[4] == pytest.approx(two[1])
+    assert sigmoid(two[1]) > 0.9
+
+
+def test_a_round_that_drafts_nothing_teaches_nothing() -> None:
+    rates = PositionRates()
+    rates.learn([(2, 1)], 1)
+    before = rates.logits(2)
+    rates.learn([(0, 0)], 50)
+    assert rates.logits(2) == before
+
+
+def test_rows_differ_from_their_class_as_their_labels_do() -> None:
+    drawn, rows = random.Random(2), {0.9: RowRates(), 0.3: RowRates()}
+    of_class = [logit(0.6)] * 3
+    for now in range(60):
+        for p, row in rows.items():
+            row.learn(of_class, 3, accepted_of(3, [p] * 3, drawn), now)
+    first = {p: row.survival(of_class)[0] for p, row in rows.items()}
+    assert first[0.9] > 0.75
+    assert first[0.3] < 0.45
+
+
+def test_predictions_of_rows_are_calibrated() -> None:
+    """Rows whose acceptances are spread evenly: in each bin, predicted and observed frequencies
+    agree. Each bin has over 300 labels, so 0.1 is more than three standard errors."""
+    drawn = random.Random(3)
+    truth = [drawn.uniform(0.2, 0.95) for _ in range(40)]
+    of_class, rows = PositionRates(), [RowRates() for _ in truth]
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for now in range(200):
+        logits, outcomes = of_class.logits(1), []
+        for p, row in zip(truth, rows, strict=True):
+            predicted, hit = row.survival(logits)[0], drawn.random() < p
+            if now >= 40:
+                bins.setdefault(int(5 * predicted), []).append((predicted, hit))
+            row.learn(logits, 1, int(hit), now)
+            outcomes.append((1, int(hit)))
+        of_class.learn(outcomes, now)
+    assert len(bins) >= 4
+    for pairs in bins.values():
+        if len(pairs) > 300:
+            predicted = sum(p for p, _ in pairs) / len(pairs)
+            observed = sum(hit for _, hit in pairs) / len(pairs)
+            assert predicted == pytest.approx(observed, abs=0.1)
+
+
+def test_new_labels_outweigh_old_ones_after_a_pause() -> None:
+    paused, busy = RowRates(), RowRates()
+    of_class = [logit(0.5)]
+    for row in (paused, busy):
+        for now in range(40):
+            row.learn(of_class, 1, 0, now)
+    for step in range(3):
+        busy.learn(of_class, 1, 1, 40 + step)
+        paused.learn(of_class, 1, 1, 140 + step)
+    assert paused.survival(of_class)[0] > busy.survival(of_class)[0] + 0.15
+
+
+def test_logits_stay_finite() -> None:
+    assert math.isfinite(logit(0.0))
+    assert math.isfinite(logit(1.0))
+    assert sigmoid(-800.0) == 0.0

@@ -1,0 +1,130 @@
+"""A simulated machine for the governor: rounds take given times, and rows accept at given rates.
+
+No model runs and no clock is read, so a simulation of thousands of rounds is exact and fast.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from outrider.engine.governor.governor import Asked, Governor, RowMemory, Sources
+
+Accepts = Callable[[int], float]
+"""From a position in the draft, 1 being the first, to the probability that its token is accepted
+after accepted ones."""
+
+
+@dataclass
+class Machine:
+    """How long rounds take, in units of a target pass over few tokens.
+
+    Attributes:
+        per_token: what each token of a target pass adds.
+        step: seconds of a draft step over one row.
+        overhead: seconds of a round besides the models' passes.
+        noise: relative standard deviation of all times.
+    """
+
+    per_token: float = 0.03
+    step: float = 0.1
+    overhead: float = 0.1
+    noise: float = 0.03
+
+    def draft(self, rows: int, length: int, behind: int = 0) -> float:
+        """Seconds in the draft model; it reads the committed tokens that it lacks at once."""
+        step = self.step * (1 + self.per_token * rows)
+        caught_up = self.step * self.per_token * rows * max(0, behind - 2)
+        return step * length + caught_up if length else 0.0
+
+    def round(self, rows: int, length: int, behind: int = 0) -> float:
+        """Seconds of a round."""
+        target = 1 + self.per_token * rows * (length + 1)
+        return self.draft(rows, length, behind) + target + self.overhead
+
+    def goodput(self, rows: int, length: int, accepts: Accepts) -> float:
+        """Expected tokens per second of a fixed draft length."""
+        tokens, alive = 1.0, 1.0
+        for k in range(1, length + 1):
+            alive *= accepts(k)
+            tokens += alive
+        return rows * tokens / self.round(rows, length)
+
+
+@dataclass
+class Run:
+    """What a simulation gave.
+
+    Attributes:
+        asked: what the governor asked for, by round.
+        tokens, seconds: of all rounds.
+    """
+
+    asked: list[Asked] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def goodput(self) -> float:
+        return self.tokens / self.seconds
+
+    def lengths(self, first: int = 0, last: int | None = None) -> list[int]:
+        """The draft lengths of some rounds, probes left out."""
+        return [each.length for each in self.asked[first:last] if not each.probe]
+
+
+class Simulation:
+    """A running batch under a governor.
+
+    Args:
+        machine: the times.
+        rows: rows of the batch.
+        seed: of the acceptances and the noise.
+        governor: what was learned before; None begins anew.
+        most: the longest draft.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        rows: int,
+        seed: int = 0,
+        governor: Governor | None = None,
+        most: int = 8,
+    ) -> None:
+        self.governor = governor or Governor(Sources(lengths=tuple(range(most + 1))))
+        self._batch = self.governor.of_batch()
+        self._machine = machine
+        self._random = random.Random(seed)
+        self._most = most
+        self.rows = [RowMemory(False) for _ in range(rows)]
+
+    def run(self, rounds: int, accepts: Sequence[Accepts] | Accepts) -> Run:
+        """Runs rounds; a row's acceptance is its own, or all rows have the same."""
+        each = [accepts] * len(self.rows) if callable(accepts) else list(accepts)
+        run = Run()
+        for _ in range(rounds):
+            num = len(self.rows)
+            asked = self._batch.ask(self.rows, [self._most] * num, False)
+            accepted = [self._accepted(row, asked.length) for row in each]
+            draft = self._noisy(self._machine.draft(num, asked.length, asked.behind))
+            rest = self._machine.round(num, asked.length) - self._machine.draft(num, asked.length)
+            total = draft + self._noisy(rest)
+            self._batch.learn(asked, self.rows, accepted, False, draft, total)
+            run.asked.append(asked)
+            run.tokens += sum(accepted) + num
+            run.seconds += total
+        return run
+
+    def _accepted(self, accepts: Accepts, length: int) -> int:
+        for k in range(1, length + 1):
+            if self._random.random() >= accepts(k):
+                return k - 1
+        return length
+
+    def _noisy(self, seconds: float) -> float:
+        return seconds * max(0.5, self._random.gauss(1, self._machine.noise))
+
+
+def constant(p: float) -> Accepts:
+    """The same acceptance at every position."""
+    return lambda k: p
