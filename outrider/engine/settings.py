@@ -1,6 +1,6 @@
 """An engine's settings besides its models; checked before any model is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
@@ -45,7 +45,7 @@ class Settings:
         *,
         num_speculative_tokens: int | None,
         draft_confidence: float,
-        draft_length: str | DraftLength | None,
+        draft_length: str | Sequence[Sequence[int]] | DraftLength | None,
         max_batch_size: int,
         max_memory: int | str | None,
         prefix_cache: int | str | None,

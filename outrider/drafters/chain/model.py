@@ -4,9 +4,10 @@ Leviathan, Kalman and Matias, ICML 2023, Algorithm 1, first loop; Chen et al., 2
 
     x_i ~ q_i( . | context, x_1 … x_{i-1}),   i = 1 … γ
 
-The draft model's cache never needs a forward pass only to catch up. After a round it lacks the
+The draft model's cache seldom needs a forward pass only to catch up. After a round it lacks the
 root, and also x_γ when all γ tokens were accepted, so the first pass of the next round feeds one or
-two tokens per row.
+two tokens per row. After rounds with γ = 0 it lacks their tokens, too. Where these are many, they
+are read in passes of their own.
 
 A row may stop early, by a threshold on the q of its tokens (``stop.py``). The token that stops a
 row stays in the draft and is verified, so the distribution of the output does not change.
@@ -39,6 +40,10 @@ from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.prefill import Prefilling
+
+
+BEHIND = 32
+"""A cache that lacks more tokens than this reads them in passes of this many."""
 
 
 class ModelState:
@@ -96,8 +101,8 @@ class ModelBacked:
 
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Feeds the committed tokens that the cache lacks; logits after the last one, (B, V)."""
-        cache = state.cache
         self._drop_uncommitted(state, context)
+        cache = state.cache
         lacking = self._lacking(state, context)
         K = max(lacking)
         tokens_BK = self._uncached(state, context, K)
@@ -111,9 +116,29 @@ class ModelBacked:
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
     def _drop_uncommitted(self, state: ModelState, context: Context) -> None:
-        """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again."""
-        if min(self._lacking(state, context)) < 1:
+        """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again.
+        Reads what the cache lacks of the rounds without drafts, if that is much."""
+        lacking = self._lacking(state, context)
+        if min(lacking) < 1:
             state.rollback(context.sequence_lengths - 1)
+        if max(lacking) > BEHIND:
+            self._read_behind(state, context, max(lacking))
+
+    def _read_behind(self, state: ModelState, context: Context, num_tokens: int) -> None:
+        """Reads all committed tokens but the root, in passes over a few tokens. A row that lacks
+        fewer than ``num_tokens`` reads its last ones again, so that no row is fed tokens that do
+        not exist. Where a row is shorter than that, all are read anew."""
+        K = num_tokens - 1
+        if num_tokens > min(context.lengths):
+            state.cache = self.model.start(context)
+            return
+        cache = state.cache
+        cache.rollback(context.sequence_lengths - num_tokens)
+        tokens_BK = self._uncached(state, context, K)
+        for first in range(0, K, BEHIND):
+            part_BK = tokens_BK[:, first : min(first + BEHIND, K)]
+            self.model.extend(cache, part_BK)
+            cache.append(part_BK.shape[1])
 
     def _lacking(self, state: ModelState, context: Context) -> list[int]:
         """How many committed tokens of each row the cache does not hold."""
