@@ -1,8 +1,8 @@
 """How long a draft gets: where it stops, a length that follows what was accepted, and a length by
 the number of running rows.
 
-Stops are in ``stop.py``, tables of lengths in ``length_table.py``. The heuristic is ``num_assistant_tokens_schedule`` of ``transformers``,
-here with a length per row:
+Stops are in ``stop.py``, tables of lengths in ``length_table.py``. The heuristic is
+``num_assistant_tokens_schedule`` of ``transformers``, here with a length per row:
 
     γ ← γ + 2 where all of a draft was accepted, else max(1, γ - 1)
 

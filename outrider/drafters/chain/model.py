@@ -41,7 +41,6 @@ from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.prefill import Prefilling
 
-
 BEHIND = 32
 """A cache that lacks more tokens than this reads them in passes of this many."""
 
