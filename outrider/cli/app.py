@@ -24,6 +24,7 @@ from outrider.cli.serve import serve
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
+from outrider.cli.tune import tune
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,6 +76,7 @@ add_command(app, serve, "serve")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")
+add_command(app, tune, "tune")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")

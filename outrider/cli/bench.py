@@ -108,12 +108,12 @@ def _values(
     values = {} if plan is None else read_plan(plan)
     values |= grid.given() | run.given() | models.given()
     values.setdefault("methods", [DEFAULT_METHOD])
-    values["data"] = _data(values, prompting)
+    values["data"] = prompts_of(values, prompting)
     return values
 
 
-def _data(values: dict[str, Any], prompting: Prompting) -> list[Any]:
-    """The data sets, with the options that concern all of them."""
+def prompts_of(values: dict[str, Any], prompting: Prompting) -> list[Any]:
+    """The data sets of a plan, with the options that concern all of them."""
     sources = prompting.data or values.get("data")
     if not sources and values.get("target", EMBEDDED) == EMBEDDED:
         sources = [DEFAULT_DATA]
