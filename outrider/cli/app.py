@@ -10,6 +10,7 @@ from outrider.cli.analyse import analyse
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
+from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.distill import distill
 from outrider.cli.frontier import frontier
@@ -86,6 +87,7 @@ add_command(app, train, "train")
 add_command(app, distill, "distill")
 add_command(app, train_head, "train-head")
 app.add_typer(ngram)
+app.add_typer(config)
 
 
 def main() -> None:

@@ -88,6 +88,8 @@ def _ratio(each: Estimate) -> str:
         return "1.00"
     if each.low is None or each.high is None:
         return f"({each.predicted_ratio:.2f})"
+    if each.repeats == 1:
+        return f"{each.best_ratio:.2f}"
     return f"{each.best_ratio:.2f} ({each.low:.2f}-{each.high:.2f})"
 
 

@@ -344,7 +344,7 @@ def test_nothing_to_tune_on_or_to_choose_from() -> None:
         ({"batch_sizes": ()}, "batch_sizes="),
         ({"batch_sizes": (4, 1)}, "ascending"),
         ({"batch_sizes": (0,)}, "whole numbers from 1"),
-        ({"max_new_tokens": 8}, "must be 16 or more"),
+        ({"max_new_tokens": 8}, "must be 24 or more"),
     ],
 )
 def test_bad_settings(values: dict[str, Any], problem: str) -> None:

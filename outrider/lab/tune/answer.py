@@ -107,13 +107,16 @@ class Answer:
         if not self.speculates:
             sizes = _sizes(list(self.best))
             return f"Do not speculate: plain decoding is the fastest at {sizes}."
-        parts = []
-        groups = self._groups()
+        groups, parts, before = self._groups(), [], None
         for number, (each, last) in enumerate(groups):
-            bound = "" if len(groups) == 1 else f" up to batch {last}"
-            if number and number == len(groups) - 1:
-                bound = f" up to {last}" if not each.is_plain else " above"
-            parts.append(f"{_thing(each)}{bound}" if not each.is_plain else f"nothing{bound}")
+            is_last = number == len(groups) - 1
+            if each.is_plain and number and is_last:
+                parts.append("nothing above")
+                continue
+            thing = "nothing" if each.is_plain else _thing(each, each.source == before)
+            bound = "" if len(groups) == 1 else f" up to {'' if number else 'batch '}{last}"
+            parts.append(thing + bound)
+            before = each.source
         return f"Use {', '.join(parts)}: {self._gains()}."
 
     def _groups(self) -> list[tuple[Configuration, int]]:
@@ -136,7 +139,7 @@ class Answer:
             how = f"{each.best_ratio:.2f}×"
             if each.ratio is None:
                 how = f"about {how} (predicted, not measured)"
-            elif each.low is not None and each.high is not None:
+            elif each.low is not None and each.high is not None and each.repeats > 1:
                 how += f" ({each.low:.2f} to {each.high:.2f})"
             found.append(f"{how} at batch {size}")
         return ", ".join(found)
@@ -191,9 +194,9 @@ def choose(estimates: Iterable[Estimate]) -> Answer:
     return Answer(best, listed)
 
 
-def _thing(configuration: Configuration) -> str:
-    tokens = "token" if configuration.length == 1 else "tokens"
-    return f"{configuration.source.name} with {configuration.length} {tokens}"
+def _thing(configuration: Configuration, again: bool) -> str:
+    tokens = f"{configuration.length} token{'' if configuration.length == 1 else 's'}"
+    return f"with {tokens}" if again else f"{configuration.source.name} with {tokens}"
 
 
 def _sizes(sizes: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 from outrider import assets
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters.chain.length_table import LengthTable
 from outrider.lab.tune.configuration import Choice, Configuration
 
 _EMBEDDED = "embedded"
@@ -35,7 +36,9 @@ def export(configuration: Configuration, engine: str) -> str:
         IncompatibleError: the engine has no such method.
     """
     if engine not in EXPORTS:
-        raise InvalidParameterError(f"export={engine!r}: must be one of {', '.join(EXPORTS)}")
+        raise InvalidParameterError(
+            f"there is no export for {engine!r}: must be one of {', '.join(EXPORTS)}"
+        )
     return EXPORTS[engine](configuration)
 
 
@@ -65,12 +68,13 @@ EXPORTS: Mapping[str, Callable[[Configuration], str]] = {
 def _vllm(choice: Choice) -> dict[str, Any] | None:
     """Of a method of vLLM's, its fields. vLLM's drafts take the most probable token unless
     ``draft_sample_method`` says otherwise; ours are drawn."""
-    most = _most(choice)
-    if choice.method == "plain" or most == 0:
+    lengths = _lengths(choice)
+    if choice.method == "plain" or not lengths.most:
         return None
-    length: dict[str, Any] = {"num_speculative_tokens": most}
-    if choice.lengths is not None:
-        length["num_speculative_tokens_per_batch_size"] = choice.lengths.as_lists
+    length = {
+        "num_speculative_tokens": lengths.most,
+        "num_speculative_tokens_per_batch_size": lengths.as_lists,
+    }
     options, drawn = dict(choice.options), {"draft_sample_method": "probabilistic"}
     if choice.method in ("speculative", "block"):
         _no_options(choice, "vllm")
@@ -111,7 +115,7 @@ def _suffix_options(choice: Choice) -> dict[str, Any]:
 
 
 def _transformers(choice: Choice) -> dict[str, str]:
-    gamma = _most(choice) if choice.lengths is None else choice.lengths.length(1)
+    gamma = _at_one(choice)
     if choice.method == "plain" or gamma == 0:
         return {}
     if choice.method in ("speculative", "sample-match", "greedy"):
@@ -138,7 +142,7 @@ def _transformers(choice: Choice) -> dict[str, str]:
 
 
 def _llama_cpp(choice: Choice) -> list[str]:
-    gamma = _most(choice) if choice.lengths is None else choice.lengths.length(1)
+    gamma = _at_one(choice)
     if choice.method == "plain" or gamma == 0:
         return ["--spec-type", "none"]
     lengths = ["--spec-draft-n-max", str(gamma), "--spec-draft-n-min", "0"]
@@ -159,13 +163,18 @@ def _llama_cpp(choice: Choice) -> list[str]:
     raise _refused("llama.cpp", choice.method)
 
 
-def _most(choice: Choice) -> int:
-    """The longest draft at any batch size."""
+def _lengths(choice: Choice) -> LengthTable:
+    """The draft lengths by batch size."""
     if choice.lengths is None:
         raise InvalidParameterError(
             "the configuration has no num_speculative_tokens_per_batch_size to export"
         )
-    return choice.lengths.most
+    return choice.lengths
+
+
+def _at_one(choice: Choice) -> int:
+    """The draft length at batch size 1."""
+    return _lengths(choice).length(1)
 
 
 def _draft(choice: Choice, engine: str) -> str:

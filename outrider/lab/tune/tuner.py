@@ -31,7 +31,7 @@ from outrider.lab.tune.time_budget import TimeBudget
 
 PROBING = 0.45
 """The share of the time at the start of the tuning after which nothing more is probed."""
-LEAST_TOKENS = 16
+LEAST_TOKENS = 24
 """The shortest outputs that acceptance is measured on."""
 SHORT = 2
 """The shorter draft length at which rounds are timed."""
