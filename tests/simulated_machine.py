@@ -14,6 +14,9 @@ PassTime = Callable[[int, int], float]
 """Seconds of a target pass by rows and width."""
 
 
+NO_STATS = asdict(Stats())
+
+
 class SimulatedMachine:
     """Decodes nothing: draws what would be accepted, and adds up what it would take.
 
@@ -114,7 +117,7 @@ class SimulatedMachine:
         requests = tuple(
             RequestRecord(
                 prompt, 0, 10, (7,) * tokens, "p" * tokens, "", "length", tuple(ends[row]),
-                tuple(added[row]), asdict(Stats()),
+                tuple(added[row]), NO_STATS,
             )
             for row, prompt in enumerate(prompts)
         )  # fmt: skip

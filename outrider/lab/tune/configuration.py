@@ -251,7 +251,7 @@ class _Reader:
                 f"{self._path}`"
             )
         if not isinstance(values[name], kind):
-            names = {str: "a text", dict: "a table", list: "a list"}
+            names: dict[type, str] = {str: "a text", dict: "a table", list: "a list"}
             raise self.error(name, values[name], names[kind])
         return values[name]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.lab.plots import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, YELLOW, canvas, save
 from outrider.lab.tune.answer import Answer, Estimate
@@ -72,7 +72,7 @@ def _batch_size(axes: Axes, estimates: Sequence[Estimate], best: Estimate) -> No
     axes.grid(alpha=0.25, lw=0.6)
 
 
-def _whole_numbers() -> object:
+def _whole_numbers() -> Any:
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(integer=True)

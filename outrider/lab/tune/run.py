@@ -44,7 +44,7 @@ class Candidates:
     build_table: BuildTable | None = None
 
 
-def run_tune(
+def tuner_of(
     plan: BenchPlan,
     settings: TuneSettings,
     given: Candidates,
@@ -53,8 +53,8 @@ def run_tune(
     models: Mapping[str, Given] | None = None,
     data: Mapping[str, DataSet] | None = None,
     clock: Clock = time.perf_counter,
-) -> Tuning:
-    """Tunes.
+) -> Tuner:
+    """Loads the models and finds the candidates.
 
     Args:
         plan: names the target, how models run, the prompts, and the temperature.
@@ -66,8 +66,7 @@ def run_tune(
         clock: in seconds. The time begins now, so loading and compiling count.
 
     Raises:
-        OutriderError: models, data or settings that do not work; too little time.
-        KeyboardInterrupt: Ctrl-C before anything was known.
+        OutriderError: models, data or settings that do not work.
     """
     began = clock()
     prompts = _read(plan, data or {})
@@ -106,7 +105,21 @@ def run_tune(
     )
     tuner = Tuner(machine, sources, settings, on_stage, began)
     tuner.tuning.errors |= errors
-    return tuner.run()
+    return tuner
+
+
+def run_tune(
+    plan: BenchPlan,
+    settings: TuneSettings,
+    given: Candidates,
+    on_stage: Report = lambda stage, share: None,
+    *,
+    models: Mapping[str, Given] | None = None,
+    data: Mapping[str, DataSet] | None = None,
+    clock: Clock = time.perf_counter,
+) -> Tuning:
+    """Tunes; arguments and errors as those of :func:`tuner_of` and :meth:`Tuner.run`."""
+    return tuner_of(plan, settings, given, on_stage, models=models, data=data, clock=clock).run()
 
 
 def _read(plan: BenchPlan, given: Mapping[str, DataSet]) -> DataSet:

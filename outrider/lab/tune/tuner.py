@@ -36,6 +36,7 @@ LEAST_TOKENS = 24
 SHORT = 2
 """The shorter draft length at which rounds are timed."""
 _FINALISTS, _PER_SOURCE = 6, 3
+_PROBE_PROMPTS = 4  # at least, so that one does not decide; a single one where time is short
 _FIRST_TOKENS = 4  # of the run that warms plain decoding up
 _FIRST_GUESS = 3.0  # rounds of a source whose time is not known yet, over plain decoding's
 _HOPELESS = 0.8  # predicted ratios below this are not measured, unless nothing else is there
@@ -181,13 +182,14 @@ class Tuner:
             raise InvalidParameterError(
                 "sources: there is nothing to choose from; name a draft model, a head or a method"
             )
-        self._machine = machine
+        self.machine = machine
         self._settings = settings
         self._on_stage = on_stage
         self._budget = TimeBudget(60 * settings.minutes, machine.clock, began)
         before = self._budget.spent / self._budget.seconds
         self._probed_by = before + PROBING * (1 - before)
         self._tokens = settings.max_new_tokens
+        self._probe_prompts = _PROBE_PROMPTS
         self._output_tokens: dict[int, int] = {}
         self._plain_prefill: dict[int, float] = {}
         self._tried: dict[int, list[list[int]]] = {}
@@ -220,7 +222,7 @@ class Tuner:
         sizes = self._settings.batch_sizes
         self._plain(sizes[0], _FIRST_TOKENS)
         self._check_time()
-        self._tokens = self._probe_tokens()
+        self._plan_probes()
         self._plain(sizes[0], self._tokens)
         self._pass_times(sizes[0])
         for source in self.tuning.sources:
@@ -256,7 +258,7 @@ class Tuner:
         widths = sorted({1, 2, 3, *(w for w in (5, 9, 13, 17, 33) if w <= longest), longest + 1})
         self._stage(f"forward passes at batch {size}")
         for width in widths:
-            self.tuning.passes.seconds[size, width] = self._machine.pass_seconds(size, width)
+            self.tuning.passes.seconds[size, width] = self.machine.pass_seconds(size, width)
 
     def _source(self, source: Source, size: int) -> None:
         """Probes a source at a batch size: its longest draft first, then a short one."""
@@ -405,7 +407,7 @@ class Tuner:
 
     def _trial(self, one: Configuration, batches: Sequence[Sequence[int]], number: int) -> Run:
         tokens, seed = self._settings.max_new_tokens, self._settings.seed + number
-        run = self._machine.run(one.source, one.length, batches, tokens, seed)
+        run = self.machine.run(one.source, one.length, batches, tokens, seed)
         if one.is_plain:
             self._learn_lengths(run, tokens)
         return run
@@ -418,22 +420,23 @@ class Tuner:
         per_token = sum(1 / speed for speed in speeds.values()) / len(speeds)
         per_batch = size * self._settings.max_new_tokens * per_token
         batches = max(1, int(0.8 * seconds / (_num_trials(len(speeds) - 1) * per_batch)))
-        return size * min(batches, math.ceil(self._machine.num_prompts / size))
+        return size * min(batches, math.ceil(self.machine.num_prompts / size))
 
     def _few_prompts(self, size: int) -> int:
         """How many prompts a prediction is for while no trial is planned."""
-        return max(size, min(self._machine.num_prompts, 8))
+        return max(size, min(self.machine.num_prompts, 8))
 
     def _trial_batches(self, size: int, prompts: int) -> list[list[int]]:
-        num = self._machine.num_prompts
+        num = self.machine.num_prompts
         order = [index % num for index in range(math.ceil(prompts / size) * size)]
         return [order[start : start + size] for start in range(0, len(order), size)]
 
     # ------------------------------------------------------------------------------------- parts
 
     def _batches(self, size: int) -> list[list[int]]:
-        """The batches of a probe: four prompts at least, so that one does not decide."""
-        return self._trial_batches(size, max(size, min(4, self._machine.num_prompts)))
+        """The batches of a probe."""
+        prompts = min(self._probe_prompts, self.machine.num_prompts)
+        return self._trial_batches(size, max(size, prompts))
 
     def _lengths(self, batches: Sequence[Sequence[int]]) -> dict[int, int]:
         """The lengths of the outputs; of prompts that were not decoded, the mean."""
@@ -446,7 +449,7 @@ class Tuner:
     ) -> Run:
         size = len(batches[0])
         self._stage(f"{source.name}, {length} tokens, batch {size}" if length else source.name)
-        return self._machine.run(source, length, batches, tokens, self._settings.seed)
+        return self.machine.run(source, length, batches, tokens, self._settings.seed)
 
     def _round_seconds(self, run: Run) -> float:
         """Seconds of a round; of outputs with a single round, of all of it."""
@@ -470,23 +473,31 @@ class Tuner:
         rounds_per_token = 1 / tuning.acceptance[source.name].tokens(length)
         return rounds * rounds_per_token * (times.target(size, length + 1) + times.rest(size))
 
-    def _probe_tokens(self) -> int:
-        """The length of a probe's outputs: as long as all probes fit into their share, in rounds
-        that take as long as plain ones do in proportion to the batch size's root."""
+    def _plan_probes(self) -> None:
+        """Sets the length of a probe's outputs: as long as all probes fit into their share. With
+        too little time for outputs of the least length, a probe is of a single prompt."""
+        fit = self._fitting_tokens()
+        if fit < LEAST_TOKENS:
+            self._probe_prompts = 1
+            fit = self._fitting_tokens()
+        self._tokens = max(LEAST_TOKENS, min(fit, self._settings.max_new_tokens))
+
+    def _fitting_tokens(self) -> int:
+        """The length of outputs with which all probes fit into their share, if a round takes as
+        long as a plain one in proportion to the root of the batch size."""
         size = self._settings.batch_sizes[0]
-        each = self.tuning.plain_rounds[size]
-        rounds = 0.0
-        for other in self._settings.batch_sizes:
-            probes = 1 + 2 * len(self.tuning.sources)
-            rounds += probes * len(self._batches(other)) * math.sqrt(other / size)
-        fit = int(PROBING * self._budget.left / (rounds * each))
-        return max(LEAST_TOKENS, min(fit, self._settings.max_new_tokens))
+        probes = 1 + 2 * len(self.tuning.sources)
+        rounds = sum(
+            probes * len(self._batches(other)) * math.sqrt(other / size)
+            for other in self._settings.batch_sizes
+        )
+        return int(PROBING * self._budget.left / (rounds * self.tuning.plain_rounds[size]))
 
     def _check_time(self) -> None:
         """Raises InvalidParameterError where not even one source at one batch size fits."""
         size = self._settings.batch_sizes[0]
         each = self.tuning.plain_rounds[size]
-        rounds = (1 + 2 * _FIRST_GUESS) * LEAST_TOKENS * len(self._batches(size))
+        rounds = (1 + 2 * _FIRST_GUESS) * LEAST_TOKENS
         needed = self._budget.spent + rounds * each / PROBING
         if needed > self._budget.seconds:
             raise InvalidParameterError(
