@@ -118,3 +118,19 @@ def test_a_table_falls_back_to_a_cache_read_anew() -> None:
     plain = token_ids(engine_of(TARGET).generate(prompts, [greedy(80), greedy(80), greedy(20)]))
     assert [list(row.token_ids) for row in rows.values()] == [list(ids) for ids in plain]
     assert list(rows.values())[2].stats.drafted
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle3", "dflash", "medusa", "prompt-lookup", "suffix", "early-exit", "sequoia"]
+)
+def test_a_table_bounds_the_drafts_of_any_method(method: str) -> None:
+    """Greedy output stays that of plain decoding, through rounds without drafts."""
+    target = tiny("llama", 0, dtype=torch.float64, num_hidden_layers=4)
+    sampling = [greedy(n) for n in (40, 4, 22, 9)]
+    plain = token_ids(engine_of(target).generate(PROMPTS[:4], sampling))
+    draft = DRAFT if method == "sequoia" else None
+    engine = engine_of(target, draft, method, γ=None, draft_length=[[1, 2, 2], [3, 8, 0]])
+    results = engine.generate(PROMPTS[:4], sampling)
+    assert token_ids(results) == plain
+    assert results[1].stats.drafted == 0
+    assert results[0].stats.rounds
