@@ -10,6 +10,7 @@ from outrider.cli.analyse import analyse
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
+from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.distill import distill
 from outrider.cli.frontier import frontier
@@ -24,6 +25,7 @@ from outrider.cli.serve import serve
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
+from outrider.cli.tune import tune
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,6 +77,7 @@ add_command(app, serve, "serve")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")
+add_command(app, tune, "tune")
 add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
@@ -84,6 +87,7 @@ add_command(app, train, "train")
 add_command(app, distill, "distill")
 add_command(app, train_head, "train-head")
 app.add_typer(ngram)
+app.add_typer(config)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from outrider.cli.configuration import Config, bench_values
 from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.bench import (
     AsJson,
@@ -39,6 +40,7 @@ def bench(
     models: BenchModels,
     energy: Energy = False,
     run_generated_code: RunGeneratedCode = False,
+    config: Config = None,
     output: Folder = Path("bench"),
     report: Report = None,
     as_json: AsJson = False,
@@ -64,7 +66,7 @@ def bench(
     start("outrider.lab.bench")
     from outrider.lab import bench as lab
 
-    values = _values(plan, grid, prompting, run, models)
+    values = _values(plan, grid, prompting, run, models, config)
     if energy:
         meters = values.get("meters", [])
         values["meters"] = [*(meters if isinstance(meters, list) else [meters]), "energy"]
@@ -100,20 +102,27 @@ def _consent(given: bool) -> AbstractContextManager[None]:
 
 
 def _values(
-    plan: Path | None, grid: Grid, prompting: Prompting, run: Run, models: BenchModels
+    plan: Path | None,
+    grid: Grid,
+    prompting: Prompting,
+    run: Run,
+    models: BenchModels,
+    config: Path | None,
 ) -> dict[str, Any]:
-    """The plan's values: those of its file, replaced by the options that were given."""
+    """The plan's values: those of its file, replaced by the options that were given. What neither
+    says is as the configuration has it."""
     from outrider.lab.bench import read_plan
 
     values = {} if plan is None else read_plan(plan)
     values |= grid.given() | run.given() | models.given()
+    values = bench_values(config, values)
     values.setdefault("methods", [DEFAULT_METHOD])
-    values["data"] = _data(values, prompting)
+    values["data"] = prompts_of(values, prompting)
     return values
 
 
-def _data(values: dict[str, Any], prompting: Prompting) -> list[Any]:
-    """The data sets, with the options that concern all of them."""
+def prompts_of(values: dict[str, Any], prompting: Prompting) -> list[Any]:
+    """The data sets of a plan, with the options that concern all of them."""
     sources = prompting.data or values.get("data")
     if not sources and values.get("target", EMBEDDED) == EMBEDDED:
         sources = [DEFAULT_DATA]

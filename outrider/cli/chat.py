@@ -4,6 +4,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli.chat_commands import Session, is_command, run_command, show_legend
+from outrider.cli.configuration import Config, configured
 from outrider.cli.conversation import Conversation
 from outrider.cli.engines import open_engine, require_draft_of, require_template
 from outrider.cli.errors import report, say
@@ -32,6 +33,7 @@ _PROMPT = "> "
 
 
 def chat(
+    context: typer.Context,
     *,
     system: System = None,
     models: Models,
@@ -47,6 +49,7 @@ def chat(
     stop_token_id: StopTokenId = None,
     ignore_eos: IgnoreEos = False,
     no_generation_config: NoGenerationConfig = False,
+    config: Config = None,
     trace: Trace = False,
 ) -> None:
     """Talk to a chat model. Answers go to stdout, everything else to stderr.
@@ -60,6 +63,7 @@ def chat(
     The oldest turns are dropped, after a note, once the conversation outgrows the model's context.
     """
     biases = parse_logit_bias(logit_bias)
+    models, speculation = configured(context, models, speculation, config, 1)
     require_draft_of(speculation.method, models)
     start()
     sampling = sampling_of(

@@ -13,6 +13,7 @@ from rich.style import Style
 
 from outrider.cli.adaptation import adapting
 from outrider.cli.compare import against_plain
+from outrider.cli.configuration import Config, configured
 from outrider.cli.engines import (
     open_engine,
     plain_engine,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 
 def generate(
+    context: typer.Context,
     prompt: PromptArgument = None,
     file: PromptFile = None,
     chat: Chat = None,
@@ -82,6 +84,7 @@ def generate(
     ignore_eos: IgnoreEos = False,
     json_schema: JsonSchema = None,
     no_generation_config: NoGenerationConfig = False,
+    config: Config = None,
     trace: Trace = False,
     compare: Compare = False,
     as_json: AsJson = False,
@@ -113,6 +116,7 @@ def generate(
         raise fail("--logprobs needs --json: only the JSON document contains them")
     if compare and speculation.method == "plain":
         raise fail("--compare compares a method with plain: choose another --method")
+    models, speculation = configured(context, models, speculation, config, 1)
     require_draft_of(speculation.method, models)
     start()
     sampling = sampling_of(

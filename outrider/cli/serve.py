@@ -5,6 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
+from outrider.cli.configuration import Config, configured
 from outrider.cli.engines import open_engine, require_draft_of
 from outrider.cli.errors import fail, say
 from outrider.cli.options.models import EMBEDDED, MaxMemory, Models, PrefixCache
@@ -21,6 +24,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
+    context: typer.Context,
     model: ModelArgument = None,
     *,
     listening: Listening,
@@ -30,6 +34,7 @@ def serve(
     prefix_cache: PrefixCache = "512MiB",
     speculation: Speculation,
     no_generation_config: NoGenerationConfig = False,
+    config: Config = None,
 ) -> None:
     """Serve a model over OpenAI's HTTP interface. The log goes to stderr, a JSON object per line.
 
@@ -44,6 +49,7 @@ def serve(
     Requests may choose a method and more; docs/serve.md lists the fields.
     """
     models = _with_target(models, model)
+    models, speculation = configured(context, models, speculation, config, None)
     require_draft_of(speculation.method, models)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise fail(f"outrider serve needs {missing[0]}: pip install 'outrider[serve]'")

@@ -58,8 +58,10 @@ class Engine:
             ``coupled``.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
-            accepted and else shrinks by one; ``confidence:C``; or ``survival:THETA``, which stops
-            once the drafted tokens' joint probability is below 1 - θ.
+            accepted and else shrinks by one; ``confidence:C``; ``survival:THETA``, which stops
+            once the drafted tokens' joint probability is below 1 - θ; or a table of γ by the number
+            of running rows, such as ``[[1, 4, 6], [5, 16, 3], [17, 64, 0]]``, which ``table:``
+            precedes in a string.
         max_batch_size: rows that run at the same time; more requests wait for a free row.
         max_memory: most bytes of KV buffers, target's and draft's together; a number, or a
             string such as ``512MiB`` or ``2GB``. Requests wait until theirs fit.
@@ -109,7 +111,7 @@ class Engine:
         *,
         num_speculative_tokens: int | Literal["auto"] | None = None,
         draft_confidence: float = 0.0,
-        draft_length: str | DraftLength | None = "fixed",
+        draft_length: str | Sequence[Sequence[int]] | DraftLength | None = "fixed",
         max_batch_size: int = 16,
         max_memory: int | str | None = None,
         prefix_cache: int | str | None = None,

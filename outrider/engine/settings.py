@@ -1,6 +1,6 @@
 """An engine's settings besides its models; checked before any model is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,7 +52,7 @@ class Settings:
         *,
         num_speculative_tokens: int | str | None,
         draft_confidence: float,
-        draft_length: str | DraftLength | None,
+        draft_length: str | Sequence[Sequence[int]] | DraftLength | None,
         max_batch_size: int,
         max_memory: int | str | None,
         prefix_cache: int | str | None,

@@ -52,9 +52,12 @@ class Parts:
 
     @property
     def fixed_length(self) -> int:
-        """γ, if all drafts have that length but for the last of an output; 0 if lengths adapt."""
+        """γ, if all drafts have that length but for the last of an output; 0 if lengths adapt. Of
+        lengths by the number of rows, the longest."""
         if self.draft_length.start is not None:
             return 0
+        if self.draft_length.table is not None and self.num_speculative_tokens is None:
+            return self.draft_length.table.most
         return self.num_speculative_tokens or NUM_SPECULATIVE_TOKENS
 
 

@@ -16,7 +16,14 @@ from outrider import Sampling
 from outrider.core import Budget, Capabilities, Context, Draft, Scores, Stream, Verdict, Verifier
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.drafters.chain.draft_length import DraftLength, HeuristicLength, LengthState, Stopped
+from outrider.drafters.chain.draft_length import (
+    DraftLength,
+    HeuristicLength,
+    LengthByRows,
+    LengthState,
+    Stopped,
+)
+from outrider.drafters.chain.length_table import LengthTable
 from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
 from outrider.sampling import Warp
 from outrider.testing import (
@@ -262,3 +269,74 @@ def test_thresholds_outside_their_range(make: Any) -> None:
             make(number)
     with pytest.raises(InvalidParameterError, match="1 or more"):
         HeuristicLength(ToyDrafter(DRAFT), 0)
+
+
+# ------------------------------------------------------------------------- by the number of rows
+
+
+def test_a_table_has_a_length_for_every_number_of_rows() -> None:
+    """Gaps and what lies above the last range have the length of the range before."""
+    table = LengthTable.parse("[[1, 4, 6], [8, 16, 3], [17, 64, 0]]")
+    lengths = {rows: table.length(rows) for rows in (1, 4, 5, 7, 8, 16, 17, 64, 65, 1000)}
+    assert lengths == {1: 6, 4: 6, 5: 6, 7: 6, 8: 3, 16: 3, 17: 0, 64: 0, 65: 0, 1000: 0}
+    assert table.most == 6
+    assert LengthTable.parse(str(table)) == LengthTable.of(table.as_lists) == table
+
+
+def test_a_table_of_measured_lengths_joins_equal_ones() -> None:
+    made = LengthTable.of_measured({1: 6, 4: 6, 16: 3, 32: 0})
+    assert made.as_lists == [[1, 4, 6], [5, 16, 3], [17, 32, 0]]
+    assert LengthTable.of_measured({2: 5}, 256).as_lists == [[1, 256, 5]]
+    assert LengthTable.of_measured({1: 5, 2: 0}, 8).as_lists == [[1, 1, 5], [2, 8, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "has no ranges"),
+        ("[[2, 4, 3]]", "must begin at 1, not at 2"),
+        ("[[1, 4, 3], [4, 8, 2]]", "begins at 4 follows one that ends at 4"),
+        ("[[1, 4, 65]]", "must be 0 to 64"),
+        ("[[1, 4, -1]]", "must be 0 to 64"),
+        ("[[4, 1, 3]]", "no range of numbers from 1"),
+        ("[[1, 4]]", "a list of"),
+        ("[[1, 4, 2.5]]", "a list of"),
+        ("nonsense", "a list of"),
+    ],
+)
+def test_bad_tables_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(InvalidParameterError, match=problem):
+        DraftLength.parse(f"table:{text}")
+
+
+def test_a_table_bounds_the_drafts_of_all_rows() -> None:
+    """And leaves shorter budgets as they are."""
+    drafter = DraftLength.of([[1, 1, 4], [2, 2, 2], [3, 9, 0]]).around(ToyDrafter(DRAFT))
+    assert isinstance(drafter, LengthByRows)
+    for B, longest in ((1, 4), (2, 2), (3, 0)):
+        context = Context.start([[0, 1]] * B, SoftmaxDistribution(), [0] * B, range(B))
+        state = drafter.start(context)
+        assert drafter.propose(state, context, Budget(8), context.rng).num_nodes == longest + 1
+        uneven = Budget(3, torch.tensor([3, 1, 1][:B]))
+        drafted = drafter.propose(state, context, uneven, context.rng).num_drafted_B.tolist()
+        assert drafted == [min(longest, most) for most in (3, 1, 1)[:B]]
+
+
+@pytest.mark.parametrize("rule", [Rejection(), Block()])
+@pytest.mark.parametrize("gamma", [0, 1, 2])
+def test_a_round_by_a_table_has_exactly_the_targets_distribution(
+    gamma: int, rule: Verifier
+) -> None:
+    """ENUM."""
+    by_rows = LengthByRows(ToyDrafter(DRAFT), LengthTable(((1, 1, gamma),)))
+    done = enumerate_round(TARGET, by_rows, rule, 2)
+    assert done.total_variation < 1e-12
+
+
+def test_a_table_declares_its_longest_length() -> None:
+    own = Capabilities(full_chains=True, fused_tokens=3, depth=7)
+    inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
+    table = LengthTable(((1, 4, 3), (5, 9, 0)))
+    assert LengthByRows(inner, table).capabilities == replace(own, depth=3)
+    nothing = LengthTable(((1, 4, 0),))
+    assert LengthByRows(inner, nothing).capabilities.depth == 7

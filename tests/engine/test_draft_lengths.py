@@ -71,3 +71,66 @@ def test_bad_policies_are_refused_before_anything_is_loaded() -> None:
         load("/nowhere", draft_length="longer")
     with pytest.raises(IncompatibleError, match="no probabilities to stop by"):
         engine_of(TARGET, None, "plain", draft_length="survival")
+
+
+TABLE = [[1, 2, 4], [3, 3, 0], [4, 9, 2]]
+
+
+@pytest.mark.parametrize("behind", [32, 3])
+@pytest.mark.parametrize("same", [True, False])
+def test_greedy_output_by_a_table_equals_plain_decoding(
+    behind: int, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows end at different times, so that the draft's cache falls behind and catches up."""
+    monkeypatch.setattr("outrider.drafters.chain.model.BEHIND", behind)
+    draft = tiny("llama", 0 if same else 3, dtype=torch.float64)
+    sampling = [greedy(n) for n in (90, 4, 60, 11, 75)]
+    plain = token_ids(engine_of(TARGET).generate(PROMPTS, sampling))
+    engine = engine_of(TARGET, draft, γ=None, draft_length=TABLE)
+    assert engine.num_speculative_tokens == 4
+    results = engine.generate(PROMPTS, sampling)
+    assert token_ids(results) == plain
+    if same:
+        assert results[1].stats.drafted  # five rows: two tokens
+        assert results[0].stats.accepted_at[3]  # at last alone: four tokens
+
+
+def test_rounds_of_length_0_run_no_draft_model() -> None:
+    engine = engine_of(TARGET, DRAFT, γ=None, draft_length=[[1, 1, 3], [2, 8, 0]])
+    assert engine.draft is not None
+    results = engine.generate(PROMPTS[:2], greedy(20))
+    assert [result.stats.drafted for result in results] == [0, 0]
+
+
+def test_a_table_falls_back_to_a_cache_read_anew() -> None:
+    """A short row joins while the others' drafts are far behind."""
+    table = [[1, 2, 0], [3, 8, 3]]
+    engine = engine_of(TARGET, DRAFT, γ=None, draft_length=table, max_batch_size=3)
+    prompts = [*PROMPTS[:2], PROMPTS[1]]
+    scheduler = engine.new_scheduler()
+    rows = {}
+    for prompt in prompts[:2]:
+        scheduler.add(engine.request(prompt, greedy(80)))
+    for step in range(100):
+        if step == 60:
+            scheduler.add(engine.request(prompts[2], greedy(20)))
+        rows |= dict(scheduler.step())
+    plain = token_ids(engine_of(TARGET).generate(prompts, [greedy(80), greedy(80), greedy(20)]))
+    assert [list(row.token_ids) for row in rows.values()] == [list(ids) for ids in plain]
+    assert list(rows.values())[2].stats.drafted
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle3", "dflash", "medusa", "prompt-lookup", "suffix", "early-exit", "sequoia"]
+)
+def test_a_table_bounds_the_drafts_of_any_method(method: str) -> None:
+    """Greedy output stays that of plain decoding, through rounds without drafts."""
+    target = tiny("llama", 0, dtype=torch.float64, num_hidden_layers=4)
+    sampling = [greedy(n) for n in (40, 4, 22, 9)]
+    plain = token_ids(engine_of(target).generate(PROMPTS[:4], sampling))
+    draft = DRAFT if method == "sequoia" else None
+    engine = engine_of(target, draft, method, γ=None, draft_length=[[1, 2, 2], [3, 8, 0]])
+    results = engine.generate(PROMPTS[:4], sampling)
+    assert token_ids(results) == plain
+    assert results[1].stats.drafted == 0
+    assert results[0].stats.rounds

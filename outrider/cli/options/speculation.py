@@ -93,7 +93,7 @@ DraftLength = Annotated[
         help="fixed; heuristic or heuristic:START, which adapts the length to the tokens accepted, "
         "up to --num-speculative-tokens (20 if not set); confidence:C, as --draft-confidence; "
         "survival:THETA, which stops once the joint probability of the draft tokens is below "
-        "1 - THETA.",
+        "1 - THETA; table:[[FIRST, LAST, N], ...], a length by the number of running requests.",
         autocompletion=_complete_lengths,
         rich_help_panel=SPECULATION,
     ),

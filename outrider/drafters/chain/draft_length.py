@@ -1,12 +1,13 @@
-"""How long a draft gets: where it stops, and a length that follows what was accepted.
+"""How long a draft gets: where it stops, a length that follows what was accepted, and a length by
+the number of running rows.
 
-Stops are in ``stop.py``. The heuristic is ``num_assistant_tokens_schedule`` of ``transformers``,
-here with a length per row:
+Stops are in ``stop.py``, tables of lengths in ``length_table.py``. The heuristic is
+``num_assistant_tokens_schedule`` of ``transformers``, here with a length per row:
 
     γ ← γ + 2 where all of a draft was accepted, else max(1, γ - 1)
 
-A length depends on past rounds only and is known before the round, so under a lossless rule the
-output keeps its distribution.
+A length depends on past rounds and on the number of rows only and is known before the round, so
+under a lossless rule the output keeps its distribution.
 
 Legend: B rows, N nodes, V vocabulary.
 """
@@ -32,6 +33,7 @@ from outrider.core import (
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.core.values import shown
+from outrider.drafters.chain.length_table import LengthTable
 from outrider.drafters.chain.stop import Both, Confidence, Stop, Survival
 from outrider.runtime.prefill import Prefilling, begin
 
@@ -176,6 +178,36 @@ class HeuristicLength(_Around):
         state.next_B = torch.cat([state.next_B, other.next_B])
 
 
+class LengthByRows(_Around):
+    """Any drafter, with a draft length by the number of running rows.
+
+    A length of 0 runs no draft model. Its KV cache then falls behind, and the next draft first
+    reads the tokens that it lacks. With a seed, a sampled output depends on when the other rows of
+    its batch come and go, because the lengths decide where rounds begin; its distribution does not.
+
+    Args:
+        drafter: the drafter.
+        table: the lengths.
+    """
+
+    def __init__(self, drafter: Drafter[Any], table: LengthTable) -> None:
+        super().__init__(drafter)
+        self.table = table
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        """The drafter's, with the longest length of the table as its depth."""
+        own = self.drafter.capabilities
+        return replace(own, depth=self.table.most or own.depth)
+
+    def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+        most = self.table.length(context.num_rows)
+        if most < budget.max_tokens:
+            tokens_B = budget.tokens_B
+            budget = Budget(most, None if tokens_B is None else tokens_B.clamp(max=most))
+        return self.drafter.propose(state, context, budget, rng)
+
+
 @dataclass(frozen=True)
 class DraftLength:
     """A policy for draft lengths.
@@ -183,19 +215,24 @@ class DraftLength:
     Attributes:
         stop: where drafts stop; None if only their budget ends them.
         start: first length of the heuristic; None if lengths do not change.
+        table: lengths by the number of running rows; None if they do not depend on it.
     """
 
     stop: Stop | None = None
     start: int | None = None
+    table: LengthTable | None = None
 
     @classmethod
     def parse(cls, text: str) -> "DraftLength":
-        """``fixed``, ``heuristic[:START]``, ``confidence[:C]`` or ``survival[:θ]``.
+        """``fixed``, ``heuristic[:START]``, ``confidence[:C]``, ``survival[:θ]``, or ``table:`` and
+        a table in JSON.
 
         Raises:
             InvalidParameterError: another name, or a number outside its range.
         """
         name, colon, number = text.partition(":")
+        if name == "table" and colon:
+            return cls(table=LengthTable.parse(number))
         try:
             if text == "fixed":
                 return cls()
@@ -212,13 +249,16 @@ class DraftLength:
 
     @classmethod
     def of(cls, value: object) -> "DraftLength":
-        """A policy from its name, or from None for ``fixed``; a policy itself is returned as it is.
+        """A policy from its name, from None for ``fixed``, or from the lists of a table; a policy
+        itself is returned as it is.
 
         Raises:
             InvalidParameterError: anything else.
         """
         if value is None or isinstance(value, cls):
             return value or FIXED
+        if isinstance(value, list | tuple):
+            return cls(table=LengthTable.of(value))
         if not isinstance(value, str):
             raise _no_policy(value)
         return cls.parse(value)
@@ -239,6 +279,8 @@ class DraftLength:
         """
         if self.stop is not None and not drafter.capabilities.stops_early:
             drafter = Stopped(drafter, self.stop)
+        if self.table is not None:
+            return LengthByRows(drafter, self.table)
         return drafter if self.start is None else HeuristicLength(drafter, self.start)
 
 
@@ -248,7 +290,7 @@ FIXED = DraftLength()
 def _no_policy(value: object) -> InvalidParameterError:
     return InvalidParameterError(
         f"draft_length={shown(value)}: must be fixed, heuristic or heuristic:START (1 or more), "
-        f"confidence:C or survival:THETA (0 to 1)"
+        f"confidence:C or survival:THETA (0 to 1), or table:[[FIRST, LAST, γ], …]"
     )
 
 

@@ -1,0 +1,212 @@
+"""Compares what ``outrider tune`` chooses with an exhaustive search.
+
+    python -m benchmarks.tune [--pair NAME …] [--minutes 5] [--repeats 3] [--out FILE]
+
+The pairs: ``embedded``, the pair that comes with the package; ``smollm2``, SmolLM2-135M-Instruct
+with its embedded head (its folder is ``runs/smollm2/model``, or ``--smollm2``); ``poor``, the
+embedded target with a draft model whose weights are noisy. Each is tuned first. Then every source
+runs at every draft length and batch size, as often as ``--repeats`` says, interleaved with plain
+decoding. Reported for each batch size: the speed of the choice over that of the best configuration
+of the search, and the errors of the predictions of all of them. The search takes about an hour per
+pair on two cores; ``--smoke`` shows in minutes that all of it runs.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from outrider import assets
+from outrider.lab.bench import plan_of
+from outrider.lab.metadata import run_metadata
+from outrider.lab.tune.halving import Configuration, Trials
+from outrider.lab.tune.machine import PLAIN
+from outrider.lab.tune.run import Candidates, tuner_of
+from outrider.lab.tune.tuner import Tuner, TuneSettings, Tuning
+from outrider.train.ngram import build_ngram
+
+RESULTS = Path(__file__).parent / "results"
+PAIRS = ("embedded", "smollm2", "poor")
+SIZES = (1, 4, 16)
+WANTED, WITHIN_AT_1, WITHIN = 0.95, 0.10, 0.15
+_NOISE = 0.6  # standard deviation of the poor draft's noise, over that of each weight matrix
+
+
+def main() -> None:
+    options = _options()
+    document: dict[str, Any] = {"about": run_metadata(minutes=options.minutes), "pairs": {}}
+    for name in options.pair or PAIRS:
+        print(f"{name}: tuning", flush=True)
+        with _pair(name, options.smollm2) as (target, draft, data), _folder() as folder:
+            tuner = _tuner(target, draft, data, folder / "t.ngram", options)
+            tuning = tuner.run()
+            trials = search(tuner, options)
+        document["pairs"][name] = compared(tuning, trials)
+        options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(as_table(document))
+    print(as_table(document))
+
+
+def search(tuner: Tuner, options: argparse.Namespace) -> dict[int, Trials]:
+    """Runs every configuration, by batch size."""
+    tuning, found = tuner.tuning, {size: Trials() for size in options.batch_size}
+    for size in options.batch_size:
+        plain = Configuration(PLAIN, 0, size)
+        rest = [
+            Configuration(source, length, size)
+            for source in tuning.sources
+            if source.name in tuning.acceptance
+            for length in source.lengths
+        ]
+        num = max(size, min(tuner.machine.num_prompts, options.prompts))
+        prompts = [index % tuner.machine.num_prompts for index in range(num)]
+        batches = [prompts[start : start + size] for start in range(0, num - size + 1, size)]
+        for repeat in range(options.repeats):
+            order = [plain, *rest]
+            random.Random(repeat).shuffle(order)
+            for each in order:
+                print(f"  {each}, repeat {repeat + 1}", flush=True)
+                tokens = options.max_new_tokens
+                run = tuner.machine.run(each.source, each.length, batches, tokens, repeat)
+                found[size].add(each, repeat, repeat, run)
+    return found
+
+
+def compared(tuning: Tuning, found: dict[int, Trials]) -> dict[str, Any]:
+    """The choice against the best of the search, and predictions against its speeds."""
+    assert tuning.answer is not None
+    sizes = {}
+    for size, trials in found.items():
+        if size not in tuning.answer.best:
+            continue
+        ratios = {each: (trials.ratio(each) or {"ratio": 1.0})["ratio"] for each in trials.repeats}
+        ratios |= {each: 1.0 for each in ratios if each.is_plain}
+        best = max(ratios, key=lambda each: ratios[each])
+        chosen = tuning.answer.best[size].configuration
+        errors = [
+            each.predicted_ratio / ratios[each.configuration] - 1
+            for each in tuning.answer.estimates
+            if each.configuration in ratios and not each.configuration.is_plain
+        ]
+        sizes[size] = {
+            "chosen": str(chosen),
+            "chosen_ratio": ratios.get(chosen, 1.0),
+            "best": str(best),
+            "best_ratio": ratios[best],
+            "share_of_best": ratios.get(chosen, 1.0) / ratios[best],
+            "median_error": median(map(abs, errors)),
+            "largest_error": max(errors, key=abs),
+            "within": sum(abs(e) <= (WITHIN_AT_1 if size == 1 else WITHIN) for e in errors),
+            "configurations": len(errors),
+            "ratios": {str(each): ratio for each, ratio in ratios.items()},
+        }
+    return {"tuning": tuning.as_dict(), "batch_sizes": sizes}
+
+
+def as_table(document: dict[str, Any]) -> str:
+    """The comparison as Markdown."""
+    about = document["about"]
+    lines = [
+        "# What `outrider tune` chooses, against an exhaustive search",
+        "",
+        f"{about['date']}, {about['hardware']}, {about['threads']} threads; tuned for "
+        f"{about['minutes']:g} minutes. Ratios are to plain decoding. A prediction is good within "
+        f"{WITHIN_AT_1:.0%} at batch 1 and {WITHIN:.0%} elsewhere.",
+        "",
+        "| pair | batch | chosen | ratio | best of the search | ratio | share | good predictions |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, pair in document["pairs"].items():
+        for size, each in pair["batch_sizes"].items():
+            share = f"{each['share_of_best']:.3f}"
+            lines.append(
+                f"| {name} | {size} | {each['chosen']} | {each['chosen_ratio']:.2f} | "
+                f"{each['best']} | {each['best_ratio']:.2f} | "
+                f"{share if each['share_of_best'] >= WANTED else f'**{share}**'} | "
+                f"{each['within']} of {each['configurations']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _tuner(
+    target: str, draft: str, data: str, ngram_file: Path, options: argparse.Namespace
+) -> Tuner:
+    sizes = tuple(options.batch_size)
+    plan = plan_of(
+        {
+            "target": target,
+            "methods": ["plain"],
+            "data": [data],
+            "batch_sizes": list(sizes),
+            "max_new_tokens": options.max_new_tokens,
+            "compile": options.compile,
+        }
+    )
+    settings = TuneSettings(sizes, options.minutes, options.max_new_tokens)
+    given = Candidates((draft,), (), options.longest, None, ngram_file, build_ngram)
+    return tuner_of(plan, settings, given, lambda stage, share: print(f"  {stage}", flush=True))
+
+
+@contextmanager
+def _pair(name: str, smollm2: Path) -> Iterator[tuple[str, str, str]]:
+    """Target, draft and prompts."""
+    if name == "smollm2":
+        yield str(smollm2), "embedded:smollm2-eagle3", "builtin:prose"
+    elif name == "embedded":
+        yield "embedded", "embedded", "builtin:code"
+    else:
+        with _folder() as folder:
+            yield "embedded", str(noisy_draft(folder)), "builtin:code"
+
+
+def noisy_draft(folder: Path) -> Path:
+    """The embedded draft with noise on its weight matrices."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(assets.draft_path())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                noise = torch.randn_like(parameter, dtype=torch.float32)
+                parameter += (_NOISE * parameter.float().std() * noise).to(parameter.dtype)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(assets.draft_path()).save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="outrider-tune-") as folder:
+        yield Path(folder)
+
+
+def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pair", action="append", choices=PAIRS)
+    parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2/model"))
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, action="append")
+    parser.add_argument("--prompts", type=int, default=8, help="of a run, or the batch size")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=8)
+    parser.add_argument("--compile", default="off")
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULTS / "tune")
+    options = parser.parse_args(arguments)
+    options.batch_size = sorted(options.batch_size or SIZES)
+    if options.smoke:
+        options.batch_size, options.repeats, options.prompts = [1], 1, 1
+        options.longest, options.max_new_tokens = 2, 24
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""``outrider.toml`` on the command line: what it says holds where no option says otherwise."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli.errors import fail, say
+from outrider.cli.options.models import Models
+from outrider.cli.options.speculation import Speculation
+from outrider.cli.start import start
+
+if TYPE_CHECKING:
+    from outrider.lab.tune.configuration import Choice, Configuration
+
+FILE = "outrider.toml"
+_OWN = ("method", "num_speculative_tokens", "draft_confidence", "draft_length", "option")
+"""Options that replace the file's method and lengths."""
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A configuration that `outrider tune` wrote; options given here replace its values. "
+        "Default: outrider.toml in the working directory, if there is one.",
+    ),
+]
+
+
+def configured(
+    context: typer.Context,
+    models: Models,
+    speculation: Speculation,
+    config: Path | None,
+    batch_size: int | None,
+) -> tuple[Models, Speculation]:
+    """The options, those that were not given from the configuration file. Says on stderr which file
+    that is, and why it is not used where it is not.
+
+    Args:
+        context: of the command, which knows what options were given.
+        models, speculation: the options.
+        config: the file that the user named.
+        batch_size: requests that will run together; None for a server, where that changes.
+    """
+    found = find(config)
+    if found is None:
+        return models, speculation
+    given = _given(context)
+    if "target" in given and models.target != found.target:
+        say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
+        return models, speculation
+    own = given.intersection(_OWN)
+    choice = found.choice_at(batch_size)
+    settings = {name: each for name, each in found.settings.items() if hasattr(models, name)}
+    values: dict[str, Any] = {"target": found.target} | settings
+    if not own and "draft" not in given:
+        values["draft"] = choice.draft
+    models = replace(models, **{name: each for name, each in values.items() if name not in given})
+    if own or ("draft" in given and models.draft != choice.draft):
+        say(f"using {found.path} for the target and how it runs, and the options for the rest")
+        return models, speculation
+    return models, _speculation(speculation, found, choice)
+
+
+def bench_values(config: Path | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A benchmark's values, those that were not given from the configuration file: the target, how
+    models run, and as the only method that of the file."""
+    found = find(config)
+    target = values.get("target")
+    if found is None:
+        return dict(values)
+    if target is not None and target != found.target:
+        say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
+        return dict(values)
+    filled = {"target": found.target, **found.settings, **values}
+    if "methods" not in values and "drafts" not in values:
+        sizes = values.get("batch_sizes")
+        listed = sizes if isinstance(sizes, list) else [sizes or 1]
+        choice = found.choice_at(listed[0] if len(listed) == 1 else None)
+        filled["methods"] = [_spec(choice, _is_stale(found, choice), "gammas" in values)]
+        filled["drafts"] = [] if choice.draft is None else [choice.draft]
+    say(f"using {found.path}")
+    return filled
+
+
+def find(config: Path | None) -> "Configuration | None":
+    """The configuration that the user named, or that of the working directory; None without one.
+
+    Raises:
+        BadInputError: a file that was named and is not there.
+    """
+    path = Path(FILE) if config is None else config
+    if config is not None and not path.is_file():
+        raise fail(f"--config {config}: no such file; `outrider tune -o {config}` writes one")
+    if not path.is_file():
+        return None
+    start("outrider.lab.tune.configuration")
+    from outrider.lab.tune.configuration import read_configuration
+
+    return read_configuration(path)
+
+
+def _speculation(speculation: Speculation, found: "Configuration", choice: "Choice") -> Speculation:
+    """The method of a choice, and its lengths unless they are stale."""
+    options = [f"{name}={value}" for name, value in choice.options.items()]
+    speculation = replace(speculation, method=choice.method, option=options)
+    if _is_stale(found, choice):
+        return speculation
+    say(f"using {found.path}: method {choice.method}")
+    if choice.lengths is None or not choice.lengths.most:
+        return speculation
+    return replace(speculation, draft_length=f"table:{choice.lengths}")
+
+
+def _is_stale(found: "Configuration", choice: "Choice") -> bool:
+    """Whether the numbers were measured with other weights or elsewhere; says so if they were."""
+    from outrider.lab.metadata import hardware
+
+    differences = found.stale(choice, hardware())
+    if differences:
+        say(
+            f"note: {found.path} is stale: {'; '.join(differences)}. Its draft lengths are not "
+            f"used; `outrider tune` measures anew"
+        )
+    return bool(differences)
+
+
+def _spec(choice: "Choice", stale: bool, has_gammas: bool) -> str:
+    """The method as ``outrider bench`` writes it."""
+    pairs = [f"{name}={value}" for name, value in choice.options.items()]
+    lengths = choice.lengths
+    if lengths is not None and lengths.most and not stale and not has_gammas:
+        pairs.append(f"draft_length=table:{lengths}")
+    return f"{choice.method}:{','.join(pairs)}" if pairs else choice.method
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The names of the parameters that stand on the command line or in the environment."""
+    found = set()
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            found.add(name)
+    return found | ({"target"} if "model" in found else set())

@@ -1,0 +1,13 @@
+"""Tuning: which draft, which method, how many tokens, and is it worth it at this batch size?
+
+machine, engine_machine   what is measured with: an interface, and real models behind it
+sources                   the candidates
+acceptance, costs         what is measured of each: acceptance by position, times of rounds
+predict                   tokens per second of a configuration that was not run
+time_budget, halving      real runs of the best ones, within the time that there is
+tuner                     all of it
+answer                    what to use, in words and as numbers
+configuration             ``outrider.toml``
+export                    the same for other engines
+plot                      the answer as a figure
+"""

@@ -1,0 +1,339 @@
+"""``outrider.toml``: what ``outrider tune`` found, for the commands that decode.
+
+    target = "big/"
+    draft = "small/"
+    method = "speculative"
+    num_speculative_tokens_per_batch_size = [[1, 4, 6], [5, 16, 3], [17, 64, 0]]
+
+This is one method for an engine that runs at all batch sizes. Where another one was faster at some
+batch sizes, it is in a table ``[[at_batch_size]]`` of its own, with the range of batch sizes for
+which it is the best. Paths that begin with ``./`` or ``../`` are relative to the file.
+
+A configuration is *stale* where the weights of target or draft, or the hardware, are not those that
+were measured. Weights are compared by a hash of the models' files: of their sizes, of samples of
+the weights, and of the whole of small files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from outrider import assets
+from outrider.core.errors import InvalidParameterError
+from outrider.drafters.chain.length_table import LengthTable
+from outrider.lab.bench.method_spec import MethodSpec
+from outrider.lab.tune.machine import Source
+from outrider.lab.tune.tuner import Tuning
+
+NAME = "outrider.toml"
+_EMBEDDED = "embedded"
+_SUFFIXES = (".json", ".safetensors", ".gguf", ".bin")
+_SMALL = 1 << 20  # bytes of a file that is hashed as a whole
+_SAMPLES, _SAMPLE = 256, 4096  # of a larger one
+_TABLE = "num_speculative_tokens_per_batch_size"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method, and how many tokens it drafts.
+
+    Attributes:
+        method: its name.
+        options: its own options, as texts.
+        draft: its draft model or head; None for a method without one.
+        lengths: γ by batch size; None leaves it to the engine.
+    """
+
+    method: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    draft: str | None = None
+    lengths: LengthTable | None = None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A configuration file.
+
+    Attributes:
+        target: folder or hub id, or ``embedded``.
+        choice: for an engine that runs at all batch sizes.
+        at_batch_size: first and last batch size at which another choice is better.
+        settings: how models run: ``dtype``, ``device``, ``compile``, ``kv_dtype``, ``exact``,
+            ``quantize_target``, ``quantize_draft``; those that are not the defaults.
+        fingerprints: of ``target``, of each draft by its name, and of ``hardware``.
+        measured: numbers for a reader; no command uses them.
+        path: of the file; None before it is written.
+    """
+
+    target: str
+    choice: Choice
+    at_batch_size: tuple[tuple[int, int, Choice], ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    measured: tuple[Mapping[str, Any], ...] = ()
+    path: Path | None = None
+
+    def choice_at(self, batch_size: int | None = None) -> Choice:
+        """The best choice at a batch size; None is for an engine that runs at all of them."""
+        if batch_size is not None:
+            for first, last, choice in self.at_batch_size:
+                if first <= batch_size <= last:
+                    return choice
+        return self.choice
+
+    def stale(self, choice: Choice, hardware: str) -> list[str]:
+        """What differs from what was measured, in words; nothing where all is the same.
+
+        Args:
+            choice: the one to use.
+            hardware: the name of this machine's processor or GPU.
+        """
+        found = []
+        for role, name in (("target", self.target), ("draft", choice.draft)):
+            key = "target" if role == "target" else f"draft {name}"
+            if name is not None and self.fingerprints.get(key) != fingerprint(name, role):
+                found.append(f"the weights of {role} {name} are not those that were measured")
+        measured = self.fingerprints.get("hardware")
+        if measured != hardware:
+            found.append(f"it was measured on {measured or 'unknown hardware'}, this is {hardware}")
+        return found
+
+
+def configuration_of(
+    tuning: Tuning, target: str, settings: Mapping[str, Any], hardware: str
+) -> Configuration:
+    """What a tuning found, as a configuration.
+
+    Args:
+        tuning: with an answer.
+        target: folder or hub id, or ``embedded``.
+        settings: how the models ran.
+        hardware: the name of the processor or GPU.
+    """
+    answer = tuning.answer
+    assert answer is not None
+    overall = answer.overall
+    others, first = [], 1
+    drafts = {overall.draft}
+    for size, best in answer.best.items():
+        source = best.configuration.source
+        if source != overall and not best.configuration.is_plain:
+            others.append((first, size, _choice(source, answer.table(source))))
+            drafts.add(source.draft)
+        first = size + 1
+    fingerprints = {"hardware": hardware, "target": fingerprint(target, "target")}
+    for draft in sorted(each for each in drafts if each is not None):
+        fingerprints[f"draft {draft}"] = fingerprint(draft, "draft")
+    measured = tuple(each.as_dict() for each in answer.best.values())
+    choice = _choice(overall, answer.table(overall))
+    return Configuration(target, choice, tuple(others), settings, fingerprints, measured)
+
+
+def _choice(source: Source, lengths: LengthTable) -> Choice:
+    spec = MethodSpec.parse(source.method)
+    options = {name: str(value) for name, value in spec.options.items()}
+    return Choice(spec.name, options, source.draft, lengths)
+
+
+def fingerprint(model: str, role: str) -> str:
+    """A hash of a model's files that changes with its weights. Of a hub id it is the id itself:
+    the id names the weights."""
+    path = _folder(model, role)
+    if path is None:
+        return f"hub:{model}"
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    digest = sha256()
+    for file in files:
+        if file.suffix in _SUFFIXES:
+            digest.update(f"{file.name} {file.stat().st_size}\0".encode())
+            for part in _parts(file):
+                digest.update(part)
+    return digest.hexdigest()[:24]
+
+
+def read_configuration(path: Path) -> Configuration:
+    """Reads a configuration file.
+
+    Raises:
+        InvalidParameterError: it cannot be read, is no TOML, lacks a name, or has a value of
+            another type.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidParameterError(f"cannot read configuration '{path}': {reason}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidParameterError(f"configuration '{path}': {error}") from None
+    read = _Reader(path)
+    others = []
+    for each in read.tables(values, "at_batch_size"):
+        bounds = read.value(each, "batch_sizes", list)
+        if len(bounds) != 2 or not all(isinstance(n, int) for n in bounds):
+            raise read.error("batch_sizes", bounds, "a first and a last batch size")
+        others.append((bounds[0], bounds[1], read.choice(each)))
+    return Configuration(
+        read.model(read.value(values, "target", str)),
+        read.choice(values),
+        tuple(others),
+        read.value(values, "settings", dict, {}),
+        {
+            read.model_in_key(key): str(value)
+            for key, value in read.value(values, "fingerprints", dict, {}).items()
+        },
+        tuple(read.tables(values, "measured")),
+        path,
+    )
+
+
+def write_configuration(configuration: Configuration, path: Path) -> None:
+    """Writes a configuration file, by way of a temporary one.
+
+    Raises:
+        InvalidParameterError: it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(as_toml(configuration), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise InvalidParameterError(
+            f"cannot write configuration '{path}': {error.strerror or error}"
+        ) from error
+
+
+def as_toml(configuration: Configuration) -> str:
+    """The text of the file."""
+    blocks = [
+        [
+            "# Written by `outrider tune`. generate, chat, bench and serve read it; options on the",
+            "# command line win.",
+            f"target = {_text(configuration.target)}",
+            *_choice_lines(configuration.choice),
+        ]
+    ]
+    if configuration.settings:
+        blocks.append(["[settings]", *_pairs(configuration.settings)])
+    if configuration.fingerprints:
+        blocks.append(["[fingerprints]", *_pairs(configuration.fingerprints)])
+    for first, last, choice in configuration.at_batch_size:
+        head = ["[[at_batch_size]]", f"batch_sizes = [{first}, {last}]"]
+        blocks.append([*head, *_choice_lines(choice)])
+    for each in configuration.measured:
+        blocks.append(["[[measured]]", *_pairs(each)])
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+class _Reader:
+    """Reads values of a file and names it in errors."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def error(self, name: str, value: object, wanted: str) -> InvalidParameterError:
+        return InvalidParameterError(
+            f"configuration '{self._path}': {name} = {value!r}: must be {wanted}"
+        )
+
+    def value(self, values: Mapping[str, Any], name: str, kind: type, *default: Any) -> Any:
+        if name not in values:
+            if default:
+                return default[0]
+            raise InvalidParameterError(
+                f"configuration '{self._path}' has no {name}: write it with `outrider tune -o "
+                f"{self._path}`"
+            )
+        if not isinstance(values[name], kind):
+            names: dict[type, str] = {str: "a text", dict: "a table", list: "a list"}
+            raise self.error(name, values[name], names[kind])
+        return values[name]
+
+    def tables(self, values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+        listed: list[Mapping[str, Any]] = self.value(values, name, list, [])
+        if not all(isinstance(each, Mapping) for each in listed):
+            raise self.error(name, listed, f"tables [[{name}]]")
+        return listed
+
+    def choice(self, values: Mapping[str, Any]) -> Choice:
+        draft = self.value(values, "draft", str, None)
+        options = self.value(values, "options", dict, {})
+        table = values.get(_TABLE)
+        try:
+            lengths = None if table is None else LengthTable.of(table)
+        except InvalidParameterError as error:
+            raise InvalidParameterError(
+                f"configuration '{self._path}', {_TABLE}: {error}"
+            ) from None
+        return Choice(
+            self.value(values, "method", str),
+            {name: self.model(str(each)) for name, each in options.items()},
+            None if draft is None else self.model(draft),
+            lengths,
+        )
+
+    def model(self, name: str) -> str:
+        """A path relative to the file as one that the process can open."""
+        return str(self._path.parent / name) if name.startswith(("./", "../")) else name
+
+    def model_in_key(self, key: str) -> str:
+        """The key of a draft's fingerprint, with its path likewise."""
+        role, _, name = key.partition(" ")
+        return f"{role} {self.model(name)}" if name else key
+
+
+def _choice_lines(choice: Choice) -> list[str]:
+    lines = [] if choice.draft is None else [f"draft = {_text(choice.draft)}"]
+    lines.append(f"method = {_text(choice.method)}")
+    if choice.options:
+        pairs = ", ".join(_pairs(choice.options))
+        lines.append(f"options = {{ {pairs} }}")
+    if choice.lengths is not None:
+        lines.append(f"{_TABLE} = {json.dumps(choice.lengths.as_lists)}")
+    return lines
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    """``name = value`` of each value that is not None."""
+    for name, value in values.items():
+        if value is not None:
+            key = name if name.replace("_", "").isalnum() and name.isascii() else _text(name)
+            yield f"{key} = {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A text, a truth value, a number or a list of them as TOML, which writes them as JSON does."""
+    if isinstance(value, str):  # TOML escapes DEL, too, and reads no surrogates
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return f"{value:.6g}" if "." in f"{value:.6g}" or "e" in f"{value:.6g}" else f"{value:.1f}"
+    return json.dumps(value)
+
+
+def _folder(model: str, role: str) -> Path | None:
+    """Where a model's files are; None for a hub id."""
+    if model == _EMBEDDED:
+        return assets.target_path() if role == "target" else assets.draft_path()
+    embedded = assets.head_path(model)
+    if embedded is not None:
+        return embedded
+    path = Path(model).expanduser()
+    return path if path.exists() else None
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    """The whole of a small file; samples of a large one, its beginning and end among them."""
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        if size <= _SMALL:
+            yield stream.read()
+            return
+        for number in range(_SAMPLES):
+            stream.seek(number * (size - _SAMPLE) // (_SAMPLES - 1))
+            yield stream.read(_SAMPLE)

@@ -1,0 +1,174 @@
+"""The candidates of a tuning: every draft that is given, and what needs no draft.
+
+    a folder of a head      by the head's own method
+    a draft model           ``speculative``; with a divergence budget also ``mentored``
+    prompt lookup, suffix   copy from the request itself
+    an n-gram table         counted on the spot from the target's answers to held-out prompts
+    early exit              the target's own first layers
+    methods that are named  with each draft that fits them
+
+Suffix decoding is tuned without its memory of earlier outputs: tuning decodes the same prompts
+again and again, and such a memory would draft their answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from outrider.core.errors import InvalidParameterError, OutriderError
+from outrider.drafters.heads.kinds import format_of
+from outrider.lab.bench.method_spec import MethodSpec
+from outrider.lab.bench.plan import EMBEDDED
+from outrider.lab.tune.engine_machine import EngineMachine
+from outrider.lab.tune.machine import Source
+
+LOOKUP, SUFFIX, EARLY_EXIT = "prompt-lookup", "suffix:corpus_tokens=0", "early-exit"
+LONGEST = 8
+"""The longest chain that is considered, unless the user says another."""
+
+BuildTable = Callable[[Path, Iterable[Sequence[int]], int], object]
+"""Counts documents of token ids into an n-gram file; the number is that of the vocabulary."""
+
+
+def candidates(
+    machine: EngineMachine,
+    drafts: Sequence[str],
+    methods: Sequence[str] = (),
+    *,
+    longest: int = LONGEST,
+    divergence_budget: float | None = None,
+    ngram_file: Path | None = None,
+    errors: dict[str, str] | None = None,
+) -> list[Source]:
+    """The sources to tune, the most promising first.
+
+    Args:
+        machine: with the target.
+        drafts: draft models and heads.
+        methods: if there are any, these alone; otherwise everything that works.
+        longest: the longest chain to consider.
+        divergence_budget: see :class:`EngineMachine`; allows ``mentored``.
+        ngram_file: a table that was counted on the spot; None without one.
+        errors: where sources that do not work with the target are noted; without it, their errors
+            are raised.
+
+    Raises:
+        InvalidParameterError: a lossy method without a divergence budget.
+    """
+    found = []
+    for name, method, draft in _rows(machine, drafts, methods, divergence_budget, ngram_file):
+        try:
+            found.append(machine.source(name, method, draft, longest))
+        except OutriderError as error:
+            if errors is None:
+                raise
+            errors[name] = str(error)
+    return found
+
+
+def count_answers(
+    machine: EngineMachine,
+    file: Path,
+    build: BuildTable,
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+    seconds: float = 30.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Path | None:
+    """Counts the target's answers to the held-out prompts into an n-gram file.
+
+    Args:
+        machine: with held-out prompts.
+        file: to write.
+        build: counts.
+        max_new_tokens: of each answer.
+        seed: of the sampling.
+        seconds: after which no further answer is decoded.
+        clock: in seconds.
+
+    Returns:
+        The file; None without held-out prompts.
+    """
+    if not machine.held_out:
+        return None
+    answers = list(_until(machine.outputs(max_new_tokens, seed), clock() + seconds, clock))
+    build(file, answers, machine.engines.target.num_tokens)
+    return file
+
+
+def _rows(
+    machine: EngineMachine,
+    drafts: Sequence[str],
+    methods: Sequence[str],
+    divergence_budget: float | None,
+    ngram_file: Path | None,
+) -> Iterator[tuple[str, str, str | None]]:
+    """Name, method and draft of each candidate."""
+    if methods:
+        for text in methods:
+            yield from _of_method(machine, MethodSpec.parse(text), drafts, divergence_budget)
+        return
+    for draft in drafts:
+        head = format_of(draft)
+        if head is not None:
+            yield f"the head {_short(draft)}", head.method, draft
+            continue
+        yield f"the draft {_short(draft)}", "speculative", draft
+        if divergence_budget is not None:
+            method = f"mentored:budget={divergence_budget:g}"
+            yield f"mentored with the draft {_short(draft)}", method, draft
+    yield "prompt lookup", LOOKUP, None
+    yield "suffix decoding", SUFFIX, None
+    if ngram_file is not None:
+        yield "the n-gram table", f"ngram:file={ngram_file}", None
+    if machine.engines.target.decoder_prompt is None:
+        yield "early exit", EARLY_EXIT, None
+
+
+def _of_method(
+    machine: EngineMachine,
+    spec: MethodSpec,
+    drafts: Sequence[str],
+    divergence_budget: float | None,
+) -> Iterator[tuple[str, str, str | None]]:
+    if divergence_budget is None and not machine.is_lossless(spec):
+        raise InvalidParameterError(
+            f"method {str(spec)!r} changes the distribution of the output, and tuning for speed "
+            f"alone would always prefer such a method: pass a divergence budget, in nats per token"
+        )
+    text = str(spec)
+    if not (spec.method.needs_draft or spec.method.needs_head):
+        yield text, text, None
+        return
+    kind = spec.method.needs_head
+    given = [spec.draft] if spec.draft is not None else list(drafts)
+    fitting = [each for each in given if _kind(each) == kind]
+    if not fitting:
+        what = f"a head of kind {kind!r}" if kind else "a draft model"
+        raise InvalidParameterError(
+            f"method {text!r} needs {what}, and no draft is one: name it with the drafts"
+        )
+    for draft in fitting:
+        yield f"{text} with {_short(draft)}", text, draft
+
+
+def _kind(draft: str) -> str | None:
+    head = format_of(draft)
+    return None if head is None else head.kind
+
+
+def _short(draft: str) -> str:
+    """What a person calls a draft: the last part of a folder's path."""
+    return draft if draft.startswith(EMBEDDED) else Path(draft).name or draft
+
+
+def _until(
+    outputs: Iterable[list[int]], end: float, clock: Callable[[], float]
+) -> Iterator[list[int]]:
+    for each in outputs:
+        yield each
+        if clock() > end:
+            return

@@ -1,0 +1,552 @@
+"""Tuning: measures every source briefly, predicts all configurations, measures the best for real.
+
+1. *Probing.* Plain decoding at each batch size. Then each source with its longest and with a short
+   draft: acceptance by position, and the time of rounds. Between them, the target's forward passes
+   by rows and width. Takes about half of the time.
+2. *Prediction* of every source, draft length and batch size.
+3. *Trials*: successive halving of the best predictions at each batch size, interleaved with plain
+   decoding.
+
+How much each of them measures follows from the times measured so far, so that the whole ends within
+the minutes that were given. What does not fit is left out, and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from outrider.core.errors import InvalidParameterError, OutriderError
+from outrider.core.values import is_finite, is_whole, shown
+from outrider.lab.tune.acceptance import Acceptance
+from outrider.lab.tune.answer import Answer, Estimate, choose
+from outrider.lab.tune.costs import PassTable, RestTable
+from outrider.lab.tune.halving import Configuration, Trials, successive_halving
+from outrider.lab.tune.machine import PLAIN, Machine, Run, Source, rounds_of
+from outrider.lab.tune.predict import NOTHING_DRAFTED, RoundTimes, predicted_speed
+from outrider.lab.tune.time_budget import TimeBudget
+
+PROBING = 0.45
+"""The share of the time at the start of the tuning after which nothing more is probed."""
+LEAST_TOKENS = 24
+"""The shortest outputs that acceptance is measured on."""
+SHORT = 2
+"""The shorter draft length at which rounds are timed."""
+_FINALISTS, _PER_SOURCE = 6, 3
+_PROBE_PROMPTS = 4  # at least, so that one does not decide; a single one where time is short
+_FIRST_TOKENS = 4  # of the run that warms plain decoding up
+_FIRST_GUESS = 3.0  # rounds of a source whose time is not known yet, over plain decoding's
+_HOPELESS = 0.8  # predicted ratios below this are not measured, unless nothing else is there
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """What to tune for.
+
+    Attributes:
+        batch_sizes: requests that run together, ascending.
+        minutes: that the whole may take.
+        max_new_tokens: of each output.
+        seed: of sampling, order and simulation.
+
+    Raises:
+        InvalidParameterError: no batch sizes, or a number outside its range.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    minutes: float = 5.0
+    max_new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not is_finite(self.minutes) or not self.minutes > 0:
+            raise InvalidParameterError(f"minutes={shown(self.minutes)}: must be above 0")
+        sizes = self.batch_sizes
+        whole = all(is_whole(each) and each >= 1 for each in sizes)
+        if not sizes or not whole or list(sizes) != sorted(set(sizes)):
+            raise InvalidParameterError(
+                f"batch_sizes={shown(list(sizes))}: must be different whole numbers from 1, "
+                f"ascending"
+            )
+        if not is_whole(self.max_new_tokens) or self.max_new_tokens < LEAST_TOKENS:
+            raise InvalidParameterError(
+                f"max_new_tokens={shown(self.max_new_tokens)}: must be {LEAST_TOKENS} or more, so "
+                f"that outputs have enough rounds to measure acceptance on"
+            )
+
+
+@dataclass
+class Tuning:
+    """What was measured, and what follows from it.
+
+    Attributes:
+        settings: what it was tuned for.
+        sources: all candidates; of those without acceptance nothing is known.
+        passes: seconds of the target's passes.
+        acceptance: of each source, by name.
+        rests: seconds of each source's rounds apart from the target's pass, by name.
+        plain_rounds: seconds of a plain round by batch size.
+        trials: the real runs.
+        errors: why a source could not be measured, by name.
+        answer: None while nothing is known.
+        seconds: that the tuning took.
+        left_out: what there was no time for.
+        interrupted: whether the user ended it early.
+    """
+
+    settings: TuneSettings
+    sources: tuple[Source, ...]
+    passes: PassTable = field(default_factory=PassTable)
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    rests: dict[str, RestTable] = field(default_factory=dict)
+    plain_rounds: dict[int, float] = field(default_factory=dict)
+    trials: Trials = field(default_factory=Trials)
+    errors: dict[str, str] = field(default_factory=dict)
+    answer: Answer | None = None
+    seconds: float = 0.0
+    left_out: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+    def c(self, source: Source, batch_size: int) -> float:
+        """How much longer a round gets per drafted token, apart from the target's pass, over the
+        time of a plain round."""
+        return self.rests[source.name].per_token(batch_size) / self.plain_rounds[batch_size]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers as JSON."""
+        assert self.answer is not None
+        return {
+            "answer": self.answer.words(),
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+            "left_out": self.left_out,
+            "errors": self.errors,
+            "batch_sizes": list(self.settings.batch_sizes),
+            "max_new_tokens": self.settings.max_new_tokens,
+            "plain_round_seconds": {str(b): each for b, each in self.plain_rounds.items()},
+            "target_pass_seconds": [
+                {"rows": rows, "width": width, "seconds": seconds}
+                for (rows, width), seconds in sorted(self.passes.seconds.items())
+            ],
+            "sources": [self._source(each) for each in self.sources],
+            "configurations": [each.as_dict() for each in self.answer.estimates],
+        }
+
+    def _source(self, source: Source) -> dict[str, Any]:
+        known: dict[str, Any] = {"name": source.name, "method": source.method}
+        known |= {"draft": source.draft, "error": self.errors.get(source.name)}
+        acceptance = self.acceptance.get(source.name)
+        if acceptance is None:
+            return known | {"rounds": 0}
+        sizes = sorted(self.rests[source.name].measured_rows)
+        return known | {
+            "rounds": len(acceptance.all_rounds),
+            "survival": acceptance.survival(source.longest),
+            "acceptance_by_position": acceptance.by_position(source.longest),
+            "drafted_per_round": acceptance.drafted(source.longest),
+            "c": {str(size): self.c(source, size) for size in sizes},
+        }
+
+
+class Tuner:
+    """Tunes on one machine.
+
+    Args:
+        machine: decodes and measures.
+        sources: the candidates, the most promising first: the last ones are left out first.
+        settings: what to tune for.
+        on_stage: called with what is being measured, and the share of the time that is over.
+        began: when the time began, by the machine's clock; None is now.
+
+    Raises:
+        InvalidParameterError: no prompts, or no sources.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        sources: Sequence[Source],
+        settings: TuneSettings,
+        on_stage: Callable[[str, float], None] = lambda stage, share: None,
+        began: float | None = None,
+    ) -> None:
+        if not machine.num_prompts:
+            raise InvalidParameterError(
+                "data: there are no prompts to tune on; give a few that are like those that the "
+                "model will get"
+            )
+        if not sources:
+            raise InvalidParameterError(
+                "sources: there is nothing to choose from; name a draft model, a head or a method"
+            )
+        self.machine = machine
+        self._settings = settings
+        self._on_stage = on_stage
+        self._budget = TimeBudget(60 * settings.minutes, machine.clock, began)
+        before = self._budget.spent / self._budget.seconds
+        self._probed_by = before + PROBING * (1 - before)
+        self._tokens = settings.max_new_tokens
+        self._probe_prompts = _PROBE_PROMPTS
+        self._output_tokens: dict[int, int] = {}
+        self._plain_prefill: dict[int, float] = {}
+        self._tried: dict[int, list[list[int]]] = {}
+        self.tuning = Tuning(settings, tuple(sources))
+
+    def run(self) -> Tuning:
+        """Measures and answers.
+
+        Raises:
+            InvalidParameterError: there is not enough time to measure anything, or no source works.
+            KeyboardInterrupt: Ctrl-C before anything was known. Later, the answer is that of what
+                was measured until then.
+        """
+        try:
+            self._probe()
+            self._answer()
+            self._try()
+        except KeyboardInterrupt:
+            if not self.tuning.acceptance:
+                raise
+            self.tuning.interrupted = True
+        self._answer()
+        self.tuning.seconds = self._budget.spent
+        self.tuning.left_out = self._budget.left_out
+        return self.tuning
+
+    # ----------------------------------------------------------------------------------- probing
+
+    def _probe(self) -> None:
+        sizes = self._settings.batch_sizes
+        self._plain(sizes[0], _FIRST_TOKENS)
+        self._check_time()
+        self._plan_probes()
+        self._plain(sizes[0], self._tokens)
+        self._pass_times(sizes[0])
+        for source in self.tuning.sources:
+            self._source(source, sizes[0])
+        for size in sizes[1:]:
+            if not self._fits(f"batch {size}", self._plain_estimate(size)):
+                continue
+            self._plain(size, self._tokens)
+            self._pass_times(size)
+            for source in self.tuning.sources:
+                if source.name in self.tuning.acceptance:
+                    self._source(source, size)
+        if not self.tuning.acceptance:
+            self._nothing_works()
+
+    def _plain(self, size: int, tokens: int) -> None:
+        batches = self._batches(size)
+        run = self._run(PLAIN, 0, batches, tokens)
+        self._learn_lengths(run, tokens)
+        self.tuning.plain_rounds[size] = self._round_seconds(run)
+        self._plain_prefill[size] = run.prefill_seconds
+
+    def _learn_lengths(self, run: Run, limit: int) -> None:
+        """Notes how long outputs get: to the full length, unless they ended by themselves."""
+        for batch in run.batches:
+            for request in batch.requests:
+                num = len(request.token_ids)
+                reached = num if num < limit else self._settings.max_new_tokens
+                self._output_tokens[request.example] = reached
+
+    def _pass_times(self, size: int) -> None:
+        longest = max(source.longest for source in self.tuning.sources)
+        widths = sorted({1, 2, 3, *(w for w in (5, 9, 13, 17, 33) if w <= longest), longest + 1})
+        self._stage(f"forward passes at batch {size}")
+        for width in widths:
+            self.tuning.passes.seconds[size, width] = self.machine.pass_seconds(size, width)
+
+    def _source(self, source: Source, size: int) -> None:
+        """Probes a source at a batch size: its longest draft first, then a short one."""
+        known = self.tuning.rests.get(source.name)
+        lengths = sorted({source.longest, *(n for n in (SHORT,) if n in source.lengths)})
+        for length in reversed(lengths):
+            what = f"{source.name} with {length} tokens at batch {size}"
+            if not self._fits(what, self._source_estimate(source, length, size)):
+                return
+            try:
+                run = self._run(source, length, self._batches(size), self._tokens)
+            except OutriderError as error:
+                if known is None:
+                    self.tuning.errors[source.name] = str(error)
+                return
+            self._learn(source, length, size, run)
+
+    def _learn(self, source: Source, length: int, size: int, run: Run) -> None:
+        tuning, name = self.tuning, source.name
+        found = rounds_of(run, self._tokens, length)
+        if length == source.longest and found:
+            before = tuning.acceptance.get(name, Acceptance({}))
+            tuning.acceptance[name] = before.and_of(found)
+        if name not in tuning.acceptance:
+            tuning.errors[name] = "no output was long enough to measure its acceptance"
+            return
+        rest = tuning.rests.setdefault(name, RestTable())
+        pass_seconds = self._expected_pass(Acceptance(found) if found else None, length, size)
+        rest.seconds[size, length] = self._round_seconds(run) - pass_seconds
+        if length == source.longest:  # until a short draft is timed, a round without one is
+            rest.seconds[size, 0] = tuning.plain_rounds[size] - tuning.passes.time(size, 1)
+        else:
+            rest.seconds.pop((size, 0), None)
+        rest.prefill[size] = run.prefill_seconds
+
+    def _expected_pass(self, acceptance: Acceptance | None, length: int, size: int) -> float:
+        """Mean seconds of the target's passes in a run: the width is that of the longest draft of
+        the batch's rows."""
+        passes = self.tuning.passes
+        rounds = [] if acceptance is None else acceptance.all_rounds
+        if not rounds:
+            return passes.time(size, length + 1)
+        total, below = 0.0, 0.0
+        for depth in range(length + 1):
+            share = sum(each.drafted <= depth for each in rounds) / len(rounds)
+            total += (share**size - below) * passes.time(size, depth + 1)
+            below = share**size
+        return total
+
+    # ------------------------------------------------------------------------------- predictions
+
+    def _answer(self) -> None:
+        """Predicts all configurations and chooses with what is measured so far."""
+        estimates: list[Estimate] = []
+        for size in self.tuning.plain_rounds:
+            plain = Configuration(PLAIN, 0, size)
+            batches = self._tried.get(size) or self._trial_batches(size, self._few_prompts(size))
+            own = {size: self._predicted(plain, batches)}
+            estimates.append(self._estimate(plain, own[size], own[size]))
+            for source in self.tuning.sources:
+                if source.name not in self.tuning.rests:
+                    continue
+                for length in source.lengths:
+                    each = Configuration(source, length, size)
+                    speed = self._predicted(each, batches)
+                    estimates.append(self._estimate(each, speed, own[size]))
+        self.tuning.answer = choose(estimates)
+
+    def _predicted(self, configuration: Configuration, batches: Sequence[Sequence[int]]) -> float:
+        source, length = configuration.source, configuration.length
+        acceptance = self.tuning.acceptance.get(source.name, NOTHING_DRAFTED)
+        return predicted_speed(
+            acceptance,
+            length,
+            self._times(configuration),
+            batches,
+            self._lengths(batches),
+            seed=self._settings.seed,
+        )
+
+    def _times(self, configuration: Configuration) -> RoundTimes:
+        tuning, source = self.tuning, configuration.source
+        plain = {
+            size: seconds - tuning.passes.time(size, 1)
+            for size, seconds in tuning.plain_rounds.items()
+        }
+        if configuration.is_plain:
+            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_prefill)
+        else:
+            own = tuning.rests[source.name]
+        rest = partial(own.time, length=configuration.length, scale=tuning.plain_rounds)
+        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.prefill_of)
+
+    def _estimate(self, configuration: Configuration, predicted: float, plain: float) -> Estimate:
+        trials = self.tuning.trials
+        repeats = trials.repeats.get(configuration, ())
+        ratio = {"ratio": 1.0, "low": None, "high": None} if configuration.is_plain else None
+        if repeats and not configuration.is_plain:
+            ratio = trials.ratio(configuration)
+        if not repeats or ratio is None:
+            return Estimate(configuration, predicted, predicted / plain)
+        return Estimate(
+            configuration,
+            predicted,
+            predicted / plain,
+            trials.speed(configuration),
+            ratio["ratio"],
+            ratio["low"],
+            ratio["high"],
+            len(repeats),
+        )
+
+    # ------------------------------------------------------------------------------------ trials
+
+    def _try(self) -> None:
+        assert self.tuning.answer is not None
+        sizes = list(self.tuning.plain_rounds)
+        for number, size in enumerate(sizes):
+            share = self._budget.spent / self._budget.seconds
+            until = share + (1 - share) / (len(sizes) - number)
+            self._try_at(size, until)
+
+    def _try_at(self, size: int, until: float) -> None:
+        """Successive halving at a batch size, until a share of the time is over."""
+        assert self.tuning.answer is not None
+        here = [e for e in self.tuning.answer.estimates if e.configuration.batch_size == size]
+        plain = next(each for each in here if each.configuration.is_plain)
+        finalists = _finalists([each for each in here if not each.configuration.is_plain])
+        speeds = {each.configuration: each.predicted for each in (plain, *finalists)}
+        seconds = until * self._budget.seconds - self._budget.spent
+        batches = self._trial_batches(size, self._trial_prompts(size, seconds, speeds))
+        self._tried[size] = batches
+        lengths = self._lengths(batches)
+        planned = sum(lengths[each] for batch in batches for each in batch)
+        successive_halving(
+            [each.configuration for each in finalists],
+            plain.configuration,
+            lambda one, number: self._trial(one, batches, number),
+            lambda one: planned / speeds[one],
+            self._budget,
+            self.tuning.trials,
+            until=until,
+            seed=self._settings.seed,
+            on_stage=self._stage,
+        )
+
+    def _trial(self, one: Configuration, batches: Sequence[Sequence[int]], number: int) -> Run:
+        tokens, seed = self._settings.max_new_tokens, self._settings.seed + number
+        run = self.machine.run(one.source, one.length, batches, tokens, seed)
+        if one.is_plain:
+            self._learn_lengths(run, tokens)
+        return run
+
+    def _trial_prompts(
+        self, size: int, seconds: float, speeds: Mapping[Configuration, float]
+    ) -> int:
+        """How many prompts a trial decodes: so many that the halving takes the seconds, but not
+        more than there are."""
+        per_token = sum(1 / speed for speed in speeds.values()) / len(speeds)
+        per_batch = size * self._settings.max_new_tokens * per_token
+        batches = max(1, int(0.8 * seconds / (_num_trials(len(speeds) - 1) * per_batch)))
+        return size * min(batches, math.ceil(self.machine.num_prompts / size))
+
+    def _few_prompts(self, size: int) -> int:
+        """How many prompts a prediction is for while no trial is planned."""
+        return max(size, min(self.machine.num_prompts, 8))
+
+    def _trial_batches(self, size: int, prompts: int) -> list[list[int]]:
+        num = self.machine.num_prompts
+        order = [index % num for index in range(math.ceil(prompts / size) * size)]
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    # ------------------------------------------------------------------------------------- parts
+
+    def _batches(self, size: int) -> list[list[int]]:
+        """The batches of a probe."""
+        prompts = min(self._probe_prompts, self.machine.num_prompts)
+        return self._trial_batches(size, max(size, prompts))
+
+    def _lengths(self, batches: Sequence[Sequence[int]]) -> dict[int, int]:
+        """The lengths of the outputs; of prompts that were not decoded, the mean."""
+        known = self._output_tokens
+        mean = round(sum(known.values()) / len(known))
+        return {prompt: known.get(prompt, mean) for batch in batches for prompt in batch}
+
+    def _run(
+        self, source: Source, length: int, batches: Sequence[Sequence[int]], tokens: int
+    ) -> Run:
+        size = len(batches[0])
+        self._stage(f"{source.name}, {length} tokens, batch {size}" if length else source.name)
+        return self.machine.run(source, length, batches, tokens, self._settings.seed)
+
+    def _round_seconds(self, run: Run) -> float:
+        """Seconds of a round; of outputs with a single round, of all of it."""
+        return run.round_seconds or run.seconds / len(run.batches)
+
+    def _plain_estimate(self, size: int) -> float:
+        """Seconds that a probe of plain decoding will take: in proportion to the last batch size,
+        which is more than it takes where passes are bound by memory."""
+        last = max(self.tuning.plain_rounds)
+        round_seconds = self.tuning.plain_rounds[last] * size / last
+        return self._tokens * len(self._batches(size)) * round_seconds
+
+    def _source_estimate(self, source: Source, length: int, size: int) -> float:
+        """Seconds that a probe of a source will take, from what is known of it."""
+        tuning, plain = self.tuning, self.tuning.plain_rounds[size]
+        rest = tuning.rests.get(source.name)
+        rounds = self._tokens * len(self._batches(size))
+        if rest is None:
+            return rounds * _FIRST_GUESS * plain
+        times = self._times(Configuration(source, length, size))
+        rounds_per_token = 1 / tuning.acceptance[source.name].tokens(length)
+        return rounds * rounds_per_token * (times.target(size, length + 1) + times.rest(size))
+
+    def _plan_probes(self) -> None:
+        """Sets the length of a probe's outputs: as long as all probes fit into their share. With
+        too little time for outputs of the least length, a probe is of a single prompt."""
+        fit = self._fitting_tokens()
+        if fit < LEAST_TOKENS:
+            self._probe_prompts = 1
+            fit = self._fitting_tokens()
+        self._tokens = max(LEAST_TOKENS, min(fit, self._settings.max_new_tokens))
+
+    def _fitting_tokens(self) -> int:
+        """The length of outputs with which all probes fit into their share, if a round takes as
+        long as a plain one in proportion to the root of the batch size."""
+        size = self._settings.batch_sizes[0]
+        probes = 1 + 2 * len(self.tuning.sources)
+        rounds = sum(
+            probes * len(self._batches(other)) * math.sqrt(other / size)
+            for other in self._settings.batch_sizes
+        )
+        return int(PROBING * self._budget.left / (rounds * self.tuning.plain_rounds[size]))
+
+    def _check_time(self) -> None:
+        """Raises InvalidParameterError where not even one source at one batch size fits."""
+        size = self._settings.batch_sizes[0]
+        each = self.tuning.plain_rounds[size]
+        rounds = (1 + 2 * _FIRST_GUESS) * LEAST_TOKENS
+        needed = self._budget.spent + rounds * each / PROBING
+        if needed > self._budget.seconds:
+            raise InvalidParameterError(
+                f"minutes={self._settings.minutes:g}: too short to measure anything: on this "
+                f"machine a plain round at batch {size} takes {1000 * each:.3g} ms, so that tuning "
+                f"needs at least {_rounded_up(needed / 60):g} minutes"
+            )
+
+    def _nothing_works(self) -> None:
+        reasons = "; ".join(f"{name}: {error}" for name, error in self.tuning.errors.items())
+        if reasons:
+            raise InvalidParameterError(f"no source of drafts works here: {reasons}")
+        raise InvalidParameterError(
+            f"minutes={self._settings.minutes:g}: too short to measure a source; give more"
+        )
+
+    def _fits(self, what: str, seconds: float) -> bool:
+        """Whether a probe fits; the first source may take the time of the trials, too."""
+        until = self._probed_by if self.tuning.acceptance else 1.0
+        return self._budget.allows(what, seconds, until)
+
+    def _stage(self, stage: str) -> None:
+        self._on_stage(stage, min(1.0, self._budget.spent / self._budget.seconds))
+
+
+def _finalists(drafting: Sequence[Estimate]) -> list[Estimate]:
+    """The best predictions, at most three of a source, without hopeless ones; at least one."""
+    ranked = sorted(drafting, key=lambda each: -each.predicted_ratio)
+    found: list[Estimate] = []
+    for each in ranked:
+        same = [one for one in found if one.configuration.source == each.configuration.source]
+        hopeless = each.predicted_ratio < _HOPELESS and found
+        if len(found) < _FINALISTS and len(same) < _PER_SOURCE and not hopeless:
+            found.append(each)
+    return found
+
+
+def _num_trials(candidates: int) -> int:
+    """Runs of a successive halving, those of plain decoding included."""
+    trials, per_rung, left = 0, 1, candidates
+    while left:
+        trials += per_rung * (left + 1)
+        if left == 1:
+            break
+        left, per_rung = (left + 1) // 2, 2 * per_rung
+    return trials
+
+
+def _rounded_up(minutes: float) -> float:
+    """Minutes with two digits, upwards."""
+    digits = 10 ** (1 - math.floor(math.log10(minutes)))
+    return math.ceil(minutes * digits) / digits

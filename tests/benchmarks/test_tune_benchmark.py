@@ -1,0 +1,34 @@
+"""The comparison of tune's choice with an exhaustive search, on a simulated machine."""
+
+from argparse import Namespace
+
+import pytest
+from simulated_machine import SimulatedMachine
+
+from benchmarks.tune import as_table, compared, search
+from outrider.lab.tune.machine import Source
+from outrider.lab.tune.tuner import Tuner, TuneSettings
+
+
+def test_the_choice_is_near_the_best_of_the_search() -> None:
+    """The machine draws with a fixed seed, so this never fails by chance."""
+    machine = SimulatedMachine(
+        {"copies": [0.8, 0.8, 0.7, 0.7]},
+        {"copies": lambda rows: 0.0},
+        lambda rows, width: 0.02 + 0.001 * max(0, rows * width - 8),
+    )
+    source = Source("copies", "prompt-lookup", None, (1, 2, 3, 4))
+    tuner = Tuner(machine, [source], TuneSettings((1, 4), 2, 48))
+    tuning = tuner.run()
+    options = Namespace(batch_size=[1, 4], prompts=8, repeats=3, max_new_tokens=48)
+    found = compared(tuning, search(tuner, options))
+    for size, each in found["batch_sizes"].items():
+        assert each["share_of_best"] >= 0.93, size
+        assert each["configurations"] == 4
+        assert each["within"] >= 3
+    document = {
+        "about": {"date": "today", "hardware": "none", "threads": 1, "minutes": 2},
+        "pairs": {"simulated": found},
+    }
+    assert as_table(document).count("| simulated |") == 2
+    assert found["batch_sizes"][1]["ratios"]["plain decoding, batch 1"] == pytest.approx(1.0)

@@ -1,0 +1,272 @@
+"""``outrider.toml``: written and read again, found to be stale, exported for other engines."""
+
+import json
+import tomllib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_machine import SimulatedMachine
+
+from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.drafters.chain.length_table import LengthTable
+from outrider.lab.tune.configuration import (
+    Choice,
+    Configuration,
+    as_toml,
+    configuration_of,
+    fingerprint,
+    read_configuration,
+    write_configuration,
+)
+from outrider.lab.tune.export import EXPORTS, export
+from outrider.lab.tune.machine import Source
+from outrider.lab.tune.tuner import Tuner, TuneSettings
+
+TABLE = LengthTable(((1, 4, 6), (5, 16, 3), (17, 64, 0)))
+FULL = Configuration(
+    "embedded",
+    Choice("speculative", {}, "embedded", TABLE),
+    ((1, 1, Choice("prompt-lookup", {"prompt_lookup_max": "4"}, None, LengthTable(((1, 1, 5),)))),),
+    {"dtype": "bfloat16", "compile": "auto", "exact": True},
+    {"target": "0123", "draft embedded": "4567", "hardware": 'an "odd" name, \\ € \t'},
+    ({"batch_size": 1, "ratio": 2.5, "low": 2.0, "source": "the draft"},),
+)
+
+
+def model_in(folder: Path, weights: bytes = b"weights") -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return str(folder)
+
+
+# ------------------------------------------------------------------------------------------ files
+
+
+def test_a_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    write_configuration(FULL, file)
+    assert read_configuration(file) == replace(FULL, path=file)
+    assert [each.name for each in tmp_path.iterdir()] == ["outrider.toml"]
+
+
+def test_the_file_is_in_vllms_form() -> None:
+    values = tomllib.loads(as_toml(FULL))
+    assert values["num_speculative_tokens_per_batch_size"] == [[1, 4, 6], [5, 16, 3], [17, 64, 0]]
+    assert (values["target"], values["draft"], values["method"]) == (
+        "embedded",
+        "embedded",
+        "speculative",
+    )
+    assert values["at_batch_size"][0]["options"] == {"prompt_lookup_max": "4"}
+
+
+def test_numbers_of_any_kind_are_toml() -> None:
+    numbers = {"a": 1.0, "b": 1e-9, "c": 123456789.25, "d": 7, "e": None, "f": [1, 2], "g": False}
+    values = tomllib.loads(as_toml(replace(FULL, measured=(numbers,))))["measured"][0]
+    assert values == {"a": 1.0, "b": 1e-9, "c": 1.23457e8, "d": 7, "f": [1, 2], "g": False}
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(
+        'target = "./big"\ndraft = "../small"\nmethod = "ngram"\noptions = { file = "./t.ngram" }\n'
+        '[fingerprints]\n"draft ../small" = "5"\n'
+    )
+    found = read_configuration(file)
+    assert found.target == str(tmp_path / "big")
+    assert found.choice.draft == str(tmp_path / ".." / "small")
+    assert found.choice.options == {"file": str(tmp_path / "t.ngram")}
+    assert found.fingerprints == {f"draft {tmp_path / '..' / 'small'}": "5"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("target = ", "configuration .*: Invalid value"),
+        ('method = "plain"', "has no target: write it with `outrider tune"),
+        ('target = "a"', "has no method"),
+        ('target = 3\nmethod = "plain"', "target = 3: must be a text"),
+        ('target = "a"\nmethod = "plain"\nsettings = 3', "settings = 3: must be a table"),
+        (
+            'target = "a"\nmethod = "s"\nnum_speculative_tokens_per_batch_size = [[2, 3, 4]]',
+            "must begin at 1",
+        ),
+        (
+            'target = "a"\nmethod = "s"\n[[at_batch_size]]\nmethod = "t"\nbatch_sizes = [1]',
+            "a first and a last batch size",
+        ),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "outrider.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidParameterError, match=problem):
+        read_configuration(file)
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="cannot read configuration"):
+        read_configuration(tmp_path / "missing.toml")
+    with pytest.raises(InvalidParameterError, match="cannot write configuration"):
+        write_configuration(FULL, tmp_path / "missing" / "outrider.toml")
+
+
+# ------------------------------------------------------------------------------------------ stale
+
+
+def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
+    """Also where only a few bytes of a large file differ in every megabyte, as after training."""
+    first = model_in(tmp_path / "first")
+    same = model_in(tmp_path / "same")
+    other = model_in(tmp_path / "other", b"Weights")
+    assert fingerprint(first, "target") == fingerprint(same, "target")
+    assert fingerprint(first, "target") != fingerprint(other, "target")
+    trained = bytearray(3 << 20)
+    large = model_in(tmp_path / "large", bytes(trained))
+    trained[::1000] = b"\1" * len(trained[::1000])
+    changed = model_in(tmp_path / "changed", bytes(trained))
+    assert fingerprint(large, "draft") != fingerprint(changed, "draft")
+    assert fingerprint("someone/model", "target") == "hub:someone/model"
+    assert fingerprint("embedded", "target") != fingerprint("embedded", "draft")
+
+
+def test_a_stale_configuration_says_what_differs(tmp_path: Path) -> None:
+    target, draft = model_in(tmp_path / "target"), model_in(tmp_path / "draft", b"small")
+    choice = Choice("speculative", {}, draft, TABLE)
+    prints = {
+        "target": fingerprint(target, "target"),
+        f"draft {draft}": fingerprint(draft, "draft"),
+        "hardware": "this processor",
+    }
+    made = Configuration(target, choice, fingerprints=prints)
+    assert made.stale(choice, "this processor") == []
+    assert made.stale(choice, "another") == ["it was measured on this processor, this is another"]
+    (tmp_path / "draft" / "model.safetensors").write_bytes(b"other")
+    assert made.stale(choice, "this processor") == [
+        f"the weights of draft {draft} are not those that were measured"
+    ]
+    (tmp_path / "target" / "config.json").write_text('{"layers": 2}')
+    assert len(made.stale(choice, "another")) == 3
+    assert (
+        replace(made, fingerprints={})
+        .stale(Choice("plain"), "x")[1]
+        .startswith("it was measured on unknown hardware")
+    )
+
+
+# ------------------------------------------------------------------------------------ of a tuning
+
+
+def test_a_tuning_with_two_sources_becomes_a_configuration() -> None:
+    """The overall method is the one with the larger gains; the other has a table of its own."""
+    machine = SimulatedMachine(
+        {"head": [0.9] * 8, "copies": [0.5] * 8},
+        {"head": lambda rows: 0.001 + 0.006 * (rows - 1), "copies": lambda rows: 0.0},
+        lambda rows, width: 0.02 + 0.002 * max(0, rows * width - 24),
+        num_prompts=16,
+    )
+    sources = [
+        Source("head", "speculative", "embedded"),
+        Source("copies", "prompt-lookup:prompt_lookup_max=4"),
+    ]
+    tuning = Tuner(machine, sources, TuneSettings((1, 4, 64), 60)).run()
+    made = configuration_of(tuning, "embedded", {"compile": "auto"}, "this processor")
+    assert made.choice.method == "speculative"
+    assert made.choice.lengths is not None
+    assert made.choice.lengths.length(1) > 2
+    assert made.choice.lengths.length(64) == 0
+    assert [(first, last) for first, last, _ in made.at_batch_size] == [(2, 4)]
+    other = made.choice_at(3)
+    assert (other.method, other.options) == ("prompt-lookup", {"prompt_lookup_max": "4"})
+    assert made.choice_at(1) == made.choice_at(None) == made.choice_at(64) == made.choice
+    assert made.stale(made.choice, "this processor") == []
+    assert set(made.fingerprints) == {"hardware", "target", "draft embedded"}
+    assert [each["batch_size"] for each in made.measured] == [1, 4, 64]
+    tomllib.loads(as_toml(made))
+
+
+# ---------------------------------------------------------------------------------------- exports
+
+
+def of(method: str, lengths: LengthTable = TABLE, draft: str | None = None, **options: str) -> Any:
+    return Configuration("big", Choice(method, options, draft, lengths))
+
+
+def test_vllms_configuration() -> None:
+    """By the rules of vLLM: ranges that begin at 1 and do not overlap, no K above the maximum."""
+    values = json.loads(export(of("eagle3", draft="head/"), "vllm"))
+    assert values == {
+        "method": "eagle3",
+        "model": "head/",
+        "num_speculative_tokens": 6,
+        "num_speculative_tokens_per_batch_size": [[1, 4, 6], [5, 16, 3], [17, 64, 0]],
+        "draft_sample_method": "probabilistic",
+    }
+    ranges = values["num_speculative_tokens_per_batch_size"]
+    assert ranges[0][0] == 1
+    assert all(after[0] > before[1] for before, after in pairwise(ranges))
+    assert max(k for _, _, k in ranges) == values["num_speculative_tokens"]
+    block = json.loads(export(of("block", draft="small/"), "vllm"))
+    assert (block["method"], block["rejection_sample_method"]) == ("draft_model", "block")
+    lookup = json.loads(export(of("prompt-lookup", prompt_lookup_max="4"), "vllm"))
+    assert (lookup["method"], lookup["prompt_lookup_max"]) == ("ngram", 4)
+    suffix = json.loads(export(of("suffix", corpus_tokens="0", factor="1.5"), "vllm"))
+    assert suffix["suffix_decoding_max_cached_requests"] == 0
+    assert suffix["suffix_decoding_max_spec_factor"] == 1.5
+    assert export(of("plain", LengthTable(((1, 4, 0),))), "vllm") == "null"
+
+
+def test_transformers_arguments() -> None:
+    assert export(of("speculative", draft="small/"), "transformers") == (
+        "assistant_model=AutoModelForCausalLM.from_pretrained('small/'), num_assistant_tokens=6, "
+        "num_assistant_tokens_schedule='constant', assistant_confidence_threshold=0"
+    )
+    assert export(of("prompt-lookup"), "transformers") == (
+        "prompt_lookup_num_tokens=6, max_matching_ngram_size=3"
+    )
+    assert "assistant_early_exit=4" in export(of("early-exit", layer="4"), "transformers")
+    assert export(of("plain"), "transformers") == ""
+
+
+def test_llama_cpps_options() -> None:
+    assert export(of("speculative", draft="small.gguf"), "llama.cpp") == (
+        "--model-draft small.gguf --spec-draft-n-max 6 --spec-draft-n-min 0 --spec-draft-p-min 0"
+    )
+    assert export(of("prompt-lookup"), "llama.cpp").startswith("--spec-type ngram-simple ")
+    assert export(of("plain"), "llama.cpp") == "--spec-type none"
+    with pytest.raises(IncompatibleError, match="the draft small/ is none: convert it"):
+        export(of("speculative", draft="small/"), "llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"),
+    [
+        ("vllm", "ngram"),
+        ("vllm", "early-exit"),
+        ("vllm", "sequoia"),
+        ("vllm", "mentored"),
+        ("transformers", "eagle3"),
+        ("transformers", "suffix"),
+        ("llama.cpp", "eagle3"),
+        ("llama.cpp", "suffix"),
+    ],
+)
+def test_an_engine_refuses_what_it_has_not(engine: str, method: str) -> None:
+    with pytest.raises(IncompatibleError, match=f"^{engine} has no method like '{method}'"):
+        export(of(method, draft="x"), engine)
+
+
+def test_options_that_another_engine_lacks_are_refused() -> None:
+    with pytest.raises(IncompatibleError, match=r"vllm has no option for match=first"):
+        export(of("prompt-lookup", match="first"), "vllm")
+    with pytest.raises(IncompatibleError, match=r"no option for shape=tree of method 'suffix'"):
+        export(of("suffix", shape="tree"), "vllm")
+    with pytest.raises(InvalidParameterError, match="no export for 'sglang'"):
+        export(of("plain"), "sglang")
+    for engine in EXPORTS:
+        with pytest.raises(InvalidParameterError, match="num_speculative_tokens_per_batch_size"):
+            export(Configuration("big", Choice("speculative", {}, "x")), engine)
