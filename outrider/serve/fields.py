@@ -217,9 +217,16 @@ class GenerationFields(SpeculationFields):
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
 
-    def sampling(self, max_new_tokens: int, logprobs: int | None) -> Sampling:
+    def sampling(
+        self, max_new_tokens: int, logprobs: int | None, grammar: Grammar | None
+    ) -> Sampling:
         """The parameters for the engine. Without a seed of the client's, outputs differ from
         request to request.
+
+        Args:
+            max_new_tokens: most tokens of the output.
+            logprobs: as in ``Sampling``.
+            grammar: what the output may be.
 
         Raises:
             InvalidParameterError: a value outside its domain.
@@ -239,5 +246,5 @@ class GenerationFields(SpeculationFields):
             stop=(*stop, *(self.stop_token_ids or ())),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
-            grammar=self.grammar,
+            grammar=grammar,
         )

@@ -119,7 +119,7 @@ async def responses(body: ResponseRequest, http: Request) -> Response:
     messages = [each.message for each in body.input]
     if body.instructions is not None:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    prompt = await service.encode(messages, "input")
+    prompt = await service.encode_chat(messages, "input")
     asked = await service.ask(body, [prompt], body.max_output_tokens, None)
     http.state.asked = asked
     answer = _Answer(service, body, asked)
