@@ -57,6 +57,13 @@ class GrammarProcessor:
         V = scores.shape[1]
         return scores.masked_fill(~allowed_V[:V].to(scores.device), -torch.inf)
 
+    def forced(self, sequence_T: Tensor) -> list[int]:
+        """The tokens of the only continuation of a sequence, prompt and output; empty where there
+        is a choice, and where the output may end."""
+        if not self._go_to(tuple(sequence_T[self._first :].tolist())):
+            return []
+        return list(self._matcher.compute_ff_tokens())
+
     def _allowed(self, output: tuple[int, ...]) -> Tensor | None:
         """Which tokens may follow, (V,); None if the grammar does not contain the output."""
         if output in self._masks:

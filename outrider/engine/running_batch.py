@@ -27,6 +27,7 @@ from outrider.core import (
 )
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
+from outrider.engine.forced import ForcedTokens, can_force
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
@@ -82,6 +83,7 @@ class RunningBatch:
         self._wanted: list[int | None] = []
         self._wants_logprobs = False
         self._newcomers: Newcomers | None = None
+        self._forced: ForcedTokens | None = None
         self._context: Context | None = None
         self._cache: Any = None
         self._state: Any = None
@@ -156,11 +158,12 @@ class RunningBatch:
         assert self._context is not None
         began = self._clock()
         verifier = self._choose(self._context.distribution.greedy)
+        drafter = self._drafter if self._forced is None else self._forced
         round_ = run_round(
             self._context,
             self._target,
             self._cache,
-            self._drafter,
+            drafter,
             self._state,
             verifier,
             self._budget(),
@@ -235,6 +238,15 @@ class RunningBatch:
         self.rows = rows
         self._wanted = [row.request.sampling.logprobs for row in rows]
         self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
+        self._forced = self._forcing() if any(map(_has_grammar, rows)) else None
+
+    def _forcing(self) -> ForcedTokens | None:
+        """The drafter with the tokens that grammars force in front, where the rule allows."""
+        rules = self._choose(True), self._choose(False)
+        if not all(can_force(self._drafter, rule) for rule in rules):
+            return None
+        dtype = torch.promote_types(self._target.dtype, torch.float32)
+        return ForcedTokens(self._drafter, self._target.num_tokens, dtype)
 
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""
@@ -296,7 +308,8 @@ class RunningBatch:
                 chosen, best = logprobs.read(part, len(tokens), self._wanted[b])
             positions = by_position(line[len(own) - 1]) if divergences else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
-            done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
+            forced = 0 if self._forced is None else self._forced.numbers[b]
+            done = read_counts(round_, numbers[: len(counts)], by_depth, positions, forced)
             kept = row.take(tokens, done, chosen, best)
             if observation is not None:
                 watched_line = line[len(own) + len(requested) :]
@@ -310,7 +323,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            self._drafter,
+            self._drafter if self._forced is None else self._forced,
             self._state,
             round_,
             num_accepted,
@@ -327,6 +340,10 @@ class RunningBatch:
         share = 1 / len(rows)
         for row in rows:
             row.stats.spend(draft * share, target * share, total * share)
+
+
+def _has_grammar(row: Row) -> bool:
+    return row.request.sampling.grammar is not None
 
 
 def _compacted(stays: list[bool]) -> list[int]:

@@ -75,7 +75,7 @@ def events(text: str) -> list[dict[str, Any]]:
             "messages",
             "text only",
         ),
-        (CHATS, CHAT | {"tools": [{}]}, "tools", "not supported"),
+        (CHATS, CHAT | {"tools": [{}]}, "tools", r"tools\[0\].type: the field is missing"),
         (CHATS, CHAT | {"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
         (CHATS, CHAT | {"response_format": {"type": "json_schema"}}, "response_format", "schema"),
         (
