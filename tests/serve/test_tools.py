@@ -8,27 +8,12 @@ import llguidance
 import openai
 import pytest
 from fastapi.testclient import TestClient
-from tiny_models import engine_of
-from tiny_servers import tiny_engine, tiny_target
+from tiny_servers import TEMPLATES, calling_engine, tiny_engine
 
 from outrider import Engine, Grammar
 from outrider.serve.tools.toolset import Toolset
 
 CHATS = "/v1/chat/completions"
-HERMES = (
-    "{%- if tools %}<system>Tools:\n{%- for tool in tools %}{{ tool | tojson }}\n{%- endfor %}"
-    'Answer <tool_call>{"name": …, "arguments": …}</tool_call>\n{%- endif %}'
-    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-TEMPLATES = {
-    "hermes": HERMES,
-    "llama3": HERMES.replace("<tool_call>", "")
-    .replace("</tool_call>", "")
-    .replace('"arguments"', '"parameters"'),
-    "mistral": HERMES.replace("</tool_call>", "").replace("<tool_call>", "[TOOL_CALLS]"),
-}
 POINT = {
     "type": "object",
     "properties": {"x": {"$ref": "#/$defs/digit"}, "up": {"type": "boolean"}},
@@ -46,13 +31,6 @@ CHAT: dict[str, Any] = {
     "max_tokens": 100,
     "temperature": 1.5,
 }
-
-
-def calling_engine(format: str = "hermes", **settings: Any) -> Engine:
-    room = {"max_position_embeddings": 1024}
-    engine = engine_of(tiny_target(**room), tiny_target(std=0.19, **room), **settings)
-    engine.target.tokenizer.chat_template = TEMPLATES[format]  # type: ignore[union-attr]
-    return engine
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -257,6 +235,66 @@ def test_bad_tools(
     assert response.status_code == 400, error
     assert error["param"] == param, error
     assert re.search(message, error["message"]), error
+
+
+FLAT: list[Any] = [{"type": "function", **each["function"]} for each in TOOLS]
+
+
+def test_responses_call_functions(client: openai.OpenAI) -> None:
+    """The whole response and the stream of events say the same; the conversation goes on."""
+    body: Any = {
+        "model": "tiny", "input": "go", "tools": FLAT, "tool_choice": "required",
+        "max_output_tokens": 300, "temperature": 1.5, "extra_body": {"seed": 3},
+    }  # fmt: skip
+    whole = client.responses.create(**body)
+    calls = [each for each in whole.output if each.type == "function_call"]
+    assert calls
+    assert len(calls) == len(whole.output)
+    assert all(is_right(each.name, each.arguments) for each in calls if each.status == "completed")
+    arguments = [""] * len(calls)
+    kinds = []
+    for event in client.responses.create(**body, stream=True):
+        kinds.append(event.type)
+        if event.type == "response.function_call_arguments.delta":
+            arguments[event.output_index] += event.delta
+        if event.type in ("response.completed", "response.incomplete"):
+            last = [each for each in event.response.output if each.type == "function_call"]
+    assert arguments == [each.arguments for each in calls] == [each.arguments for each in last]
+    assert kinds.count("response.output_item.added") == len(calls)
+    assert kinds.count("response.function_call_arguments.done") == len(calls)
+    assert kinds.count("response.output_item.done") == len(calls)
+    call = calls[0]
+    again = client.responses.create(
+        **body | {"tool_choice": "none", "max_output_tokens": 4},
+    )
+    assert [each.type for each in again.output] == ["message"]
+    history: Any = [
+        {"role": "user", "content": "go"},
+        call,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "[done]"},
+    ]
+    more = client.responses.create(**body | {"input": history})
+    assert more.usage is not None
+    assert whole.usage is not None
+    assert more.usage.input_tokens > whole.usage.input_tokens
+
+
+def test_text_and_calls_of_a_response(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+    answer = Grammar.choice([f"First.\n{call}\nThen{call}"])
+    monkeypatch.setattr(Toolset, "grammar", lambda self, grammar: answer)
+    body: Any = {"model": "tiny", "input": "go", "tools": FLAT, "max_output_tokens": 300}
+    whole = client.responses.create(**body)
+    assert [each.type for each in whole.output] == [
+        "message", "function_call", "message", "function_call",
+    ]  # fmt: skip
+    assert whole.output_text == "First.\nThen"
+    *_, last = client.responses.create(**body, stream=True)
+    assert last.type == "response.completed"
+    assert last.response.output_text == "First.\nThen"
+    assert [each.type for each in last.response.output] == [each.type for each in whole.output]
 
 
 def test_models_without_tools(client_of: Callable[..., TestClient]) -> None:
