@@ -50,12 +50,12 @@ def task(folder: Path) -> dict[str, Any]:
     }
 
 
-def answers(config: dict[str, Any], model: str, **arguments: Any) -> list[tuple[float, bool]]:
+def answers(config: dict[str, Any], kind: str, **arguments: Any) -> list[tuple[float, bool]]:
     """The log-likelihood of each choice of each question, and whether it is the greedy one."""
     from lm_eval import simple_evaluate
 
     found = simple_evaluate(
-        model=model, model_args=arguments, tasks=[config], log_samples=True, bootstrap_iters=0,
+        model=kind, model_args=arguments, tasks=[config], log_samples=True, bootstrap_iters=0,
         batch_size=1,
     )  # fmt: skip
     (samples,) = found["samples"].values()

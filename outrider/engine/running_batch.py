@@ -158,7 +158,7 @@ class RunningBatch:
         assert self._context is not None
         began = self._clock()
         verifier = self._choose(self._context.distribution.greedy)
-        drafter = self._drafter if self._forced is None else self._forced
+        drafter: Drafter[Any] = self._forced or self._drafter
         round_ = run_round(
             self._context,
             self._target,
@@ -323,7 +323,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            self._drafter if self._forced is None else self._forced,
+            self._forced or self._drafter,
             self._state,
             round_,
             num_accepted,
