@@ -195,7 +195,7 @@ def _message(reply: Reply) -> dict[str, object]:
         for each in reply.calls
     ]
     content = reply.text if reply.text.strip() or not calls else None
-    message = {"role": "assistant", "content": content, "refusal": None}
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
     return message | {"tool_calls": calls} if calls else message
 
 

@@ -311,9 +311,8 @@ class _Answer:
         """The events that begin the last item."""
         owner, place = self._items[-1], self._place()
         is_text = isinstance(owner, _Text)
-        item = self._item(owner, "in_progress") | (
-            {"content": []} if is_text else {"arguments": ""}
-        )
+        empty: dict[str, object] = {"content": []} if is_text else {"arguments": ""}
+        item = self._item(owner, "in_progress") | empty
         index = place["output_index"]
         yield self._event("response.output_item.added", output_index=index, item=item)
         if is_text:
