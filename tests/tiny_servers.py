@@ -13,6 +13,22 @@ TEMPLATE = (
 )
 
 
+HERMES = (
+    "{%- if tools %}<system>Tools:\n{%- for tool in tools %}{{ tool | tojson }}\n{%- endfor %}"
+    'Answer <tool_call>{"name": …, "arguments": …}</tool_call>\n{%- endif %}'
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TEMPLATES = {
+    "hermes": HERMES,
+    "llama3": HERMES.replace("<tool_call>", "")
+    .replace("</tool_call>", "")
+    .replace('"arguments"', '"parameters"'),
+    "mistral": HERMES.replace("</tool_call>", "").replace("<tool_call>", "[TOOL_CALLS]"),
+}
+
+
 def tiny_target(seed: int = 0, std: float = 0.2, **settings: Any) -> HFModel:
     """A random model with a byte-level tokenizer and a chat template."""
     module = tiny_module(seed=seed, std=std, vocab_size=280, eos_token_id=0, **settings)
@@ -24,3 +40,11 @@ def tiny_target(seed: int = 0, std: float = 0.2, **settings: Any) -> HFModel:
 def tiny_engine(method: str = "speculative", **settings: Any) -> Engine:
     """A target with a draft model that often agrees with it."""
     return engine_of(tiny_target(), tiny_target(std=0.19), method, **settings)
+
+
+def calling_engine(format: str = "hermes", context: int = 1024, **settings: Any) -> Engine:
+    """A target whose chat template tells it of tools, in a format of calls."""
+    room = {"max_position_embeddings": context}
+    engine = engine_of(tiny_target(**room), tiny_target(std=0.19, **room), **settings)
+    engine.target.tokenizer.chat_template = TEMPLATES[format]  # type: ignore[union-attr]
+    return engine

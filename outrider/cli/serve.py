@@ -4,6 +4,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,6 +18,7 @@ from outrider.cli.options.speculation import Speculation
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
+    from outrider.serve.run import Certificate
     from outrider.serve.settings import ServerSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -59,6 +61,7 @@ def serve(
     from outrider.runtime.kv_cache.storage import free_bytes
     from outrider.serve.run import log_to_stderr, run
 
+    certificate = _certificate(listening)
     settings = _settings(listening, limits, models.target)
     if max_memory is None:
         num_bytes = free_bytes(resolve_device(models.device)) // 2
@@ -82,7 +85,40 @@ def serve(
         by = f"{settings.model_name} by method {engine.method.name}"
         say(f"serving {by} at {url}/v1: Ctrl-C ends the server")
 
-    run(engine, settings, listening.host, listening.port, ready)
+    run(
+        engine,
+        settings,
+        listening.host,
+        listening.port,
+        ready,
+        certificate,
+        listening.otlp_traces_endpoint,
+    )
+
+
+def _certificate(listening: Listening) -> "Certificate | None":
+    from outrider.serve.run import Certificate
+
+    if listening.ssl_certfile is None:
+        if listening.ssl_keyfile is not None:
+            raise fail("--ssl-keyfile without its certificate: set --ssl-certfile, too")
+        return None
+    certificate = Certificate(listening.ssl_certfile, listening.ssl_keyfile)
+    certificate.check()
+    return certificate
+
+
+def _origins(given: list[str] | None) -> tuple[str, ...]:
+    """Origins as browsers write them: a scheme, a host, and perhaps a port."""
+    for each in given or ():
+        parts = urlsplit(each)
+        is_origin = bool(parts.netloc) and each == f"{parts.scheme}://{parts.netloc}"
+        if each != "*" and not is_origin:
+            raise fail(
+                f"--allowed-origins {each!r}: must be * or a scheme and a host, such as "
+                f"https://chat.example.org"
+            )
+    return tuple(given or ())
 
 
 def _with_target(models: Models, model: str | None) -> Models:
@@ -118,5 +154,6 @@ def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSetti
         max_methods=limits.max_methods,
         request_timeout=limits.request_timeout or None,
         shutdown_timeout=limits.shutdown_timeout or None,
+        allowed_origins=_origins(listening.allowed_origins),
         speculation_metrics=cast("Any", wanted),
     )

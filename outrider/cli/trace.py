@@ -1,8 +1,8 @@
 """Marks each token of an output by its origin: by colour, or by signs without colours.
 
 Origins: *accepted*, an accepted draft token; *correction*, the target's token in place of a
-rejected one; *bonus*, the target's token after all draft tokens were accepted; *plain*, a token of
-a round without a draft.
+rejected one; *bonus*, the target's token after all draft tokens were accepted; *forced*, a token
+that a grammar left no choice about; *plain*, a token of a round without a draft.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 STYLES = {
     "accepted": Style.parse("green"),
+    "forced": Style.parse("cyan"),
     "correction": Style.parse("bold white on red"),
     "bonus": Style.parse("bold white on blue"),
     "plain": Style.parse("default"),
 }
-SIGNS = {"correction": "~", "bonus": "+", "plain": "="}
+SIGNS = {"forced": "!", "correction": "~", "bonus": "+", "plain": "="}
 LABELS = {
     "accepted": "accepted draft",
+    "forced": "forced by a grammar",
     "correction": "correction",
     "bonus": "bonus",
     "plain": "nothing drafted",

@@ -44,7 +44,10 @@ def check_messages(messages: Sequence[object]) -> list[Message]:
 
 
 def encode_messages(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Message], name: str
+    tokenizer: PreTrainedTokenizerBase | None,
+    messages: Sequence[Message],
+    name: str,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[int, ...]:
     """A conversation's token ids, up to where the assistant's answer begins.
 
@@ -52,6 +55,7 @@ def encode_messages(
         tokenizer: the target's.
         messages: the conversation.
         name: how messages call the target.
+        tools: the functions that the model may call, for a template that tells it of them.
 
     Raises:
         PromptError: a model without a tokenizer or a chat template, or a conversation that the
@@ -67,7 +71,10 @@ def encode_messages(
         )
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in messages],
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            tokenize=False,
+            add_generation_prompt=True,
         )
     except Exception as error:  # a template is a program of the model's authors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -57,6 +57,13 @@ class GrammarProcessor:
         V = scores.shape[1]
         return scores.masked_fill(~allowed_V[:V].to(scores.device), -torch.inf)
 
+    def forced(self, sequence_T: Tensor) -> list[int]:
+        """The tokens of the only continuation of a sequence, prompt and output; empty where there
+        is a choice, and where the output may end."""
+        if not self._go_to(tuple(sequence_T[self._first :].tolist())):
+            return []
+        return list(self._matcher.compute_ff_tokens())
+
     def _allowed(self, output: tuple[int, ...]) -> Tensor | None:
         """Which tokens may follow, (V,); None if the grammar does not contain the output."""
         if output in self._masks:
@@ -106,12 +113,7 @@ def compile_grammar(
             are known as bytes, or no end-of-sequence token.
         InvalidParameterError: the grammar is wrong; the message says where.
     """
-    try:
-        import llguidance
-    except ImportError:
-        raise IncompatibleError(
-            "grammars need llguidance: pip install 'outrider[grammar]'"
-        ) from None
+    llguidance = _library()
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise IncompatibleError(
             "grammars need a model with a fast tokenizer, whose tokens are known as bytes"
@@ -120,14 +122,41 @@ def compile_grammar(
         raise IncompatibleError(
             "grammars need a model with an end-of-sequence token, by which a complete output ends"
         )
-    try:
-        text = llguidance.grammar_from(grammar.kind, grammar.source)
-    except ValueError as error:
-        raise _invalid(grammar, str(error)) from None
+    text = _notation(grammar)
     ll_tokenizer = _tokenizer(tokenizer, num_tokens, tuple(sorted(eos_ids)))
     if problem := llguidance.LLMatcher.validate_grammar(text, ll_tokenizer):
         raise _invalid(grammar, problem)
-    return llguidance.LLMatcher(ll_tokenizer, text, log_level=0)
+    matcher: LLMatcher = llguidance.LLMatcher(ll_tokenizer, text, log_level=0)
+    return matcher
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Checks a grammar without a model.
+
+    Raises:
+        IncompatibleError: llguidance is not installed.
+        InvalidParameterError: the grammar is wrong; the message says where.
+    """
+    if problem := _library().LLMatcher.validate_grammar(_notation(grammar)):
+        raise _invalid(grammar, problem)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise IncompatibleError(
+            "grammars need llguidance: pip install 'outrider[grammar]'"
+        ) from None
+    return llguidance
+
+
+def _notation(grammar: Grammar) -> str:
+    """The grammar in llguidance's own notation."""
+    try:
+        return str(_library().grammar_from(grammar.kind, grammar.source))
+    except ValueError as error:
+        raise _invalid(grammar, str(error)) from None
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidParameterError:

@@ -16,8 +16,9 @@ from outrider.engine.stats import Stats
 from outrider.engine.stop import Ending
 from outrider.sampling import Sampling
 
-Origin = Literal["accepted", "correction", "bonus", "plain"]
-"""Where an emitted token came from: an accepted draft token; the target's correction after a
+Origin = Literal["accepted", "forced", "correction", "bonus", "plain"]
+"""Where an emitted token came from: an accepted draft token; an accepted token that a grammar had
+forced, so that nothing was run to draft it; the target's correction after a
 rejected one; the target's bonus token after a fully accepted draft; the target alone, in a round
 without a draft."""
 
@@ -180,8 +181,9 @@ class Row:
             if counts.drafted:
                 last = "correction" if counts.rejected else "bonus"
             kept = self.ending.take(tokens)
-            draft: Origin = "accepted"
-            origins = [*[draft] * accepted, last][:kept]
+            forced: list[Origin] = ["forced"] * min(counts.forced, accepted)
+            drafted: list[Origin] = ["accepted"] * (accepted - len(forced))
+            origins = [*forced, *drafted, last][:kept]
             self.stats.count(counts, accepted, kept)
             self.token_ids += tokens[:kept]
             self.origins += origins

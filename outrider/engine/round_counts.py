@@ -50,6 +50,7 @@ class RoundCounts:
         reached: w of each position.
         overlap: w times an unbiased estimate of Σ min(p, q), of each position.
         divergences: KL(p‖π), KL(π‖p) and total variation at each drafted position, if measured.
+        forced: drafted tokens, the first ones, that a grammar forced.
     """
 
     drafted: int
@@ -58,6 +59,7 @@ class RoundCounts:
     reached: Sequence[float]
     overlap: Sequence[float]
     divergences: Sequence[tuple[float, float, float]] = ()
+    forced: int = 0
 
 
 def count_columns(round_: Round) -> list[Tensor]:
@@ -96,8 +98,10 @@ def read_counts(
     numbers: Sequence[float],
     overlaps: Sequence[Sequence[float]],
     divergences: Sequence[tuple[float, float, float]],
+    forced: int = 0,
 ) -> RoundCounts:
-    """A row's counts, from its numbers of :func:`count_columns` and :func:`overlap_of`."""
+    """A row's counts, from its numbers of :func:`count_columns` and :func:`overlap_of`, and the
+    number of forced tokens in its draft."""
     accepted = int(numbers[0])
     if _is_plain(round_.draft):
         drafted = depth = round_.draft.num_nodes - 1
@@ -108,7 +112,7 @@ def read_counts(
         reached, overlap = overlaps
     else:
         reached, overlap = [1.0] * (accepted + rejected), [1.0] * accepted
-    return RoundCounts(drafted, depth, rejected, reached, overlap, divergences)
+    return RoundCounts(drafted, depth, rejected, reached, overlap, divergences, forced)
 
 
 def overlap_of(round_: Round, lossless: bool) -> Overlap | None:

@@ -27,6 +27,7 @@ from outrider.core import (
 )
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
+from outrider.engine.forced import ForcedTokens, can_force
 from outrider.engine.governor.governor import Asked, BatchGovernor, RowMemory
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
@@ -89,6 +90,7 @@ class RunningBatch:
         self._wants_logprobs = False
         self._has_rules = False
         self._newcomers: Newcomers | None = None
+        self._forced: ForcedTokens | None = None
         self._context: Context | None = None
         self._cache: Any = None
         self._state: Any = None
@@ -164,6 +166,7 @@ class RunningBatch:
         began = self._clock()
         greedy = self._context.distribution.greedy
         verifier = self._rule(greedy)
+        drafter: Drafter[Any] = self._forced or self._drafter
         limits = self._limits()
         asked = None
         if self._governor is not None:
@@ -172,7 +175,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            self._drafter,
+            drafter,
             self._state,
             verifier,
             self._budget(limits) if asked is None else self._budget(asked.lengths, asked.free_only),
@@ -260,6 +263,15 @@ class RunningBatch:
         self._wanted = [row.request.sampling.logprobs for row in rows]
         self._wants_logprobs = any(wanted is not None for wanted in self._wanted)
         self._has_rules = any(row.request.rule is not None for row in rows)
+        self._forced = self._forcing() if any(map(_has_grammar, rows)) else None
+
+    def _forcing(self) -> ForcedTokens | None:
+        """The drafter with the tokens that grammars force in front, where the rules allow."""
+        rules = self._choose(True), self._choose(False)
+        if self._has_rules or not all(can_force(self._drafter, rule) for rule in rules):
+            return None
+        dtype = torch.promote_types(self._target.dtype, torch.float32)
+        return ForcedTokens(self._drafter, self._target.num_tokens, dtype)
 
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""
@@ -336,7 +348,8 @@ class RunningBatch:
             measured = divergences and not (row.request.rule or self._choose(False)).lossless
             positions = by_position(line[len(own) - 1]) if measured else ()
             by_depth = line[len(numbers) + 1 :][: len(overlaps)]
-            done = read_counts(round_, numbers[: len(counts)], by_depth, positions)
+            forced = 0 if self._forced is None else self._forced.numbers[b]
+            done = read_counts(round_, numbers[: len(counts)], by_depth, positions, forced)
             kept = row.take(tokens, done, chosen, best)
             if observation is not None:
                 watched_line = line[len(own) + len(requested) :]
@@ -352,7 +365,7 @@ class RunningBatch:
             self._context,
             self._target,
             self._cache,
-            self._drafter,
+            self._forced or self._drafter,
             self._state,
             round_,
             num_accepted,
@@ -383,6 +396,10 @@ class RunningBatch:
             if asked.believed is not None:
                 tokens, seconds = asked.believed
                 row.stats.believe(tokens * share, seconds * share)
+
+
+def _has_grammar(row: Row) -> bool:
+    return row.request.sampling.grammar is not None
 
 
 def _compacted(stays: list[bool]) -> list[int]:

@@ -30,6 +30,8 @@ class Stats:
         rounds: target passes, prefill not counted.
         drafted: drafted tokens, cut at the end of the output; of a tree, all its nodes.
         accepted: of these, the ones that were emitted.
+        forced: of the accepted ones, those that a grammar had forced, so that nothing was run to
+            draft them.
         emitted: all tokens emitted.
         overlap: sum over drafted positions of an unbiased estimate of Σ min(p, q), each weighted by
             the probability that token-level rejection sampling would come to it.
@@ -60,6 +62,7 @@ class Stats:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
     emitted: int = 0
     overlap: float = 0.0
     reached: float = 0.0
@@ -167,6 +170,7 @@ class Stats:
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
+        self.forced += min(counts.forced, accepted)
         self.emitted += kept
         self.overlap += sum(counts.overlap[:depth])
         self.reached += sum(counts.reached[:depth])
@@ -207,6 +211,7 @@ class Stats:
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,
+            "forced": self.forced,
             "emitted": self.emitted,
             "acceptance_rate": self.acceptance_rate,
             "acceptance_length": self.acceptance_length,

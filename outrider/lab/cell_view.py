@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.core.errors import InvalidParameterError
 
-ORIGINS = {"a": "accepted", "c": "correction", "b": "bonus", "p": "plain"}
+ORIGINS = {"a": "accepted", "f": "forced", "c": "correction", "b": "bonus", "p": "plain"}
 """Origins of tokens by the letters that stand for them in a cell."""
 
 _CHARTED = {

@@ -7,6 +7,8 @@
     completions.py    /v1/completions
     chat.py           /v1/chat/completions
     responses.py      /v1/responses
+    tools/            functions that answers may call
+    tracing.py        traces for OpenTelemetry
     tokens.py         /tokenize, /detokenize, /tokenizer_info
     fields.py         what requests may say, and what is refused
     limits.py         API keys, the size of bodies, the log of requests

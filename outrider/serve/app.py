@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from outrider import __version__
@@ -17,8 +19,15 @@ from outrider.serve.limits import ApiKeys, BodyLimit, RequestLog
 from outrider.serve.service import Service
 from outrider.serve.settings import ServerSettings
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
-def create_app(engine: Engine, settings: ServerSettings | None = None) -> FastAPI:
+
+def create_app(
+    engine: Engine,
+    settings: ServerSettings | None = None,
+    traces: "TracerProvider | None" = None,
+) -> FastAPI:
     """An ASGI application that serves an engine.
 
     The application's lifespan runs the engine's rounds in a thread of their own. Meanwhile nobody
@@ -27,6 +36,7 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> FastAP
     Args:
         engine: decodes the requests that choose no method of their own.
         settings: limits and names.
+        traces: OpenTelemetry's provider of spans; None makes none.
     """
     settings = ServerSettings() if settings is None else settings
     service = Service(engine, settings)
@@ -54,6 +64,18 @@ def create_app(engine: Engine, settings: ServerSettings | None = None) -> FastAP
     _add_status(app, service)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(ApiKeys, keys=settings.api_keys)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "Retry-After"),
+        )
+    if traces is not None:
+        from outrider.serve.tracing import Traces
+
+        app.add_middleware(Traces, provider=traces, model_name=service.model_name)
     app.add_middleware(RequestLog, metrics=service.metrics)
     return app
 

@@ -19,6 +19,9 @@ from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, EventStream, event
 from outrider.serve.fields import Body, GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
+from outrider.serve.tools.fields import Tool, ToolChoice, ToolUse, tool_use
+from outrider.serve.tools.reply import Delta, Reply
+from outrider.serve.tools.toolset import Toolset
 
 MAX_LOGPROBS = 20
 
@@ -46,12 +49,9 @@ class ChatRequest(GenerationFields):
         "function_call": ("none",),
         "functions": ([],),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),
         "prompt_cache_key": (),
         "reasoning_effort": ("none",),
         "safety_identifier": (),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -62,6 +62,9 @@ class ChatRequest(GenerationFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _top_logprobs_of_logprobs(self) -> "ChatRequest":
@@ -73,23 +76,30 @@ class ChatRequest(GenerationFields):
     def max_new_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The functions that the answer may call; raises ApiError as :func:`tool_use`."""
+        functions = [each.function for each in self.tools or ()]
+        return tool_use(functions, self.tool_choice, self.parallel_tool_calls)
+
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answers a conversation."""
     service: Service = http.app.state.service
     service.check_model(body.model)
+    tools = service.toolset(body.tool_use)
     messages = [each.message for each in body.messages]
-    prompt = await service.encode(messages, "messages")
+    prompt = await service.encode_chat(messages, "messages", tools)
     prediction = None
     if body.prediction is not None:
         prediction = body.prediction.content
         if service.engine.target.tokenizer is None:
             raise ApiError("prediction: the model has no tokenizer", param="prediction")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    asked = await service.ask(body, [prompt], body.max_new_tokens, logprobs, prediction)
+    asked = await service.ask(body, [prompt], body.max_new_tokens, logprobs, prediction, tools)
     http.state.asked = asked
-    answer = _Answer(service, body, asked)
+    answer = _Answer(service, body, asked, tools)
     if body.stream:
         return EventStream(asked.generation, answer.events())
     await service.collect(asked, http)
@@ -99,10 +109,13 @@ async def chat_completions(body: ChatRequest, http: Request) -> Response:
 class _Answer:
     """The response to a request."""
 
-    def __init__(self, service: Service, body: ChatRequest, asked: Asked) -> None:
+    def __init__(
+        self, service: Service, body: ChatRequest, asked: Asked, tools: Toolset | None
+    ) -> None:
         self._service = service
         self._body = body
         self._asked = asked
+        self._replies = [Reply() if tools is None else tools.reply() for _ in asked.choices]
         self._head = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -114,9 +127,10 @@ class _Answer:
         """The whole response."""
         choices = []
         for index, choice in enumerate(self._asked.choices):
-            message = {"role": "assistant", "content": choice.part.text, "refusal": None}
+            reply = self._replies[index]
+            reply.take(choice.part.text, over=True)
             choices.append(
-                {"index": index, "message": message, "finish_reason": choice.finish_reason}
+                {"index": index, "message": _message(reply), "finish_reason": self._reason(index)}
                 | self._tokens(choice.part)
             )
         document: dict[str, object] = {**self._head, "choices": choices, "usage": self._asked.usage}
@@ -130,11 +144,15 @@ class _Answer:
             yield self._chunk(index, {"role": "assistant", "content": ""}, None)
         async with aclosing(self._service.parts(self._asked)) as parts:
             async for index, part in parts:
-                reason = self._asked.choices[index].finish_reason
-                if part.text or self._tells_tokens:
-                    yield self._chunk(index, {"content": part.text}, None, part)
-                if reason is not None:
-                    yield self._chunk(index, {}, reason)
+                over = self._asked.choices[index].finish_reason is not None
+                deltas = self._replies[index].take(part.text, over=over)
+                if not deltas and self._tells_tokens:
+                    deltas = [""]
+                for number, delta in enumerate(deltas):
+                    told = part if number == 0 else Part()
+                    yield self._chunk(index, _delta(delta), None, told)
+                if over:
+                    yield self._chunk(index, {}, self._reason(index))
         options = self._body.stream_options
         if options is not None and options.include_usage:
             last = self._head | {"choices": [], "usage": self._asked.usage}
@@ -142,6 +160,10 @@ class _Answer:
                 last["metrics"] = metrics
             yield event(last)
         yield DONE
+
+    def _reason(self, index: int) -> str | None:
+        reason = self._asked.choices[index].finish_reason
+        return "tool_calls" if reason == "stop" and self._replies[index].calls else reason
 
     @property
     def _tells_tokens(self) -> bool:
@@ -164,3 +186,31 @@ class _Answer:
         body = self._body
         logprobs = chat_logprobs(part, self._service.names) if body.logprobs else None
         return {"logprobs": logprobs, **token_fields(part, body, self._service.names)}
+
+
+def _message(reply: Reply) -> dict[str, object]:
+    """A whole answer. One that only calls functions has no content."""
+    calls = [
+        {"id": each.id, "type": "function", "function": _function(each.name, each.arguments)}
+        for each in reply.calls
+    ]
+    content = reply.text if reply.text.strip() or not calls else None
+    message: dict[str, object] = {"role": "assistant", "content": content, "refusal": None}
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _delta(delta: Delta) -> dict[str, object]:
+    """What a chunk adds to an answer."""
+    if isinstance(delta, str):
+        return {"content": delta}
+    call: dict[str, object] = {"index": delta.call.index}
+    if delta.begins:
+        call |= {"id": delta.call.id, "type": "function"}
+        call["function"] = _function(delta.call.name, delta.arguments)
+    else:
+        call["function"] = {"arguments": delta.arguments}
+    return {"tool_calls": [call]}
+
+
+def _function(name: str, arguments: str) -> dict[str, str]:
+    return {"name": name, "arguments": arguments}

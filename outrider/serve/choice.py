@@ -159,8 +159,11 @@ def usage(
         predicts: whether drafts were copied from an expected output.
     """
     num_output = sum(len(choice.part.token_ids) for choice in choices)
-    accepted = sum(a for choice in choices for _, a in choice.rounds) if predicts else 0
-    drafted = sum(d for choice in choices for d, _ in choice.rounds) if predicts else 0
+    accepted = drafted = 0
+    if predicts:
+        forced = sum(choice.stats.forced for choice in choices)  # which nobody predicted
+        accepted = sum(a for choice in choices for _, a in choice.rounds) - forced
+        drafted = sum(d for choice in choices for d, _ in choice.rounds) - forced
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output,
@@ -177,7 +180,8 @@ def usage(
 def speculation_metrics(choice: Choice, most: int, *, detailed: bool) -> dict[str, object]:
     """How a finished output was drafted, in vLLM's fields; rounds without a draft do not count.
 
-    ``alpha``, and for lossy rules the divergences per token, are Outrider's own.
+    ``num_forced_tokens``, ``alpha``, and for lossy rules the divergences per token, are Outrider's
+    own.
 
     Args:
         choice: the output.
@@ -202,6 +206,7 @@ def speculation_metrics(choice: Choice, most: int, *, detailed: bool) -> dict[st
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": most,
+        "num_forced_tokens": stats.forced,
         "alpha": stats.alpha,
     }
     if stats.measured:

@@ -139,7 +139,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(what if param else f"the body is not as expected: {what}", param=param)
     name = str(place[0])
     if first["type"] == "missing":
-        return ApiError(f"{name}: the field is missing", param=name)
+        return ApiError(f"{_dotted(place)}: the field is missing", param=name)
     if first["type"] == "extra_forbidden":
         where = _dotted(place)
         return ApiError(f"{where}: there is no such field", param=where, code="unknown_field")

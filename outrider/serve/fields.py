@@ -45,6 +45,35 @@ class Body(BaseModel):
                 raise ValueError(f"{name}: the field is not supported{only}: leave it out")
         return {name: value for name, value in body.items() if name not in cls.NEUTRAL}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_surrogates(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name, value in body.items():
+                if not _is_text([str(name), value]):
+                    raise ValueError(
+                        f"{name}: a lone surrogate in a string, such as '\\ud800', is no text: "
+                        f"leave it out"
+                    )
+        return body
+
+
+def _is_text(value: object) -> bool:
+    """Whether all strings in a JSON value can be written as UTF-8; JSON may escape others."""
+    if isinstance(value, str):
+        if value.isascii():
+            return True
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+        return True
+    if isinstance(value, list):
+        return all(map(_is_text, value))
+    if isinstance(value, dict):
+        return all(_is_text(key) and _is_text(each) for key, each in value.items())
+    return True
+
 
 def _is_same(value: object, neutral: object) -> bool:
     return type(value) is type(neutral) and value == neutral
@@ -217,9 +246,16 @@ class GenerationFields(SpeculationFields):
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
 
-    def sampling(self, max_new_tokens: int, logprobs: int | None) -> Sampling:
+    def sampling(
+        self, max_new_tokens: int, logprobs: int | None, grammar: Grammar | None
+    ) -> Sampling:
         """The parameters for the engine. Without a seed of the client's, outputs differ from
         request to request.
+
+        Args:
+            max_new_tokens: most tokens of the output.
+            logprobs: as in ``Sampling``.
+            grammar: what the output may be.
 
         Raises:
             InvalidParameterError: a value outside its domain.
@@ -239,5 +275,5 @@ class GenerationFields(SpeculationFields):
             stop=(*stop, *(self.stop_token_ids or ())),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
-            grammar=self.grammar,
+            grammar=grammar,
         )

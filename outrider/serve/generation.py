@@ -25,6 +25,7 @@ class Generation:
 
     Attributes:
         began: when the requests were submitted, as ``time.perf_counter`` counts.
+        first_step: when the first step arrived; None before.
         num_open: outputs that are not over.
         disconnected: whether the client has left, so that the iterator ended early.
     """
@@ -41,6 +42,7 @@ class Generation:
         self.engine = engine
         self.requests = requests
         self.began = time.perf_counter()
+        self.first_step: float | None = None
         self.disconnected = False
         self._worker = worker
         self._timeout = timeout
@@ -80,6 +82,8 @@ class Generation:
                 self.close()
                 raise step
             self.num_open -= step.over
+            if self.first_step is None:
+                self.first_step = time.perf_counter()
             yield step
 
     async def _next(self) -> Step | Exception | None:

@@ -64,6 +64,12 @@ class Metrics:
             (*_METHOD, "position"),
             registry=registry,
         )
+        self._forced = Counter(
+            "outrider:forced_tokens",
+            "Accepted draft tokens that a grammar had forced.",
+            _METHOD,
+            registry=registry,
+        )
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens.")
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens emitted.")
         self._prefix_queries = counter(
@@ -129,6 +135,7 @@ class Metrics:
         self._drafts.labels(*labels).inc()
         self._drafted.labels(*labels).inc(step.drafted)
         self._accepted.labels(*labels).inc(step.accepted)
+        self._forced.labels(*labels).inc(step.forced)
         for position in range(step.accepted):
             self._accepted_at.labels(*labels, str(position)).inc()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from fastapi import Request as HttpRequest
@@ -25,6 +25,8 @@ from outrider.serve.metrics import Metrics
 from outrider.serve.names import TokenNames
 from outrider.serve.rounds import can_record
 from outrider.serve.settings import ServerSettings
+from outrider.serve.tools.fields import ToolUse
+from outrider.serve.tools.toolset import Toolset
 from outrider.serve.worker import Worker
 
 T = TypeVar("T")
@@ -128,6 +130,37 @@ class Service:
             )
         return ids
 
+    async def encode_chat(
+        self, messages: list[dict[str, Any]], param: str, tools: Toolset | None = None
+    ) -> tuple[int, ...]:
+        """A conversation's token ids, within the operator's limit.
+
+        Args:
+            messages: the conversation.
+            param: the field of the request that it comes from.
+            tools: the functions that the answer may call.
+
+        Raises:
+            ApiError: what is no conversation, or one that is too long.
+        """
+        if tools is None:
+            return await self.encode(messages, param)
+        try:
+            ids = await asyncio.to_thread(tools.encode, messages, self.model_name)
+        except PromptError as error:
+            raise ApiError(str(error), param=param) from error
+        return await self.encode(ids, param)
+
+    def toolset(self, use: ToolUse | None) -> Toolset | None:
+        """The functions that an answer may call, for this model.
+
+        Raises:
+            ApiError: the model was not trained to call functions, or not in a known format.
+        """
+        if use is None:
+            return None
+        return Toolset.of(use, self.engine.target.tokenizer, self.model_name)
+
     async def between_steps(self, function: Callable[[], T]) -> T:
         """Calls a function that uses the models, or makes an engine, between two steps."""
         return await asyncio.wrap_future(self.worker.call(function))
@@ -139,6 +172,7 @@ class Service:
         max_new_tokens: int | None,
         logprobs: int | None,
         prediction: str | None = None,
+        tools: Toolset | None = None,
     ) -> Asked:
         """Starts what a request asks for. Whoever gets it runs :meth:`parts` or closes it.
 
@@ -148,6 +182,7 @@ class Service:
             max_new_tokens: of each output; None as many as the context has room for.
             logprobs: as in ``Sampling``.
             prediction: the expected output.
+            tools: the functions that the answer may call.
 
         Raises:
             ApiError: the server is full, or the request is wrong.
@@ -162,6 +197,7 @@ class Service:
             )
         num = len(prompts) * fields.num_choices
         self._check_room(num)
+        grammar = fields.grammar if tools is None else tools.grammar(fields.grammar)
         sequences = [ids for ids in prompts for _ in range(fields.num_choices)]
         numbers = request_numbers(sequences)
 
@@ -169,7 +205,7 @@ class Service:
             return [
                 engine.request(
                     ids,
-                    fields.sampling(max_new_tokens or engine.limit - len(ids), logprobs),
+                    fields.sampling(max_new_tokens or engine.limit - len(ids), logprobs, grammar),
                     request_number=number,
                     num_speculative_tokens=fields.num_speculative_tokens,
                     prediction=prediction,

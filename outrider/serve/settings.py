@@ -21,6 +21,8 @@ class ServerSettings:
         request_timeout: most seconds from a request's arrival to its end; None sets no bound.
         shutdown_timeout: most seconds that running requests have to end after SIGTERM; None waits
             for all of them.
+        allowed_origins: origins of web pages that may call the server, such as
+            ``https://chat.example.org``; ``*`` is any; empty leaves them to the browser's rule.
         speculation_metrics: what responses say about speculation where requests do not choose.
     """
 
@@ -32,4 +34,5 @@ class ServerSettings:
     max_methods: int = 4
     request_timeout: float | None = 600.0
     shutdown_timeout: float | None = 60.0
+    allowed_origins: tuple[str, ...] = ()
     speculation_metrics: SpeculationMetrics | None = None

@@ -11,6 +11,7 @@ from outrider.serve.conversation import Messages
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.fields import Body, Neutral
 from outrider.serve.service import Service
+from outrider.serve.tools.fields import Tool, tool_use
 
 router = APIRouter()
 
@@ -23,12 +24,12 @@ class TokenizeRequest(Body):
         "continue_final_message": (False,),
         "chat_template": (),
         "chat_template_kwargs": ({},),
-        "tools": ([],),
     }
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: list[Tool] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -36,6 +37,8 @@ class TokenizeRequest(Body):
     def _one_prompt(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt: give either prompt or messages")
+        if self.tools and self.messages is None:
+            raise ValueError("tools: only for messages")
         return self
 
 
@@ -54,7 +57,9 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     tokenizer = _tokenizer(service)
     if body.messages is not None:
         messages = [each.message for each in body.messages]
-        ids = list(await service.encode(messages, "messages"))
+        functions = [each.function for each in body.tools or ()]
+        tools = service.toolset(tool_use(functions, None, None))
+        ids = list(await service.encode_chat(messages, "messages", tools))
     else:
         special = body.add_special_tokens is not False
         ids = tokenizer(body.prompt, add_special_tokens=special)["input_ids"]

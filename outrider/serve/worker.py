@@ -34,6 +34,7 @@ class Step:
         event: the new text and tokens; empty where an error ended the output.
         drafted: tokens that were drafted.
         accepted: of these, the ones that were emitted.
+        forced: of these, the ones that a grammar had forced.
         row: the output so far. Another thread changes it until it is over.
         over: whether this was the last round.
         rounds: what was recorded of the rounds, where the subscriber wants it.
@@ -43,6 +44,7 @@ class Step:
     event: Event
     drafted: int
     accepted: int
+    forced: int
     row: Row
     over: bool
     rounds: tuple[RecordedRound, ...] = ()
@@ -77,19 +79,22 @@ class Subscriber:
 
 @dataclass
 class _Output:
-    """An output that runs: whose it is, and what earlier rounds had drafted and accepted."""
+    """An output that runs: whose it is, and its counts after the rounds before."""
 
     subscriber: Subscriber
     index: int
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0
 
     def step(self, row: Row, rounds: tuple[RecordedRound, ...]) -> Step | Exception:
         if row.error is not None:
             return _reportable(row.error)
-        drafted, accepted = row.stats.drafted - self.drafted, row.stats.accepted - self.accepted
-        self.drafted, self.accepted = row.stats.drafted, row.stats.accepted
-        return Step(self.index, row.event(), drafted, accepted, row, row.over, rounds)
+        stats = row.stats
+        drafted, accepted = stats.drafted - self.drafted, stats.accepted - self.accepted
+        forced = stats.forced - self.forced
+        self.drafted, self.accepted, self.forced = stats.drafted, stats.accepted, stats.forced
+        return Step(self.index, row.event(), drafted, accepted, forced, row, row.over, rounds)
 
 
 class _Running:

@@ -60,6 +60,10 @@ def test_sigterm_finishes_what_runs(pair: tuple[Path, Path]) -> None:
         (["--api-key", ""], "empty key"),
         (["--max-body-size", "much"], "--max-body-size much: must be a number of bytes"),
         (["nobody/nothing"], "needs a draft model"),
+        (["--ssl-keyfile", "key.pem"], "set --ssl-certfile, too"),
+        (["--ssl-certfile", "nothing.pem"], "cannot use the certificate nothing.pem"),
+        (["--allowed-origins", "chat.example.org"], "must be * or a scheme and a host"),
+        (["--allowed-origins", "https://a.org/page"], "must be * or a scheme and a host"),
     ],
 )
 def test_wrong_options(run: Run, options: list[Any], message: str) -> None:

@@ -76,13 +76,13 @@ def test_bad_policies_are_refused_before_anything_is_loaded() -> None:
 TABLE = [[1, 2, 4], [3, 3, 0], [4, 9, 2]]
 
 
-@pytest.mark.parametrize("behind", [32, 3])
+@pytest.mark.parametrize("width", [64, 3])
 @pytest.mark.parametrize("same", [True, False])
 def test_greedy_output_by_a_table_equals_plain_decoding(
-    behind: int, same: bool, monkeypatch: pytest.MonkeyPatch
+    width: int, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows end at different times, so that the draft's cache falls behind and catches up."""
-    monkeypatch.setattr("outrider.drafters.chain.model.BEHIND", behind)
+    monkeypatch.setattr("outrider.drafters.chain.model._BACKLOG_WIDTH", width)
     draft = tiny("llama", 0 if same else 3, dtype=torch.float64)
     sampling = [greedy(n) for n in (90, 4, 60, 11, 75)]
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, sampling))

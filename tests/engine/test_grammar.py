@@ -17,8 +17,11 @@ from tiny_servers import tiny_engine, tiny_target
 from torch import Tensor
 
 from outrider import Grammar, Sampling
+from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.engine.forced import ForcedTokens
 from outrider.engine.grammar import GrammarProcessor
+from outrider.methods import METHODS
 from outrider.sampling import Warp
 from outrider.testing import ToyDrafter, ToyModel, enumerate_round, target_distribution
 from outrider.verifiers import Block, Rejection
@@ -49,6 +52,25 @@ def toy_processor() -> GrammarProcessor:
 def allowed_after(output: Sequence[int]) -> set[int]:
     """The grammar, written down by hand."""
     return {1} if output and output[-1] == 0 else {0, 2}
+
+
+class LyingProcessor(GrammarProcessor):
+    """Says that c is forced wherever it is allowed."""
+
+    def forced(self, sequence_T: Tensor) -> list[int]:
+        output = sequence_T[len(PROMPT) :].tolist()
+        return [2] if 2 in allowed_after(output) else [1]
+
+
+class KeepsDraftProbabilities(ForcedTokens):
+    """A mutant: forced tokens replace drawn ones, whose q stays."""
+
+    def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
+        drafted = self.drafter.propose(state, context, budget, rng)
+        own = super().propose(state, context, budget, rng)
+        num = own.num_nodes
+        assert drafted.probs_BNV is not None
+        return Draft.chain(own.tokens_BN, None, drafted.probs_BNV[:, :num], "iid")
 
 
 def is_read(output: Sequence[int]) -> bool:
@@ -101,6 +123,111 @@ def test_a_round_has_exactly_the_restricted_distribution(
     assert float((done.completed_S - expected_S).abs().sum()) < 1e-12
     free_S = target_distribution(target, PROMPT, γ + 1)
     assert float((done.completed_S - free_S).abs().sum()) > 0.1  # the grammar does something
+
+
+def enumerated(
+    wrap: type[ForcedTokens],
+    make: type[GrammarProcessor],
+    output: tuple[int, ...],
+    verifier: Any,
+    γ: int,
+) -> tuple[float, float]:
+    """ENUM of a round after an output: how far its distribution is from the restricted target,
+    which another implementation of the grammar computes; and the mean of emitted tokens."""
+    processor = toy_processor()
+    processor.__class__ = make
+
+    def distribution(num_rows: int) -> Warp:
+        return Warp([Sampling(temperature=1.0, processors=[processor])] * num_rows, V)
+
+    def by_hand(num_rows: int) -> Warp:
+        return Warp([Sampling(temperature=1.0, processors=[OwnGrammar()])] * num_rows, V)
+
+    prompt = (*PROMPT, *output)
+    target, draft = ToyModel.random(V, seed=1), ToyModel.random(V, seed=2)
+    drafter = wrap(ToyDrafter(draft), V, torch.float64)
+    done = enumerate_round(target, drafter, verifier, γ, prompt=prompt, distribution=distribution)
+    expected_S = target_distribution(target, prompt, γ + 1, by_hand)
+    return float((done.completed_S - expected_S).abs().sum()), done.acceptance_length
+
+
+@pytest.mark.parametrize("verifier", [Rejection(), Block()], ids=str)
+@pytest.mark.parametrize("γ", [1, 2, 3])
+def test_forced_tokens_leave_the_distribution_as_it_is(verifier: Any, γ: int) -> None:
+    """After a, only b may follow. With γ = 1 and 2 the round drafts b alone; with γ = 3 the draft
+    model drafts, and draws b itself."""
+    distance, length = enumerated(ForcedTokens, GrammarProcessor, (0,), verifier, γ)
+    assert distance < 1e-12
+    assert length == pytest.approx(2) if γ < 3 else length > 2
+
+
+def test_a_token_that_is_not_forced_is_verified_like_any_other() -> None:
+    """Even of a grammar that errs, since q says truthfully that the token was certain; a mutant
+    that leaves the draft model's q is rejected."""
+    distance, length = enumerated(ForcedTokens, LyingProcessor, (), Rejection(), 1)
+    assert distance < 1e-12
+    assert 1 < length < 2
+    distance, _ = enumerated(KeepsDraftProbabilities, LyingProcessor, (), Rejection(), 1)
+    assert distance > 0.01
+
+
+FIXED = Grammar.regex("The answer is (yes|no), and that is all there is to say[.]")
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"ngram"}))  # its file has other tokens
+def test_forced_tokens_with_every_method(method: str) -> None:
+    """Greedy outputs of lossless methods are those of plain decoding; most tokens are forced."""
+    row = METHODS[method]
+    options = {"mode": "mjsd"} if method == "bild" else {}
+    sampling = Sampling(temperature=0, max_new_tokens=80, grammar=FIXED)
+    prompts = ["def f(x):", "print"]
+    plain = engine_of(tiny_target()).generate(prompts, sampling)
+    results = tiny_engine(method, options=options).generate(prompts, sampling)
+    if row.lossless:
+        assert token_ids(results) == token_ids(plain)
+    forced = [result.origins.count("forced") for result in results]
+    assert forced == [result.stats.forced for result in results]
+    for result in results:
+        assert re.fullmatch(FIXED.source, result.text)
+
+
+def test_forced_tokens_need_no_draft_model() -> None:
+    """The draft model runs in rounds with a choice alone."""
+    engine = tiny_engine()
+    fixed = Sampling(max_new_tokens=80, grammar=Grammar.choice(["abcdefghijklmnopqrstuvwxyz"]))
+    result = engine.generate("x", fixed)
+    assert result.text == "abcdefghijklmnopqrstuvwxyz"
+    assert result.stats.forced == result.stats.accepted == result.stats.drafted
+    assert result.stats.rounds <= 1 + len(result.token_ids) // 5
+    read = []
+    draft = engine.draft
+    assert draft is not None
+    extend = draft.extend
+    draft.extend = lambda *given: read.append(1) or extend(*given)  # type: ignore[method-assign]
+    engine.generate("x", fixed)
+    assert read == []
+
+
+MIXED = (
+    "speculative block suffix staged specinfer sequoia spectr traversal top-k-tree dynamic-tree "
+    "coupled hybrid slem"
+)
+
+
+@pytest.mark.parametrize("method", MIXED.split())
+def test_a_draft_model_catches_up_after_forced_tokens(method: str) -> None:
+    """Sampled outputs are those of the same row alone, whatever other rows force meanwhile."""
+    grammar = Grammar.regex("[a-f]{6}-------------------[a-f]{9}======[a-f]{3}")
+    samplings = [
+        Sampling(max_new_tokens=60, grammar=grammar, seed=seed, temperature=1.5)
+        for seed in range(3)
+    ]
+    engine = tiny_engine(method)
+    alone = [engine.generate(f"x{n}", each) for n, each in enumerate(samplings)]
+    other = Sampling(max_new_tokens=60, seed=1)
+    together = engine.generate([f"x{n}" for n in range(3)] + ["y"], [*samplings, other])
+    assert token_ids(together[:3]) == token_ids(alone)
+    assert all(each.stats.forced > 8 for each in alone)
 
 
 GRAMMARS = {

@@ -75,7 +75,7 @@ def events(text: str) -> list[dict[str, Any]]:
             "messages",
             "text only",
         ),
-        (CHATS, CHAT | {"tools": [{}]}, "tools", "not supported"),
+        (CHATS, CHAT | {"tools": [{}]}, "tools", r"tools\[0\].type: the field is missing"),
         (CHATS, CHAT | {"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
         (CHATS, CHAT | {"response_format": {"type": "json_schema"}}, "response_format", "schema"),
         (
@@ -118,6 +118,9 @@ def events(text: str) -> list[dict[str, Any]]:
         (RESPONSES, {"input": "x", "store": True}, "store", "not supported"),
         (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "schema"),
         ("/tokenize", {}, "prompt", "either prompt or messages"),
+        ("/tokenize", {"prompt": "\ud800"}, "prompt", "surrogate"),
+        (COMPLETIONS, TEXT | {"stop": ["x", "\ud800"]}, "stop", "surrogate"),
+        (CHATS, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate"),
         ("/detokenize", {"tokens": [280]}, "tokens", "out of range"),
     ],
 )

@@ -114,6 +114,41 @@ ShutdownTimeout = Annotated[
 ]
 
 
+SslCertfile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A certificate in PEM format, with which the server speaks HTTPS.",
+        rich_help_panel=SERVER,
+    ),
+]
+SslKeyfile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The certificate's private key, if it is in a file of its own.",
+        rich_help_panel=SERVER,
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="The origin of web pages that may call the server (CORS), such as "
+        "https://chat.example.org; * is any. May be repeated.",
+        rich_help_panel=SERVER,
+    ),
+]
+OtlpTracesEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send OpenTelemetry traces there, such as http://localhost:4318/v1/traces.",
+        rich_help_panel=SERVER,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where a server listens, and to whom."""
@@ -123,6 +158,10 @@ class Listening:
     api_key: ApiKey = None
     served_model_name: ServedModelName = None
     speculation_metrics: SpeculationMetrics = None
+    ssl_certfile: SslCertfile = None
+    ssl_keyfile: SslKeyfile = None
+    allowed_origins: AllowedOrigins = None
+    otlp_traces_endpoint: OtlpTracesEndpoint = None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from outrider.engine.request import Origin, Row
 from outrider.lab.bench.cell import Cell
 from outrider.lab.data import Example
 
-_LETTERS: dict[Origin, str] = {"accepted": "a", "correction": "c", "bonus": "b", "plain": "p"}
+_LETTERS: dict[Origin, str] = {
+    "accepted": "a", "forced": "f", "correction": "c", "bonus": "b", "plain": "p",
+}  # fmt: skip
 _ORIGINS: dict[str, Origin] = {letter: origin for origin, letter in _LETTERS.items()}
 
 
@@ -30,7 +32,8 @@ class RequestRecord:
         turn: 0 for the example's prompt, 1 for its first later turn, and so on.
         prompt_tokens: length of the prompt.
         token_ids: the output.
-        origins: a letter per token: ``a`` accepted, ``c`` correction, ``b`` bonus, ``p`` plain.
+        origins: a letter per token: ``a`` accepted, ``f`` forced by a grammar, ``c`` correction,
+            ``b`` bonus, ``p`` plain.
         text: the output as text.
         finish_reason: why it ended.
         round_seconds: when each of its rounds ended, in seconds after the batch started.

@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const NARROW = matchMedia("(max-width: 52rem)");
 const WHO = {
   correction: "correction: the target's token in place of the rejected one",
+  forced: "forced: the grammar left no choice, so nothing was run to draft it",
   bonus: "bonus: the target's token after a fully accepted draft",
   plain: "the target's token; nothing was drafted",
 };
