@@ -11,7 +11,7 @@ from outrider.methods import catalogue
 SPECULATION = "Speculation"
 
 
-def _complete_methods() -> list[tuple[str, str]]:
+def complete_methods() -> list[tuple[str, str]]:
     """Names and summaries of the methods, for completion in the shell."""
     return [(entry.name, entry.summary) for entry in catalogue.entries().values()]
 
@@ -26,7 +26,7 @@ Method = Annotated[
         metavar="NAME",
         help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone. "
         "Default: the head's own, where --draft is a head, else 'speculative'.",
-        autocompletion=_complete_methods,
+        autocompletion=complete_methods,
         rich_help_panel=SPECULATION,
     ),
 ]
