@@ -53,9 +53,8 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "recipes.reproduce NAME` runs one, `--quick` small and without timing, `--paper-models` on "
         "the models of the paper.",
         "",
-        "The quick runs' seeds, and for skewed values the test, were chosen after first looks at "
-        "results, so error probabilities from about 0.01 to 0.05 are optimistic: run such a recipe "
-        "again with other seeds before you rely on it.",
+        "Seeds are hashes of the recipes' names, so that no result has a part in their choice. The "
+        "tests of skewed values were chosen after a first look at results with other seeds.",
         "",
         "| result | source | verdict | measured on | command |",
         "|---|---|---|---|---|",

@@ -22,7 +22,7 @@ def measure(lab: Lab) -> Findings:
     rows, effects, per_round = [], [], {}
     for kind in KINDS:
         cells = lab.bench(
-            "speculative",
+            lab.speculative(),
             data=kind,
             gammas=[GAMMA],
             temperatures=[1.0],

@@ -41,6 +41,7 @@ def ngram_file(lab: Lab) -> Path:
 
 def measure(lab: Lab) -> Findings:
     """α and speed of drafts from two n-grams to the target itself, at both temperatures."""
+    lab.require_draft()  # the target stands for the largest draft alone
     table = ngram_file(lab)
     grams = {"unigram": 1, "bigram": 2}
     models = [*lab.subject.drafts, ITSELF]

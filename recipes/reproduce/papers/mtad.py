@@ -38,7 +38,7 @@ def measure(lab: Lab) -> Findings:
         temperatures=[1.0],
         batch_sizes=[1],
         meters=[meter],
-        repeats=lab.choose(1, 3),
+        repeats=lab.choose(1, lab.size.repeats),
         max_new_tokens=lab.choose(16, lab.size.tokens),
         **WARP,
     )

@@ -13,11 +13,8 @@ import torch
 
 from outrider import Sampling
 from outrider.drafters.tree.topology import FORMAT, VERSION, Topology
-from outrider.engine import Engine
 from outrider.lab.analysis.tree_plan import best_tree
-from outrider.lab.data import read_data
 from outrider.lab.tree_plan import count_ranks
-from outrider.methods import METHODS
 from recipes.reproduce.effect import Effect, greater, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import tokens_per_round, values
@@ -41,10 +38,8 @@ def k_ary(width: int, num_nodes: int) -> Topology:
 def ranks(lab: Lab, temperature: float) -> list[float]:
     """Share of positions at which the child of each rank is accepted."""
     target = lab.model(lab.subject.target, "target")
-    engine = Engine(target, None, METHODS["plain"], generation_config=False)
-    data = read_data(lab.subject.prompts["code"].source)
-    prompts = [engine.encode(each.prompt) for each in data][: lab.size.prompts]
-    sampling = Sampling(temperature=temperature)
+    prompts = lab.prompt_ids("code")
+    sampling = Sampling(temperature=temperature, seed=lab.seed)
     rounds = lab.choose(16, 64)
     with torch.inference_mode():
         draft = lab.model(lab.draft)
