@@ -18,6 +18,7 @@ from recipes.reproduce import outputs
 from recipes.reproduce.catalogue import RECIPES
 from recipes.reproduce.chains import expected_accepted
 from recipes.reproduce.document import publish, write_page
+from recipes.reproduce.downstream import BLEU, FINAL_NUMBER, downstream
 from recipes.reproduce.effect import certain, greater
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Figure, Findings, NotTestableError, Recipe, Table, UntimedError
@@ -282,3 +283,22 @@ def test_expected_acceptance_agrees_with_enumeration_over_all_drafts(gamma: int)
     assert token == pytest.approx(chain_tokens(p, q, gamma) - 1, abs=1e-6)
     assert block == pytest.approx(block_tokens(p, q, gamma) - 1, abs=1e-6)
     assert block >= token - 1e-9
+
+
+# -------------------------------------------------------------------------------- task metrics
+
+
+def test_task_metrics_are_of_the_subjects_tasks(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": f"ab{i}", "task": "maths", "reference": f"#### {i}"} for i in range(3)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    lab.subject = replace(lab.subject, tasks=DataSpec(str(file), "tasks"))
+    tables, notes = downstream(lab, [FINAL_NUMBER], ["speculative"], gammas=[2])
+    (table,) = tables
+    assert notes == []
+    assert [row[0] for row in table.rows] == ["plain", "speculative"]
+    assert all(float(row[1]) <= 1 for row in table.rows)
+    assert table.rows[1][2] == "+0 (0 to 0)", "greedy outputs are the same"
+    tables, notes = downstream(lab, [BLEU], ["speculative"])
+    assert (tables, len(notes)) == ([], 1)
+    assert "BLEU of translations" in notes[0]
