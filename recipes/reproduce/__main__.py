@@ -84,7 +84,9 @@ def _run(
 
     try:
         if options.paper_models:
-            outcome, lab = run_on_paper_models(recipe, size, folder, command, report)
+            outcome, lab = run_on_paper_models(
+                recipe, size, folder, command, report, options.compile
+            )
         else:
             labs = [Lab(each, size, folder, report, recipe.seed) for each in subjects]
             outcome, lab = run_on_first(recipe, labs, command)

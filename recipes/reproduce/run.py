@@ -7,6 +7,7 @@ from pathlib import Path
 
 from outrider.core.errors import OutriderError
 from outrider.lab.bench import DataSpec
+from outrider.runtime.executors.compiled import Compile
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import (
     MissingDraftError,
@@ -58,13 +59,14 @@ def run_on_paper_models(
     folder: Path,
     command: str,
     report: Callable[[str], None] = lambda stage: None,
+    compile: Compile = "auto",
 ) -> tuple[Outcome, Lab]:
-    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``
-    and :func:`run_recipe`."""
+    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``,
+    :func:`run_recipe` and ``outrider.load``."""
     if recipe.models is None:
         nothing = Subject("none", "", (), {}, DataSpec("builtin:code"))
         lab = Lab(nothing, size, folder, report, recipe.seed)
         reason = "the models of the paper are not public, or it has none"
         return Outcome(recipe, None, "not testable here", reason, lab.about(command)), lab
-    lab = Lab(of_paper(recipe.models), size, folder, report, recipe.seed)
+    lab = Lab(of_paper(recipe.models, compile), size, folder, report, recipe.seed)
     return run_recipe(recipe, lab, command), lab

@@ -130,9 +130,9 @@ def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:
     return [embedded()] if found is None else [found, embedded()]
 
 
-def of_paper(models: PaperModels) -> Subject:
+def of_paper(models: PaperModels, compile: Compile = "auto") -> Subject:
     """The models of a paper, most of which have no chat template."""
-    return of_models(models.target, models.target, models.drafts, "auto", "text")
+    return of_models(models.target, models.target, models.drafts, compile, "text")
 
 
 def _size_of_weights(folder: Path) -> int:
