@@ -6,6 +6,7 @@ https://arxiv.org/abs/2407.09722
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 from outrider.lab.bench import CellResult
@@ -32,9 +33,11 @@ def measure(lab: Lab) -> Findings:
         metrics=["perplexity"],
         **WARP,
     )
+    code = lab.subject.prompts["code"]
     metered = lab.bench(
         "speculative",
         MTAD,
+        data=lab.choose(replace(code, limit=4), code),
         gammas=[GAMMA],
         temperatures=[1.0],
         batch_sizes=[1],
