@@ -141,6 +141,11 @@ class Lab:
         if not self.size.timed:
             raise UntimedError("the effect is one of times, which a quick run does not measure")
 
+    def require_full(self, why: str) -> None:
+        """Raises UntimedError in a quick run of a recipe that takes too long for one."""
+        if not self.size.timed:
+            raise UntimedError(f"not in quick runs, since {why}")
+
     # ------------------------------------------------------------------------- measurements
 
     def bench(

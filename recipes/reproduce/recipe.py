@@ -24,7 +24,7 @@ class MissingDraftError(NotTestableError):
 
 
 class UntimedError(NotTestableError):
-    """An effect of times, in a run that measures none."""
+    """An effect of times in a run that measures none, or one that takes too long for it."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,20 @@ class Recipe:
 
 
 def verdict_of(effects: Sequence[Effect]) -> tuple[Verdict, str]:
-    """The verdict and its reason: reproduced in shape iff every effect is shown."""
-    missing = [f"{effect.claim}: {effect.outcome}" for effect in effects if not _shown(effect)]
+    """The verdict and its reason: reproduced in shape iff every effect is shown. The reason says of
+    each other effect what is to blame, as far as the recipe knows."""
+    missing = [_missing(effect) for effect in effects if not _shown(effect)]
     if missing:
         return "not reproduced", "; ".join(missing)
     worst = max((effect.error for effect in effects), default=1.0)
     return "reproduced in shape", f"error probability at most {worst:.2g}"
+
+
+def _missing(effect: Effect) -> str:
+    text = f"{effect.claim}: {effect.outcome}, {effect.size}"
+    if effect.interval:
+        text += f" ({effect.interval})"
+    return f"{text}; {effect.expected}" if effect.expected else text
 
 
 def _shown(effect: Effect) -> bool:

@@ -73,7 +73,7 @@ def measure(lab: Lab) -> Findings:
         lines["efficiency"][kind] = [(K, mean(each)) for K, each in efficiency.items()]
         lines["speed"][kind] = list(speeds.items())
         for K in lengths:
-            spread = statistics.stdev(times[K].values())
+            spread = statistics.pstdev(times[K].values())
             rows.append(
                 [
                     f"{kind}, K = {K}",

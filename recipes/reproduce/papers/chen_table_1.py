@@ -50,7 +50,8 @@ def measure(lab: Lab) -> Findings:
             "more tokens per round on code than on prose",
             per_round["code"],
             per_round["free"],
-            expected="the prose is of docstrings, which the embedded pair has seen as much of",
+            expected="α is to blame: the prose is of docstrings, of which the pair has seen as "
+            "much as of code",
         )
     )
     head = ["prompts", "nats per token, plain", "speculative", "α", "tokens per round", "speed-up"]
