@@ -9,6 +9,7 @@ from rich.table import Table
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench import CellResult
+from outrider.lab.bench.measuring_share import MOST
 from outrider.lab.cell_view import COUNTS
 from outrider.lab.energy.per_token import joules_per_token
 from outrider.lab.quality.compare import compare_cells
@@ -177,6 +178,11 @@ def _legend(results: Sequence[CellResult]) -> str:
         text += (
             " difference: of a metric to the baseline's, per output, with its paired bootstrap "
             "interval over prompts."
+        )
+    if any(result.speed.get("measuring_share", 0.0) > MOST for result in results):
+        text += (
+            f" Measuring took more than {MOST:.0%} of the time of some cells: their rounds are "
+            "too short for this machine's clock."
         )
     if any(result.speedup and not result.speedup["steady"] for result in results):
         text += " ~: even and odd repeats differ by more than 5 %."
