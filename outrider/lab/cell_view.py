@@ -340,8 +340,12 @@ def _energy(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Energy]:
 
 def _source(reading: Mapping[str, Any]) -> str:
     constants = reading.get("constants", {})
-    listed = ", ".join(f"{name} {value}" for name, value in constants.items())
+    listed = ", ".join(f"{name} {_short(value)}" for name, value in constants.items())
     return f"{reading.get('source', '')}{f' with {listed}' if listed else ''}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _sample(values: Mapping[str, Any]) -> Sample:

@@ -114,8 +114,8 @@ class Recipe:
 
 
 def verdict_of(effects: Sequence[Effect]) -> tuple[Verdict, str]:
-    """The verdict and its reason: reproduced in shape iff every effect is shown. The reason says of
-    each other effect what is to blame, as far as the recipe knows."""
+    """The verdict and its reason: reproduced in shape iff every effect is shown. The reason has
+    the measured size of each other effect."""
     missing = [_missing(effect) for effect in effects if not _shown(effect)]
     if missing:
         return "not reproduced", "; ".join(missing)
@@ -127,7 +127,7 @@ def _missing(effect: Effect) -> str:
     text = f"{effect.claim}: {effect.outcome}, {effect.size}"
     if effect.interval:
         text += f" ({effect.interval})"
-    return f"{text}; {effect.expected}" if effect.expected else text
+    return text
 
 
 def _shown(effect: Effect) -> bool:

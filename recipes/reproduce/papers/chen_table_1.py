@@ -50,8 +50,7 @@ def measure(lab: Lab) -> Findings:
             "more tokens per round on code than on prose",
             per_round["code"],
             per_round["free"],
-            expected="α is to blame: the prose is of docstrings, of which the pair has seen as "
-            "much as of code",
+            expected="the prose is of docstrings, of which the pair has seen as much as of code",
         )
     )
     head = ["prompts", "nats per token, plain", "speculative", "α", "tokens per round", "speed-up"]

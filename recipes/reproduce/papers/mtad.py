@@ -62,7 +62,7 @@ def measure(lab: Lab) -> Findings:
             + (" (estimated without noise)" if estimate else ""),
             f"{ratio - 1:+.1%}",
             ratio < 1,
-            expected="c is to blame: beams take more operations, for which the estimate "
+            expected="beams take more operations, for which the estimate "
             "charges, and the draft reads a large share of what the target reads",
         ),
     ]

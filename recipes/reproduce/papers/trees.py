@@ -80,11 +80,11 @@ def measure(lab: Lab) -> Findings:
                     f"T = {T:g}: planned tree emits more per round than the {other}",
                     found["planned tree"],
                     found[other],
-                    expected="α is to blame: where the draft's argmax is nearly always right, a "
+                    expected="where the draft's argmax is nearly always right, a "
                     "chain is the best plan"
                     if T == 0
-                    else "α is to blame: few children after the first are accepted (see the "
-                    "shares below), so that breadth gains little, and few outputs do not show it",
+                    else "few children after the first are accepted (see the "
+                    "shares below), so that breadth may gain little",
                 )
             )
         c = lab.cost()
