@@ -3,7 +3,7 @@
     mt_bench/question.jsonl
     mt_bench/reference_answer/gpt-4.jsonl    question_id, choices: [{turns: [an answer per turn]}]
 
-Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", NeurIPS 2023.
+Zheng et al. (MT-bench), NeurIPS 2023, https://arxiv.org/abs/2306.05685.
 """
 
 from __future__ import annotations
