@@ -86,11 +86,12 @@ def measure(lab: Lab) -> Findings:
     )
     head = ["", "accepted per round", "nats per token", "speed-up", "J per token"]
     source = reading.get("source", meter)
+    prompts = metered.one("MTAD").data["examples"]
     return Findings(
         effects,
         [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows), *tables],
         notes=[
-            f"Energy, of batches of one: {source}. The paper: 1.26× of speculative decoding, "
+            f"Energy, of batches of one over {prompts} prompts: {source}. The paper: 1.26× of speculative decoding, "
             "23.6 % less energy, and task scores 43 % above single-token sampling.",
             *notes,
         ],
