@@ -91,8 +91,9 @@ def measure(lab: Lab) -> Findings:
         effects,
         [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows), *tables],
         notes=[
-            f"Energy, of batches of one over {prompts} prompts: {source}. The paper: 1.26× of speculative decoding, "
-            "23.6 % less energy, and task scores 43 % above single-token sampling.",
+            f"Energy, of batches of one over {prompts} prompts: {source}. The paper: 1.26× of "
+            "speculative decoding, 23.6 % less energy, and task scores 43 % above single-token "
+            "sampling.",
             *notes,
         ],
     )
