@@ -46,7 +46,8 @@ reproduce: $(READY)  ## reproduce published tables and figures (hours; resumes);
 	@$(BIN)/python -m recipes.reproduce
 
 quick: $(READY)  ## check the sign of each published effect on the embedded pair (minutes, untimed)
-	@$(BIN)/python -m recipes.reproduce --quick --dry
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	  $(BIN)/python -m recipes.reproduce --quick --dry
 
 docs: $(READY)  ## regenerate the list of methods, docs/cli.md, the README's picture and results
 	@$(BIN)/python -m outrider.methods.catalogue

@@ -3,16 +3,20 @@
     python -m benchmarks.run_plan hybrid [--repeats 3] [--limit 3] [--tokens 64] [--out DIR]
 
 A plan is a plan of ``outrider bench`` with two more tables: ``[page]``, the page's title and text,
+and perhaps the ``numbers`` that have a table of their own, such as ``α`` or ``perplexity macro``;
 and ``[[bars]]``, each with a ``method``, the methods that it is compared with (``best_of``), the
-least share of their speed, and perhaps the data sets. Data sets ``stdlib:KIND`` are the prompts of
-``benchmarks.copy_prompts``. An interrupted run goes on where it stopped, from the journal in
-``runs/benchmarks``. Writes JSON and Markdown.
+least share of their best number (``at_least``) or the largest (``at_most``, where less is better),
+perhaps the ``number``, by default the speed, and perhaps the data sets. Data sets ``stdlib:KIND``
+are the prompts of ``benchmarks.copy_prompts``. An interrupted run goes on where it stopped, from
+the journal in ``runs/benchmarks``. Writes JSON and Markdown.
 """
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,15 @@ from outrider.lab.data.hub import hash_of
 
 PLANS = Path(__file__).parent / "plans"
 MOST = 1000  # prompts of a kind, from which a plan takes some
+SPEED = "tokens per second"
+NUMBERS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    SPEED: lambda speed: speed["tokens_per_second"]["mean"],
+    "tokens per round": lambda speed: speed["acceptance_length"],
+    "accepted per round": lambda speed: speed["accepted"] / speed["rounds"],
+    "acceptance rate": lambda speed: speed["acceptance_rate"],
+    "α": lambda speed: speed["alpha"],
+}
+"""Numbers of a cell, by their names in plans."""
 
 
 def stdlib(kind: Any) -> DataSet:
@@ -61,6 +74,8 @@ def page(description: Mapping[str, Any], results: Sequence[CellResult]) -> str:
     for temperature, batch_size in _unique(map(_settings, results)):
         part = [each for each in results if _settings(each) == (temperature, batch_size)]
         lines += ["", f"## Temperature {temperature:g}, batch {batch_size}", "", *table(part)]
+        for name in description["page"].get("numbers", ()):
+            lines += ["", f"{name[0].upper()}{name[1:]}:", "", *table(part, _written(name))]
     found = bars(description.get("bars", ()), results)
     if found:
         lines += ["", "| bar | measured | met |", "|---|---:|---|"]
@@ -68,10 +83,33 @@ def page(description: Mapping[str, Any], results: Sequence[CellResult]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(results: Sequence[CellResult]) -> list[str]:
-    """Methods by data sets, in Markdown."""
+def number_of(result: CellResult, name: str) -> float | None:
+    """A number of a cell: one of ``NUMBERS``, or that of a metric, such as ``perplexity macro``.
+    None where the cell failed or has no such number."""
+    if result.error:
+        return None
+    if name in NUMBERS:
+        return NUMBERS[name](result.speed)
+    metric, _, number = name.rpartition(" ")
+    found = result.metrics.get(metric, {}).get(number)
+    return None if found is None else float(found)
+
+
+def _written(name: str) -> Callable[[CellResult], str]:
+    def write(result: CellResult) -> str:
+        number = number_of(result, name)
+        return "–" if number is None else f"{number:.3g}"
+
+    return write
+
+
+def table(
+    results: Sequence[CellResult], write: Callable[[CellResult], str] | None = None
+) -> list[str]:
+    """Methods by data sets, in Markdown; speeds, unless something else is written."""
+    write = write or _cell
     names = _unique(result.cell.data for result in results)
-    cells = {(_row(result), result.cell.data): _cell(result) for result in results}
+    cells = {(_row(result), result.cell.data): write(result) for result in results}
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
     for row in _unique(_row(result) for result in results):
         lines.append(f"| {row} | " + " | ".join(cells[row, name] for name in names) + " |")
@@ -82,22 +120,38 @@ def bars(
     wanted: Sequence[Mapping[str, Any]], results: Sequence[CellResult]
 ) -> list[tuple[str, float, bool]]:
     """Each bar at each setting, with the measured share and whether it is met; a method that failed
-    has speed 0."""
-    speeds: dict[tuple[float, str, int], dict[str, float]] = {}
-    for result in results:
-        mine = speeds.setdefault(result.cell.setting, {})
-        speed = result.speed.get("tokens_per_second", {"mean": 0.0})
-        mine[result.cell.title] = speed["mean"]
+    or lacks the number misses its bars."""
     found = []
     for bar in wanted:
-        for setting, speed in speeds.items():
+        number = bar.get("number", SPEED)
+        for setting in _unique(result.cell.setting for result in results):
             temperature, data, batch_size = setting
-            if data in bar.get("data", [data]):
-                share = speed[bar["method"]] / max(speed[name] for name in bar["best_of"])
-                where = f"temperature {temperature:g}, {data}, batch {batch_size}"
-                text = f"{bar['method']}, {where}: {bar['at_least']:g} of {_best(bar['best_of'])}"
-                found.append((text, share, share >= bar["at_least"]))
+            if data not in bar.get("data", [data]):
+                continue
+            values = {
+                each.cell.title: number_of(each, number)
+                for each in results
+                if each.cell.setting == setting
+            }
+            share, met = _share(bar, values)
+            where = f"temperature {temperature:g}, {data}, batch {batch_size}"
+            what = "" if number == SPEED else f", {number}"
+            relation = "" if "at_least" in bar else "at most "
+            limit = bar.get("at_least", bar.get("at_most"))
+            text = f"{bar['method']}, {where}{what}: {relation}{limit:g} of {_best(bar['best_of'])}"
+            found.append((text, share, met))
     return found
+
+
+def _share(bar: Mapping[str, Any], values: Mapping[str, float | None]) -> tuple[float, bool]:
+    """The method's number over the best of the others', and whether it meets the bar."""
+    mine, others = values[bar["method"]], [values[name] for name in bar["best_of"]]
+    known = [each for each in others if each]
+    if "at_least" in bar:
+        share = (mine or 0.0) / max(known) if known else math.inf
+        return share, share >= bar["at_least"]
+    share = math.inf if mine is None or not known else mine / min(known)
+    return share, share <= bar["at_most"]
 
 
 def _best(names: Sequence[str]) -> str:
@@ -142,9 +196,10 @@ def planned(name: str, options: argparse.Namespace) -> tuple[BenchPlan, dict[str
     description = {key: values.pop(key) for key in ("page", "bars") if key in values}
     given = {"repeats": options.repeats, "max_new_tokens": options.tokens}
     values |= {key: value for key, value in given.items() if value is not None}
+    plan = plan_of(values)
     if options.limit is not None:
-        values["data"] = [each | {"limit": options.limit} for each in values["data"]]
-    return plan_of(values), description
+        plan = replace(plan, data=tuple(replace(each, limit=options.limit) for each in plan.data))
+    return plan, description
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,10 +9,13 @@ from rich.table import Table
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench import CellResult
+from outrider.lab.bench.measuring_share import MOST
+from outrider.lab.cell_view import COUNTS
 from outrider.lab.energy.per_token import joules_per_token
 from outrider.lab.quality.compare import compare_cells
 
 LOSSY = "lossy"
+UNKNOWN = "–"
 WIDTH = 80
 
 
@@ -74,7 +76,7 @@ def _numbers(result: CellResult) -> list[str]:
     if result.error or not result.speed:
         return ["failed", "", "", "", ""]
     speed = result.speed
-    alpha = "–" if speed["alpha"] is None else f"{speed['alpha']:.2f}"
+    alpha = UNKNOWN if speed["alpha"] is None else f"{speed['alpha']:.2f}"
     ratio, interval = "", ""
     if result.speedup is not None:
         mark = "" if result.speedup["steady"] else "~"
@@ -108,21 +110,24 @@ def _metrics(cells: Sequence[CellResult]) -> Table:
     baseline = next((each for each in cells if each.cell.is_baseline), None)
     for result in cells:
         name, gamma = _name(result, cells), _gamma(result)
-        rows = [*_flat(result.metrics), *_differences(result, baseline), *_energy(result)]
+        rows = [*_flat(result), *_differences(result, baseline), *_energy(result)]
         for metric, value in rows:
             table.add_row(name, gamma, metric, value)
             name = gamma = ""
     return table
 
 
-def _flat(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The numbers of all metrics, by name; what is no single number is left to cells.jsonl."""
+def _flat(result: CellResult) -> list[tuple[str, str]]:
+    """The numbers of all metrics, by name; what is no single number is left to cells.jsonl. A lossy
+    rule on whole paths has no distribution per token to compare with the target's, so that its
+    divergence is not known."""
     found = []
-    for metric, values in metrics.items():
+    for metric, values in result.metrics.items():
+        known = result.lossless or values.get("measured_tokens") != 0
         for name, value in values.items():
             if isinstance(value, int | float):
                 label = name if name.startswith(metric) else f"{metric} {name}"
-                found.append((label, f"{value:.4g}"))
+                found.append((label, f"{value:.4g}" if known or name in COUNTS else UNKNOWN))
     return found
 
 
@@ -133,6 +138,8 @@ def _differences(result: CellResult, baseline: CellResult | None) -> list[tuple[
     found = []
     for metric, values in result.metrics.items():
         if metric not in baseline.metrics or not isinstance(values, Mapping):
+            continue
+        if values.get("measured_tokens") == 0:
             continue
         for name in values.get("each", {}):
             try:
@@ -171,6 +178,11 @@ def _legend(results: Sequence[CellResult]) -> str:
         text += (
             " difference: of a metric to the baseline's, per output, with its paired bootstrap "
             "interval over prompts."
+        )
+    if any(result.speed.get("measuring_share", 0.0) > MOST for result in results):
+        text += (
+            f" Measuring took more than {MOST:.0%} of the time of some cells: their rounds are "
+            "too short for this machine's clock."
         )
     if any(result.speedup and not result.speedup["steady"] for result in results):
         text += " ~: even and odd repeats differ by more than 5 %."

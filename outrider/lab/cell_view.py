@@ -23,7 +23,8 @@ _CHARTED = {
     "pass@k": ("pass@1",),
 }
 """The numbers of a metric that charts show; of other metrics, they show all."""
-_COUNTS = ("tokens", "measured_tokens")
+COUNTS = ("tokens", "measured_tokens")
+"""Numbers of a metric that say how much it saw."""
 
 LOWER_IS_BETTER = ("perplexity", "divergence", "kl", "tv", "repetition")
 """Metrics whose smaller values are better; any other's larger ones are."""
@@ -306,7 +307,7 @@ def _metrics(
             continue
         charted = _CHARTED.get(metric)
         for key, value in numbers.items():
-            if _is_number(value) and key not in _COUNTS:
+            if _is_number(value) and key not in COUNTS:
                 name = key if key.startswith(metric[:4]) else f"{metric} {key}"
                 yield name, float(value), charted is None or key in charted
 
@@ -339,8 +340,12 @@ def _energy(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Energy]:
 
 def _source(reading: Mapping[str, Any]) -> str:
     constants = reading.get("constants", {})
-    listed = ", ".join(f"{name} {value}" for name, value in constants.items())
+    listed = ", ".join(f"{name} {_short(value)}" for name, value in constants.items())
     return f"{reading.get('source', '')}{f' with {listed}' if listed else ''}"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _sample(values: Mapping[str, Any]) -> Sample:

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import transformers
@@ -27,13 +28,13 @@ from recipes.reproduce.document import (
 )
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Outcome, Recipe, UntimedError
-from recipes.reproduce.run import run_on_paper_models, run_recipe
+from recipes.reproduce.run import run_on_first, run_on_paper_models
 from recipes.reproduce.subject import (
     FULL,
     QUICK,
     Size,
     Subject,
-    default_subject,
+    default_subjects,
     of_models,
 )
 
@@ -51,22 +52,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_index(options.results, options.page_folder)
         return 0
     transformers.logging.set_verbosity_error()
-    size = QUICK if options.quick else FULL
-    subject = default_subject(options.quick)
+    size = replace(QUICK if options.quick else FULL, **_given(options))
+    subjects = default_subjects(options.quick, options.compile)
     if options.target:
-        subject = of_models(options.target, options.target, tuple(options.draft), options.compile)
-    failed = [
-        recipe.name for recipe in _chosen(options.names) if not _run(recipe, subject, size, options)
-    ]
+        subjects = [of_models(options.target, options.target, options.draft, options.compile)]
+    recipes = _chosen(options.names)
+    failed = [recipe.name for recipe in recipes if not _run(recipe, subjects, size, options)]
     if failed:
         print(f"not as expected: {', '.join(failed)}")
-    return 1 if failed else 0
+        return 1
+    print(f"recipes: {len(recipes)}, {time.process_time():.0f} s of processor time")
+    return 0
 
 
-def _run(recipe: Recipe, subject: Subject, size: Size, options: argparse.Namespace) -> bool:
+def _given(options: argparse.Namespace) -> dict[str, int]:
+    """The numbers of the size that the user sets."""
+    numbers = {name: getattr(options, name) for name in ("prompts", "tokens", "repeats")}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _run(
+    recipe: Recipe, subjects: Sequence[Subject], size: Size, options: argparse.Namespace
+) -> bool:
     """Runs a recipe and writes its results; whether it showed all that it must. A recipe that
     raises an error does not stop the others."""
-    began, command = time.perf_counter(), _command(recipe, options)
+    began, command = time.process_time(), _command(recipe, options)
     folder = options.out / size.name
 
     def report(stage: str) -> None:
@@ -74,11 +84,13 @@ def _run(recipe: Recipe, subject: Subject, size: Size, options: argparse.Namespa
 
     try:
         if options.paper_models:
-            outcome, lab = run_on_paper_models(recipe, size, folder, command, report)
+            outcome, lab = run_on_paper_models(
+                recipe, size, folder, command, report, options.compile
+            )
         else:
-            lab = Lab(subject, size, folder, report)
-            outcome = run_recipe(recipe, lab, command)
-        _finish(outcome, lab, options, time.perf_counter() - began)
+            labs = [Lab(each, size, folder, report, recipe.seed) for each in subjects]
+            outcome, lab = run_on_first(recipe, labs, command)
+        _finish(outcome, lab, options, time.process_time() - began)
     except UntimedError as error:
         print(f"{recipe.name}: left out: {error}", flush=True)
         return True
@@ -95,7 +107,10 @@ def _run(recipe: Recipe, subject: Subject, size: Size, options: argparse.Namespa
 def _finish(outcome: Outcome, lab: Lab, options: argparse.Namespace, seconds: float) -> None:
     name = outcome.recipe.name
     clear = "\r\033[K" if sys.stdout.isatty() else ""
-    print(f"{clear}{name}: {outcome.verdict} ({outcome.reason}); {seconds:.0f} s", flush=True)
+    print(
+        f"{clear}{name}: {outcome.verdict} ({outcome.reason}); {seconds:.0f} s of processor time",
+        flush=True,
+    )
     for failure in outcome.failures:
         print(f"  {failure}")
     if not options.dry and not publish(outcome, options.results, options.page_folder):
@@ -116,6 +131,7 @@ def _command(recipe: Recipe, options: argparse.Namespace) -> str:
     parts = ["python -m recipes.reproduce", recipe.name]
     parts += ["--quick"] if options.quick else []
     parts += ["--paper-models"] if options.paper_models else []
+    parts += [f"--{name} {number}" for name, number in _given(options).items()]
     if options.target:
         parts += [f"--target {options.target}", *(f"--draft {each}" for each in options.draft)]
     return " ".join(parts)
@@ -136,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--paper-models", action="store_true", help="the papers' own models")
     parser.add_argument("--target", default="", help="a target of your own: folder or hub id")
     parser.add_argument("--draft", action="append", default=[], help="its drafts, smallest first")
+    for name in ("prompts", "tokens", "repeats"):
+        parser.add_argument(f"--{name}", type=int, help="in place of the size's own number")
     parser.add_argument("--compile", choices=("off", "auto", "max"), default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="measurements")
     parser.add_argument("--results", type=Path, default=RESULTS, help="documents")

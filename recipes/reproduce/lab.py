@@ -9,17 +9,25 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import nn
+
 from outrider import assets
+from outrider.drafters.heads.head import Head
+from outrider.drafters.heads.kinds import HeadFormat, format_of
+from outrider.engine import Engine
 from outrider.lab.bench import CellResult, DataSpec, MethodSpec, plan_of, run_bench
 from outrider.lab.bench.identity import source_hash
+from outrider.lab.bench.measure import as_prompt
 from outrider.lab.bench.plan import EMBEDDED
+from outrider.lab.data import as_prompts, chosen, read_data
 from outrider.lab.frontier.document import dumps
 from outrider.lab.metadata import run_metadata
+from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 from recipes.reproduce import outputs
 from recipes.reproduce.effect import Values
 from recipes.reproduce.outputs import Number
-from recipes.reproduce.recipe import NotTestableError, UntimedError
+from recipes.reproduce.recipe import MissingDraftError, NotTestableError, UntimedError
 from recipes.reproduce.subject import Kind, Size, Subject
 
 T = TypeVar("T")
@@ -63,14 +71,21 @@ class Lab:
         size: how much to run.
         folder: for everything that is measured; a run that was interrupted goes on from it.
         report: called with what is being done.
+        seed: of the first repeat.
     """
 
     def __init__(
-        self, subject: Subject, size: Size, folder: Path, report: Report = lambda stage: None
+        self,
+        subject: Subject,
+        size: Size,
+        folder: Path,
+        report: Report = lambda stage: None,
+        seed: int = 0,
     ) -> None:
         self.subject = subject
         self.size = size
         self.folder = folder
+        self.seed = seed
         self.cells: list[CellResult] = []
         self._report = report
         self._models: dict[str, HFModel] = {}
@@ -80,11 +95,42 @@ class Lab:
         """The smallest draft.
 
         Raises:
-            NotTestableError: the subject has none.
+            MissingDraftError: the subject has none.
         """
-        if not self.subject.drafts:
-            raise NotTestableError(f"{self.subject.name} has no draft model")
+        self.require_draft()
         return self.subject.drafts[0]
+
+    def require_draft(self) -> None:
+        """Raises MissingDraftError if the subject has no draft model."""
+        if not self.subject.drafts:
+            raise MissingDraftError(f"{self.subject.name} has no draft model")
+
+    def speculative(self, **parameters: object) -> str:
+        """Rejection sampling of chains, under the name ``speculative``: the method of the smallest
+        draft model, or of the head where the subject has no draft model.
+
+        Args:
+            parameters: of the method, such as ``gamma=4``.
+
+        Raises:
+            MissingDraftError: the subject has neither.
+        """
+        method = "speculative"
+        if self.subject.drafts or not self.subject.heads:
+            self.require_draft()
+        else:
+            method = _format_of(self.subject.heads[0]).method
+        written = "".join(f"{name}={value}," for name, value in parameters.items())
+        return f"{method}:{written}label=speculative"
+
+    def prompt_ids(self, kind: Kind) -> list[list[int]]:
+        """The prompts of a kind as token ids, as many as the size of the run says."""
+        target = self.model(self.subject.target, "target")
+        engine = Engine(target, None, METHODS["plain"], generation_config=False)
+        spec = self.subject.prompts[kind]
+        data = chosen(read_data(spec.source), spec.tasks, spec.limit or self.size.prompts)
+        data = as_prompts(data, spec.prompts, target)
+        return [engine.encode(as_prompt(each)) for each in data][: self.size.prompts]
 
     def choose(self, quick: T, full: T) -> T:
         """A setting by the size of the run."""
@@ -94,6 +140,11 @@ class Lab:
         """Raises UntimedError in a run that measures no times."""
         if not self.size.timed:
             raise UntimedError("the effect is one of times, which a quick run does not measure")
+
+    def require_full(self, why: str) -> None:
+        """Raises UntimedError in a quick run of a recipe that takes too long for one."""
+        if not self.size.timed:
+            raise UntimedError(f"not in quick runs, since {why}")
 
     # ------------------------------------------------------------------------- measurements
 
@@ -117,7 +168,7 @@ class Lab:
         limited = replace(spec, limit=spec.limit or size.prompts)
         values: dict[str, Any] = {
             "target": subject.target,
-            "drafts": list(subject.drafts[:1]),
+            "drafts": [*subject.drafts[:1], *subject.heads[:1]],
             "methods": list(methods),
             "data": [limited],
             "max_new_tokens": size.tokens,
@@ -126,12 +177,16 @@ class Lab:
             "batch_sizes": [size.batch_size],
             "compile": subject.compile,
             "warmup": int(size.timed),
+            "seed": self.seed,
         } | settings
         if not size.timed and not any(values.get("temperatures", (0.0,))):
             values["repeats"] = 1  # greedy outputs are the same in each
         values["max_repeats"] = values["repeats"]
+        if not subject.drafts:
+            self._check_drafts(methods)
         plan = plan_of(values)
-        names = {plan.target: "target"} | dict.fromkeys(values["drafts"], "draft")
+        drafts = [each for each in values["drafts"] if each not in subject.heads]
+        names = {plan.target: "target"} | dict.fromkeys(drafts, "draft")
         models = {name: self.model(name, role) for name, role in names.items() if name != EMBEDDED}
         models |= given or {}
         results = run_bench(
@@ -154,7 +209,10 @@ class Lab:
         """
         code = sha256(Path(compute.__code__.co_filename).read_bytes()).hexdigest()
         depends = json.dumps(
-            [name, code, source_hash(), self.subject.target, self.subject.drafts, settings],
+            [
+                *(name, code, source_hash(), self.seed),
+                *(self.subject.target, self.subject.drafts, settings),
+            ],
             sort_keys=True,
         )
         file = self.folder / f"{name}-{sha256(depends.encode()).hexdigest()[:16]}.json"
@@ -166,6 +224,13 @@ class Lab:
             partial.write_text(text, encoding="utf-8")
             partial.replace(file)
         return json.loads(file.read_text(encoding="utf-8"))
+
+    def _check_drafts(self, methods: Sequence[str | MethodSpec]) -> None:
+        """Raises MissingDraftError if a method needs the draft model that the subject lacks."""
+        for each in methods:
+            spec = each if isinstance(each, MethodSpec) else MethodSpec.parse(each)
+            if spec.method.needs_draft and spec.draft is None:
+                raise MissingDraftError(f"{self.subject.name} has no draft model for {spec.title}")
 
     # -------------------------------------------------------------------------------- models
 
@@ -180,9 +245,15 @@ class Lab:
 
     def cost(self, draft: str | None = None) -> float:
         """c by counting: weights that a forward pass of the draft reads over those of the target.
-        An embedding table that the output layer does not share is read by the row."""
-        target = _weights_read(self.model(self.subject.target, "target"))
-        return _weights_read(self.model(draft or self.draft, "draft")) / target
+        An embedding table that the output layer does not share is read by the row. Without a draft
+        model, c is that of the head."""
+        target = self.model(self.subject.target, "target")
+        if draft is None and not self.subject.drafts and self.subject.heads:
+            head = self.subject.heads[0]
+            read = _weights_of_head(_format_of(head).load(head, target))
+        else:
+            read = _weights_read(self.model(draft or self.draft, "draft"))
+        return read / _weights_read(target)
 
     def speed(self, cell: CellResult, c: float, passes: float) -> Values:
         """Tokens per second of each output where times are measured, otherwise counted.
@@ -206,7 +277,8 @@ class Lab:
         return run_metadata(
             subject=self.subject.name,
             target=self.subject.target,
-            drafts=list(self.subject.drafts),
+            drafts=[*self.subject.drafts, *self.subject.heads],
+            seed=self.seed,
             compile=self.subject.compile,
             size=self.size.name,
             prompts=self.size.prompts,
@@ -224,3 +296,17 @@ def _weights_read(model: HFModel) -> int:
     head = module.get_output_embeddings()
     tied = head is not None and head.weight is table
     return total if tied else total - table.numel()
+
+
+def _format_of(head: str) -> HeadFormat:
+    found = format_of(head)
+    assert found is not None
+    return found
+
+
+def _weights_of_head(head: Head) -> int:
+    """Without its embedding tables, of which it reads rows."""
+    modules = [each for each in vars(head).values() if isinstance(each, nn.Module)]
+    tables = [part for each in modules for part in each.modules() if isinstance(part, nn.Embedding)]
+    whole = sum(each.numel() for module in modules for each in module.parameters())
+    return whole - sum(table.weight.numel() for table in tables)

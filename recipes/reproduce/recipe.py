@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from recipes.reproduce.effect import Effect
@@ -18,8 +19,12 @@ class NotTestableError(Exception):
     """What a recipe needs is missing; the message says what."""
 
 
+class MissingDraftError(NotTestableError):
+    """The subject has no draft model, and the recipe needs one."""
+
+
 class UntimedError(NotTestableError):
-    """An effect of times, in a run that measures none."""
+    """An effect of times in a run that measures none, or one that takes too long for it."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,27 @@ class Recipe:
     run: Callable[[Lab], Findings]
     models: PaperModels | None = None
 
+    @property
+    def seed(self) -> int:
+        """Of its first repeat: a hash of its name, so that results have no part in its choice."""
+        return int.from_bytes(sha256(self.name.encode()).digest()[:3])
+
 
 def verdict_of(effects: Sequence[Effect]) -> tuple[Verdict, str]:
-    """The verdict and its reason: reproduced in shape iff every effect is shown."""
-    missing = [f"{effect.claim}: {effect.outcome}" for effect in effects if not _shown(effect)]
+    """The verdict and its reason: reproduced in shape iff every effect is shown. The reason has
+    the measured size of each other effect."""
+    missing = [_missing(effect) for effect in effects if not _shown(effect)]
     if missing:
         return "not reproduced", "; ".join(missing)
     worst = max((effect.error for effect in effects), default=1.0)
     return "reproduced in shape", f"error probability at most {worst:.2g}"
+
+
+def _missing(effect: Effect) -> str:
+    text = f"{effect.claim}: {effect.outcome}, {effect.size}"
+    if effect.interval:
+        text += f" ({effect.interval})"
+    return text
 
 
 def _shown(effect: Effect) -> bool:
@@ -125,6 +143,7 @@ class Outcome:
         findings: None where the recipe could not run.
         verdict, reason: see :func:`verdict_of`.
         about: models, sizes and machine, as JSON.
+        lacks_draft: whether it could not run for want of a draft model.
     """
 
     recipe: Recipe
@@ -132,13 +151,15 @@ class Outcome:
     verdict: Verdict
     reason: str
     about: Mapping[str, Any] = field(default_factory=dict)
+    lacks_draft: bool = False
 
     @property
     def failures(self) -> list[str]:
-        """The effects that every run must show and this one did not."""
-        effects = () if self.findings is None else self.findings.effects
+        """The effects that every run must show and this one did not; or why it could not run."""
+        if self.findings is None:
+            return [self.reason]
         return [
             f"{each.claim}: {each.outcome} (error probability {each.error:.2g})"
-            for each in effects
+            for each in self.findings.effects
             if not each.expected and not _shown(each)
         ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider.core.errors import OutriderError
 from outrider.lab.bench import DataSpec
+from outrider.runtime.executors.compiled import Compile
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import (
+    MissingDraftError,
     NotTestableError,
     Outcome,
     Recipe,
@@ -35,8 +37,20 @@ def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
     except UntimedError:
         raise
     except (NotTestableError, OutriderError) as error:
-        return Outcome(recipe, None, "not testable here", str(error), about)
+        lacks_draft = isinstance(error, MissingDraftError)
+        return Outcome(recipe, None, "not testable here", str(error), about, lacks_draft)
     return Outcome(recipe, findings, *verdict_of(findings.effects), about)
+
+
+def run_on_first(recipe: Recipe, labs: Sequence[Lab], command: str) -> tuple[Outcome, Lab]:
+    """The outcome on the first subject that has the draft model that the recipe needs, or on the
+    last one; arguments as those of :func:`run_recipe`."""
+    *others, last = labs
+    for lab in others:
+        outcome = run_recipe(recipe, lab, command)
+        if not outcome.lacks_draft:
+            return outcome, lab
+    return run_recipe(recipe, last, command), last
 
 
 def run_on_paper_models(
@@ -45,13 +59,14 @@ def run_on_paper_models(
     folder: Path,
     command: str,
     report: Callable[[str], None] = lambda stage: None,
+    compile: Compile = "auto",
 ) -> tuple[Outcome, Lab]:
-    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``
-    and :func:`run_recipe`."""
+    """The outcome on the paper's own models, where they are public; arguments as those of ``Lab``,
+    :func:`run_recipe` and ``outrider.load``."""
     if recipe.models is None:
         nothing = Subject("none", "", (), {}, DataSpec("builtin:code"))
-        lab = Lab(nothing, size, folder, report)
+        lab = Lab(nothing, size, folder, report, recipe.seed)
         reason = "the models of the paper are not public, or it has none"
         return Outcome(recipe, None, "not testable here", reason, lab.about(command)), lab
-    lab = Lab(of_paper(recipe.models), size, folder, report)
+    lab = Lab(of_paper(recipe.models, compile), size, folder, report, recipe.seed)
     return run_recipe(recipe, lab, command), lab

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from outrider.drafters.heads.kinds import format_of
 from outrider.lab.bench import DataSpec
 from outrider.lab.data import Prompts
 from outrider.runtime.executors.compiled import Compile
@@ -17,6 +18,7 @@ Kind = Literal["code", "free", "copy"]
 
 TASKS = Path(__file__).parent / "prompts" / "tasks.jsonl"
 SMOLLM2 = Path("runs/smollm2")
+SMOLLM2_HEAD = "embedded:smollm2-eagle3"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Size:
     timed: bool
 
 
-QUICK = Size("quick", prompts=12, tokens=32, repeats=6, batch_size=12, timed=False)
+QUICK = Size("quick", prompts=12, tokens=32, repeats=3, batch_size=12, timed=False)
 FULL = Size("full", prompts=8, tokens=96, repeats=3, batch_size=1, timed=True)
 
 
@@ -56,6 +58,7 @@ class Subject:
         prompts: data set by kind.
         tasks: data set of several tasks, for comparisons across tasks.
         compile: as ``outrider.load``.
+        heads: heads on the target; folders or ``embedded:NAME``.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Subject:
     prompts: Mapping[Kind, DataSpec]
     tasks: DataSpec
     compile: Compile = "off"
+    heads: tuple[str, ...] = ()
 
 
 def embedded() -> Subject:
@@ -81,7 +85,7 @@ def embedded() -> Subject:
 def of_models(
     name: str,
     target: str,
-    drafts: tuple[str, ...],
+    drafts: Sequence[str],
     compile: Compile,
     prompts: Prompts = "chat",
 ) -> Subject:
@@ -90,7 +94,7 @@ def of_models(
     Args:
         name: on pages.
         target: folder or hub id.
-        drafts: likewise, the smallest first.
+        drafts: likewise, the smallest first; and heads.
         compile: as ``outrider.load``.
         prompts: ``chat`` sends the prompts through the chat template, ``text`` continues them.
     """
@@ -100,28 +104,35 @@ def of_models(
         "copy": DataSpec(str(TASKS), "copy", ("copy", "summarisation", "rag"), prompts=prompts),
     }
     tasks = DataSpec(str(TASKS), "tasks", prompts=prompts)
-    return Subject(name, target, drafts, sets, tasks, compile)
+    heads = tuple(each for each in drafts if format_of(each) is not None)
+    models = tuple(each for each in drafts if each not in heads)
+    return Subject(name, target, models, sets, tasks, compile, heads)
 
 
-def smollm2(folder: Path = SMOLLM2) -> Subject | None:
-    """SmolLM2-135M-Instruct with its trained drafts; None where either is missing."""
+def smollm2(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject | None:
+    """SmolLM2-135M-Instruct with the head that comes with the package and the draft models that
+    were trained for it; None where it has not been fetched."""
     target = folder / "model"
+    if not (target / "config.json").is_file():
+        return None
     drafts = sorted(
         (each.parent for each in folder.glob("drafts/*/config.json")), key=_size_of_weights
     )
-    if not (target / "config.json").is_file() or not drafts:
-        return None
-    return of_models("SmolLM2-135M-Instruct", str(target), tuple(map(str, drafts)), "auto")
+    return of_models(
+        "SmolLM2-135M-Instruct", str(target), [*map(str, drafts), SMOLLM2_HEAD], compile
+    )
 
 
-def default_subject(quick: bool) -> Subject:
-    """SmolLM2 where it is there, otherwise and in quick runs the embedded pair."""
-    return embedded() if quick else smollm2() or embedded()
+def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:
+    """SmolLM2 where it is there, and the embedded pair for recipes that need a draft model that
+    SmolLM2 lacks; in quick runs the embedded pair alone."""
+    found = None if quick else smollm2(compile=compile)
+    return [embedded()] if found is None else [found, embedded()]
 
 
-def of_paper(models: PaperModels) -> Subject:
+def of_paper(models: PaperModels, compile: Compile = "auto") -> Subject:
     """The models of a paper, most of which have no chat template."""
-    return of_models(models.target, models.target, models.drafts, "auto", "text")
+    return of_models(models.target, models.target, models.drafts, compile, "text")
 
 
 def _size_of_weights(folder: Path) -> int:

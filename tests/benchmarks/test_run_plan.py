@@ -1,13 +1,26 @@
 """The project's plans are valid, and their pages have all results and bars."""
 
 import argparse
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_bench import repeat
 
-from benchmarks.run_plan import PLANS, arguments, bars, page, planned, slim, table
+from benchmarks.run_plan import (
+    NUMBERS,
+    PLANS,
+    SPEED,
+    arguments,
+    bars,
+    number_of,
+    page,
+    planned,
+    slim,
+    table,
+)
 from outrider.lab.bench import Cell, CellResult, speedup
 from outrider.lab.bench.speed import speed_of
 from outrider.lab.data import Example
@@ -23,7 +36,10 @@ def test_plans_are_valid_and_their_bars_name_methods(name: str) -> None:
     assert description["page"]["title"]
     for bar in description.get("bars", ()):
         assert {bar["method"], *bar["best_of"]} <= titles
-        assert bar["at_least"] > 0
+        assert ("at_least" in bar) != ("at_most" in bar)
+        assert bar.get("at_least", bar.get("at_most")) > 0
+        metric = bar.get("number", SPEED).rpartition(" ")[0]
+        assert bar.get("number", SPEED) in NUMBERS or metric in plan.metrics
         assert set(bar.get("data", [])) <= {
             Path(spec.source.split(":")[-1]).stem for spec in plan.data
         }
@@ -34,6 +50,8 @@ def test_the_command_line_replaces_values() -> None:
     assert plan.repeats == 2
     assert {spec.limit for spec in plan.data} == {1}
     assert plan.max_new_tokens == 64
+    plan, _ = planned("joint", arguments(["joint", "--limit", "1"]))
+    assert {spec.limit for spec in plan.data} == {1}
     with pytest.raises(SystemExit):
         arguments(["none"])
 
@@ -73,6 +91,30 @@ def test_bars_compare_with_the_best_of_the_others() -> None:
     found = bars([bar], results())
     assert [(round(share, 3), met) for _, share, met in found] == [(0.6, False), (1.2, True)]
     assert len(bars([bar | {"data": ["b"]}], results())) == 1
+
+
+def test_bars_of_other_numbers_and_of_cells_that_lack_them() -> None:
+    low, high = (
+        replace(result(title, "a", 10), metrics={"perplexity": {"macro": value}})
+        for title, value in (("copy", 2.0), ("plain", 4.0))
+    )
+    bar = {"method": "copy", "best_of": ["plain"], "number": "perplexity macro", "at_most": 0.9}
+    ((text, share, met),) = bars([bar], [low, high])
+    assert (share, met) == (0.5, True)
+    assert text == "copy, temperature 0, a, batch 1, perplexity macro: at most 0.9 of plain"
+    ((_, share, met),) = bars([bar], [replace(low, metrics={}), high])
+    assert (share, met) == (math.inf, False)
+    failed = replace(low, error="failed")
+    assert number_of(failed, SPEED) is None
+    ((_, share, met),) = bars([{**bar, "number": SPEED, "at_most": 1}], [failed, high])
+    assert not met
+    least = {"method": "copy", "best_of": ["plain"], "at_least": 0.5}
+    assert bars([least], [failed, high])[0][1:] == (0.0, False)
+
+
+def test_numbers_have_tables_of_their_own() -> None:
+    lines = table(results(), lambda each: f"{number_of(each, SPEED):.1f}")
+    assert lines[3] == "| copy | 15.0 | 30.0 |"
 
 
 def test_the_page_and_the_document(tmp_path: Path) -> None:

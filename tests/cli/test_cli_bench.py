@@ -90,6 +90,21 @@ def test_tables_fit_80_columns_and_mark_lossy_methods(bench: Run, tmp_path: Path
     assert {each.lossless for each in results if each.cell.method[0] == "m"} == {False}
 
 
+def test_a_divergence_that_cannot_be_measured_is_no_zero(bench: Run) -> None:
+    """MJSD accepts whole paths: no token has a distribution of its own."""
+    result = bench(
+        "--method", "mjsd:beams=2", "--method", "mentored:budget=0.5", "--gamma", 2,
+        "--temperature", 0.8, "--metric", "divergence",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines() if "divergence" in line]
+    values = [row[-1] for row in rows if row[-2] == "tv"]
+    assert values[0] == "0"
+    assert float(values[1].replace("–", "nan")) != 0
+    assert "–" in values[1:]
+    assert sum(value not in ("0", "–") for value in values) == 1
+
+
 def test_json_lines(bench: Run, tmp_path: Path) -> None:
     result = bench("--json")
     documents = [json.loads(line) for line in result.stdout.splitlines()]

@@ -49,6 +49,14 @@ def test_ancestors_depths_and_walk_steps_are_those_of_the_draft(shape: str) -> N
     assert draft.walk_step_BN[0].tolist() == list(tree.walk_steps)
 
 
+def test_texts_of_different_trees_differ() -> None:
+    """Both have three nodes in two levels."""
+    first, second = (Topology.rank_paths([(0,), (1,), last]) for last in ((0, 0), (1, 0)))
+    assert str(first).startswith("3 nodes, 2 levels, ")
+    assert str(first) != str(second)
+    assert str(Topology.expansion([2, 1])) == "2,1"
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_round_trips(shape: str, tmp_path: Path) -> None:
     file = tmp_path / "tree.json"

@@ -4,14 +4,41 @@ import random
 from typing import Any
 
 import pytest
-from tiny_bench import repeat, request
+from tiny_bench import repeat, request, ticking
 from tiny_models import byte_tokenizer
 
 from outrider.lab.bench import BatchRecord, Repeat, speedup
+from outrider.lab.bench.measuring_share import MOST, measuring_share, seconds_per_note
 from outrider.lab.bench.ratio import is_steady
 from outrider.lab.bench.speed import percentiles, speed_of
 from outrider.lab.bench.token_classes import TokenClasses, acceptance_by_class
 from outrider.lab.data import Example
+
+# -------------------------------------------------------------------------- cost of measuring
+
+
+def test_a_note_takes_what_the_clock_says() -> None:
+    """A clock that goes on by a microsecond at each reading: a note reads it once."""
+    assert seconds_per_note(ticking(1e-6)) == pytest.approx(1e-6, rel=0.01)
+
+
+def test_the_share_of_measuring_counts_every_round_and_batch() -> None:
+    """Two batches of a request with two rounds each, of 4 seconds together: 2 * (2 + 2) notes."""
+    batch = BatchRecord(2.0, (request(ends=(1.0, 2.0), tokens=(1, 1)),))
+    measured = Repeat("", 0, 0, "", (batch, batch))
+    assert measuring_share([measured], 0.001) == pytest.approx(8 * 0.001 / 4)
+    assert measuring_share([measured, measured], 0.001) == pytest.approx(8 * 0.001 / 4)
+
+
+@pytest.mark.parametrize(("reading", "cheap"), [(2e-6, True), (2e-5, False)])
+def test_measuring_rounds_of_a_millisecond(reading: float, cheap: bool) -> None:
+    """Eight rounds take ten notes, each of which reads the clock once: with a clock that takes 2
+    microseconds, 0.25 % of the time; with one that takes 20, more than the 1 % that it may."""
+    batch = BatchRecord(8e-3, (request(ends=(1.0,) * 8, tokens=(1,) * 8),))
+    share = measuring_share([Repeat("", 0, 0, "", (batch,))], seconds_per_note(ticking(reading)))
+    assert share == pytest.approx(10 * reading / 8e-3, rel=0.01)
+    assert (share < MOST) is cheap
+
 
 # ------------------------------------------------------------------------------------- ratios
 

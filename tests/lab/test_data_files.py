@@ -55,7 +55,7 @@ def write(tmp_path: Path) -> Write:
 
     def call(name: str, content: Any) -> str:
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(content, list):
             content = "".join(json.dumps(record) + "\n" for record in content)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -109,6 +109,24 @@ def test_references_with_alternatives_and_empty_ones(write: Write) -> None:
     assert first.reference == "one"
     assert first.extra["reference"] == [["one", "two"]]
     assert (second.reference, second.later[0].reference) == ("The radius grows.", None)
+
+
+def test_mt_bench_has_its_reference_answers_beside_it(write: Write) -> None:
+    name = "mt_bench/question.jsonl"
+    before = read_data(write(name, SPEC_BENCH[:2]))
+    answers = [
+        {"question_id": 81, "choices": [{"index": 0, "turns": ["A text.", 7]}]},
+        {"question_id": 101, "choices": [{"index": 0, "turns": ["Not this."]}]},
+    ]
+    file = Path(write("mt_bench/reference_answer/gpt-4.jsonl", answers))
+    data = read_data(write(name, SPEC_BENCH[:2]))
+    writing, reasoning = data
+    assert (writing.reference, writing.later[0].reference) == ("A text.", "7")
+    assert (reasoning.reference, reasoning.later[0].reference) == ("Ann.", "Bob.")
+    assert data.sha256 != before.sha256
+    file.write_text('{"question_id": 81, "choices": []}\n')
+    with pytest.raises(InvalidParameterError, match=r"gpt-4.jsonl', line 1: a reference answer"):
+        read_data(write(name, SPEC_BENCH[:2]))
 
 
 def test_mt_bench_keeps_its_categories(write: Write) -> None:

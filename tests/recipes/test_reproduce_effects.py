@@ -90,5 +90,5 @@ def test_a_verdict_needs_every_effect() -> None:
     good = effect.greater("good", values(*range(10, 20)), values(*range(10)))
     weak = effect.greater("weak", values(1, 0), values(0, 1))
     assert verdict_of([good]) == ("reproduced in shape", "error probability at most 0.00098")
-    assert verdict_of([good, weak]) == ("not reproduced", "weak: undecided")
+    assert verdict_of([good, weak]) == ("not reproduced", "weak: undecided, ratio 1 (0 to inf)")
     assert verdict_of([effect.certain("a", "", False)])[0] == "not reproduced"

@@ -52,7 +52,7 @@ def test_a_topology_is_read_back_from_its_file(tmp_path: Path) -> None:
 
 
 def test_experts_are_counted_once_per_pass() -> None:
-    found = experts.touched(experts.mixtral(), 4)
+    found = experts.touched(experts.mixtral(0), 4, 0)
     assert found["1"] == [experts.PER_TOKEN] * 4
     for tokens, counts in found.items():
         assert max(counts) <= min(experts.EXPERTS, experts.PER_TOKEN * int(tokens))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from recipes.reproduce import outputs
 from recipes.reproduce.catalogue import RECIPES
 from recipes.reproduce.chains import expected_accepted
 from recipes.reproduce.document import publish, write_page
+from recipes.reproduce.downstream import BLEU, FINAL_NUMBER, downstream
 from recipes.reproduce.effect import certain, greater
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.recipe import Figure, Findings, NotTestableError, Recipe, Table, UntimedError
-from recipes.reproduce.run import run_on_paper_models, run_recipe
-from recipes.reproduce.subject import QUICK, Size, Subject, smollm2
+from recipes.reproduce.run import run_on_first, run_on_paper_models, run_recipe
+from recipes.reproduce.subject import SMOLLM2_HEAD, Size, Subject, default_subjects, smollm2
 
 SMALL = Size("quick", prompts=3, tokens=6, repeats=2, batch_size=3, timed=False)
 
@@ -113,7 +115,7 @@ def test_what_is_missing_is_a_verdict(lab: Lab) -> None:
 
     outcome = run_recipe(recipe(missing), lab, "command")
     assert (outcome.verdict, outcome.reason) == ("not testable here", "no heads")
-    assert not outcome.failures
+    assert outcome.failures == ["no heads"]
 
 
 def test_recipes_of_times_are_left_out_of_quick_runs(lab: Lab) -> None:
@@ -212,17 +214,47 @@ def test_recipes_have_names_sources_and_claims_of_their_own() -> None:
         assert "" not in (each.title, each.source), each.name
 
 
-def test_smollm2_needs_its_drafts(tmp_path: Path) -> None:
-    for name in ("model", "drafts/small", "drafts/large"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text("{}")
-    (tmp_path / "drafts/small/model.safetensors").write_bytes(b"12")
-    (tmp_path / "drafts/large/model.safetensors").write_bytes(b"1234")
+def test_smollm2_has_its_drafts_and_the_head(tmp_path: Path) -> None:
+    assert smollm2(tmp_path) is None
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    alone = smollm2(tmp_path)
+    assert alone is not None
+    assert (alone.drafts, alone.heads) == ((), (SMOLLM2_HEAD,))
+    for name, weights in (("large", b"1234"), ("small", b"12")):
+        (tmp_path / "drafts" / name).mkdir(parents=True)
+        (tmp_path / "drafts" / name / "config.json").write_text("{}")
+        (tmp_path / "drafts" / name / "model.safetensors").write_bytes(weights)
     found = smollm2(tmp_path)
     assert found is not None
     assert [Path(each).name for each in found.drafts] == ["small", "large"]
-    assert smollm2(tmp_path / "nothing") is None
-    assert QUICK.batch_size > 1
+    assert found.heads == (SMOLLM2_HEAD,)
+    assert [each.name for each in default_subjects(quick=True)] == ["embedded pair"]
+
+
+def test_a_recipe_that_needs_a_draft_model_runs_on_the_first_subject_with_one(lab: Lab) -> None:
+    without = Lab(replace(lab.subject, name="alone", drafts=()), SMALL, lab.folder)
+    outcome, used = run_on_first(recipe(), [without, lab], "command")
+    assert (used, outcome.verdict) == (lab, "reproduced in shape")
+    outcome, used = run_on_first(recipe(), [without], "command")
+    assert (used, outcome.verdict) == (without, "not testable here")
+    assert outcome.reason == "alone has no draft model for speculative"
+
+    def fails(lab: Lab) -> Findings:
+        raise NotTestableError("another reason")
+
+    outcome, used = run_on_first(recipe(fails), [without, lab], "command")
+    assert (used, outcome.reason) == (without, "another reason")
+
+
+def test_seeds_follow_from_names(lab: Lab, tmp_path: Path) -> None:
+    """The expected seed is the start of ``printf tiny | sha256sum``."""
+    assert recipe().seed == 0x8950AB
+    assert len({each.seed for each in RECIPES}) == len(RECIPES)
+    seeded = Lab(lab.subject, SMALL, tmp_path, seed=7)
+    seeded.model = lab.model  # type: ignore[method-assign]
+    cells = seeded.bench("speculative", gammas=[2], temperatures=[1.0])
+    assert [each.seed for each in cells.one("plain").repeats] == [7, 8]
 
 
 # ---------------------------------------------------------------------- expectations of chains
@@ -251,3 +283,22 @@ def test_expected_acceptance_agrees_with_enumeration_over_all_drafts(gamma: int)
     assert token == pytest.approx(chain_tokens(p, q, gamma) - 1, abs=1e-6)
     assert block == pytest.approx(block_tokens(p, q, gamma) - 1, abs=1e-6)
     assert block >= token - 1e-9
+
+
+# -------------------------------------------------------------------------------- task metrics
+
+
+def test_task_metrics_are_of_the_subjects_tasks(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    rows = [{"prompt": f"ab{i}", "task": "maths", "reference": f"#### {i}"} for i in range(3)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    lab.subject = replace(lab.subject, tasks=DataSpec(str(file), "tasks"))
+    tables, notes = downstream(lab, [FINAL_NUMBER], ["speculative"], gammas=[2])
+    (table,) = tables
+    assert notes == []
+    assert [row[0] for row in table.rows] == ["plain", "speculative"]
+    assert all(float(row[1]) <= 1 for row in table.rows)
+    assert table.rows[1][2] == "+0 (0 to 0)", "greedy outputs are the same"
+    tables, notes = downstream(lab, [BLEU], ["speculative"])
+    assert (tables, len(notes)) == ([], 1)
+    assert "BLEU of translations" in notes[0]

@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from outrider.cli.options.models import MODELS
-from outrider.methods import catalogue
+from outrider.cli.options import models
+from outrider.cli.options.speculation import complete_methods
 
 GRID, DATA, RUN, OUTPUT = "What is compared", "Data", "The run", "Output"
-
-
-def _complete_methods() -> list[tuple[str, str]]:
-    return [(entry.name, entry.summary) for entry in catalogue.entries().values()]
 
 
 def _option(*names: str, panel: str, metavar: str, help: str, **more: Any) -> Any:
@@ -37,7 +33,7 @@ Methods = Annotated[
         "lists them. gamma=N and draft=MODEL set a draft length and a draft of its own, label=TEXT "
         "its name in the table. May be repeated. Plain decoding always runs, too. Default: "
         "speculative.",
-        autocompletion=_complete_methods,
+        autocompletion=complete_methods,
     ),
 ]
 Gammas = Annotated[
@@ -237,68 +233,28 @@ AsJson = Annotated[
     ),
 ]
 
-Target = Annotated[
-    str | None,
-    _option(
-        "--target",
-        "--model",
-        "-m",
-        panel=MODELS,
-        metavar="MODEL",
-        help="The target model: a local folder, a Hugging Face id, or 'embedded'. Default: "
-        "embedded.",
-    ),
-]
+
+def _same(option: Any) -> Any:
+    """What the commands on a single pair say of an option. Here None, the value of the plan, is a
+    value too."""
+    return get_args(option)[1]
+
+
+Target = Annotated[str | None, _same(models.Target)]
 Drafts = Annotated[
     list[str] | None,
     _option(
         "--draft",
-        panel=MODELS,
+        panel=models.MODELS,
         metavar="MODEL",
         help="A draft model, or the folder of a head. May be repeated: each method runs with each "
         "that fits it.",
     ),
 ]
-Dtype = Annotated[
-    str | None, _option(panel=MODELS, metavar="DTYPE", help="bfloat16, float16 or float32.")
-]
-Device = Annotated[
-    str | None, _option(panel=MODELS, metavar="DEVICE", help="cpu, cuda, cuda:N, mps, or auto.")
-]
-Compile = Annotated[
-    str | None, _option(panel=MODELS, metavar="LEVEL", help="off, auto or max. Default: off.")
-]
-KvDtype = Annotated[
-    str | None, _option(panel=MODELS, metavar="DTYPE", help="auto, bfloat16 or int8.")
-]
-QuantizeTarget = Annotated[
-    str | None,
-    _option(
-        panel=MODELS, metavar="KIND", help="Quantise the target's weights: int8, int4 and others."
-    ),
-]
-QuantizeDraft = Annotated[
-    str | None,
-    _option(
-        panel=MODELS, metavar="KIND", help="Quantise the drafts' weights: int8, int4 and others."
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run the Python code that comes with a model.",
-        rich_help_panel=MODELS,
-    ),
-]
-Exact = Annotated[
-    bool,
-    typer.Option(
-        "--exact",
-        help="Make logits bit-identical whatever else is in the forward pass. CPU only.",
-        rich_help_panel=MODELS,
-    ),
-]
+Dtype = Annotated[str | None, _same(models.Dtype)]
+Device = Annotated[str | None, _same(models.Device)]
+Compile = Annotated[str | None, _same(models.Compile)]
+KvDtype = Annotated[str | None, _same(models.KvDtype)]
 
 
 class _Settings:
@@ -363,7 +319,7 @@ class BenchModels(_Settings):
     device: Device = None
     compile: Compile = None
     kv_dtype: KvDtype = None
-    quantize_target: QuantizeTarget = None
-    quantize_draft: QuantizeDraft = None
-    exact: Exact = False
-    trust_remote_code: TrustRemoteCode = False
+    quantize_target: models.QuantizeTarget = None
+    quantize_draft: models.QuantizeDraft = None
+    exact: models.Exact = False
+    trust_remote_code: models.TrustRemoteCode = False

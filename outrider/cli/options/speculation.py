@@ -12,7 +12,7 @@ SPECULATION = "Speculation"
 AUTO = "auto"
 
 
-def _complete_methods() -> list[tuple[str, str]]:
+def complete_methods() -> list[tuple[str, str]]:
     """Names and summaries of the methods, for completion in the shell."""
     return [(entry.name, entry.summary) for entry in catalogue.entries().values()]
 
@@ -28,7 +28,7 @@ Method = Annotated[
         help="The decoding method; `outrider methods` lists them. 'plain' runs the target alone. "
         "'auto' takes whatever pays, round by round: copies of earlier tokens, the draft model or "
         "head, or nothing. Default: the head's own, where --draft is a head, else 'speculative'.",
-        autocompletion=_complete_methods,
+        autocompletion=complete_methods,
         rich_help_panel=SPECULATION,
     ),
 ]

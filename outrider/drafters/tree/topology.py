@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -132,13 +133,15 @@ class Topology:
         )
 
     def __str__(self) -> str:
-        """Widths by level if they define the tree, else its size."""
+        """Widths by level if they define the tree, else its size and a hash of its paths: equal
+        texts are of equal trees."""
         levels = range(1, self.depth + 1)
         sizes = [1, *(sum(depth == level for depth in self.depths) for level in levels)]
         widths = [below // above for above, below in pairwise(sizes)]
         if 0 not in widths and self == Topology.expansion(widths):
             return ",".join(map(str, widths))
-        return f"{len(self.paths)} nodes, {self.depth} levels"
+        digest = sha256(repr(self.paths).encode()).hexdigest()[:8]
+        return f"{len(self.paths)} nodes, {self.depth} levels, {digest}"
 
     @property
     def num_nodes(self) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from outrider.engine import Result
 from outrider.lab.bench.engines import Engines
+from outrider.lab.bench.imported_source import imported_source
 from outrider.lab.bench.journal import Journal
 from outrider.lab.bench.measure import as_prompt
 from outrider.lab.bench.metric import MetricEntry
@@ -82,9 +82,9 @@ def known(
 
 
 def _depends(entry: MetricEntry, repeats: Sequence[Repeat]) -> str:
-    """Names a metric, the file that defines it, and the outputs."""
+    """Names a metric, the code that computes it, and the outputs."""
     compute: Any = inspect.unwrap(entry.compute)
     function = compute if inspect.isfunction(compute) else type(compute)
     file = inspect.getsourcefile(function)
-    source = "" if file is None else sha256(Path(file).read_bytes()).hexdigest()[:16]
+    source = "" if file is None else imported_source(function.__module__, Path(file))
     return f"{entry.name}/{source}/{len(repeats)}"

@@ -33,6 +33,7 @@ from outrider.lab.bench.identity import (
 )
 from outrider.lab.bench.journal import Journal
 from outrider.lab.bench.measure import Clock, as_prompt, run_examples
+from outrider.lab.bench.measuring_share import measuring_share, seconds_per_note
 from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.bench.metric import METERS, METRICS, Meter, MetricEntry
 from outrider.lab.bench.outputs import Outputs, compute, known
@@ -122,6 +123,7 @@ class Bench:
         for each in self.data.values():
             _check_references(each, self._metrics)
         self.cells = list(self._cells())
+        self._seconds_per_note = seconds_per_note(clock)
         self._errors: dict[str, str] = {}
         self._warm: set[tuple[Any, ...]] = set()
 
@@ -285,11 +287,12 @@ class Bench:
         repeats = self.journal.repeats(cell.key)
         tokenizer = self.engines.target.tokenizer
         classes = None if tokenizer is None else TokenClasses(tokenizer)
+        share = {"measuring_share": measuring_share(repeats, self._seconds_per_note)}
         return CellResult(
             cell,
             planned.data.as_dict(),
             repeats,
-            speed_of(repeats, examples, classes) if repeats else {},
+            speed_of(repeats, examples, classes) | share if repeats else {},
             self._speedup(cell),
             known(self._metrics, repeats, self.journal),
             samples_of(repeats[0], examples, tokenizer) if repeats else [],

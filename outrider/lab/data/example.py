@@ -75,7 +75,8 @@ class DataSet:
     Attributes:
         name: the name in tables.
         examples: the prompts, in the order of the file.
-        sha256: of the whole file, or of the records where there is no file.
+        sha256: of the whole file, and of MT-bench's reference answers beside it; of the records
+            where there is no file.
         source: what the user gave: a path, ``builtin:NAME`` or ``hf:NAME:SPLIT:FIELD``.
         layout: the layout that was recognised, such as ``spec-bench``.
     """

@@ -25,6 +25,7 @@ from outrider.lab.data.example import Example, Turn
 
 Record = Mapping[str, Any]
 
+CONVERSATIONS = "spec-bench"
 MT_BENCH = "mt_bench"
 """Spec-Bench's name for the task that MT-bench's eight categories form."""
 _MT_BENCH_CATEGORIES = frozenset(
@@ -203,7 +204,7 @@ LAYOUTS = (
         frozenset(("question_id", "category", "sub_category", "turns", "source")),
         _conversation,
     ),
-    Layout("spec-bench", frozenset(("question_id", "category", "turns")), _conversation),
+    Layout(CONVERSATIONS, frozenset(("question_id", "category", "turns")), _conversation),
     Layout(
         "humaneval",
         frozenset(("task_id", "prompt", "entry_point", "canonical_solution", "test")),

@@ -14,7 +14,8 @@ from outrider.lab.data.example import DataSet, Example
 from outrider.lab.data.files import read_bytes, records_of
 from outrider.lab.data.hub import PREFIX as HUB
 from outrider.lab.data.hub import HubSource, hash_of
-from outrider.lab.data.layouts import Layout, Record, RecordError, grouped, layout_of
+from outrider.lab.data.layouts import CONVERSATIONS, Layout, Record, RecordError, grouped, layout_of
+from outrider.lab.data.reference_answers import ReferenceAnswers
 
 BUILTIN = "builtin:"
 
@@ -40,6 +41,9 @@ def read_data(source: str, name: str = "") -> DataSet:
     path = _builtin(source) if source.startswith(BUILTIN) else Path(source).expanduser()
     content = read_bytes(path)
     layout, examples = _examples(records_of(path, content), f"data file '{path}'")
+    if layout == CONVERSATIONS:
+        beside = ReferenceAnswers.beside(path)
+        examples, content = beside.added_to(examples), content + beside.content
     digest = sha256(content).hexdigest()
     return DataSet(name or _stem(source, path), examples, digest, source, layout)
 

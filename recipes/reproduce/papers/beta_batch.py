@@ -61,11 +61,8 @@ def measure(lab: Lab) -> Findings:
     """β at batch sizes 1 to 32, and the speed-up that follows with the measured α and c."""
     lab.require_times()
     found: dict[str, Any] = lab.kept("beta-batch", lambda: times(lab), batches=BATCHES)
-    rate = mean(
-        values(
-            lab.bench("speculative", gammas=[GAMMA], temperatures=[1.0]).one("speculative"), alpha
-        )
-    )
+    cells = lab.bench(lab.speculative(), gammas=[GAMMA], temperatures=[1.0])
+    rate = mean(values(cells.one("speculative"), alpha))
     c = lab.cost()
     wide = str(GAMMA + 1)
     betas = {

@@ -15,9 +15,6 @@ from torch import Tensor
 
 from outrider import Sampling
 from outrider.core import Draft
-from outrider.engine import Engine
-from outrider.lab.data import read_data
-from outrider.methods import METHODS
 from recipes.reproduce.chains import expected_accepted, observe_rounds
 from recipes.reproduce.effect import Values, certain, greater_mean, mean, positive
 from recipes.reproduce.lab import Lab
@@ -30,9 +27,7 @@ def expectations(lab: Lab, rounds: int) -> dict[str, list[list[float]]]:
     """Expected accepted tokens of each draft by both rules, for each γ: a list over drafts."""
     target = lab.model(lab.subject.target, "target")
     draft = lab.model(lab.draft)
-    engine = Engine(target, None, METHODS["plain"], generation_config=False)
-    data = lab.subject.prompts["code"]
-    prompts = [engine.encode(each.prompt) for each in read_data(data.source)][: lab.size.prompts]
+    prompts = lab.prompt_ids("code")
     found: dict[str, list[list[float]]] = {"token": [], "block": []}
 
     def seen(drafted: Draft, p_BNV: Tensor) -> None:
@@ -47,7 +42,9 @@ def expectations(lab: Lab, rounds: int) -> dict[str, list[list[float]]]:
             rows = zip(*(pair[index].tolist() for pair in by_gamma), strict=True)
             found[name] += [list(row) for row in rows]
 
-    observe_rounds(target, draft, prompts, Sampling(temperature=1.0), GAMMAS[-1], rounds, seen)
+    observe_rounds(
+        target, draft, prompts, Sampling(temperature=1.0, seed=lab.seed), GAMMAS[-1], rounds, seen
+    )
     return found
 
 

@@ -36,7 +36,7 @@ def measure(lab: Lab) -> Findings:
     }
     rows = []
     for kind in KINDS:
-        cells = lab.bench("speculative", data=kind, gammas=lengths, temperatures=[1.0])
+        cells = lab.bench(lab.speculative(), data=kind, gammas=lengths, temperatures=[1.0])
         by_length = {K: cells.one("speculative", gamma=K) for K in lengths}
         plain = cells.one("plain")
         per_round = {K: values(cell, tokens_per_round) for K, cell in by_length.items()}
@@ -73,7 +73,7 @@ def measure(lab: Lab) -> Findings:
         lines["efficiency"][kind] = [(K, mean(each)) for K, each in efficiency.items()]
         lines["speed"][kind] = list(speeds.items())
         for K in lengths:
-            spread = statistics.stdev(times[K].values())
+            spread = statistics.pstdev(times[K].values())
             rows.append(
                 [
                     f"{kind}, K = {K}",

@@ -22,7 +22,7 @@ def measure(lab: Lab) -> Findings:
     rows, effects, per_round = [], [], {}
     for kind in KINDS:
         cells = lab.bench(
-            "speculative",
+            lab.speculative(),
             data=kind,
             gammas=[GAMMA],
             temperatures=[1.0],
@@ -50,7 +50,7 @@ def measure(lab: Lab) -> Findings:
             "more tokens per round on code than on prose",
             per_round["code"],
             per_round["free"],
-            expected="the prose is of docstrings, which the embedded pair has seen as much of",
+            expected="the prose is of docstrings, of which the pair has seen as much as of code",
         )
     )
     head = ["prompts", "nats per token, plain", "speculative", "α", "tokens per round", "speed-up"]

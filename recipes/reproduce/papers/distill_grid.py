@@ -17,7 +17,7 @@ from recipes.reproduce.recipe import Findings, Recipe, Table
 
 def measure(lab: Lab) -> Findings:
     """The recipe ``recipes.distill_grid``: four divergences times four kinds of data."""
-    lab.require_times()
+    lab.require_full("it trains 17 drafts")
     out = lab.folder / "distill-grid"
     arguments = ["--out", str(out)]
     if lab.subject.target != "embedded":

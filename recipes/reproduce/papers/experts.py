@@ -20,7 +20,7 @@ GAMMA = 5
 VOCABULARY, CONTEXT = 512, 24
 
 
-def mixtral(seed: int = 0) -> MixtralForCausalLM:
+def mixtral(seed: int) -> MixtralForCausalLM:
     """Four layers of width 64 with random weights."""
     torch.manual_seed(seed)
     config = MixtralConfig(
@@ -38,10 +38,10 @@ def mixtral(seed: int = 0) -> MixtralForCausalLM:
 
 
 @torch.inference_mode()
-def touched(model: MixtralForCausalLM, contexts: int) -> dict[str, list[float]]:
+def touched(model: MixtralForCausalLM, contexts: int, seed: int) -> dict[str, list[float]]:
     """Experts that the last T tokens of each context are routed to, averaged over layers, by T."""
     found: dict[str, list[float]] = {str(T): [] for T in TOKENS}
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(contexts):
         tokens = torch.randint(VOCABULARY, (1, CONTEXT), generator=generator)
         layers: Any = model(tokens, output_router_logits=True).router_logits
@@ -54,7 +54,9 @@ def touched(model: MixtralForCausalLM, contexts: int) -> dict[str, list[float]]:
 def measure(lab: Lab) -> Findings:
     """Experts touched by 1 to 9 tokens, beside the formula for uniform routing."""
     contexts = lab.choose(64, 512)
-    found = lab.kept("experts", lambda: touched(mixtral(), contexts), contexts=contexts)
+    found = lab.kept(
+        "experts", lambda: touched(mixtral(lab.seed), contexts, lab.seed), contexts=contexts
+    )
     by_tokens: dict[float, Values] = {T: _values(found[str(T)]) for T in TOKENS}
     formula = {T: experts_touched(EXPERTS, PER_TOKEN, T) for T in TOKENS}
     more = TOKENS[1:]

@@ -22,7 +22,8 @@ from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
 GAMMA = 3
 TEMPERATURES = (0.0, 1.0)
 ITSELF = "the target"
-_MEGABYTES = 2.0
+MEGABYTES = 2.0
+"""Of source code that the n-grams are counted on."""
 
 
 def ngram_file(lab: Lab) -> Path:
@@ -31,7 +32,7 @@ def ngram_file(lab: Lab) -> Path:
     tokenizer: Any = target.tokenizer
     file = lab.folder / f"ngram-{vocabulary_digest(tokenizer.get_vocab())[:12]}.safetensors"
     if not file.exists():
-        (source,) = collect([STDLIB], int(_MEGABYTES * 1e6))
+        (source,) = collect([STDLIB], int(MEGABYTES * 1e6))
         texts = [document.text for document in source.documents]
         file.parent.mkdir(parents=True, exist_ok=True)
         digest = vocabulary_digest(tokenizer.get_vocab())
@@ -41,6 +42,7 @@ def ngram_file(lab: Lab) -> Path:
 
 def measure(lab: Lab) -> Findings:
     """α and speed of drafts from two n-grams to the target itself, at both temperatures."""
+    lab.require_draft()  # the target stands for the largest draft alone
     table = ngram_file(lab)
     grams = {"unigram": 1, "bigram": 2}
     models = [*lab.subject.drafts, ITSELF]
@@ -120,7 +122,7 @@ def measure(lab: Lab) -> Findings:
             "nothing. The paper's α is at least as high at T = 0 as at T = 1, with two exceptions; "
             f"here that holds for {', '.join(higher) or 'none of the drafts'}.",
             "The paper's α: 0.03 to 0.13 for unigrams, 0.05 to 0.23 for bigrams, 0.53 to 0.9 for "
-            f"draft models. The n-grams were counted on {_MEGABYTES:g} MB of Python source.",
+            f"draft models. The n-grams were counted on {MEGABYTES:g} MB of Python source.",
         ],
     )
 

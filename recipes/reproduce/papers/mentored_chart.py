@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from outrider.lab.bench import CellResult
+from recipes.reproduce.downstream import BLEU, downstream
 from recipes.reproduce.effect import Effect, certain, greater, mean, rising
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import nats, tokens_per_round, values
@@ -68,18 +69,24 @@ def measure(lab: Lab) -> Findings:
                 ]
             )
     rows.append(["sampling", "1.00", "1.00×", "0", f"{mean(nats(plain)):.3f}"])
+    middle = 5
+    tables, missing = downstream(
+        lab, (BLEU,), ["speculative", *methods], gammas=[middle], temperatures=[TEMPERATURE]
+    )
     head = ["", "tokens per round", "speed-up", "measured TV per token", "nats per token"]
     figure = Figure("Mentored decoding", "γ", lab.unit_of_speed, lines)
     return Findings(
         effects,
-        [Table(f"Temperature {TEMPERATURE:g}", head, rows)],
+        [Table(f"Temperature {TEMPERATURE:g}", head, rows), *tables],
         [figure] if len(gammas) > 1 else [],
         [
-            "The author's quality is BLEU of translations by T5; here it is the log perplexity of "
-            "the outputs under the target. The author's code stops anywhere between 0.8 D and "
-            "1.2 D; here D is never exceeded, so that the total variation stays below √(D / 2) "
-            "(Pinsker's inequality). The KL itself is measured at single positions, by the recipe "
+            "The author's quality is BLEU of translations by T5; beside it, the log perplexity of "
+            "the outputs under the target is measured at every D and γ. The author's code stops "
+            "anywhere between 0.8 D and 1.2 D; here D is never exceeded, so that the total "
+            "variation stays below √(D / 2) (Pinsker's inequality). The KL itself is measured at "
+            "single positions, by the recipe "
             "mentored-curve: in float32 and at this temperature a sum of it overflows.",
+            *missing,
         ],
     )
 

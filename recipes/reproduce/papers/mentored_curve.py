@@ -10,11 +10,8 @@ from itertools import pairwise
 from typing import Any
 
 from outrider import Sampling
-from outrider.engine import Engine
 from outrider.lab.analysis.frontier import rule_outcome
-from outrider.lab.data import read_data
 from outrider.lab.frontier.distributions import paired_distributions
-from outrider.methods import METHODS
 from outrider.verifiers import Lenience, Mentored
 from recipes.reproduce.effect import Values, certain, greater, mean
 from recipes.reproduce.lab import Lab
@@ -31,10 +28,10 @@ def outcomes(lab: Lab, positions: int) -> dict[str, Any]:
     the divergence that lenience spends there."""
     target = lab.model(lab.subject.target, "target")
     draft = lab.model(lab.draft)
-    engine = Engine(target, None, METHODS["plain"], generation_config=False)
-    data = lab.subject.prompts["code"]
-    prompts = [engine.encode(each.prompt) for each in read_data(data.source)][: lab.size.prompts]
-    sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=lab.size.tokens)
+    prompts = lab.prompt_ids("code")
+    sampling = Sampling(
+        temperature=TEMPERATURE, max_new_tokens=lab.size.tokens, seed=lab.seed, ignore_eos=True
+    )
     p_KV, q_KV = paired_distributions(target, draft, prompts, sampling, positions)
     p_KV, q_KV = (each.double() / each.double().sum(1, keepdim=True) for each in (p_KV, q_KV))
     found: dict[str, Any] = {"R": {}, "KL": {}}

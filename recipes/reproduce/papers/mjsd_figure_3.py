@@ -26,8 +26,8 @@ def measure(lab: Lab) -> Findings:
             for name in ("MJSD", "speculative")
         )
         effects.append(greater(f"γ = {gamma}: MJSD accepts more per round", joint, single))
-        ratio = mean(joint) / mean(single)
-        rows.append([str(gamma), f"{mean(single):.2f}", f"{mean(joint):.2f}", f"{ratio:.2f}×"])
+        ratio = f"{mean(joint) / mean(single):.2f}×" if mean(single) else "–"
+        rows.append([str(gamma), f"{mean(single):.2f}", f"{mean(joint):.2f}", ratio])
         lines["MJSD"].append((gamma, mean(joint)))
         lines["speculative"].append((gamma, mean(single)))
     head = ["γ", "speculative", "MJSD", "ratio"]

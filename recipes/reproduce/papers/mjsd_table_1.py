@@ -31,7 +31,7 @@ def measure(lab: Lab) -> Findings:
         batch_sizes=sizes,
         temperatures=[0.0],
         meters=[meter],
-        repeats=lab.choose(1, 3),
+        repeats=lab.choose(1, lab.size.repeats),
         max_new_tokens=lab.choose(32, lab.size.tokens),
     )
     by_size = {B: cells.one("plain", batch_size=B) for B in sizes}

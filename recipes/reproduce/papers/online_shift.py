@@ -19,7 +19,7 @@ from recipes.reproduce.recipe import Figure, Findings, Recipe, Table
 
 def measure(lab: Lab) -> Findings:
     """The recipe ``recipes.online_shift``: the same stream through three engines."""
-    lab.require_times()
+    lab.require_full("it trains drafts for minutes")
     out = lab.folder / "online-shift"
     command = [sys.executable, "-m", "recipes.online_shift", "--out", str(out)]
     if lab.subject.target != "embedded":

@@ -16,20 +16,34 @@ from recipes.reproduce.lab import Cells, Lab
 from recipes.reproduce.recipe import Findings, PaperModels, Recipe, Table
 from recipes.reproduce.subject import Kind
 
-METHODS = {
-    "speculative": "speculative:gamma=4,label=speculative",
-    "prompt lookup": "prompt-lookup:gamma=8,label=prompt lookup",
-    "suffix": "suffix:gamma=8,label=suffix",
-    "hybrid": "hybrid:gamma=8,label=hybrid",
-}
 MODEL, LOOKUP = "speculative", "prompt lookup"
+COPYING = {
+    LOOKUP: "prompt-lookup:gamma=8,label=prompt lookup",
+    "suffix": "suffix:gamma=8,label=suffix",
+}
+WITH_DRAFT = {"hybrid": "hybrid:gamma=8,label=hybrid"}
+WITH_HEAD = {
+    "eagle3": "eagle3:gamma=4,label=eagle3",
+    "eagle3 tree": "eagle3-dynamic-tree:num_nodes=16,depth=4,label=eagle3 tree",
+}
 _PASSES = {"speculative": 4, "hybrid": 5}
 KINDS: tuple[Kind, ...] = ("code", "free", "copy")
+
+
+def methods_of(lab: Lab) -> dict[str, str]:
+    """The methods that the subject has drafts for, by their names in the table."""
+    found = {MODEL: lab.speculative(gamma=4)} | COPYING
+    if lab.subject.drafts:
+        found |= WITH_DRAFT
+    if lab.subject.heads:
+        found |= WITH_HEAD if lab.subject.drafts else {"eagle3 tree": WITH_HEAD["eagle3 tree"]}
+    return found
 
 
 def measure(lab: Lab) -> Findings:
     """Speed of each method on each task. Which two methods change their order is fixed beforehand:
     a draft model leads where there is nothing to copy, prompt lookup where there is."""
+    methods = methods_of(lab)
     embedded = lab.subject.target == "embedded"
     speeds = _by_kind(lab) if embedded else _by_task(lab)
     effects = [
@@ -43,8 +57,8 @@ def measure(lab: Lab) -> Findings:
     rows = [
         [
             task,
-            *(f"{mean(each[name]) / mean(each['plain']):.2f}×" for name in METHODS),
-            max(METHODS, key=lambda name: mean(each[name])),
+            *(f"{mean(each[name]) / mean(each['plain']):.2f}×" for name in methods),
+            max(methods, key=lambda name: mean(each[name])),
         ]
         for task, each in speeds.items()
     ]
@@ -58,7 +72,7 @@ def measure(lab: Lab) -> Findings:
             "Its greedy outputs repeat themselves, which favours copying on every prompt, so that "
             "these are sampled; the outputs of copy are forced to be the references."
         )
-    head = ["task", *METHODS, "fastest"]
+    head = ["task", *methods, "fastest"]
     how = "temperature 1" if embedded else "greedy"
     return Findings(
         effects, [Table(f"Speed-up over plain decoding, {how}", head, rows)], notes=notes
@@ -67,26 +81,27 @@ def measure(lab: Lab) -> Findings:
 
 def _by_kind(lab: Lab) -> dict[str, dict[str, Values]]:
     return {
-        kind: _speeds(lab, lab.bench(*METHODS.values(), data=kind, temperatures=[1.0]))
+        kind: _speeds(lab, lab.bench(*methods_of(lab).values(), data=kind, temperatures=[1.0]))
         for kind in KINDS
     }
 
 
 def _by_task(lab: Lab) -> dict[str, dict[str, Values]]:
     """A run per task."""
-    whole = lab.subject.tasks
+    whole, methods = lab.subject.tasks, methods_of(lab).values()
     tasks: Any = {each.task: None for each in read_data(whole.source)}
     found = {}
     for task in tasks:
         spec = DataSpec(whole.source, task, (task,), prompts=whole.prompts)
-        found[task] = _speeds(lab, lab.bench(*METHODS.values(), data=spec, temperatures=[0.0]))
+        found[task] = _speeds(lab, lab.bench(*methods, data=spec, temperatures=[0.0]))
     return found
 
 
 def _speeds(lab: Lab, cells: Cells) -> dict[str, Values]:
     c = lab.cost()
     return {
-        name: lab.speed(cells.one(name), c, _PASSES.get(name, 0)) for name in ("plain", *METHODS)
+        name: lab.speed(cells.one(name), c, _PASSES.get(name, 0))
+        for name in ("plain", *methods_of(lab))
     }
 
 
