@@ -442,7 +442,8 @@ class Engine:
     def adapt(
         self, folder: str | Path | None = None, settings: AdaptSettings | None = None
     ) -> Adaptation:
-        """Adapts the draft model to what the engine generates, until the handle is stopped.
+        """Adapts the draft model or EAGLE-3 head to what the engine generates, until the handle is
+        stopped.
 
         Arguments and errors as those of :func:`outrider.train.online.adapt`.
         """
