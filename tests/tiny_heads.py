@@ -13,7 +13,12 @@ from torch import Tensor
 from outrider.core import Context, Distribution
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3 import Eagle3Head
-from outrider.drafters.heads.eagle3_network import FAMILIES, Eagle3Config, Eagle3Network, LayerConfig
+from outrider.drafters.heads.eagle3_network import (
+    FAMILIES,
+    Eagle3Config,
+    Eagle3Network,
+    LayerConfig,
+)
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork

@@ -201,6 +201,13 @@ def test_a_damaged_checkpoint_is_named(
         load_eagle3(changed(tmp_path, changes, **fields), TARGET)
 
 
+@pytest.mark.parametrize("method", [None, "eagle3"])
+def test_a_kind_of_head_that_is_not_supported_is_named(method: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "peagle"}))
+    with pytest.raises(ModelLoadError, match="head of kind 'peagle', which is not supported: take"):
+        outrider.load(TARGET, tmp_path, method=method)
+
+
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):

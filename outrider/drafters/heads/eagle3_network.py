@@ -42,7 +42,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 from outrider.core.errors import ModelLoadError
 from outrider.runtime.hf.rotary import RotaryEmbedding
 
-
 LayerConfig = LlamaConfig | Qwen3Config
 
 
