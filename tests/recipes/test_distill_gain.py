@@ -86,10 +86,8 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(distill_gain, name, value)
     human, own = files(tmp_path)
     target, out = save_target(tmp_path / "target"), tmp_path / "out"
-    main(
-        [f"--ground-truth={human}", f"--answers={own}", f"--out={out}", f"--target={target}"]
-        + ["--dtype=float32", "--tokens=200", "--cells=2", "--name=toy"]
-    )
+    files_ = f"--ground-truth={human} --answers={own} --out={out} --target={target}"
+    main(f"{files_} --dtype=float32 --tokens=200 --cells=2 --name=toy".split())
     document = json.loads((out / "distill_gain.json").read_text())
     rows = document["cells"]
     assert [(row["loss"], row["data"]) for row in rows] == [BASELINE, CELLS[1]]
