@@ -136,11 +136,11 @@ class FirstLayer(nn.Module):
         return output_BNH
 
 
-class LlamaFirstLayer(FirstLayer, LlamaDecoderLayer):
+class LlamaFirstLayer(FirstLayer, LlamaDecoderLayer):  # type: ignore[misc]  # two tensors
     """That of Llama."""
 
 
-class Qwen3FirstLayer(FirstLayer, Qwen3DecoderLayer):
+class Qwen3FirstLayer(FirstLayer, Qwen3DecoderLayer):  # type: ignore[misc]  # two tensors
     """That of Qwen3."""
 
 

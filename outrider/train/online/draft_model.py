@@ -47,7 +47,8 @@ class DraftModelStudent:
 
     def _logits(self, sample: Sample) -> Tensor:
         """The logits at a sample's positions, (P, V)."""
-        most = self.module.get_input_embeddings().weight.shape[0] - 1
+        table: Any = self.module.get_input_embeddings()
+        most = table.weight.shape[0] - 1
         ids_1T = sample.tokens_T.clamp(max=most)[None]  # the target may emit its padding
         positions_P = sample.positions_P
         if self._takes_positions:

@@ -109,7 +109,8 @@ class HeadRecorder:
         if len(stretch) < 2:
             return None
         parts = zip(*(kept[index] for index in stretch), strict=True)
-        return HeadSample(*(torch.stack(part) for part in parts), self._num_tokens)
+        embedded_TH, hidden_TF, ids_TK, log_p_TK, log_mass_T = map(torch.stack, parts)
+        return HeadSample(embedded_TH, hidden_TF, ids_TK, log_p_TK, log_mass_T, self._num_tokens)
 
 
 def longest_run(positions: Sequence[int]) -> range:
