@@ -9,7 +9,10 @@ along the target's own answers, which ``self_chat.py`` lets the target write fir
 takes others. Each step goes on where it was interrupted. The best draft, by α on conversations
 that were kept apart, ends up in OUT/draft/best.
 
-On two cores the conversations take an hour, and 600 steps take half of one.
+On two cores the conversations take an hour. A step takes about three seconds of one core. After
+185 steps (217,132 tokens of answers) α was 0.28 at temperature 0 and 0.24 at 1, and the acceptance
+length along chains of four 1.38 and 1.28. The EAGLE-3 head (``smollm2_head.py``) is accepted more, so no
+such draft comes with the package.
 """
 
 from __future__ import annotations
