@@ -11,8 +11,8 @@ that were kept apart, ends up in OUT/draft/best.
 
 On two cores the conversations take an hour. A step takes about three seconds of one core. After
 185 steps (217,132 tokens of answers) α was 0.28 at temperature 0 and 0.24 at 1, and the acceptance
-length along chains of four 1.38 and 1.28. The EAGLE-3 head (``smollm2_head.py``) is accepted more, so no
-such draft comes with the package.
+length along chains of four 1.38 and 1.28. The EAGLE-3 head (``smollm2_head.py``) is accepted more,
+so no such draft comes with the package.
 """
 
 from __future__ import annotations
