@@ -32,7 +32,10 @@ EAGLE3 = {
     "eagle3": {"norm_before_residual": True},
     "eagle3-post-norm": {"norm_before_fc": True, "norm_output": True},
     "eagle3-fc-norm": {"fc_norm": True},
+    "eagle3-qwen3": {"norm_before_residual": True},
 }
+QWEN3 = ("eagle3-qwen3",)
+"""Heads whose layers are those of Qwen3; those of the others are Llama's."""
 
 
 class Absent(MetaPathFinder, Loader):
@@ -65,9 +68,10 @@ def write_eagle3(folder: Path, options: dict[str, bool]) -> None:
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, Qwen3Config
 
-    layer = LlamaConfig(
+    family = Qwen3Config if folder.name in QWEN3 else LlamaConfig
+    layer = family(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
         intermediate_size=20,

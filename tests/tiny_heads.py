@@ -9,12 +9,16 @@ from typing import Any
 import torch
 from tiny_models import tiny
 from torch import Tensor
-from transformers import LlamaConfig
 
 from outrider.core import Context, Distribution
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.eagle3 import Eagle3Head
-from outrider.drafters.heads.eagle3_network import Eagle3Config, Eagle3Network
+from outrider.drafters.heads.eagle3_network import (
+    FAMILIES,
+    Eagle3Config,
+    Eagle3Network,
+    LayerConfig,
+)
 from outrider.drafters.heads.fused_draft import HeadExecutor
 from outrider.drafters.heads.medusa import MedusaHead
 from outrider.drafters.heads.medusa_network import MedusaConfig, MedusaNetwork
@@ -42,13 +46,14 @@ def tiny_head(
     draft_vocab_size: int | None = None,
     seed: int = 7,
     layers: int = 1,
+    family: str = "llama",
     **options: Any,
 ) -> Eagle3Head:
     """A random head; its draft vocabulary takes every token but the first ones of the target."""
     width, V = target.module.config.get_text_config().hidden_size, target.num_tokens
     D = V if draft_vocab_size is None else draft_vocab_size
     read = tuple(range(1, min(target.num_layers, 3) + 1))
-    layer = LlamaConfig(
+    layer = FAMILIES[family].config(
         vocab_size=V,
         hidden_size=width,
         intermediate_size=40,
@@ -128,13 +133,16 @@ def _layers(
     return hidden
 
 
-def _attention(weights: dict[str, Tensor], layer: LlamaConfig, i: int, read: Tensor) -> Tensor:
+def _attention(weights: dict[str, Tensor], layer: LayerConfig, i: int, read: Tensor) -> Tensor:
     T, C = len(read), layer.head_dim
     angle_TC = torch.arange(T)[:, None] / 10000.0 ** (torch.arange(0, C, 2) / C)
     angle_TC = torch.cat([angle_TC, angle_TC], -1).to(read.dtype)
 
     def heads(name: str, turn: bool) -> Tensor:
         x = (read @ weights[f"layers.{i}.self_attn.{name}_proj.weight"].T).view(T, -1, C)
+        scale_C = weights.get(f"layers.{i}.self_attn.{name}_norm.weight")
+        if scale_C is not None:  # Qwen3 norms the queries and keys of each head
+            x = scale_C * x * (x.pow(2).mean(-1, keepdim=True) + layer.rms_norm_eps).rsqrt()
         if turn:
             turned = torch.cat([-x[..., C // 2 :], x[..., : C // 2]], -1)
             x = x * angle_TC.cos()[:, None] + turned * angle_TC.sin()[:, None]

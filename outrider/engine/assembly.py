@@ -75,15 +75,13 @@ def assemble(
             check_vocabularies(target, draft)
     drafter = drafter_of(target, draft, settings, head)
     able = drafter.capabilities
-    own_target, plan = target, target.plan
+    plan = target.plan
     target = able.target or target
     if able.hidden_layers:
         target = target.with_hidden_states(able.hidden_layers)
+    target.plan = plan
     models = (target, *able.models)
     check_chains(models, able, method.name)
-    for model in models:
-        if model not in (draft, own_target):  # made of the target by the drafter
-            model.plan = plan
     num_speculative_tokens = settings.num_speculative_tokens
     if num_speculative_tokens is None:
         num_speculative_tokens = able.depth or (
@@ -115,7 +113,11 @@ def drafter_of(
         settings.draft_length,
         head,
     )
-    return settings.recipe.build(parts)
+    drafter = settings.recipe.build(parts)
+    for model in drafter.capabilities.models:
+        if model not in (draft, target):  # made of the target by the drafter
+            model.plan = target.plan
+    return drafter
 
 
 def check_parts(target: object, draft: object, method: object) -> None:

@@ -480,7 +480,8 @@ class Engine:
     def adapt(
         self, folder: str | Path | None = None, settings: AdaptSettings | None = None
     ) -> Adaptation:
-        """Adapts the draft model to what the engine generates, until the handle is stopped.
+        """Adapts the draft model or EAGLE-3 head to what the engine generates, until the handle is
+        stopped.
 
         Arguments and errors as those of :func:`outrider.train.online.adapt`.
         """
@@ -488,11 +489,14 @@ class Engine:
 
         return adapt(self, folder, settings)
 
-    def adopt_draft(self, draft: HFModel) -> None:
-        """Drafts with another copy of the draft model from now on. Rows that are running keep the
-        one that they have."""
-        self.draft = draft
-        self.drafter = drafter_of(self.target, draft, self._settings)
+    def adopt_draft(self, draft: HFModel | Head) -> None:
+        """Drafts with another copy of the draft model or head from now on, as do the engines that
+        :meth:`with_method` makes of this one. Rows that are running keep the one that they have."""
+        target, _ = self._models
+        self._models = target, draft
+        head = draft if isinstance(draft, Head) else None
+        self.draft = draft if isinstance(draft, HFModel) else None
+        self.drafter = drafter_of(self.target, self.draft, self._settings, head)
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the

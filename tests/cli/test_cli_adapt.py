@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny_heads import tiny_head
 from typer.testing import Result
+
+import outrider
+from outrider.drafters.heads.formats.eagle3 import save_eagle3
 
 Run = Callable[..., Result]
 PROMPT = "def f3(x):"
@@ -37,6 +41,22 @@ def test_the_output_stays_and_the_next_run_goes_on(generate: Run, tmp_path: Path
     assert Path(where) == folder
     document = json.loads((folder / "versions.json").read_text())
     assert document["versions"][-1]["number"] == later
+
+
+def test_a_head_learns_too(
+    run: Run, generate: Run, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, head, folder = pair[0], tmp_path / "head", tmp_path / "adapted"
+    save_eagle3(tiny_head(outrider.load_model(target, dtype="float32")), head)
+    settings = (PROMPT, "-n", 24, "--temperature", 0)
+    models = ("--target", target, "--draft", head, "--dtype", "float32", "--device", "cpu")
+    wanted = generate(*settings).stdout
+    versions = []
+    for _ in range(2):
+        result = run("generate", *models, *settings, "--adapt-folder", folder)
+        assert result.stdout == wanted
+        versions.append(adapted(result)[0])
+    assert 0 < versions[0] < versions[1]
 
 
 def test_without_a_folder_the_cache_has_one(

@@ -36,6 +36,7 @@ OPTIONS = [
     {"norm_before_fc": True, "norm_output": True},
     {"fc_norm": True},
     {"layers": 2},
+    {"layers": 2, "family": "qwen3"},
 ]
 
 

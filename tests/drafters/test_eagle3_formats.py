@@ -31,7 +31,7 @@ from outrider.train.heads.eagle3 import Eagle3Training
 from outrider.train.heads.states import StateSample
 
 FIXTURES = Path(__file__).parent / "fixtures"
-NAMES = ("eagle3", "eagle3-post-norm", "eagle3-fc-norm")
+NAMES = ("eagle3", "eagle3-post-norm", "eagle3-fc-norm", "eagle3-qwen3")
 TARGET = tiny(vocab_size=40, hidden_size=16, num_hidden_layers=4, num_key_value_heads=2, head_dim=4)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -100,7 +100,7 @@ def test_what_is_saved_has_the_packages_fields(name: str, tmp_path: Path) -> Non
         for key in expected.keys() - own - {"transformer_layer_config", "target_hidden_size"}:
             assert fields.get(key) == expected[key], key
     assert found["target_hidden_size"] == 16
-    assert layer["model_type"] == "llama"
+    assert layer["model_type"] == ("qwen3" if name == "eagle3-qwen3" else "llama")
     about = found["speculators_config"]
     assert about["proposal_methods"][0]["speculative_tokens"] == 3
     assert about["verifier"]["name_or_path"] == "target"
@@ -159,6 +159,13 @@ def changed(folder: Path, changes: dict[str, Tensor | None], **fields: object) -
     return folder
 
 
+SLIDING = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 1,
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "max_window_layers": 0,
+}
 D2T, T2D = (read_tensors(FIXTURES / "eagle3")[name] for name in ("d2t", "t2d"))
 
 
@@ -182,7 +189,8 @@ D2T, T2D = (read_tensors(FIXTURES / "eagle3")[name] for name in ("d2t", "t2d"))
         ({}, {"draft_vocab_size": 20}, "draft_vocab_size 20, and lm_head has 24 rows"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [1, 2]}, r"fc.weight has shape \(16, 48\)"),
         ({}, {"fc_norm": True, "norm_before_fc": True}, "norm_before_fc and fc_norm"),
-        ({}, {"transformer_layer_config": {"model_type": "qwen3"}}, "layers of type 'qwen3'"),
+        ({}, {"transformer_layer_config": {"model_type": "gpt2"}}, "layers of type 'gpt2'"),
+        ({}, {"transformer_layer_config": SLIDING}, "with a sliding window"),
         ({}, {"transformer_layer_config": None}, "has no 'transformer_layer_config'"),
     ],
 )
@@ -191,6 +199,13 @@ def test_a_damaged_checkpoint_is_named(
 ) -> None:
     with pytest.raises(ModelLoadError, match=message):
         load_eagle3(changed(tmp_path, changes, **fields), TARGET)
+
+
+@pytest.mark.parametrize("method", [None, "eagle3"])
+def test_a_kind_of_head_that_is_not_supported_is_named(method: str | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "peagle"}))
+    with pytest.raises(ModelLoadError, match="head of kind 'peagle', which is not supported: take"):
+        outrider.load(TARGET, tmp_path, method=method)
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -123,6 +123,26 @@ def test_a_draft_of_the_targets_width_starts_from_its_embeddings():
     assert draft.lm_head.weight is draft.model.embed_tokens.weight
 
 
+def test_a_narrower_draft_starts_from_the_targets_embeddings_reduced():
+    """Its table spans the best approximation of the target's of that rank: no other, a random one
+    or that of the least directions, is as near."""
+    target = tiny_module()
+    table_VH = target.model.embed_tokens.weight.detach().double()
+
+    def residual(table_Vr):
+        fit_rH = torch.linalg.lstsq(table_Vr.double(), table_VH).solution
+        return float((table_VH - table_Vr.double() @ fit_rH).norm())
+
+    draft = from_scratch(target, Shape(1, 16), seed=0)
+    found_Vr = draft.model.embed_tokens.weight.detach()
+    smallest = float(torch.linalg.svdvals(table_VH)[16:].norm())
+    assert residual(found_Vr) == pytest.approx(smallest, rel=1e-5)
+    assert residual(table_VH[:, :16]) > 1.01 * smallest
+    assert 0.5 < float(draft(TOKENS_BT).logits.std()) < 2, "the first loss is about log V"
+    wide = from_scratch(target, Shape(1, 64), seed=0)
+    assert wide.model.embed_tokens.weight.std() < 0.05, "a wider draft keeps its random weights"
+
+
 @pytest.mark.parametrize("width", [8, 16, 24, 40, 64, 96, 128, 192, 256, 384, 576, 768])
 def test_parameters_read_are_those_of_the_model(width):
     target = tiny_module()

@@ -1,4 +1,4 @@
-"""Options that adapt the draft model while it is used."""
+"""Options that adapt the draft model or head while it is used."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +12,8 @@ Adapt = Annotated[
     bool,
     typer.Option(
         "--adapt",
-        help="Adapt the draft model to the output, which stays as it is, and keep the weights for "
-        "the next time. Token ids are not kept.",
+        help="Adapt the draft model or EAGLE-3 head to the output, which stays as it is, and keep "
+        "the weights for the next time. Token ids are not kept.",
         rich_help_panel=SPECULATION,
     ),
 ]
@@ -30,7 +30,7 @@ AdaptFolder = Annotated[
 
 @dataclass(frozen=True)
 class Adapting:
-    """Whether and where the draft model is adapted."""
+    """Whether and where the draft model or head is adapted."""
 
     adapt: Adapt = False
     adapt_folder: AdaptFolder = None

@@ -7,13 +7,12 @@ F width of the target times the layers read, V vocabulary of the target.
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from transformers import LlamaConfig
 from transformers.cache_utils import Cache
 
 from outrider.core.chain import Step
 from outrider.core.health import health_of
 from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabulary
-from outrider.drafters.heads.eagle3_network import Eagle3Network
+from outrider.drafters.heads.eagle3_network import Eagle3Network, LayerConfig
 from outrider.drafters.heads.fused_draft import Slots
 from outrider.drafters.heads.newest import at_last
 from outrider.runtime.attention_metadata import AttentionSpec
@@ -45,7 +44,7 @@ class HeadModule(DraftingModule):
         return f"{flags}, {config.norm_output}, {self.num_tokens}"
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> LayerConfig:
         """The decoder layer's."""
         return self.network.config.layer
 

@@ -9,6 +9,8 @@ Training-Time Test", 2025. https://arxiv.org/abs/2503.01840
     f_t  = g_t + a + mlp(norm(g_t + a))
     q    = softmax(head(norm(f_t)))                      over the draft vocabulary; predicts x_t+2
 
+Decoder layers are those of Llama or of Qwen3, whose attention norms queries and keys per head.
+
 The feature at t is read together with the token at t+1: the head knows which token was sampled
 where the target's hidden state only knows the distribution. The next feature of a draft is f_t.
 
@@ -25,19 +27,22 @@ layers, D draft vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3Config
 from transformers.cache_utils import Cache
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from outrider.core.errors import ModelLoadError
 from outrider.runtime.hf.rotary import RotaryEmbedding
+
+LayerConfig = LlamaConfig | Qwen3Config
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Eagle3Config:
         target_architectures: class names of that target.
     """
 
-    layer: LlamaConfig
+    layer: LayerConfig
     draft_vocab_size: int
     target_layers: tuple[int, ...]
     target_hidden_size: int
@@ -90,19 +95,26 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(max(layer, 1), num_layers) for layer in wanted}))
 
 
-class FirstLayer(LlamaDecoderLayer):
-    """The decoder layer that reads a token and a feature side by side."""
+class FirstLayer(nn.Module):
+    """The decoder layer that reads a token and a feature side by side. Mixed into a decoder layer
+    of ``transformers``."""
 
-    def __init__(self, config: LlamaConfig, *, norm_before_residual: bool) -> None:
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+    self_attn: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, config: LayerConfig, *, norm_before_residual: bool) -> None:
         super().__init__(config, 0)
         self.norm_before_residual = norm_before_residual
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        norm = FAMILIES[config.model_type].norm
+        self.hidden_norm = norm(config.hidden_size, eps=config.rms_norm_eps)
         for name in ("q_proj", "k_proj", "v_proj"):
             narrow: nn.Linear = getattr(self.self_attn, name)
             wide = nn.Linear(2 * config.hidden_size, narrow.out_features, config.attention_bias)
             setattr(self.self_attn, name, wide)
 
-    def forward(  # type: ignore[override]  # it reads two tensors
+    def forward(
         self,
         embedded_BNH: Tensor,
         feature_BNH: Tensor,
@@ -124,6 +136,37 @@ class FirstLayer(LlamaDecoderLayer):
         return output_BNH
 
 
+class LlamaFirstLayer(FirstLayer, LlamaDecoderLayer):  # type: ignore[misc]  # two tensors
+    """That of Llama."""
+
+
+class Qwen3FirstLayer(FirstLayer, Qwen3DecoderLayer):  # type: ignore[misc]  # two tensors
+    """That of Qwen3."""
+
+
+class Family(NamedTuple):
+    """What a head's network is made of.
+
+    Attributes:
+        config: describes the layers.
+        first: the layer that reads tokens and features.
+        layer: the layers after it.
+        norm: of hidden states.
+    """
+
+    config: type[LayerConfig]
+    first: type[FirstLayer]
+    layer: type[nn.Module]
+    norm: type[nn.Module]
+
+
+FAMILIES = {
+    "llama": Family(LlamaConfig, LlamaFirstLayer, LlamaDecoderLayer, LlamaRMSNorm),
+    "qwen3": Family(Qwen3Config, Qwen3FirstLayer, Qwen3DecoderLayer, Qwen3RMSNorm),
+}
+"""By ``model_type`` of the layers."""
+
+
 class Eagle3Network(nn.Module):
     """The head's weights; the embedding is the target's, or its own where a checkpoint has one.
 
@@ -136,18 +179,19 @@ class Eagle3Network(nn.Module):
         self.config = config
         layer = config.layer
         layer._attn_implementation = "sdpa"
+        family = FAMILIES[layer.model_type]
         H, eps = layer.hidden_size, layer.rms_norm_eps
         self.fc = nn.Linear(config.fused_size, H, bias=False)
-        first = FirstLayer(layer, norm_before_residual=config.norm_before_residual)
-        more = [LlamaDecoderLayer(layer, i) for i in range(1, layer.num_hidden_layers)]
+        first = family.first(layer, norm_before_residual=config.norm_before_residual)
+        more = [family.layer(layer, i) for i in range(1, layer.num_hidden_layers)]
         self.layers = nn.ModuleList([first, *more])
-        self.norm = LlamaRMSNorm(H, eps=eps)
+        self.norm = family.norm(H, eps=eps)
         self.lm_head = nn.Linear(H, config.draft_vocab_size, bias=False)
         self._rotary = RotaryEmbedding(layer)
         if config.norm_before_fc:
-            self.input_norm = LlamaRMSNorm(config.fused_size, eps=eps)
+            self.input_norm = family.norm(config.fused_size, eps=eps)
         if config.fc_norm:
-            norms = [LlamaRMSNorm(config.target_hidden_size, eps=eps) for _ in config.target_layers]
+            norms = [family.norm(config.target_hidden_size, eps=eps) for _ in config.target_layers]
             self.fc_norm = nn.ModuleList(norms)
 
     def fuse(self, hidden_BNF: Tensor) -> Tensor:
@@ -199,15 +243,20 @@ class Eagle3Network(nn.Module):
         return logits_BND
 
 
-def layer_config(values: dict[str, Any]) -> LlamaConfig:
+def layer_config(values: dict[str, Any]) -> LayerConfig:
     """The decoder layer's configuration from a checkpoint's.
 
     Raises:
-        ModelLoadError: a family of layers other than Llama's.
+        ModelLoadError: an unknown family of layers, or layers with a sliding window.
     """
     kind = values.get("model_type", "llama")
-    if kind != "llama":
+    if kind not in FAMILIES:
         raise ModelLoadError(
-            f"an EAGLE-3 head with layers of type {kind!r}: only 'llama' layers are known here"
+            f"an EAGLE-3 head with layers of type {kind!r}: known here are {', '.join(FAMILIES)}"
         )
-    return LlamaConfig(**values)
+    config = FAMILIES[kind].config(**values)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ModelLoadError(
+            "an EAGLE-3 head with a sliding window: only full attention is known here"
+        )
+    return config

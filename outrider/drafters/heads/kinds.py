@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.core.errors import ModelLoadError
 from outrider.drafters.heads.formats.block import is_dflash, is_dspark, load_block
 from outrider.drafters.heads.formats.eagle3 import is_eagle3, load_eagle3
 from outrider.drafters.heads.formats.folder import read_config
@@ -45,11 +46,19 @@ def format_of(source: object) -> HeadFormat | None:
     """The kind of the head that a folder holds; None for anything else.
 
     Raises:
-        ModelLoadError: a folder whose ``config.json`` cannot be read.
+        ModelLoadError: a folder whose ``config.json`` cannot be read, or names a kind of head that
+            is not known here.
     """
     if not isinstance(source, str | Path):
         return None
     config = read_config(source)
     if config is None:
         return None
-    return next((each for each in FORMATS if each.recognises(config)), None)
+    found = next((each for each in FORMATS if each.recognises(config)), None)
+    kind = config.get("speculators_model_type")
+    if found is None and kind is not None:
+        known = ", ".join(each.kind for each in FORMATS)
+        raise ModelLoadError(
+            f"{source} holds a head of kind {kind!r}, which is not supported: take one of {known}"
+        )
+    return found

@@ -111,29 +111,41 @@ class Eagle3Training:
     def steps(self, batch: StateBatch) -> Iterator[Tensor]:
         """The head's outputs at every slot, (B, S, H), step by step. Slots near a row's end, whose
         tokens are padding, are arbitrary."""
-        tokens_BT = batch.tokens_BT
-        S = tokens_BT.shape[1] - 1
-        feature_BSH = self.network.fuse(batch.hidden_BTF[:, :S])
-        cache = DynamicCache()
-        slots_S = torch.arange(S, device=tokens_BT.device)
-        own_SS = torch.eye(S, dtype=torch.bool, device=tokens_BT.device)
-        mask_SS = slots_S[:, None] >= slots_S
-        for i in range(self.ttt_length):
-            read_BS = nn.functional.pad(tokens_BT[:, 1 + i :], (0, i))[:, :S]
-            with torch.no_grad():
-                embedded_BSH = self._embedding(read_BS).float()
-            positions_BS = (slots_S + i).expand(len(tokens_BT), S)
-            feature_BSH = self.network(
-                embedded_BSH, feature_BSH, positions_BS, mask_SS[None, None], cache
-            )
-            yield feature_BSH
-            mask_SS = torch.cat([mask_SS, own_SS], 1)
+        with torch.no_grad():
+            embedded_BTH = self._embedding(batch.tokens_BT).float()
+        return training_time_test(self.network, embedded_BTH, batch.hidden_BTF, self.ttt_length)
 
     def head(self) -> Eagle3Head:
         return Eagle3Head(self.network, self.vocabulary, "the head in training", self._own)
 
     def save(self, folder: Path) -> None:
         save_eagle3(self.head(), folder)
+
+
+def training_time_test(
+    network: Eagle3Network, embedded_BTH: Tensor, hidden_BTF: Tensor, num_steps: int
+) -> Iterator[Tensor]:
+    """A head's outputs at every slot, (B, S, H), step by step. At the last i slots of step i, whose
+    tokens lie after the end, they are arbitrary.
+
+    Args:
+        network: the head's.
+        embedded_BTH: embeddings of the tokens.
+        hidden_BTF: the target's hidden states at them.
+        num_steps: of the test.
+    """
+    B, S = len(embedded_BTH), embedded_BTH.shape[1] - 1
+    feature_BSH = network.fuse(hidden_BTF[:, :S])
+    cache = DynamicCache()
+    slots_S = torch.arange(S, device=embedded_BTH.device)
+    own_SS = torch.eye(S, dtype=torch.bool, device=embedded_BTH.device)
+    mask_SS = slots_S[:, None] >= slots_S
+    for i in range(num_steps):
+        read_BSH = nn.functional.pad(embedded_BTH[:, 1 + i :], (0, 0, 0, i))[:, :S]
+        positions_BS = (slots_S + i).expand(B, S)
+        feature_BSH = network(read_BSH, feature_BSH, positions_BS, mask_SS[None, None], cache)
+        yield feature_BSH
+        mask_SS = torch.cat([mask_SS, own_SS], 1)
 
 
 def _layers(target: HFModel, values: Mapping[str, Any]) -> tuple[int, ...]:

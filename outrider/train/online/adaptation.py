@@ -1,5 +1,5 @@
-"""Adapts an engine's draft model to what the engine generates (Liu et al., "Online Speculative
-Decoding", ICML 2024, https://arxiv.org/abs/2310.07177).
+"""Adapts an engine's draft model or head to what the engine generates (Liu et al.,
+"Online Speculative Decoding", ICML 2024, https://arxiv.org/abs/2310.07177).
 
 While the engine generates, the target's distributions at verified positions are collected. A
 trainer takes steps on them, in a process of its own or while the engine is idle, and publishes new
@@ -14,7 +14,6 @@ in the draft model's KV cache make the next drafts worse at most.
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import tempfile
 import time
@@ -29,17 +28,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from outrider.core import Round
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.engine import Engine, Row
 from outrider.engine.round_observer import RowRound
 from outrider.engine.warming import warm_up
-from outrider.runtime import HFModel
-from outrider.runtime.weights import plain_weights
-from outrider.train.online.adaptable import check_adaptable
-from outrider.train.online.collector import Collector, RateLimit, TopKRecorder
+from outrider.train.online.adaptable import subject_of
+from outrider.train.online.collector import Collector, RateLimit
 from outrider.train.online.files import (
     SavingError,
     load_weights,
@@ -63,8 +59,8 @@ from outrider.train.online.learner import (
 from outrider.train.online.process import ProcessWorker
 from outrider.train.online.settings import Settings
 from outrider.train.online.state import History, State
+from outrider.train.online.subject import Subject
 from outrider.train.online.thread import ThreadWorker
-from outrider.train.online.trainer import architecture
 from outrider.train.online.versions import Change, Version, Versions
 
 VERSIONS = "versions.json"
@@ -87,13 +83,13 @@ class Worker(Protocol):
 def adapt(
     engine: Engine, folder: str | Path | None = None, settings: Settings | None = None
 ) -> Adaptation:
-    """Begins to adapt an engine's draft model; ends with the handle's ``stop``.
+    """Begins to adapt an engine's draft model or EAGLE-3 head; ends with the handle's ``stop``.
 
-    The engine drafts with a copy of the model from now on, so that other engines with the same
-    model keep their weights. Rows that are running keep the model that they have.
+    The engine drafts with a copy of it from now on, so that other engines with the same one keep
+    their weights. Rows that are running keep the one that they have.
 
     Args:
-        engine: an engine with a draft model and a lossless rule.
+        engine: an engine with a draft model or an EAGLE-3 head, and a lossless rule.
         folder: where versions and checkpoints are saved; one that holds some is resumed. None
             saves nothing that outlives the handle.
         settings: how to adapt.
@@ -104,17 +100,16 @@ def adapt(
         UnsupportedModelError: a draft model of a few bits.
         SavingError: the folder cannot be written.
     """
-    draft = check_adaptable(engine)
     settings = settings or Settings()
     with torch.inference_mode(False):
-        return Adaptation(engine, draft, folder, settings)
+        return Adaptation(engine, subject_of(engine), folder, settings)
 
 
 class Adaptation:
     """A running adaptation; made by :func:`adapt`. A context manager, which stops it at its end."""
 
     def __init__(
-        self, engine: Engine, draft: HFModel, folder: str | Path | None, settings: Settings
+        self, engine: Engine, subject: Subject, folder: str | Path | None, settings: Settings
     ) -> None:
         self._settings = settings
         self._scratch = None
@@ -123,10 +118,10 @@ class Adaptation:
             folder = self._scratch.name
         self._folder = Path(folder)
         self._identity = {
-            "draft": architecture(draft.module),
+            "draft": subject.architecture,
             "divergence": settings.divergence,
         }
-        self._engine, self._draft = engine, draft.with_own_weights()
+        self._engine, self._subject = engine, subject
         self._condition = Condition()
         self._status = "running"
         self._step = 0
@@ -136,18 +131,15 @@ class Adaptation:
         self._history = History()
         self._warnings: deque[str] = deque()
         self._saver: Thread | None = None
-        self._versions = self._resumed(draft)
-        num_tokens = min(engine.target.num_tokens, draft.num_tokens)
-        context = max(0, min(settings.context, draft.limit - settings.span))
+        self._versions = self._begun()
         self._collector = Collector(
-            TopKRecorder(settings.top_k, num_tokens),
+            subject.recorder(settings),
             self._post,
             RateLimit(settings.max_tokens_per_second),
             settings.span,
-            context,
+            subject.context(settings),
         )
         self._worker: Worker = self._started()
-        engine.adopt_draft(self._draft)
         warm_up(engine)
         engine.observed.observer = self
 
@@ -193,7 +185,7 @@ class Adaptation:
             return self._flushed >= number
 
     def save(self, folder: str | Path) -> None:
-        """Saves the draft model with the weights that serve, as a folder to load it from.
+        """Saves the draft with the weights that serve, as a folder to load it from.
 
         Raises:
             SavingError: it cannot be written.
@@ -201,22 +193,15 @@ class Adaptation:
         path = Path(folder)
         with self._condition:
             weights = load_weights(self._versions.path)
-        plan = self._plan()
-        module = plan.kind(plan.config)
-        module.load_state_dict(weights)
-        module.to(dtype=self._draft.dtype)  # type: ignore[call-arg]
-        tokenizer = self._draft.tokenizer
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as scratch:
-                module.save_pretrained(scratch)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(scratch)
+                self._subject.save(weights, Path(scratch))
                 path.mkdir(exist_ok=True)
                 for file in sorted(Path(scratch).iterdir(), key=lambda f: f.suffix == ".json"):
                     file.replace(path / file.name)
         except OSError as error:
-            size = sum(parameter.nbytes for parameter in module.parameters())
+            size = sum(weight.nbytes for weight in weights.values())
             raise SavingError(
                 f"cannot write {path}: {error.strerror or error}; it needs about "
                 f"{size / 1e6:.1f} MB"
@@ -315,7 +300,7 @@ class Adaptation:
     def _restart(self, crash: Crashed) -> None:
         if self._status != "running":
             return
-        what = f"the trainer of the draft model crashed ({crash.message})"
+        what = f"the trainer of the draft crashed ({crash.message})"
         if self._restarts == MOST_RESTARTS:
             self._turn_off(f"{what}, as {MOST_RESTARTS} before it did: adaptation is off")
             return
@@ -347,7 +332,7 @@ class Adaptation:
             self._worker.post(Restore(self._versions.path))
             undone = self._versions.all[-2]
             self._warnings.append(
-                f"version {undone.number} of the draft model is accepted less than version "
+                f"version {undone.number} of the draft is accepted less than version "
                 f"{self._versions.serving.number}, which is back: α {_shown(undone.alpha)} against "
                 f"{_shown(undone.alpha_before)}"
             )
@@ -390,22 +375,17 @@ class Adaptation:
                 self._condition.wait(None if self._running_rounds else IDLE_SECONDS - quiet)
 
     def _plan(self) -> Plan:
-        module = self._draft.module
-        return Plan(
-            type(module),
-            _trainable_config(module.config),
-            self._versions.path,
-            self._folder,
-            self._settings,
-        )
+        blueprint = self._subject.blueprint()
+        return Plan(blueprint, self._versions.path, self._folder, self._settings)
 
     def _started(self) -> Worker:
         if self._settings.where == "process":
             return ProcessWorker(self._plan(), self._handle)
         return ThreadWorker(self._plan(), self._handle, self._pause)
 
-    def _resumed(self, draft: HFModel) -> Versions:
-        """The versions of the folder, the last one in service; or the draft model's own weights."""
+    def _begun(self) -> Versions:
+        """The versions of the folder, the last one in service; or the draft's own weights. The
+        engine drafts with them."""
         settings = self._settings
         remove_partial(self._folder)
         past: tuple[Version, ...] = ()
@@ -418,10 +398,11 @@ class Adaptation:
             version, past = past[-1], past[:-1]
             weights = load_weights(self._file_of(version))
         if weights is None:
-            weights = plain_weights(draft.module, draft.name)
+            weights = self._subject.weights()
             save_weights(version_path(self._folder, version.number), weights)
+        self._subject.adopt()
         return Versions(
-            self._draft,
+            self._subject,
             replace(version, alpha=None, rounds=0, status="serving"),
             version_path(self._folder, version.number),
             weights,
@@ -460,15 +441,6 @@ class Observed:
     def read(self, done: RowRound, line: Sequence[list[float]]) -> None:
         """Hands a row's numbers to the adaptation."""
         self.adaptation.read(done, line)
-
-
-def _trainable_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration with an attention that has gradients, where that of the kernels has
-    none."""
-    config = copy.deepcopy(config)
-    if str(config._attn_implementation).startswith("outrider"):
-        config._attn_implementation = "sdpa"
-    return config
 
 
 def _shown(alpha: float | None) -> str:

@@ -3,9 +3,10 @@ recorder takes of each verified position.
 
 The verified positions of a round are those of the accepted tokens and of the first rejected one.
 The position of a bonus token, where nothing was drafted, is none; positions after a rejected token
-have a context that was never emitted.
+have a context that was never emitted. A head reads the hidden states of all tokens in turn, so its
+recorder keeps the position of the bonus token, too.
 
-Legend: B rows, N nodes, D drafted positions, R recorded rows, P positions, K top tokens,
+Legend: B rows, N nodes of a path, D drafted positions, R recorded rows, P positions, K top tokens,
 V vocabulary.
 """
 
@@ -33,27 +34,32 @@ Made = TypeVar("Made", covariant=True)
 class Recorder(Protocol[Made]):
     """What is kept of each verified position, and the samples that are made of it.
 
-    A recorder for the distributions of the target is :class:`TopKRecorder`. One for heads over
-    hidden states gathers ``round_.scores.hidden_BNH`` at the same nodes, and its samples hold the
-    hidden states beside the distributions.
+    :class:`TopKRecorder` keeps the target's distributions. The recorder of a head
+    (``eagle3_head.py``) keeps the hidden states at the same nodes beside them.
     """
 
-    def blocks(self, round_: Round, rows_R: Tensor, nodes_RD: Tensor) -> list[Tensor]:
-        """Numbers of the rows' positions, each (R, D · numbers of a position), still on the device.
-        Must not wait for it.
+    def num_positions(self, done: RowRound) -> int:
+        """How many positions of a round are kept, from the root's on."""
+
+    def blocks(self, round_: Round, rows_R: Tensor, path_RN: Tensor) -> list[Tensor]:
+        """Numbers of the rows' positions, each (R, positions · numbers of one), still on the
+        device. Must not wait for it.
 
         Args:
             round_: the round.
             rows_R: the recorded rows.
-            nodes_RD: the node at each position along the accepted path; nodes after the first
-                rejected position are arbitrary.
+            path_RN: the root and the nodes along the accepted path, N = D + 1; nodes after the
+                first rejected position are arbitrary.
         """
 
     def positions(self, line: Sequence[list[float]], num: int) -> list[Any]:
         """What is kept of a row's first ``num`` positions, from its line of the blocks."""
 
-    def sample(self, tokens: Sequence[int], positions: Sequence[int], kept: Sequence[Any]) -> Made:
-        """A sample: tokens, indices of the positions among them, and what was kept of each."""
+    def sample(
+        self, tokens: Sequence[int], positions: Sequence[int], kept: Sequence[Any]
+    ) -> Made | None:
+        """A sample: tokens, indices of the positions among them, and what was kept of each. None
+        where nothing can be learned from them."""
 
 
 class TopKRecorder:
@@ -69,9 +75,12 @@ class TopKRecorder:
         self.top_k = min(top_k, num_tokens)
         self.num_tokens = num_tokens
 
-    def blocks(self, round_: Round, rows_R: Tensor, nodes_RD: Tensor) -> list[Tensor]:
+    def num_positions(self, done: RowRound) -> int:
+        return done.num_verified
+
+    def blocks(self, round_: Round, rows_R: Tensor, path_RN: Tensor) -> list[Tensor]:
         logits_BNV = round_.scores.logits_BNV[..., : self.num_tokens]
-        logits_RDV = logits_BNV[rows_R[:, None], nodes_RD].float()
+        logits_RDV = logits_BNV[rows_R[:, None], path_RN[:, :-1]].float()
         top = logits_RDV.topk(self.top_k, dim=-1)
         log_p_RDK = top.values - logits_RDV.logsumexp(-1, keepdim=True)
         return [log_p_RDK.flatten(1), top.indices.flatten(1)]
@@ -165,8 +174,8 @@ class Collector(Generic[S]):
         if not recorded or not num_drafted:
             return []
         rows_R = torch.tensor(recorded, device=round_.emitted_BK.device)
-        nodes_RD = pad(round_.verdict.path_BD[rows_R, : num_drafted - 1], (1, 0))
-        blocks = self._recorder.blocks(round_, rows_R, nodes_RD)
+        path_RN = pad(round_.verdict.path_BD[rows_R], (1, 0))
+        blocks = self._recorder.blocks(round_, rows_R, path_RN)
         if len(recorded) == len(rows):
             return blocks
         return [x.new_zeros(len(rows), x.shape[1]).index_copy(0, rows_R, x) for x in blocks]
@@ -176,7 +185,7 @@ class Collector(Generic[S]):
         pending = self._rows.get(done.row)
         if pending is None:
             return
-        num = done.num_verified if line else 0
+        num = self._recorder.num_positions(done) if line else 0
         if num:
             self._limit.spend(num)
             pending.positions += range(done.start, done.start + num)
@@ -189,6 +198,8 @@ class Collector(Generic[S]):
         first = max(0, pending.positions[0] - self._context)
         tokens = row.sequence_ids[first : pending.positions[-1] + 1]
         positions = [position - first for position in pending.positions]
-        self.num_positions += len(positions)
         with torch.inference_mode(False):  # rounds run in it, and samples need gradients
-            self._put(self._recorder.sample(tokens, positions, pending.kept))
+            sample = self._recorder.sample(tokens, positions, pending.kept)
+        if sample is not None:
+            self.num_positions += len(positions)
+            self._put(sample)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
 
 from outrider.core.errors import OutriderError
 from outrider.train.online.files import load_weights, save_weights
-from outrider.train.online.samples import Sample
+from outrider.train.online.samples import AnySample
 from outrider.train.online.settings import Settings
+from outrider.train.online.subject import Blueprint
 from outrider.train.online.trainer import Trainer
 
 HOLD_OUT_EVERY = 8
@@ -117,15 +117,13 @@ class Plan:
     """What a learner needs to begin; can be pickled.
 
     Attributes:
-        kind: class of the draft model.
-        config: its configuration, with an attention that has gradients.
+        blueprint: builds what is trained.
         weights: file of the weights to begin with.
         folder: of the checkpoint and the versions.
         settings: the user's settings.
     """
 
-    kind: type[PreTrainedModel]
-    config: PretrainedConfig
+    blueprint: Blueprint
     weights: Path
     folder: Path
     settings: Settings
@@ -133,8 +131,8 @@ class Plan:
     def trainer(self) -> Trainer:
         """The trainer, resumed from the folder's checkpoint if there is one."""
         with torch.inference_mode(False):
-            module = self.kind(self.config).float()
-            trainer = Trainer(module, self.settings.divergence, self.settings.learning_rate)
+            student = self.blueprint.build()
+            trainer = Trainer(student, self.settings.divergence, self.settings.learning_rate)
             trainer.restore(load_weights(self.weights))
             trainer.resume(self.folder)
         return trainer
@@ -168,15 +166,15 @@ class Learner:
         self._published_step = self._trainer.step
         self._random = random.Random(self._trainer.step)
         self._num_samples = 0
-        self._fresh: deque[Sample] = deque(maxlen=settings.buffer_samples)
-        self._replay: deque[Sample] = deque(maxlen=settings.replay_samples)
-        self._held_out: deque[Sample] = deque(maxlen=MOST_HELD_OUT)
+        self._fresh: deque[AnySample] = deque(maxlen=settings.buffer_samples)
+        self._replay: deque[AnySample] = deque(maxlen=settings.replay_samples)
+        self._held_out: deque[AnySample] = deque(maxlen=MOST_HELD_OUT)
 
     def run(self, inbox: Inbox) -> None:
         """Handles messages until :class:`Stop` arrives; takes steps while there is none."""
         self._send(Ready(self._trainer.step))
         while not isinstance(message := inbox.get(wait=not self._can_step), Stop):
-            if isinstance(message, Sample):
+            if isinstance(message, AnySample):
                 self._take(message)
             elif isinstance(message, Flush):
                 self._flush(message)
@@ -191,7 +189,7 @@ class Learner:
     def _can_step(self) -> bool:
         return len(self._fresh) >= self._settings.new_per_step
 
-    def _take(self, sample: Sample) -> None:
+    def _take(self, sample: AnySample) -> None:
         self._num_samples += 1
         is_held_out = self._num_samples % HOLD_OUT_EVERY == HOLD_OUT_EVERY // 2
         (self._held_out if is_held_out else self._fresh).append(sample)

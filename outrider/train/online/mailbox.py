@@ -6,7 +6,7 @@ from collections import deque
 from threading import Condition
 from typing import Any
 
-from outrider.train.online.samples import Sample
+from outrider.train.online.samples import AnySample
 
 
 class Mailbox:
@@ -30,7 +30,7 @@ class Mailbox:
         """Adds a message; never waits."""
         with self._condition:
             self._messages.append(message)
-            if isinstance(message, Sample):
+            if isinstance(message, AnySample):
                 self._num_samples += 1
                 if self._num_samples > self._most:
                     self._drop_oldest_sample()
@@ -44,7 +44,7 @@ class Mailbox:
                     return None
                 self._condition.wait()
             message = self._messages.popleft()
-            self._num_samples -= isinstance(message, Sample)
+            self._num_samples -= isinstance(message, AnySample)
             return message
 
     def clear(self) -> None:
@@ -55,7 +55,7 @@ class Mailbox:
 
     def _drop_oldest_sample(self) -> None:
         for index, message in enumerate(self._messages):
-            if isinstance(message, Sample):
+            if isinstance(message, AnySample):
                 del self._messages[index]
                 self._num_samples -= 1
                 self.num_dropped += 1

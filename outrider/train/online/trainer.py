@@ -1,24 +1,22 @@
-"""The draft model that learns: update steps, its acceptance on samples, checkpoints.
+"""The draft that learns: update steps, its acceptance on samples, checkpoints.
 
-Legend: T tokens, P positions, C cells, V vocabulary.
+Legend: P positions, C cells.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from outrider.core.errors import OutriderError
 from outrider.train.checkpoint import load_checkpoint, save_checkpoint
 from outrider.train.losses import DIVERGENCES
 from outrider.train.online.files import saving_error
-from outrider.train.online.samples import Sample, log_q_of_cells
+from outrider.train.online.samples import AnySample
+from outrider.train.online.subject import Student
 from outrider.train.optim import build_adamw
 
 CLIP = 1.0
@@ -30,28 +28,28 @@ class DivergedError(OutriderError, ArithmeticError):
 
 
 class Trainer:
-    """Trains a draft model in float32 on the target's distributions.
+    """Trains a draft model or a head in float32 on the target's distributions.
 
     Args:
-        module: the draft model, plain and in float32; changed in place.
+        student: its weights, in float32; changed in place.
         divergence: a name of ``outrider.train.losses.DIVERGENCES``.
         learning_rate: of AdamW, constant.
 
     Attributes:
-        module: the model; in evaluation mode, so without dropout.
+        module: the weights; in evaluation mode, so without dropout.
         step: steps taken so far.
     """
 
-    def __init__(self, module: PreTrainedModel, divergence: str, learning_rate: float) -> None:
-        self.module = module.eval().requires_grad_(True)
+    def __init__(self, student: Student, divergence: str, learning_rate: float) -> None:
+        self.module = student.module.eval().requires_grad_(True)
+        self._student = student
         self.step = 0
         self._divergence = DIVERGENCES[divergence]
         self._learning_rate = learning_rate
-        self._optimizers = build_adamw(module, learning_rate)
-        self._takes_positions = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self._identity = {"draft": architecture(module), "divergence": divergence}
+        self._optimizers = build_adamw(self.module, learning_rate)
+        self._identity = {"draft": student.architecture, "divergence": divergence}
 
-    def update(self, samples: Sequence[Sample]) -> float:
+    def update(self, samples: Sequence[AnySample]) -> float:
         """One step on the mean divergence over the samples' positions, which it returns, in nats.
 
         Samples pass one by one, so that a batch needs no more memory than its longest sample.
@@ -59,7 +57,7 @@ class Trainer:
         Raises:
             DivergedError: the loss or its gradient is not finite; no weight has changed.
         """
-        total = sum(len(sample.positions_P) for sample in samples)
+        total = sum(sample.num_positions for sample in samples)
         loss = 0.0
         for sample in samples:
             part = self._loss(sample) / total
@@ -69,7 +67,7 @@ class Trainer:
         if not torch.isfinite(norm) or loss != loss:
             self._zero_grad()
             raise DivergedError(
-                f"the loss of the draft model is not finite at step {self.step + 1} (learning rate "
+                f"the loss of the draft is not finite at step {self.step + 1} (learning rate "
                 f"{self._learning_rate}): adaptation stops and the last good weights stay; adapt "
                 f"with a lower learning_rate"
             )
@@ -80,11 +78,13 @@ class Trainer:
         return loss
 
     @torch.no_grad()
-    def alpha(self, samples: Sequence[Sample]) -> float:
+    def alpha(self, samples: Sequence[AnySample]) -> float:
         """The mean of Σ min(p, q) over the samples' positions, at temperature 1 and over the cells:
         at most the draft's α there, for the comparison of weights."""
         shared = [
-            torch.minimum(sample.log_p_PC, self._log_q(sample)).exp().sum(1) for sample in samples
+            torch.minimum(each.log_p_PC + each.log_mass_P[:, None], each.log_q_PC).exp().sum(1)
+            for sample in samples
+            for each in self._student.compare(sample)
         ]
         return float(torch.cat(shared).mean())
 
@@ -117,30 +117,16 @@ class Trainer:
         """
         self.step = load_checkpoint(folder, self.module, self._optimizers, self._identity)
 
-    def _loss(self, sample: Sample) -> Tensor:
-        """The sum of the divergence over a sample's positions."""
-        return self._divergence(sample.log_p_PC, self._log_q(sample)).sum()
-
-    def _log_q(self, sample: Sample) -> Tensor:
-        """The draft's log-probabilities of the cells, (P, C)."""
-        most = self.module.get_input_embeddings().weight.shape[0] - 1
-        ids_1T = sample.tokens_T.clamp(max=most)[None]  # the target may emit its padding
-        positions_P = sample.positions_P
-        if self._takes_positions:
-            output = self.module(input_ids=ids_1T, use_cache=False, logits_to_keep=positions_P)
-            return log_q_of_cells(output.logits[0], sample)
-        logits_1TV = self.module(input_ids=ids_1T, use_cache=False).logits
-        return log_q_of_cells(logits_1TV[0, positions_P], sample)
+    def _loss(self, sample: AnySample) -> Tensor:
+        """The sum of the divergence over a sample's positions, weighted by the target's probability
+        of what the draft can draft."""
+        losses = [
+            each.weight
+            * (each.log_mass_P.exp() * self._divergence(each.log_p_PC, each.log_q_PC)).sum()
+            for each in self._student.compare(sample)
+        ]
+        return torch.stack(losses).sum()
 
     def _zero_grad(self) -> None:
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-
-def architecture(module: PreTrainedModel) -> str:
-    """What a draft model must share with another for their weights to be exchanged."""
-    config: Any = module.config.get_text_config()
-    return (
-        f"{type(module).__name__} of {config.num_hidden_layers} layers, width "
-        f"{config.hidden_size}, vocabulary {config.vocab_size}"
-    )

@@ -1,5 +1,5 @@
-"""The versions of a draft model's weights: which one serves, how much of its drafts is accepted,
-and the trial that decides whether the next one takes its place."""
+"""The versions of the weights that an engine drafts with: which one serves, how much of its
+drafts is accepted, and the trial that decides whether the next one takes its place."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider.engine.round_observer import RowRound
 from outrider.engine.stats import Stats
-from outrider.runtime import HFModel
-from outrider.runtime.weights import StagedWeights, staged
+from outrider.runtime.weights import StagedWeights
+from outrider.train.online.subject import Subject
 from outrider.train.online.trial import Trial
 
 Status = Literal["serving", "replaced", "rolled back"]
@@ -86,13 +86,13 @@ class Offer:
 
 
 class Versions:
-    """Exchanges a draft model's weights. Not thread-safe: the caller holds a lock.
+    """Exchanges the weights of a draft model or a head. Not thread-safe: the caller holds a lock.
 
     Args:
-        draft: the model, whose weights are its own.
+        subject: whose weights they are.
         version: the version that serves first.
         path: the file of its weights.
-        weights: these weights, as ``plain_weights`` returns them; written to the model.
+        weights: these weights, as ``plain_weights`` returns them; written to the subject.
         trial_rounds: rounds of a trial; 0 lets new versions serve without one.
         false_alarm: probability of rolling back a version that is accepted as often as the one
             before.
@@ -102,7 +102,7 @@ class Versions:
 
     def __init__(
         self,
-        draft: HFModel,
+        subject: Subject,
         version: Version,
         path: Path,
         weights: Mapping[str, Tensor],
@@ -112,7 +112,7 @@ class Versions:
         past: tuple[Version, ...] = (),
         rng: random.Random | None = None,
     ) -> None:
-        self._draft = draft
+        self._subject = subject
         self._trial_rounds, self._false_alarm = trial_rounds, false_alarm
         self._past = deque(past, maxlen=MOST_PAST)
         self._rng = rng or random.Random()
@@ -149,8 +149,8 @@ class Versions:
         return [each.path for each in (self._serving, tried, self._next) if each is not None]
 
     def offer(self, version: Version, path: Path, weights: Mapping[str, Tensor]) -> Offer:
-        """Prepares new weights, without any effect on the model. May be called without the lock."""
-        return Offer(version, path, staged(self._draft.module, weights, self._draft.name))
+        """Prepares new weights, without effect on the engine. May be called without the lock."""
+        return Offer(version, path, self._subject.stage(weights))
 
     def propose(self, offer: Offer) -> None:
         """The offer is to be tried next; it takes the place of one that has not been tried yet."""

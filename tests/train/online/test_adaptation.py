@@ -231,7 +231,7 @@ def test_a_loss_that_is_not_finite_stops_adaptation_only(monkeypatch: pytest.Mon
         engine.generate(PROMPTS, sampled(4))
     assert adaptation.state.version == 0
     assert results.stats.alpha > 0.2
-    assert adaptation.state.status.startswith("the loss of the draft model is not finite")
+    assert adaptation.state.status.startswith("the loss of the draft is not finite")
     adaptation.stop()
 
 
@@ -449,6 +449,22 @@ def test_other_methods_learn_too(method: str) -> None:
         traffic(engine, adaptation, 2)
         assert adaptation.state.version > 0
         assert adaptation.state.tokens_seen > 50
+
+
+def test_an_engine_of_another_method_drafts_with_the_adapted_draft() -> None:
+    target, draft = pair()
+    engine = engine_of(target, draft)
+    with engine.adapt(settings=QUICK) as adaptation:
+        traffic(engine, adaptation, 3)
+        assert adaptation.state.version > 0
+    assert engine.draft is not None
+    adapted, before = plain_weights(engine.draft.module), plain_weights(draft.module)
+    other = engine.with_method(outrider.METHODS["block"])
+    assert other.draft is not None
+    found = plain_weights(other.draft.module)
+    assert all(torch.equal(x, adapted[name]) for name, x in found.items())
+    assert any(not torch.equal(x, before[name]) for name, x in found.items())
+    assert engine.with_method(outrider.METHODS["plain"]).draft is None
 
 
 def test_new_weights_that_are_worse_on_what_was_held_out_are_not_published(

@@ -16,7 +16,7 @@ from online_helpers import Watching, disturbed
 from tiny_models import engine_of, full_logits, greedy, ragged_prompts, tiny, token_ids
 from torch import Tensor
 
-from outrider import Engine, Sampling
+from outrider import METHODS, Engine, Sampling
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.weights import StagedWeights, plain_weights, staged
@@ -46,7 +46,10 @@ def swapping(engine: Engine, others: list[HFModel]) -> Swapping:
     return observer
 
 
-@pytest.mark.parametrize("method", adaptable_methods())
+WITH_DRAFT_MODEL = [name for name in adaptable_methods() if METHODS[name].needs_draft]
+
+
+@pytest.mark.parametrize("method", WITH_DRAFT_MODEL)
 def test_greedy_outputs_are_plain_decodings_over_swaps(method: str) -> None:
     target = tiny()
     prompts = ragged_prompts([9, 4, 1])

@@ -17,6 +17,7 @@ from tiny_models import full_logits, tiny_module
 from outrider.train import checkpoint
 from outrider.train.losses import DIVERGENCES
 from outrider.train.online import SavingError
+from outrider.train.online.draft_model import DraftModelStudent
 from outrider.train.online.samples import Sample
 from outrider.train.online.trainer import DivergedError, Trainer
 
@@ -38,7 +39,7 @@ def samples(num: int = 6, seed: int = 0) -> list[Sample]:
 
 
 def trainer(divergence: str = "forward-kl", learning_rate: float = 3e-3) -> Trainer:
-    return Trainer(tiny_module("llama", seed=6), divergence, learning_rate)
+    return Trainer(DraftModelStudent(tiny_module("llama", seed=6)), divergence, learning_rate)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
@@ -104,7 +105,7 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path) -> None:
     for number in range(2):
         first.update(samples(2, seed=number))
     first.save(tmp_path)
-    second = Trainer(tiny_module("llama", seed=9), "forward-kl", 3e-3)
+    second = Trainer(DraftModelStudent(tiny_module("llama", seed=9)), "forward-kl", 3e-3)
     second.resume(tmp_path)
     assert second.step == 2
     for number in range(2, 4):
@@ -115,7 +116,8 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_draft_is_named(tmp_path: Path) -> None:
     trainer().save(tmp_path)
-    other = Trainer(tiny_module("llama", num_hidden_layers=1), "forward-kl", 1e-3)
+    student = DraftModelStudent(tiny_module("llama", num_hidden_layers=1))
+    other = Trainer(student, "forward-kl", 1e-3)
     with pytest.raises(ValueError, match=r"of 2 layers.* not .* of 1 layers"):
         other.resume(tmp_path)
 

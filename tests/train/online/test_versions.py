@@ -12,6 +12,7 @@ from tiny_models import engine_of, ragged_prompts, tiny
 from outrider.engine.round_counts import RoundCounts
 from outrider.engine.round_observer import RowRound
 from outrider.runtime.weights import plain_weights
+from outrider.train.online.draft_model import DraftModelSubject
 from outrider.train.online.trial import BLOCK_ROUNDS, Trial
 from outrider.train.online.versions import Version, Versions
 
@@ -105,7 +106,7 @@ def test_rounds_without_a_draft_say_nothing() -> None:
 def versions(trial_rounds: int = 8, false_alarm: float = 0.01) -> Versions:
     draft = tiny(name="draft")
     return Versions(
-        draft,
+        DraftModelSubject(engine_of(tiny(), draft), draft),
         Version(0, 0),
         Path("0"),
         plain_weights(draft.module),
@@ -121,7 +122,7 @@ def offer(made: Versions, number: int) -> None:
 
 
 def first_weight(made: Versions) -> float:
-    return float(next(made._draft.module.parameters()).detach()[0, 0])
+    return float(next(made._subject._draft.module.parameters()).detach()[0, 0])
 
 
 ENGINE = engine_of(tiny())
