@@ -44,7 +44,7 @@ def load_kernels() -> bool:
     Raises:
         KernelError: no C++ compiler, or one that fails.
     """
-    if hasattr(torch.ops.outrider, "linear"):
+    if kernels_are_loaded():
         return False
     library = cache_folder() / "kernels" / f"{kernels_key()}.so"
     missing = not library.exists()
@@ -56,6 +56,11 @@ def load_kernels() -> bool:
     except OSError as error:
         raise KernelError(f"cannot load {library}: {error}; delete it to compile anew") from error
     return missing
+
+
+def kernels_are_loaded() -> bool:
+    """Whether ``torch.ops.outrider`` has the kernels."""
+    return hasattr(torch.ops.outrider, "linear")
 
 
 def kernels_key() -> str:
