@@ -1,7 +1,7 @@
 """Memory of KV caches, the error of storing them in fewer bits, and memory growth over time.
 
     python -m benchmarks.memory --rounds 0 [--texts 8] [--tokens 256] [--timed 2] [--repeats 3]
-    python -m benchmarks.memory --texts 0 [--rounds 10000] [--engines compiled bounded]
+    python -m benchmarks.memory --texts 0 [--rounds 10000] [--engines compiled bounded tree …]
 
 KV buffers: the embedded pair with KV buffers in the models' precision (float32 on a CPU without
 bfloat16), in bfloat16 and in int8, batch 1, eager. Texts are beginnings of Python files. One
@@ -209,10 +209,10 @@ def main() -> None:
         (options.out / "memory.md").write_text(markdown(report))
 
     for key in options.engines if options.rounds else ():
-        name, make = ENGINES[key]
-        found = rounds(options.rounds, make())
+        life = ENGINES[key]
+        found = rounds(options.rounds, life.make(), life.sampling, life.requests)
         flags = f"--texts 0 --rounds {options.rounds} --engines {key}"
-        keep(report.setdefault("rounds", {}), name, found, flags)
+        keep(report.setdefault("rounds", {}), life.name, found, flags)
     if options.texts:
         found = buffers(options.texts, options.tokens, options.timed, options.repeats)
         flags = f"--rounds 0 --texts {options.texts} --tokens {options.tokens} "

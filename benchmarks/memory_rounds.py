@@ -9,6 +9,7 @@ import os
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from outrider import Engine, Sampling
 from outrider.runtime import HFModel
 
 VOCAB = 256
+SAMPLING = Sampling()
+TREE = "3,2,1"
+"""A topology of 16 nodes, the root included."""
 WARM_UP, EVERY = 0.1, 0.05
 """Shares of the rounds before the first reading, and between two readings."""
 
@@ -36,9 +40,46 @@ def bounded() -> Engine:
     return Engine(target, draft, method, num_speculative_tokens=2, max_batch_size=4, **memory)
 
 
-ENGINES: dict[str, tuple[str, Callable[[], Engine]]] = {
-    "compiled": ("embedded pair, compiled, one row, γ = 2", embedded),
-    "bounded": ("two random models, four rows, γ = 2, int8 KV buffers of at most 1 MiB", bounded),
+def tree() -> Engine:
+    """The embedded pair, compiled, one row, trees of 1 + 3 + 6 + 6 nodes."""
+    options = {"topology": TREE}
+    return outrider.load(method="specinfer", options=options, max_batch_size=1, compile="auto")
+
+
+def arrivals() -> Engine:
+    """The embedded pair, compiled, 16 rows, which others join whenever one ends."""
+    return outrider.load(num_speculative_tokens=2, max_batch_size=16, compile="auto")
+
+
+@dataclass(frozen=True)
+class Life:
+    """An engine and what it decodes.
+
+    Attributes:
+        name: on the page.
+        make: the engine.
+        sampling: of every request; lengths are random.
+        requests: how many are added at once.
+    """
+
+    name: str
+    make: Callable[[], Engine]
+    sampling: Sampling = SAMPLING
+    requests: int = 8
+
+
+ENGINES: dict[str, Life] = {
+    "compiled": Life("embedded pair, compiled, one row, γ = 2", embedded),
+    "bounded": Life(
+        "two random models, four rows, γ = 2, int8 KV buffers of at most 1 MiB", bounded
+    ),
+    "tree": Life("embedded pair, compiled, one row, a tree of 16 nodes", tree),
+    "top-p": Life(
+        "embedded pair, compiled, one row, γ = 2, top-p 0.9", embedded, Sampling(top_p=0.9)
+    ),
+    "arrivals": Life(
+        "embedded pair, compiled, 16 rows that come and go, γ = 2", arrivals, requests=48
+    ),
 }
 
 
@@ -69,8 +110,16 @@ def resident() -> float:
         return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def rounds(num: int, engine: Engine) -> dict[str, Any]:
+def rounds(
+    num: int, engine: Engine, sampling: Sampling = SAMPLING, requests: int = 8
+) -> dict[str, Any]:
     """Runs random requests and records the resident memory after a tenth of the rounds as warm-up.
+
+    Args:
+        num: rounds.
+        engine: decodes the requests.
+        sampling: of every request; lengths are random.
+        requests: how many are added at once.
 
     Returns:
         ``resident``: MiB by the number of rounds; ``slope``: their least-squares slope in KiB per
@@ -93,9 +142,11 @@ def rounds(num: int, engine: Engine) -> dict[str, Any]:
     engine.target.score = counting  # type: ignore[method-assign]
     dice = random.Random(0)
     while done < num:
-        prompts = [[dice.randrange(VOCAB) for _ in range(dice.randint(1, 60))] for _ in range(8)]
+        prompts = [
+            [dice.randrange(VOCAB) for _ in range(dice.randint(1, 60))] for _ in range(requests)
+        ]
         lengths = [dice.randint(1, 240) for _ in prompts]
-        samplings = [Sampling(max_new_tokens=each, ignore_eos=True) for each in lengths]
+        samplings = [replace(sampling, max_new_tokens=n, ignore_eos=True) for n in lengths]
         finished += len(engine.generate(prompts, samplings))
     slope = statistics.linear_regression(list(found), list(found.values())).slope
     return {

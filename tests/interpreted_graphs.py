@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -10,8 +11,14 @@ from torch.export import ExportedProgram
 
 from outrider import Engine
 from outrider.runtime.executors.compile_cache import Program, dependencies
-from outrider.runtime.executors.fused_verification import CompiledVerifier
-from outrider.runtime.executors.traced import ChainForward, TreeForward
+from outrider.runtime.executors.fused_draft import SampledDraft
+from outrider.runtime.executors.fused_verification import (
+    CompiledVerifier,
+    FusedLogitVerification,
+    FusedVerification,
+)
+from outrider.runtime.executors.traced import ChainForward
+from outrider.sampling.warp import RowParameters
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
 _OURS = ("outrider", "torch", "transformers")
@@ -33,10 +40,12 @@ def untraced(each: nn.Module) -> Program:
     """A pass, or a rule's program, called as a graph: without tracing it either."""
 
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if not isinstance(each, TreeForward):
-            return list(each(*inputs))
+        if isinstance(each, FusedLogitVerification):
+            return list(each(*verification_inputs(each, inputs)))
         moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
         half = len(buffers) // 2
+        if isinstance(each, SampledDraft):
+            moving = grouped(moving, 3)
         if not isinstance(each, ChainForward):  # its masks are a list
             return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
         return list(each(*moving, buffers[:half], buffers[half:]))
@@ -44,11 +53,27 @@ def untraced(each: nn.Module) -> Program:
     return graph
 
 
+def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]) -> list[Any]:
+    """The inputs of a rule's program as its module takes them."""
+    end = 3 if each.kind.tree_shape is None else 4
+    first = [inputs[0], inputs[1:end]]
+    if not isinstance(each, FusedVerification):
+        return first
+    return [*first, inputs[end : end + 2], *grouped(inputs[end + 2 :], 0)]
+
+
+def grouped(inputs: list[torch.Tensor], first: int) -> list[Any]:
+    """The inputs of a program with the ``RowParameters`` from index ``first`` on in a list."""
+    end = first + len(RowParameters._fields)
+    return [*inputs[:first], inputs[first:end], *inputs[end:]]
+
+
 def without_compiler(engine: Engine) -> Engine:
     """Makes the engine run its compiled verification by interpreted graphs, if it has any."""
     if engine.verification is not None:
         make = lambda module, trace, own: interpreted(module, trace)  # noqa: E731
-        engine.verification = CompiledVerifier(make, engine.num_speculative_tokens)
+        shape = engine.drafter.capabilities.tree_shape
+        engine.verification = CompiledVerifier(make, shape)
     return engine
 
 

@@ -30,8 +30,8 @@ class CountedHeadExecutor(HeadExecutor):
 
     calls = 0
 
-    def draft_behind(self, *arguments: Any) -> Any:
-        found = super().draft_behind(*arguments)
+    def draft_after(self, *arguments: Any) -> Any:
+        found = super().draft_after(*arguments)
         type(self).calls += found is not None
         return found
 

@@ -7,7 +7,7 @@ compile programs, to decide what to wrap. A wrapper derives its own from the wra
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 M = TypeVar("M")
 """The class of models that a drafter runs, such as ``HFModel``; ``core`` knows none."""
@@ -16,6 +16,18 @@ M = TypeVar("M")
 def chain_nodes(num_tokens: int) -> int:
     """Nodes of a chain: the root and the drafted tokens."""
     return num_tokens + 1
+
+
+class TreeShape(NamedTuple):
+    """What programs that verify trees depend on.
+
+    Attributes:
+        num_nodes: nodes, root included.
+        walk_length: ``Draft.max_walk_length``.
+    """
+
+    num_nodes: int
+    walk_length: int
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,11 @@ class Capabilities(Generic[M]):
         slot_bytes: bytes of KV buffers that its state takes per row and token, besides those of its
             models: the cache of a head.
         drafts_trees: whether the target has to score trees.
+        tree_shape: the shape of its trees of γ levels, where all have the same. The engine compiles
+            programs that verify them.
         runs_trees: whether its own models run over trees.
-        full_chains: whether it drafts chains of γ tokens that exist in every row and are known to
-            without reading the device (``Draft.is_full``). For these the engine compiles programs
-            that verify them.
-        fused_tokens: length of the drafts that its models make by one compiled program; 0 if none.
+        fused_tokens: length of the drafts that its models make by one compiled program: 1 if each
+            token takes one, 0 if none does.
         stops_early: whether it ends its drafts by a stopping rule that it was given; the engine
             then puts no other around it.
         handles_context_limit: whether it goes on, without drafts, in rows that have filled its
@@ -62,8 +74,8 @@ class Capabilities(Generic[M]):
     max_nodes: Callable[[int], int] = chain_nodes
     slot_bytes: int = 0
     drafts_trees: bool = False
+    tree_shape: TreeShape | None = None
     runs_trees: bool = False
-    full_chains: bool = False
     fused_tokens: int = 0
     stops_early: bool = False
     handles_context_limit: bool = False

@@ -52,8 +52,8 @@ def overlap_by_depth(draft: Draft, ratio_BD: Tensor, estimate_BD: Tensor | None 
     if not draft.is_full:
         ratio_BD = torch.where(draft.mask_BN[:, 1:], ratio_BD, 0.0)
     if draft.is_chain:
-        product_BD = ratio_BD.cumprod(1)
-        reached_BD = pad(product_BD[:, :-1], (1, 0), value=1.0)
+        product_BN = pad(ratio_BD, (1, 0), value=1.0).cumprod(1)
+        reached_BD, product_BD = product_BN[:, :-1], product_BN[:, 1:]
     else:
         above_BNN = draft.ancestors_BNN.tril(-1)[:, 1:, 1:]
         reached_BD = torch.where(above_BNN, ratio_BD[:, None], 1.0).prod(2)

@@ -107,7 +107,8 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
     """Each row verifies the children of its current node in index order and descends where one is
     accepted. The number of steps is that of the longest walk, not the number of nodes."""
     B, N = draft.tokens_BN.shape
-    synchronises = p_BNV.device.type == "cpu"  # elsewhere that costs more than it can save
+    # on other devices reading a number costs more than it can save, and programs read none
+    synchronises = p_BNV.device.type == "cpu" and not torch.compiler.is_compiling()
     u_BN = torch.nn.functional.pad(rng.uniform(Role.ACCEPT, max(N - 1, 1)), (1, 0))
     node_N = torch.arange(N, device=p_BNV.device)
     parents_BN = torch.where(draft.mask_BN, draft.parents_BN, -1)

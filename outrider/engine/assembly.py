@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from outrider.core.capabilities import Capabilities
+from outrider.core.capabilities import Capabilities, TreeShape
 from outrider.core.errors import InvalidParameterError, OutriderWarning
 from outrider.core.protocols import Drafter
 from outrider.core.values import shown
@@ -95,7 +95,7 @@ def assemble(
         models,
         num_speculative_tokens,
         _governor(target, able, settings, num_speculative_tokens),
-        _verification(target, num_speculative_tokens),
+        _verification(target, able.tree_shape),
         _memory(method, settings, drafter, models, num_speculative_tokens, prefixes),
         prefixes,
     )
@@ -155,11 +155,11 @@ def _models_in_roles(
     return target, draft
 
 
-def _verification(target: HFModel, num_speculative_tokens: int) -> CompiledVerifier | None:
+def _verification(target: HFModel, tree_shape: TreeShape | None) -> CompiledVerifier | None:
     if target.compiled is None:
         return None
     make = partial(compiled_program, device=target.device)
-    return CompiledVerifier(make, num_speculative_tokens, exact=target.exact)
+    return CompiledVerifier(make, tree_shape, exact=target.exact)
 
 
 def _governor(

@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
-from outrider.core import Verifier
 from outrider.engine.engine import Engine
+from outrider.runtime.executors.fused_verification import DraftKind
 from outrider.runtime.executors.prepare import stages
 
 Report = Callable[[str, float | None], None]
@@ -51,13 +51,15 @@ def _passes(engine: Engine) -> Iterator[Stage]:
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:
-    verification, target = engine.verification, engine.target
-    if verification is None or not engine.drafter.capabilities.full_chains:
+    verification, target, drafter = engine.verification, engine.target, engine.drafter
+    able = drafter.capabilities
+    if verification is None or not able.drafts or (able.drafts_trees and able.tree_shape is None):
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    rules: list[Verifier] = [engine.recipe.greedy_verifier]
-    if engine.drafter.drawn == "iid":
-        rules.append(engine.recipe.verifier)
-    for rule in filter(verification.can_compile, dict.fromkeys(rules)):
-        yield f"rule {type(rule).__name__}", partial(verification.warm_up, rule, logits_BNV)
+    greedy = engine.recipe.greedy_verifier, DraftKind("chosen", able.tree_shape)
+    sampled = engine.recipe.verifier, DraftKind(drafter.drawn, able.tree_shape)
+    for rule, kind in dict.fromkeys((greedy, sampled)):
+        if verification.can_compile(rule, kind):
+            make = partial(verification.warm_up, rule, kind, logits_BNV)
+            yield f"rule {type(rule).__name__}", make

@@ -28,7 +28,9 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 def _chain(parts: Parts) -> ModelDrafter:
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
-    return FusedModelDrafter(draft, num_tokens, parts.stop, num_fused=parts.fixed_length)
+    varies = parts.stop is not None or not parts.fixed_length
+    num_fused = 1 if varies else parts.fixed_length
+    return FusedModelDrafter(draft, num_tokens, parts.stop, num_fused=num_fused)
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:

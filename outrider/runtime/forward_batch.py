@@ -25,7 +25,7 @@ class ForwardBatch(NamedTuple):
             stands for the output of the first l layers, and L for that of the final norm, which
             the head reads: ``hidden_states[l]`` of ``transformers``.
         needs_logits: whether anybody reads the logits. An executor may leave out the head
-            otherwise; all logits are then 0.
+            otherwise; the logits are then zeros, of any width.
         kept: how many query tokens each row is known to keep, so that a recurrent model need not
             be able to return to the state after fewer; None where that is decided afterwards.
     """

@@ -15,6 +15,7 @@ from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledExecutor
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kv_cache.cache import KVCache
+from outrider.sampling.warp import RowParameters
 
 _PRODUCTS_PER_LAYER = 2**26
 """As many multiplications take about as long as Python takes around the operations of a layer, 0.7
@@ -92,7 +93,7 @@ def fused_draft(
     cache: KVCache,
     tokens_BN: Tensor,
     depth: int,
-    temperature_B: Tensor | None,
+    parameters: RowParameters | None,
     u_BD: Tensor | None,
 ) -> tuple[Tensor, Tensor] | None:
     """A draft of ``depth`` (D) tokens by one compiled program; commits nothing.
@@ -102,7 +103,7 @@ def fused_draft(
         cache: its lengths say where the query tokens go.
         tokens_BN: the query tokens, root last, as many in each row.
         depth: D.
-        temperature_B: of the rows; None for greedy ones.
+        parameters: of the rows' distributions; None for greedy ones.
         u_BD: the numbers in [0, 1) to draw with; None for greedy rows.
 
     Returns:
@@ -114,7 +115,7 @@ def fused_draft(
         return None
     cache.begin(tokens_BN.shape[1] + depth - 1)
     with model.watch:
-        found = compiled.draft(cache, tokens_BN, depth, temperature_B, u_BD)
+        found = compiled.draft(cache, tokens_BN, depth, parameters, u_BD)
     if found is None:
         return None
     recorded_BNV, health_B, tokens_BN = found

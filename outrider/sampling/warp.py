@@ -12,6 +12,7 @@ tokens of a row.
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,35 @@ from outrider.core import Prefix, argmax
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
 from outrider.sampling.reachable import reachable_positions
-from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p, per_row
+from outrider.sampling.truncate import (
+    Truncate,
+    Truncation,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
+    per_row,
+    truncated,
+)
+
+
+class RowParameters(NamedTuple):
+    """What makes distributions of a batch's logits, as tensors, so that compiled programs depend on
+    no values; each (B,).
+
+    Attributes:
+        temperature_B: in float32.
+        top_k_B, top_p_B, strict_B, min_p_B: as of ``Truncation``.
+    """
+
+    temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    strict_B: Tensor
+    min_p_B: Tensor
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(*self[1:])
 
 
 class Warp:
@@ -36,7 +65,9 @@ class Warp:
     Attributes:
         samplings: the parameters as given, with defaults filled in.
         keeps_logits: whether :meth:`logits` leaves all logits unchanged, for any prefix.
-        only_scales: whether the distributions are softmax(logits / temperature), for any prefix.
+        fuses: whether the distributions are those of :func:`distributions`, for any prefix, so that
+            compiled programs can compute them.
+        only_scales: whether they are softmax(logits / temperature), for any prefix.
         is_softmax: whether they are softmax(logits), i.e. the same at temperature 1.
     """
 
@@ -68,7 +99,8 @@ class Warp:
             or self._forced_BZ2 is not None
         )
         truncates = any(self._top_k) or any(p < 1 for p in self._top_p) or any(self._min_p)
-        self.only_scales = self.keeps_logits and not (self._any_greedy or truncates)
+        self.fuses = self.keeps_logits and not self._any_greedy
+        self.only_scales = self.fuses and not truncates
         self.is_softmax = self.only_scales and not self._scales
 
     def of_rows(self, rows: Sequence[int]) -> "Warp":
@@ -80,6 +112,14 @@ class Warp:
     def temperature_B(self) -> Tensor:
         """The temperature of each row, in float32; 1 for greedy rows."""
         return per_row(tuple(self._temperature), torch.float32, self._device)
+
+    @cached_property
+    def row_parameters(self) -> RowParameters:
+        """Temperature and truncation of each row."""
+        truncation = Truncation.of(
+            self._top_k, self._top_p, self._strict, self._min_p, self._device
+        )
+        return RowParameters(self.temperature_B, *truncation)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The logits after bias, penalties, user processors and forced tokens, at least float32.
@@ -206,6 +246,18 @@ def scaled(logits: Tensor, temperature_B: Tensor) -> Tensor:
 def softmax_at(logits: Tensor, temperature_B: Tensor) -> Tensor:
     """The distributions softmax(z / T), shaped as the logits (B, …, V)."""
     return scaled(logits, temperature_B).softmax(-1)
+
+
+def distributions(z_BMV: Tensor, by: RowParameters, truncate: Truncate = truncated) -> Tensor:
+    """The distributions of logits under a temperature and truncation per row. Compiled programs
+    trace this function.
+
+    Args:
+        z_BMV: logits, (B, M, V).
+        by: the rows' parameters.
+        truncate: what restricts the distributions.
+    """
+    return truncate(softmax_at(z_BMV, by.temperature_B), by.truncation)
 
 
 def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ Speculative Decoding", ICLR 2025, Algorithm 2 (which writes M_b for the target, 
     next token ~ p_{γ+1}   if τ = γ,   else   ~ norm(max(P_τ p_{τ+1} - q_{τ+1}, 0))
 
 S_i <= P_i implies h_i <= P_i. Therefore τ is one of the positions with u_i < P_i; they are tried
-from the deepest upwards, so that S is summed at one or two positions per row instead of all.
+from the deepest upwards, so that S is summed at one or two positions per row instead of all. A
+compiled program cannot stop early, and sums S at all positions in one kernel.
 
 log P_i is a random walk reflected at 0 and is computed as such. There are no running products, so
 long drafts do not underflow (tested with γ = 64).
@@ -53,6 +54,7 @@ class Block:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -68,6 +70,33 @@ class Block:
         P_BN = path_probabilities(draft, p_BNV)
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         depth_D = torch.arange(1, N, device=p_BNV.device)
+        find = self._all_at_once if torch.compiler.is_compiling() else self._from_the_deepest
+        num_B = find(draft, p_BNV, P_BN, u_BD)
+        left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
+        from_left_B = (num_B < draft.num_drafted_B) & (left_BV.sum(-1) > 0)
+        probs_BV = torch.where(from_left_B[:, None], left_BV, at_node(p_BNV, num_B))
+        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        return Verdict(depth_D.expand(B, N - 1), num_B, next_B)
+
+    def _all_at_once(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, u_BD: Tensor) -> Tensor:
+        """τ of each row, (B,), with S summed at all positions."""
+        N = draft.num_nodes
+        depth_D = torch.arange(1, N, device=p_BNV.device)
+        weighted_BDV = P_BN[:, :-1, None] * p_BNV[:, :-1]
+        if draft.probs_BNV is not None:
+            S_BD = (weighted_BDV - draft.probs_BNV[:, :-1]).clamp(min=0).sum(-1)
+        else:
+            at_x_BD = weighted_BDV.gather(2, draft.tokens_BN[:, 1:, None])[..., 0]
+            S_BD = weighted_BDV.sum(-1) - at_x_BD + (at_x_BD - 1).clamp(min=0)
+        h_BN = self._acceptance(P_BN, torch.nn.functional.pad(S_BD, (0, 1)))
+        is_last_BD = depth_D == draft.num_drafted_B[:, None]
+        h_BD = torch.where(is_last_BD, P_BN[:, 1:], h_BN[:, 1:])
+        accepts_BD = (u_BD < h_BD) & draft.mask_BN[:, 1:]
+        return torch.where(accepts_BD, depth_D, 0).amax(1)
+
+    def _from_the_deepest(self, draft: Draft, p_BNV: Tensor, P_BN: Tensor, u_BD: Tensor) -> Tensor:
+        """The same, with S summed where necessary."""
+        depth_D = torch.arange(1, draft.num_nodes, device=p_BNV.device)
         possible_BD = (u_BD < P_BN[:, 1:]) & draft.mask_BN[:, 1:]
         num_B = torch.where(possible_BD, depth_D, 0).amax(1)
         open_B = (num_B > 0) & (num_B < draft.num_drafted_B)
@@ -79,12 +108,7 @@ class Block:
             possible_BD = possible_BD & ~(open_B[:, None] & (depth_D >= num_B[:, None]))
             num_B = torch.where(possible_BD, depth_D, 0).amax(1)
             open_B = open_B & (num_B > 0)
-
-        left_BV = self._residual(draft, p_BNV, P_BN, num_B.clamp(max=N - 2))
-        from_left_B = (num_B < draft.num_drafted_B) & (left_BV.sum(-1) > 0)
-        probs_BV = torch.where(from_left_B[:, None], left_BV, at_node(p_BNV, num_B))
-        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
-        return Verdict(depth_D.expand(B, N - 1), num_B, next_B)
+        return num_B
 
     def _acceptance(self, P_B: Tensor, S_B: Tensor) -> Tensor:
         """h_i for i < γ."""

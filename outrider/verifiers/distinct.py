@@ -45,6 +45,7 @@ class Distinct:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"distinct", "chosen"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -73,7 +74,8 @@ def without(q_V: Tensor, x: Tensor) -> Tensor:
     """
     left_V = q_V.scatter(-1, x[..., None], -0.0)
     mass = left_V.sum(-1, keepdim=True)
-    if mass.device.type == "cpu" and (mass > 0).all():  # elsewhere synchronising costs more
+    synchronises = mass.device.type == "cpu" and not torch.compiler.is_compiling()
+    if synchronises and (mass > 0).all():  # elsewhere reading a number costs more
         return left_V / mass
     open_V = ~left_V.signbit()
     cover_V = torch.where(open_V, 1 / open_V.sum(-1, keepdim=True, dtype=q_V.dtype), left_V)

@@ -117,7 +117,7 @@ class Typical:
 
     def _longest(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         """Keeps the longest path of typical tokens of a tree."""
-        rows_B1 = torch.arange(len(p_BNV), device=p_BNV.device)[:, None]
+        rows_B1 = torch.arange(p_BNV.shape[0], device=p_BNV.device)[:, None]
         x_BD, above_BDV = draft.tokens_BN[:, 1:], p_BNV[rows_B1, draft.parents_BN[:, 1:]]
         passes_BN = draft.mask_BN & pad(self._typical(above_BDV, x_BD), (1, 0), value=True)
         log_p_BN = pad(above_BDV.gather(2, x_BD[..., None])[..., 0].log(), (1, 0))

@@ -207,7 +207,6 @@ def test_wrappers_declare_the_capabilities_of_the_wrapped_drafter() -> None:
         max_nodes=lambda num_tokens: 33,
         drafts_trees=True,
         runs_trees=True,
-        full_chains=True,
         fused_tokens=7,
         rewindable=True,
     )
@@ -215,7 +214,7 @@ def test_wrappers_declare_the_capabilities_of_the_wrapped_drafter() -> None:
     stopped = Stopped(inner, Confidence())
     heuristic = HeuristicLength(inner)
     assert stopped.drawn == heuristic.drawn == "iid"
-    assert stopped.capabilities == replace(own, full_chains=False, fused_tokens=0, stops_early=True)
+    assert stopped.capabilities == replace(own, fused_tokens=0, stops_early=True)
     assert heuristic.capabilities == replace(own, fused_tokens=0, rewindable=False)
     bare: Any = SimpleNamespace(drawn="iid", capabilities=Capabilities())
     assert HeuristicLength(bare).capabilities.depth == 20

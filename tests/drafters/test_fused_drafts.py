@@ -1,5 +1,6 @@
 """A fused draft equals the draft made step by step, and outputs are the same."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,8 +40,10 @@ def drafting() -> tuple[HFModel, Counted]:
         greedy(20),
         SAMPLED,
         Sampling(temperature=0.6, seed=5, max_new_tokens=20, ignore_eos=True),
+        replace(SAMPLED, top_p=0.8),
+        replace(SAMPLED, top_k=5, min_p=0.05),
     ],
-    ids=["greedy", "sampled", "tempered"],
+    ids=["greedy", "sampled", "tempered", "top-p", "top-k and min-p"],
 )
 @pytest.mark.parametrize("batch", [1, 3])
 def test_outputs_equal_those_of_step_by_step_drafts(sampling: Sampling, batch: int) -> None:
@@ -60,11 +63,9 @@ def test_outputs_equal_those_of_step_by_step_drafts(sampling: Sampling, batch: i
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}],
-    ids=str,
+    "settings", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}], ids=str
 )
-def test_goes_step_by_step_where_a_distribution_is_more_than_a_temperature(settings: Any) -> None:
+def test_goes_step_by_step_where_a_distribution_depends_on_more_than_logits(settings: Any) -> None:
     sampling = Sampling(temperature=1.0, seed=3, max_new_tokens=8, ignore_eos=True, **settings)
     draft, graph = drafting()
     prompts = ragged_prompts([9])
@@ -73,11 +74,37 @@ def test_goes_step_by_step_where_a_distribution_is_more_than_a_temperature(setti
     assert graph.calls == 0
 
 
-def test_goes_step_by_step_at_other_lengths_than_the_graphs() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"draft_length": "heuristic:2"},
+        {"draft_length": "survival:0.9"},
+        {"draft_confidence": 0.02},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sampling", [greedy(14), replace(SAMPLED, top_p=0.9)], ids=["greedy", "p"])
+def test_drafts_of_varying_lengths_take_one_program_per_token(
+    settings: dict[str, Any], sampling: Sampling
+) -> None:
+    """In a ragged batch; the same tokens as step by step, and as many drafted."""
+    prompts = ragged_prompts([9, 4, 14])
+    steps = engine_of(tiny(), tiny(seed=1), max_batch_size=3, **settings)
+    wanted = steps.generate(prompts, sampling)
     draft, graph = drafting()
-    engine = engine_of(tiny(), draft, draft_length="heuristic:2")
-    engine.generate(ragged_prompts([9]), greedy(4))
-    assert graph.calls == 0  # from 2 on, never the 4 that are most
+    found = engine_of(tiny(), draft, max_batch_size=3, **settings).generate(prompts, sampling)
+    assert token_ids(found) == token_ids(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.stats.drafted == other.stats.drafted
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+    assert set(graph._drafts) == {1}
+    assert graph.calls > 3
+
+
+def test_a_last_draft_that_is_shorter_goes_step_by_step() -> None:
+    draft, graph = drafting()
+    engine_of(tiny(), draft).generate(ragged_prompts([9]), greedy(4))
+    assert graph.calls == 0  # three tokens at most, where programs draft four
 
 
 def test_distributions_are_those_that_the_tokens_were_drawn_from() -> None:

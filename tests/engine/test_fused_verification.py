@@ -7,21 +7,31 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from interpreted_graphs import interpreted
+from interpreted_graphs import interpreted, untraced
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 from torch import nn
 from torch.export import ExportedProgram
 
 from outrider import Engine, Sampling, verifiers
-from outrider.core import NUM_PER_ROLE, Draft, Stream, Verdict, verify_eagerly
-from outrider.core.context import Context
+from outrider.core import (
+    NUM_PER_ROLE,
+    Context,
+    Draft,
+    Stream,
+    Verdict,
+    Verification,
+    verify_eagerly,
+)
+from outrider.core.capabilities import TreeShape
 from outrider.core.errors import OutriderWarning
+from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
-from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.executors.fused_verification import MOST_NODES, CompiledVerifier, DraftKind
 from outrider.runtime.kernels.build import find_compiler
 from outrider.sampling import Warp
 from outrider.verifiers import (
     Block,
+    Distinct,
     Greedy,
     Lenience,
     Rejection,
@@ -32,7 +42,7 @@ from outrider.verifiers import (
 )
 
 V, γ = 37, 4
-DISTRIBUTIONS = [Rejection(), SampleMatch(), Lenience(0.4), Typical(), Relaxed()]
+DISTRIBUTIONS = [Rejection(), Block(), SampleMatch(), Lenience(0.4), Typical(), Relaxed()]
 LOGITS = [Greedy(), RelaxedGreedy()]
 SAMPLED = Sampling(temperature=0.8, seed=3, max_new_tokens=20, ignore_eos=True)
 
@@ -58,8 +68,16 @@ class Counted:
         return counted
 
 
-def case(rows: int, drawn: Any, temperature: float = 0.8, seed: int = 0) -> tuple[Any, ...]:
+def case(
+    rows: int,
+    drawn: Any,
+    temperature: float = 0.8,
+    seed: int = 0,
+    num_drafted: int = γ,
+    **settings: Any,
+) -> tuple[Any, ...]:
     """Drafted chains, the target's logits, and a context with its distribution."""
+    γ = num_drafted
     generator = torch.Generator().manual_seed(seed)
     logits_BNV = 2 * torch.randn(rows, γ + 1, V, generator=generator)
     near_BNV = logits_BNV + torch.randn(rows, γ + 1, V, generator=generator)
@@ -68,38 +86,112 @@ def case(rows: int, drawn: Any, temperature: float = 0.8, seed: int = 0) -> tupl
     if drawn == "chosen":
         tokens_BD = near_BNV[:, :-1].argmax(-1)
     tokens_BN = torch.cat([torch.zeros(rows, 1).long(), tokens_BD.view(rows, γ)], 1)
-    samplings = [Sampling(temperature=temperature * (drawn == "iid"))] * rows
+    samplings = [Sampling(temperature=temperature, **settings)] * rows
     distribution = Warp(samplings, V)
     context = Context.start([[1, 2, 0]] * rows, distribution, range(seed, seed + rows), range(rows))
     draft = Draft.chain(tokens_BN, None, q_BNV if drawn == "iid" else None, drawn)
     return draft, logits_BNV, context, context.rng
 
 
+TRUNCATIONS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.8},
+    {"top_k": 5},
+    {"min_p": 0.1},
+    {"top_p": 0.7, "top_p_convention": "paper", "top_k": 12, "min_p": 0.02},
+]
+
+
+def assert_same(found: Verification, wanted: Verification) -> None:
+    """The same tokens, distributions and statistics."""
+    accepted_B = wanted.verdict.num_accepted_B
+    assert torch.equal(found.verdict.num_accepted_B, accepted_B)
+    assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)
+    on_path_BD = torch.arange(wanted.verdict.path_BD.shape[1]) < accepted_B[:, None]
+    assert torch.equal(found.verdict.path_BD[on_path_BD], wanted.verdict.path_BD[on_path_BD])
+    emitted_BN = torch.arange(wanted.emitted_BK.shape[1]) <= accepted_B[:, None]
+    assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
+    torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
+    if found.overlap is not None:
+        for one, other in zip(
+            found.overlap, estimated_overlap(wanted.draft, wanted.p_BNV), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("rule", DISTRIBUTIONS + LOGITS, ids=repr)
 def test_verdicts_equal_those_of_the_rule(rule: Any) -> None:
-    """In 60 rounds of one or several rows."""
-    verification = CompiledVerifier(made, γ)
-    for seed in range(60):
-        rows = (1, 2, 5)[seed % 3]
-        round_ = case(
-            rows, "iid" if rule.needs == "distribution" else "chosen", (0.8, 1.0)[seed % 2], seed
-        )
-        found, wanted = verification(rule, *round_), verify_eagerly(rule, *round_)
-        accepted_B = wanted.verdict.num_accepted_B
-        assert torch.equal(found.verdict.num_accepted_B, accepted_B)
-        assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)
-        assert torch.equal(found.verdict.path_BD, wanted.verdict.path_BD)
-        emitted_BN = torch.arange(γ + 1) <= accepted_B[:, None]
-        assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
-        torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
-    assert verification._last is not None
-    assert verification._last[2] is not None
+    """In 120 rounds of one or several rows, of 1 to 7 drafted tokens, some of which do not exist in
+    some rows, with every truncation, drawn and chosen."""
+    maker = Counted()
+    verification = CompiledVerifier(maker)
+    drawns = ("iid", "chosen") if rule.needs == "distribution" else ("chosen",)
+    temperatures = (0.8, 1.0) if rule.needs == "distribution" else (0.0, 0.0)
+    for seed in range(120):
+        rows, drawn = (1, 2, 5)[seed % 3], drawns[seed % len(drawns)]
+        truncation, num = TRUNCATIONS[seed % 5] if temperatures[0] else {}, 1 + seed % 7
+        draft, *rest = case(rows, drawn, temperatures[seed % 4 // 2], seed, num, **truncation)
+        if seed % 2:
+            length_B1 = torch.arange(rows)[:, None] + seed % (num + 1)
+            mask_BN = torch.arange(num + 1) <= length_B1 % (num + 1)
+            draft = Draft.chain(draft.tokens_BN, mask_BN, draft.probs_BNV, draft.drawn)
+        assert_same(verification(rule, draft, *rest), verify_eagerly(rule, draft, *rest))
+    assert maker.graphs == len(drawns)
+    assert maker.calls == 120 + 3 * len(drawns)  # those that compare the programs with the rule
+
+
+def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings: Any) -> Any:
+    """Trees of two children per node, three levels; of the last rows some nodes do not exist."""
+    chain, logits_BNV, context, rng = case(
+        rows, "iid", 0.0 if greedy else 0.8, seed, 6, **({} if greedy else settings)
+    )
+    q_BNV = context.distribution(chain.probs_BNV.log(), None) if not greedy else chain.probs_BNV
+    parents_BN = torch.tensor([-1, 0, 0, 1, 1, 2, 3]).expand(rows, -1)
+    above_BDV = q_BNV[:, parents_BN[0, 1:]].flatten(0, 1)
+    generator = torch.Generator().manual_seed(seed)
+    tokens_BD = torch.multinomial(above_BDV, 1, generator=generator).view(rows, -1)
+    if drawn == "distinct":  # the second sibling is drawn from what is left
+        for first, second in ((0, 1), (2, 3)):
+            left_BV = q_BNV[:, parents_BN[0, first + 1]].scatter(1, tokens_BD[:, first, None], 0)
+            tokens_BD[:, second] = (left_BV + 1e-12).argmax(1)
+    tokens_BN = torch.cat([chain.tokens_BN[:, :1], tokens_BD], 1)
+    mask_BN = torch.arange(7) < 7 - (torch.arange(rows)[:, None] + seed) % 4
+    probs_BNV = None if drawn == "chosen" else q_BNV
+    draft = Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=4)
+    return draft, logits_BNV, context, rng
+
+
+TREE_RULES = [
+    (Rejection(), "iid"),
+    (Rejection(), "chosen"),
+    (Distinct(), "distinct"),
+    (SampleMatch(), "chosen"),
+    (Typical(), "chosen"),
+    (Greedy(), "chosen"),
+]
+
+
+@pytest.mark.parametrize(("rule", "drawn"), TREE_RULES, ids=str)
+def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> None:
+    """In 40 rounds of one or several rows, with every truncation."""
+    maker = Counted()
+    verification = CompiledVerifier(maker, TreeShape(7, 4))
+    for seed in range(40):
+        truncation, greedy = TRUNCATIONS[seed % 5], rule.needs != "distribution"
+        round_ = tree_case((1, 2, 5)[seed % 3], drawn, seed, greedy, **truncation)
+        assert_same(verification(rule, *round_), verify_eagerly(rule, *round_))
+    assert maker.graphs == 1
+    assert maker.calls == 43
+    other = CompiledVerifier(maker, TreeShape(7, 5))
+    assert_same(other(rule, *round_), verify_eagerly(rule, *round_))
+    assert maker.graphs == 1, "trees of other shapes are verified eagerly"
 
 
 def test_every_traceable_rule_is_covered() -> None:
     public = (getattr(verifiers, name) for name in verifiers.__all__)
     traceable = {rule for rule in public if vars(rule).get("traceable") is True}
-    assert traceable == {type(rule) for rule in DISTRIBUTIONS + LOGITS}
+    rules = [*DISTRIBUTIONS, *LOGITS, *(rule for rule, _ in TREE_RULES)]
+    assert traceable == {type(rule) for rule in rules}
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -142,16 +234,14 @@ def verifying(**settings: Any) -> tuple[Engine, Counted]:
     """An engine with fused verification, and the compiler of its programs."""
     engine = engine_of(tiny(), tiny(seed=1), γ=γ, **settings)
     maker = Counted()
-    engine.verification = CompiledVerifier(maker, γ)
+    engine.verification = CompiledVerifier(maker)
     return engine, maker
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"top_p": 0.8}, {"top_k": 5}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}],
-    ids=str,
+    "settings", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}], ids=str
 )
-def test_distributions_with_more_than_a_temperature_are_verified_eagerly(settings: Any) -> None:
+def test_distributions_that_depend_on_more_than_logits_are_verified_eagerly(settings: Any) -> None:
     engine, maker = verifying()
     sampling = replace(SAMPLED, max_new_tokens=8, **settings)
     wanted = engine_of(tiny(), tiny(seed=1)).generate(ragged_prompts([9]), sampling)
@@ -166,27 +256,27 @@ def test_the_divergence_of_lossy_rules_is_still_measured(rule: Any) -> None:
     found = engine.generate(ragged_prompts([9]), SAMPLED)
     assert token_ids(found) == token_ids(wanted)
     assert found.stats.kl == pytest.approx(wanted.stats.kl, rel=1e-4, abs=1e-6)
-    assert maker.graphs == (0 if isinstance(rule, Block) else 1)
+    assert maker.graphs == 1
 
 
 def test_exact_models_are_verified_eagerly_when_sampling() -> None:
     """A compiled softmax may round differently from torch's; an argmax cannot."""
     maker = Counted()
-    verification = CompiledVerifier(maker, γ, exact=True)
+    verification = CompiledVerifier(maker, exact=True)
     verification(Rejection(), *case(1, "iid"))
     assert maker.graphs == 0
-    verification(Greedy(), *case(1, "chosen"))
+    verification(Greedy(), *case(1, "chosen", 0.0))
     assert maker.graphs == 1
 
 
-def test_other_lengths_and_masks_are_verified_eagerly() -> None:
+def test_drafts_of_more_nodes_than_programs_take_are_verified_eagerly() -> None:
     maker = Counted()
-    draft, *rest = case(2, "chosen")
-    CompiledVerifier(maker, γ - 1)(Greedy(), draft, *rest)
-    masked = Draft.chain(draft.tokens_BN, draft.mask_BN.clone(), None, "chosen")
-    CompiledVerifier(maker, γ)(Greedy(), masked, *rest)
-    CompiledVerifier(maker, NUM_PER_ROLE).warm_up(Rejection(), torch.zeros(1, NUM_PER_ROLE + 1, V))
-    assert maker.graphs == 0
+    verification = CompiledVerifier(maker)
+    for num, graphs in ((MOST_NODES, 0), (MOST_NODES - 1, 1), (NUM_PER_ROLE + 1, 1)):
+        round_ = case(2, "iid", num_drafted=num)
+        wanted = verify_eagerly(Rejection(), *round_)
+        assert_same(verification(Rejection(), *round_), wanted)
+        assert maker.graphs == graphs
 
 
 @dataclass(frozen=True)
@@ -213,14 +303,14 @@ def crashing(module: nn.Module, trace: Any, own: bool) -> Program:
 
 def inexact(module: nn.Module, trace: Any, own: bool) -> Program:
     def graph(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        *decided, p_BNV, overlap_B = module(*inputs)
-        return [*decided, 1.001 * p_BNV, overlap_B]
+        *decided, p_BNV, reached_BD, overlap_BD = interpreted(module, trace)(inputs)
+        return [*decided, 1.001 * p_BNV, reached_BD, overlap_BD]
 
     return graph
 
 
 def lying(module: nn.Module, trace: Any, own: bool) -> Program:
-    return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 5]
+    return lambda inputs: [*interpreted(module, trace)(inputs)[:1], *[inputs[1][:, 0]] * 6]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +335,7 @@ def lying(module: nn.Module, trace: Any, own: bool) -> Program:
 def test_a_rule_that_does_not_compile_is_run_eagerly_after_one_warning(
     maker: Any, rule: Any, text: str
 ) -> None:
-    verification = CompiledVerifier(maker, γ)
+    verification = CompiledVerifier(maker)
     round_ = case(1, "iid")
     with pytest.warns(OutriderWarning, match=text) as caught:
         found = verification(rule, *round_)
@@ -256,24 +346,25 @@ def test_a_rule_that_does_not_compile_is_run_eagerly_after_one_warning(
         verification(rule, *round_)
 
 
-def test_each_rule_length_and_vocabulary_has_its_own_cache_key() -> None:
+def test_each_rule_and_vocabulary_has_its_own_cache_key() -> None:
     """A program is compiled for these sizes and looked up by this key."""
     names = []
 
     def named(module: nn.Module, trace: Any, own: bool) -> Program:
         names.append(str(dependencies(module)))
-        return lambda inputs: list(module(*inputs))
+        return untraced(module)
 
-    for num_drafted, logits_BNV in (
-        (γ, torch.zeros(1, γ + 1, V)),
-        (γ - 1, torch.zeros(1, γ, V)),
-        (γ, torch.zeros(1, γ + 1, V + 1)),
-        (γ, torch.zeros(1, γ + 1, V, dtype=torch.bfloat16)),
+    for logits_BNV in (
+        torch.zeros(1, γ + 1, V),
+        torch.zeros(1, γ + 1, V + 1),
+        torch.zeros(1, γ + 1, V, dtype=torch.bfloat16),
     ):
-        verification = CompiledVerifier(named, num_drafted)
-        for rule in (Rejection(), Lenience(0.4), Lenience(0.5), Greedy()):
-            verification.warm_up(rule, logits_BNV)
-    assert len(names) == len(set(names)) == 16
+        verification = CompiledVerifier(named)
+        for rule in (Rejection(), Lenience(0.4), Lenience(0.5)):
+            verification.warm_up(rule, DraftKind("iid"), logits_BNV)
+            verification.warm_up(rule, DraftKind("chosen"), logits_BNV)
+        verification.warm_up(Greedy(), DraftKind("chosen"), logits_BNV)
+    assert len(names) == len(set(names)) == 21
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -283,12 +374,15 @@ def test_compiled_verdicts_equal_those_of_the_rule(
     rule: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    verification = CompiledVerifier(compiled_program, γ)
+    verification = CompiledVerifier(compiled_program)
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutriderWarning)
-        verification.warm_up(rule, torch.zeros(1, γ + 1, V))
+        drawn: Any = "iid" if rule.needs == "distribution" else "chosen"
+        verification.warm_up(rule, DraftKind(drawn), torch.zeros(1, γ + 1, V))
     for seed in range(30):
-        round_ = case(1 + seed % 3, "iid" if rule.needs == "distribution" else "chosen", seed=seed)
+        by_distribution = rule.needs == "distribution"
+        drawn, temperature = ("iid", 0.8) if by_distribution else ("chosen", 0.0)
+        round_ = case(1 + seed % 3, drawn, temperature, seed, **TRUNCATIONS[seed % 5])
         found, wanted = verification(rule, *round_), verify_eagerly(rule, *round_)
         assert torch.equal(found.verdict.num_accepted_B, wanted.verdict.num_accepted_B)
         assert torch.equal(found.verdict.next_token_B, wanted.verdict.next_token_B)

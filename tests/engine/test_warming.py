@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import outrider
 from outrider import Engine, Sampling
+from outrider.engine import assembly
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS
 from outrider.runtime import HFModel
@@ -53,7 +54,8 @@ def compiled(
     draft = making.give(tiny(seed=1, dtype=dtype)) if METHODS[method].needs_draft else None
     engine = engine_of(making.give(tiny(dtype=dtype)), draft, method, γ, **settings)
     if engine.verification is not None:
-        engine.verification = CompiledVerifier(making, engine.num_speculative_tokens)
+        shape = engine.drafter.capabilities.tree_shape
+        engine.verification = CompiledVerifier(making, shape)
     return engine, making
 
 
@@ -96,13 +98,13 @@ DISTRIBUTIONS = (SAMPLED, replace(SAMPLED, top_p=0.9, logprobs=2))
 CASES = [
     ("speculative", 6),
     ("plain", 1),
-    ("prompt-lookup", 2),
-    ("block", 5),
+    ("prompt-lookup", 3),
+    ("block", 6),
     ("coupled", 3),
     ("ensemble", 2),
-    ("top-k-tree", 4),
+    ("top-k-tree", 6),
     ("dynamic-tree", 4),
-    ("mjsd", 3),
+    ("mjsd", 4),
     ("mtad", 4),
 ]
 
@@ -128,17 +130,18 @@ def test_no_request_needs_another_program_with_drafts_that_stop_early(settings: 
     graphs = making.graphs
     unseal(engine)
     every_request(engine, (GREEDY[0], DISTRIBUTIONS[0]))
-    assert making.graphs == graphs < 6
+    assert making.graphs == graphs == 6
 
 
 def test_copied_drafts_use_fused_verification() -> None:
     engine, making = compiled("prompt-lookup")
     warm_up(engine)
-    engine.generate([[5, 6, 7, 8, 9, 10] * 3], greedy(6))
     assert engine.verification is not None
-    assert engine.verification._last is not None
-    assert engine.verification._last[2] is not None
-    assert making.graphs == 2
+    for sampling in (greedy(6), *DISTRIBUTIONS):
+        engine.generate([[5, 6, 7, 8, 9, 10] * 3], sampling)
+        assert engine.verification._last is not None
+        assert engine.verification._last[2] is not None
+    assert making.graphs == 3
 
 
 def test_a_request_never_compiles_a_missing_program() -> None:
@@ -151,17 +154,22 @@ def test_a_request_never_compiles_a_missing_program() -> None:
         assert model is not None
         assert model.compiled is not None
         model.compiled._programs.clear()
+    assert engine.verification is not None
+    engine.verification._programs.clear()
     found = engine.generate(PROMPTS, greedy(6))
     assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
     assert (making.graphs, making.calls) == (graphs, calls)
 
 
-def test_a_model_that_is_loaded_again_gets_the_programs_of_the_other_method() -> None:
+def test_a_model_that_is_loaded_again_gets_the_programs_of_the_other_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Loading compiles programs for models that other engines have sealed."""
     engine, making = compiled("speculative")
     warm_up(engine)
     assert making.graphs == 6
     assert engine.target.compiled is not None
+    monkeypatch.setattr(assembly, "_verification", lambda target, shape: None)
     again = outrider.load(engine.target, engine.draft, "top-k-tree", compile="off")
     assert making.graphs == 8
     assert again.target.compiled is not None

@@ -121,7 +121,9 @@ def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
         "runtime.executors.fused_draft",
         "runtime.executors.traced",
         "runtime.hf.hidden_states",
+        "runtime.kernels.truncation",
         "runtime.kv_cache.storage",
+        "sampling.truncate",
         "sampling.warp",
     ],
 )

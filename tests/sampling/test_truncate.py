@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.sampling import truncate
+from outrider.sampling import Sampling, Warp, truncate
 from outrider.sampling.truncate import keep_min_p, keep_top_k, keep_top_p
+from outrider.sampling.warp import distributions
 
 
 def distribution(values):
@@ -109,3 +110,42 @@ def test_each_row_has_its_own_parameter():
         assert (keep_top_k(z_BMV[row], ks[row]) == by_k[row]).all()
         assert (keep_top_p(p_BMV[row], ps[row], strict[row]) == by_p[row]).all()
         assert (keep_min_p(p_BMV[row], ms[row]) == by_m[row]).all()
+
+
+TRUNCATIONS = [
+    (0, 1.0, "hf", 0.0),
+    (5, 1.0, "hf", 0.0),
+    (0, 0.9, "hf", 0.0),
+    (0, 0.9, "paper", 0.0),
+    (0, 1.0, "hf", 0.05),
+    (12, 0.7, "hf", 0.02),
+    (1, 1.0, "hf", 0.0),
+    (10**6, 0.5, "paper", 0.0),
+]
+
+
+def warp(num_tokens):
+    return Warp(
+        [
+            Sampling(temperature=1.0, top_k=k, top_p=p, top_p_convention=convention, min_p=m)
+            for k, p, convention, m in TRUNCATIONS
+        ],
+        num_tokens,
+    )
+
+
+@pytest.mark.parametrize("V", [3, 37, 5000])
+@pytest.mark.parametrize("scale", [0.2, 2.0, 8.0])
+def test_parameters_as_tensors_truncate_as_those_on_the_host(V, scale):
+    """Flat and peaked distributions, with every parameter alone and with all together."""
+    generator = torch.Generator().manual_seed(V)
+    z_BMV = scale * torch.randn(len(TRUNCATIONS), 4, V, generator=generator)
+    found_BMV = distributions(z_BMV, warp(V).row_parameters)
+    torch.testing.assert_close(found_BMV, warp(V)(z_BMV, None))
+    assert torch.equal(found_BMV[0], z_BMV[0].softmax(-1))  # without parameters: the same bits
+
+
+def test_parameters_as_tensors_break_ties_as_those_on_the_host():
+    weights_V = torch.tensor([1, 4, 2, 2, 4, 2, 1, 8, 8, 2], dtype=torch.float32)
+    z_BMV = weights_V.log().expand(len(TRUNCATIONS), 1, -1)
+    torch.testing.assert_close(distributions(z_BMV, warp(10).row_parameters), warp(10)(z_BMV, None))

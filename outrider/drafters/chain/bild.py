@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch.nn.functional import pad
 
-from outrider.core import Budget, Capabilities, Context, Draft, Stream
+from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelDrafter, ModelState
 from outrider.runtime import HFModel
@@ -39,10 +39,6 @@ class BildDrafter(ModelDrafter):
             raise InvalidParameterError(f"fallback={fallback!r}: must be in [0, 1]; 0 is never")
         super().__init__(model, num_tokens, fallback, keep_logits=True)
         self.fallback = fallback
-
-    @property
-    def capabilities(self) -> Capabilities[HFModel]:
-        return replace(super().capabilities, full_chains=False)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = super().propose(state, context, budget, rng)

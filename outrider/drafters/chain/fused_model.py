@@ -2,8 +2,11 @@
 
 The chain is the one that :class:`ModelDrafter` drafts step by step from the same random numbers, up
 to rounding. A row that lacks fewer tokens than another is fed its last ones again, which rewrites
-what its cache holds already. Drafts of another length than the program's, and distributions that
-are more than a temperature, are drafted step by step.
+what its cache holds already.
+
+Drafts whose lengths vary, or which stop early, take one program per token: the forward pass, the
+distribution and the draw. Drafts of another length than the program's, and distributions that
+depend on more than logits, temperature and truncation, are drafted step by step.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
@@ -14,10 +17,10 @@ from weakref import ref
 from torch import Tensor
 
 from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Role, Stream
-from outrider.drafters.chain.model import ModelDrafter, ModelState
+from outrider.drafters.chain.model import Going, ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel
-from outrider.sampling.warp import Warp
+from outrider.sampling.warp import RowParameters, Warp
 
 
 class FusedModelDrafter(ModelDrafter):
@@ -25,7 +28,8 @@ class FusedModelDrafter(ModelDrafter):
 
     Args:
         model, num_tokens, stop: as for :class:`ModelDrafter`.
-        num_fused: length of the drafts that one compiled program makes; 0 if none does.
+        num_fused: length of the drafts that one compiled program makes: γ, or 1 for one program per
+            token, which a drafter with a stop needs; 0 if none does.
 
     Raises:
         InvalidParameterError: a confidence outside [0, 1].
@@ -46,7 +50,7 @@ class FusedModelDrafter(ModelDrafter):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        fused_tokens = 0 if self.stop is not None else self.num_fused
+        fused_tokens = self.num_fused if self.stop is None or self.num_fused == 1 else 0
         return replace(super().capabilities, fused_tokens=fused_tokens)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
@@ -58,14 +62,16 @@ class FusedModelDrafter(ModelDrafter):
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
         """Whether the compiled program can make this draft."""
-        if self.num_fused != budget.max_tokens:
+        if self.num_fused != budget.max_tokens or self.stop is not None:
             return False
+        return self._can_draw(context.distribution) and self._can_catch_up(state, context)
+
+    def _can_draw(self, distribution: Distribution) -> bool:
+        """:meth:`_draws`, remembered, since most rounds keep their distribution."""
         last = self._last
-        if last is None or last[0]() is not context.distribution:  # most rounds keep theirs
-            self._last = last = ref(context.distribution), self._draws(context.distribution)
-        if not last[1]:
-            return False
-        return self._can_catch_up(state, context)
+        if last is None or last[0]() is not distribution:
+            self._last = last = ref(distribution), self._draws(distribution)
+        return last[1]
 
     def _can_catch_up(self, state: ModelState, context: Context) -> bool:
         """Whether all rows have as many tokens as the row that lacks most."""
@@ -80,10 +86,9 @@ class FusedModelDrafter(ModelDrafter):
             graph is not None
             and not graph.failed
             and self.num_fused > 0
-            and self.stop is None
             and self.drawn == "iid"
             and self.model.num_tokens == self.num_tokens
-            and is_temperature(distribution)
+            and is_fusible(distribution)
         )
 
     def _fused(
@@ -92,10 +97,7 @@ class FusedModelDrafter(ModelDrafter):
         """The draft by one program; None if there is none after all."""
         distribution, γ = context.distribution, self.num_fused
         assert isinstance(distribution, Warp)
-        numbers: tuple[Tensor | None, Tensor | None] = None, None
-        if not distribution.greedy:
-            numbers = distribution.temperature_B, rng.uniform(Role.DRAFT, γ)
-        done = self._run_program(state, context, *numbers)
+        done = self._run_program(state, context, *_numbers(distribution, rng, γ))
         if done is None:
             return None
         probs_BNV, tokens_BN = done
@@ -105,11 +107,45 @@ class FusedModelDrafter(ModelDrafter):
             return Draft.chain(tokens_BN, mask_BN, None, "chosen", logits_BNV)
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, self.drawn)
 
+    def _chain(
+        self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        by_program = self.num_fused == 1 and γ > 0 and self._can_draw(context.distribution)
+        if by_program and self._can_catch_up(state, context):
+            found = self._token_by_token(state, context, γ, rng, going)
+            if found is not None:
+                return found
+        return super()._chain(state, context, γ, rng, going)
+
+    def _token_by_token(
+        self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """As :meth:`_chain`, each token by one program; None if there is none after all."""
+        assert isinstance(context.distribution, Warp)
+        parameters, u_BD = _numbers(context.distribution, rng, γ)
+        tokens, rows = [context.root_B], []
+        for i in range(γ):
+            numbers = parameters, None if u_BD is None else u_BD[:, i : i + 1]
+            if i == 0:
+                done = self._run_program(state, context, *numbers)
+            else:
+                done = self.model.draft(state.cache, tokens[-1][:, None], 1, *numbers)
+            if done is None:
+                return None
+            if i > 0:
+                state.cache.append(1)
+            row_BNV, chain_BN = done
+            rows.append(row_BNV[:, 0])
+            tokens.append(chain_BN[:, 1])
+            if going is not None and not going.on(rows[-1], tokens[-1]):
+                break
+        return tokens, rows
+
     def _run_program(
         self,
         state: ModelState,
         context: Context,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """What ``runner.fused_draft`` returns; the cache then holds what the model has read."""
@@ -119,14 +155,23 @@ class FusedModelDrafter(ModelDrafter):
         if min(lacking) < K:
             cache.rollback(context.sequence_lengths - K)
         tokens_BK = self._uncached(state, context, K)
-        done = self.model.draft(cache, tokens_BK, γ, temperature_B, u_BD)
+        done = self.model.draft(cache, tokens_BK, γ, parameters, u_BD)
         if done is not None:
             cache.append(K + γ - 1)  # nobody has read the last token
         return done
 
 
-def is_temperature(distribution: Distribution) -> bool:
-    """Whether programs can draw from a distribution: a temperature, or the argmax of the logits."""
+def _numbers(distribution: Warp, rng: Stream, γ: int) -> tuple[RowParameters | None, Tensor | None]:
+    """What programs draw γ tokens with: the rows' parameters, and numbers in [0, 1), (B, γ). None
+    for greedy rows."""
+    if distribution.greedy:
+        return None, None
+    return distribution.row_parameters, rng.uniform(Role.DRAFT, γ)
+
+
+def is_fusible(distribution: Distribution) -> bool:
+    """Whether programs can draw from a distribution: temperature and truncation of the model's
+    logits, or their argmax."""
     return isinstance(distribution, Warp) and (
-        distribution.keeps_logits if distribution.greedy else distribution.only_scales
+        distribution.keeps_logits if distribution.greedy else distribution.fuses
     )

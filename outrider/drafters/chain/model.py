@@ -192,30 +192,12 @@ class ModelDrafter(ModelBacked):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         stops = self.stop is not None
-        return replace(super().capabilities, full_chains=not stops, stops_early=stops)
+        return replace(super().capabilities, stops_early=stops)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
-        going = None if self.stop is None else _Going(self.stop, context)
-        pick = _argmax if greedy else self._picker.start(rng, γ)
-
-        def step(tokens: Sequence[Tensor]) -> Tensor:
-            drafted = len(tokens) > 1
-            return self._step(state, tokens[-1]) if drafted else self._catch_up(state, context)
-
-        def choose(logits_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            i = len(tokens) - 1
-            exists_B = None if going is None else going.exists[i]
-            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:], exists_B))
-            return row_BV, pick(row_BV, i)
-
-        def goes_on(row_BV: Tensor, x_B: Tensor) -> bool:
-            q_BV = row_BV.softmax(-1) if greedy else row_BV
-            return going is None or going.on(q_BV.gather(1, x_B[:, None])[:, 0])
-
-        tokens, rows = draft_chain(
-            context.root_B, γ, step, choose, None if going is None else goes_on
-        )
+        going = None if self.stop is None else Going(self.stop, context)
+        tokens, rows = self._chain(state, context, γ, rng, going)
         mask_BN = self._within(budget, len(tokens), context)
         if going is not None:
             exists_BN = torch.stack(going.exists[: len(tokens)], 1)
@@ -230,6 +212,25 @@ class ModelDrafter(ModelBacked):
             with_leaf(rows) if greedy and γ and self.keep_logits else None,
             drawn_probs_BN=_token_probs(rows, tokens) if shares_noise else None,
         )
+
+    def _chain(
+        self, state: ModelState, context: Context, γ: int, rng: Stream, going: "Going | None"
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The tokens from the root on, each (B,), and their distributions, or logits of greedy
+        rows, (B, V): at most γ, fewer where all rows stop."""
+        pick = _argmax if context.distribution.greedy else self._picker.start(rng, γ)
+
+        def step(tokens: Sequence[Tensor]) -> Tensor:
+            drafted = len(tokens) > 1
+            return self._step(state, tokens[-1]) if drafted else self._catch_up(state, context)
+
+        def choose(logits_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            i = len(tokens) - 1
+            exists_B = None if going is None else going.exists[i]
+            row_BV = self._row(logits_BV, Prefix.of_chain(context, tokens[1:], exists_B))
+            return row_BV, pick(row_BV, i)
+
+        return draft_chain(context.root_B, γ, step, choose, None if going is None else going.on)
 
     def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
         """Which nodes of a chain are within each row's budget, (B, N); None if all are."""
@@ -246,7 +247,7 @@ class ModelDrafter(ModelBacked):
         ]
 
 
-class _Going:
+class Going:
     """Which rows of a draft have not stopped yet.
 
     Attributes:
@@ -255,17 +256,21 @@ class _Going:
 
     def __init__(self, stop: Stop, context: Context) -> None:
         self._stop = stop
+        self._greedy = context.distribution.greedy
         self._survival_B = torch.ones((), device=context.device)
         everywhere_B = torch.ones(context.num_rows, dtype=torch.bool, device=context.device)
         self.exists = [everywhere_B, everywhere_B]
 
-    def on(self, q_B: Tensor) -> bool:
+    def on(self, row_BV: Tensor, x_B: Tensor) -> bool:
         """Whether any row goes on after the tokens drafted last. Waits for the device, which on a
         GPU too costs less than the forward passes that it saves.
 
         Args:
-            q_B: the draft model's probabilities of these tokens.
+            row_BV: the distributions of these tokens, or their logits where rows are greedy.
+            x_B: the tokens.
         """
+        q_BV = row_BV.softmax(-1) if self._greedy else row_BV
+        q_B = q_BV.gather(1, x_B[:, None])[:, 0]
         self._survival_B = self._survival_B * q_B
         going_B = self.exists[-1] & self._stop.goes_on(q_B, self._survival_B)
         self.exists.append(going_B)

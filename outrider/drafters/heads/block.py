@@ -41,7 +41,7 @@ from outrider.core import (
     cached_arange,
 )
 from outrider.core.errors import IncompatibleError
-from outrider.drafters.chain.fused_model import is_temperature
+from outrider.drafters.chain.fused_model import is_fusible
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_model import BlockModel, BlockOutput
@@ -122,7 +122,7 @@ class BlockDrafter:
         )
         if self._tree is None:
             stops = self.stop is not None
-            return replace(own, full_chains=not stops, stops_early=stops)
+            return replace(own, stops_early=stops)
         shape = self._tree.topology
         return replace(
             own,
@@ -177,13 +177,13 @@ class BlockDrafter:
     ) -> Draft | None:
         """The draft by one compiled program; None where there is none."""
         distribution, γ = context.distribution, self.num_fused
-        if not γ or budget.max_tokens != γ or not is_temperature(distribution):
+        if not γ or budget.max_tokens != γ or not is_fusible(distribution):
             return None
         assert isinstance(distribution, Warp)
         greedy = distribution.greedy
-        temperature_B = None if greedy else distribution.temperature_B
+        parameters = None if greedy else distribution.row_parameters
         u_BD = None if greedy else rng.uniform(Role.DRAFT, γ)
-        done = self.model.draft(cache, context.root_B[:, None], γ, temperature_B, u_BD)
+        done = self.model.draft(cache, context.root_B[:, None], γ, parameters, u_BD)
         if done is None:
             return None
         probs_BNV, tokens_BN = done

@@ -47,6 +47,7 @@ from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
 from outrider.runtime.prefill import Prefilling
+from outrider.sampling.warp import RowParameters
 
 __all__ = [
     "Eagle3Drafter",
@@ -145,17 +146,17 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
         self,
         state: ModelState,
         context: Context,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """The program reads the newest tokens."""
         γ, root_B1 = self.num_fused, context.root_B[:, None]
-        done = self.model.draft(state.cache, root_B1, γ, temperature_B, u_BD)
+        done = self.model.draft(state.cache, root_B1, γ, parameters, u_BD)
         if done is None:
             return None
         state.cache.append(γ - 1)  # nobody has read the last token
         recorded, tokens_BN = done
-        if temperature_B is None and self.keep_logits:
+        if parameters is None and self.keep_logits:
             recorded = self.model.module.vocabulary.widened(recorded)
         return recorded, tokens_BN
 

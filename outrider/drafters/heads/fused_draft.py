@@ -26,7 +26,7 @@ from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import QUERIES, ROWS, KVBuffers
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.warp import softmax_at
+from outrider.sampling.warp import RowParameters
 
 
 class Slots(NamedTuple):
@@ -107,7 +107,7 @@ class _HeadDraft(GreedyDraft):
         return *super().sizes(), {0: ROWS}, {0: ROWS, 1: QUERIES}
 
     def roots(self, inputs: Sequence[Any]) -> Tensor:
-        num_B = inputs[self.num_moving - 2]
+        *_, num_B, _, _, _ = inputs  # before hidden states, keys and values
         return at_last(inputs[0][..., None], num_B)[:, 0, 0]
 
     def fill(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
@@ -179,7 +179,7 @@ class GreedyHeadDraft(_HeadDraft):
 
 
 class SampledHeadDraft(_HeadDraft, SampledDraft):
-    """A chain drawn at each row's temperature."""
+    """A chain drawn under each row's temperature and truncation."""
 
     kind: ClassVar[str] = "sampled draft"
 
@@ -188,7 +188,7 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
         tokens_BK: Tensor,
         length_B: Tensor,
         slot_S: Tensor,
-        temperature_B: Tensor,
+        parameters: Sequence[Tensor],
         u_BD: Tensor,
         num_B: Tensor,
         hidden_BKF: Tensor,
@@ -200,7 +200,7 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
         vocabulary = self._head.vocabulary
 
         def choose(z_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            q_BD = softmax_at(z_BD, temperature_B)
+            q_BD = self.drawn_from(z_BD, parameters)
             return q_BD, vocabulary.target_ids_D[draw(q_BD, u_BD[:, len(tokens) - 1])]
 
         rest = num_B, hidden_BKF, slot_S, keys, values
@@ -222,7 +222,7 @@ class HeadExecutor(CompiledExecutor):
         cache: KVCache,
         newest: Newest,
         depth: int,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
         """Reads the newest tokens and drafts after them; other arguments as of
@@ -236,6 +236,6 @@ class HeadExecutor(CompiledExecutor):
         greedy, sampled = self._drafts[depth]
         first = [newest.tokens_BK, cache.length_B, self._slots(cache)]
         last = [newest.num.device_B, newest.hidden_BKF]
-        if temperature_B is None or u_BD is None:
+        if parameters is None or u_BD is None:
             return self._run(greedy, cache, lambda: [*first, *last])
-        return self._run(sampled, cache, lambda: [*first, temperature_B, u_BD, *last])
+        return self._run(sampled, cache, lambda: [*first, *parameters, u_BD, *last])

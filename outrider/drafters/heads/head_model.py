@@ -19,6 +19,7 @@ from outrider.runtime.executors.compile_cache import uses_kernels
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
+from outrider.sampling.warp import RowParameters
 
 C = TypeVar("C", bound=NewestCache)
 
@@ -65,7 +66,7 @@ class HeadModel(HFModel):
         cache: KVCache,
         tokens_BN: Tensor,
         depth: int,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """A draft after the root by one compiled program, which first reads the newest tokens;
@@ -79,7 +80,7 @@ class HeadModel(HFModel):
         cache.reread()
         cache.begin(newest.tokens_BK.shape[1] + self.module.num_drafting(depth))
         with self.watch:
-            found = executor.draft_after(cache, newest, depth, temperature_B, u_BD)
+            found = executor.draft_after(cache, newest, depth, parameters, u_BD)
         if found is None:
             return None
         recorded, health_B, chain_BN, last_BH = found

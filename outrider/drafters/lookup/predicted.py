@@ -94,7 +94,7 @@ class PredictedOutput:
     """Drafts by copying each row's expected output (``Context.predictions``)."""
 
     drawn: Drawn = "chosen"
-    capabilities: Capabilities = Capabilities(depth=DEPTH, full_chains=True, rewindable=True)
+    capabilities: Capabilities = Capabilities(depth=DEPTH, rewindable=True)
 
     def start(self, context: Context) -> HostState[PredictionReader]:
         sources = context.sources or [()] * context.num_rows

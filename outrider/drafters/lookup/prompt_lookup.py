@@ -103,7 +103,7 @@ class PromptLookup:
     """
 
     drawn: Drawn = "chosen"
-    capabilities: Capabilities = Capabilities(depth=DEPTH, full_chains=True, rewindable=True)
+    capabilities: Capabilities = Capabilities(depth=DEPTH, rewindable=True)
 
     def __init__(
         self, longest: int = 3, shortest: int = 1, match: Match = "latest", tail: int = 1

@@ -226,7 +226,7 @@ class SuffixDecoding:
     @property
     def capabilities(self) -> Capabilities:
         if self.shape == "chain":
-            return Capabilities(depth=DEPTH, full_chains=True, rewindable=True)
+            return Capabilities(depth=DEPTH, rewindable=True)
         return Capabilities(
             depth=DEPTH,
             max_nodes=lambda num_tokens: TREE_NODES + 1,

@@ -25,6 +25,7 @@ from functools import partial
 from torch import Tensor
 
 from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
+from outrider.core.capabilities import TreeShape
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.tree.grow import Children, Level, StaticTree
 from outrider.drafters.tree.topology import Topology
@@ -67,6 +68,7 @@ class TreeDrafter(ModelBacked):
             depth=tree.depth,
             max_nodes=lambda num_tokens: tree.num_nodes + 1,
             drafts_trees=not tree.is_chain,
+            tree_shape=None if tree.is_chain else TreeShape(tree.num_nodes, max(tree.walk_steps)),
             runs_trees=True,
         )
 

@@ -94,7 +94,6 @@ class Follower(ModelBacked, ABC):
     def capabilities(self) -> Capabilities[HFModel]:
         return replace(
             super().capabilities,
-            full_chains=False,
             handles_context_limit=True,
             rewindable=False,
             own_vocabulary=True,

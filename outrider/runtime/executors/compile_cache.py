@@ -29,11 +29,18 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.hf.hidden_states import joined
-from outrider.runtime.kernels import NarrowLinear, exact, is_exact
+from outrider.runtime.kernels import (
+    NarrowLinear,
+    exact,
+    is_exact,
+    kernels_are_loaded,
+    truncation,
+)
 from outrider.runtime.kernels.build import cache_folder
 from outrider.runtime.kernels.join import JoinLinears
 from outrider.runtime.kv_cache.storage import write_at
-from outrider.sampling.warp import softmax_at
+from outrider.sampling.truncate import truncated
+from outrider.sampling.warp import distributions
 
 Program = Callable[[list[Tensor]], list[Tensor]]
 """A compiled program: from its inputs, one after the other, to its outputs."""
@@ -47,7 +54,9 @@ _TRACED = (
     exact.use_exact_operators,
     health_of,
     joined,
-    softmax_at,
+    distributions,
+    truncation.truncated,
+    truncated,
     write_at,
 )
 """Functions that programs consist of besides the methods of modules: their files are part of the
@@ -62,6 +71,7 @@ _SHIMS = {
     "attend": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, double",
     "mean": f"{_HANDLE}, int32_t",
     "layer_norm": f"{_HANDLE}, const {_HANDLE}*, const {_HANDLE}*, double",
+    "truncated": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}",
     **dict.fromkeys(exact.FUNCTIONS, _HANDLE),
 }
 
@@ -118,7 +128,7 @@ def dependencies(module: nn.Module) -> list[str]:
         transformers.__version__,
         sys.version,
         torch.backends.cpu.get_cpu_capability(),
-        str((uses_kernels(module), _SHIMS, JoinLinears().uuid())),
+        str((uses_kernels(module), kernels_are_loaded(), _SHIMS, JoinLinears().uuid())),
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
         str([getattr(each, "widest", None) for each in module.modules()]),
@@ -161,6 +171,7 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
     }
     if uses_kernels(module):
         options["post_grad_custom_post_pass"] = JoinLinears()
+    if kernels_are_loaded():
         options["aot_inductor.custom_ops_to_c_shims"] = {
             getattr(torch.ops.outrider, name).default: [
                 f"AOTITorchError aoti_torch_cpu_{name}({arguments}, {_HANDLE}*)"

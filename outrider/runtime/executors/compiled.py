@@ -30,6 +30,7 @@ from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForwa
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
+from outrider.sampling.warp import RowParameters
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 128
@@ -139,7 +140,7 @@ class CompiledExecutor:
         cache: KVCache,
         tokens_BN: Tensor,
         depth: int,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
         """Drafts ``depth`` (D) tokens after the query tokens: a fused draft.
@@ -148,7 +149,7 @@ class CompiledExecutor:
             cache: its forward pass has begun, with room for all drafted tokens but the last.
             tokens_BN: the query tokens.
             depth: D.
-            temperature_B: of the rows; None for greedy ones.
+            parameters: of the rows' distributions; None for greedy ones.
             u_BD: numbers in [0, 1) to draw with; None for greedy rows.
 
         Returns:
@@ -163,9 +164,9 @@ class CompiledExecutor:
                 self._drafts[depth] = GreedyDraft(*arguments), SampledDraft(*arguments)
         greedy, sampled = self._drafts[depth]
         inputs = [tokens_BN, cache.length_B, self._slots(cache)]
-        if temperature_B is None or u_BD is None:
+        if parameters is None or u_BD is None:
             return self._run(greedy, cache, lambda: inputs)
-        return self._run(sampled, cache, lambda: [*inputs, temperature_B, u_BD])
+        return self._run(sampled, cache, lambda: [*inputs, *parameters, u_BD])
 
     def _forwards_for(self, layers: tuple[int, ...]) -> tuple[ChainForward, TreeForward] | None:
         """The forward passes, of chains and of trees, that return the hidden states of these
@@ -206,7 +207,7 @@ class CompiledExecutor:
     ) -> list[Tensor] | None:
         """The results of a program; None where there is none. Inputs are computed only if there
         is."""
-        buffers = cache.in_use()
+        buffers = self._buffers(cache)
         with self._lock:
             if each not in self._programs and not self.failed and not self.sealed:
                 self._programs[each] = self._compiled(each, buffers)
@@ -214,6 +215,10 @@ class CompiledExecutor:
             if program is None:
                 return None
             return program([*map(Tensor.contiguous, inputs()), *buffers])
+
+    def _buffers(self, cache: KVCache) -> Sequence[Tensor]:
+        """The KV buffers that programs read and write, keys and then values."""
+        return cache.in_use()
 
     def _compiled(self, each: TreeForward, in_use: Sequence[Tensor]) -> Program | None:
         half = len(in_use) // 2

@@ -1,9 +1,10 @@
 """A draft as one program: γ forward passes of a model, and the token that each of them leads to.
 
-    x_i ~ softmax(z_i / T),   z_i the logits after … x_{i-1},   i = 1 … γ
+    x_i ~ truncated(softmax(z_i / T)),   z_i the logits after … x_{i-1},   i = 1 … γ
 
 by the same inverse distribution function as a draft made step by step, or x_i = argmax z_i. No
-Python runs between the forward passes. γ is part of the program; all other sizes are symbolic.
+Python runs between the forward passes. γ is part of the program; all other sizes are symbolic, and
+temperature and truncation are inputs.
 
 Legend: B rows, N query tokens of the first forward pass, D drafted tokens (γ), S slots,
 V vocabulary.
@@ -19,7 +20,8 @@ from outrider.core import draw
 from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
-from outrider.sampling.warp import softmax_at
+from outrider.runtime.kernels.truncation import truncated
+from outrider.sampling.warp import RowParameters, distributions
 
 
 class GreedyDraft(ChainForward):
@@ -88,20 +90,20 @@ class GreedyDraft(ChainForward):
 
 
 class SampledDraft(GreedyDraft):
-    """A chain drawn at each row's temperature."""
+    """A chain drawn under each row's temperature and truncation."""
 
     kind: ClassVar[str] = "sampled draft"
 
     @property
     def num_moving(self) -> int:
-        return super().num_moving + 2
+        return super().num_moving + len(RowParameters._fields) + 1
 
     def forward(  # type: ignore[override]
         self,
         tokens_BN: Tensor,
         length_B: Tensor,
         slot_S: Tensor,
-        temperature_B: Tensor,
+        parameters: Sequence[Tensor],
         u_BD: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
@@ -110,7 +112,7 @@ class SampledDraft(GreedyDraft):
         chain from the root on (B, D + 1)."""
 
         def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            q_BV = softmax_at(z_BV, temperature_B)
+            q_BV = self.drawn_from(z_BV, parameters)
             return q_BV, draw(q_BV, u_BD[:, len(tokens) - 1])
 
         return self._chain(tokens_BN, length_B, (slot_S, keys, values), choose)
@@ -121,13 +123,25 @@ class SampledDraft(GreedyDraft):
         tokens_BN, length_B, slot_S, *rest = super().inputs(buffers, rows, queries, span, slots)
         u_BD = torch.linspace(0.1, 0.9, rows * self.depth, dtype=torch.float64)
         u_BD = u_BD.view(rows, self.depth).to(length_B.device)
-        return tokens_BN, length_B, slot_S, torch.ones_like(length_B).float(), u_BD, *rest
+        return tokens_BN, length_B, slot_S, example_parameters(length_B), u_BD, *rest
 
     def sizes(self) -> tuple[Any, ...]:
-        return *super().sizes(), {0: ROWS}, {0: ROWS}
+        return *super().sizes(), [{0: ROWS}] * len(RowParameters._fields), {0: ROWS}
+
+    def drawn_from(self, z_BV: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """The distributions that tokens are drawn from, (B, V)."""
+        return distributions(z_BV[:, None], RowParameters(*parameters), truncated)[:, 0]
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether drafted tokens are the draws from what is recorded of them."""
         u_BD = inputs[4].to(rows_BDV.device)
         drawn_BD = draw(rows_BDV.flatten(0, 1), u_BD.flatten()).view_as(tokens_BD)
         return torch.equal(drawn_BD, tokens_BD)
+
+
+def example_parameters(like_B: Tensor) -> list[Tensor]:
+    """Temperature 1 without truncation, for as many rows on the same device: ``RowParameters`` as a
+    list. Truncation would turn a rounding error of the model into another set of tokens."""
+    ones_B = torch.ones_like(like_B, dtype=torch.float32)
+    zeros_B = torch.zeros_like(like_B)
+    return [ones_B, zeros_B, ones_B.clone(), zeros_B > 0, zeros_B.float()]

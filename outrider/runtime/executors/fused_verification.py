@@ -1,14 +1,16 @@
-"""Fused verification: softmax, rule and emitted tokens as one program, without Python between them.
+"""Fused verification: distributions, rule and emitted tokens as one program, without Python between
+them.
 
-``torch.export`` traces the rule's own code, whichever rule it is, with the softmax before it and
-the estimate of the overlap after it. The rule's random numbers are inputs of the program, so that
-it decides as the rule itself would, up to rounding.
+``torch.export`` traces the rule's own code, whichever rule it is, with softmax and truncation
+before it and the estimate of the overlap after it. The rule's random numbers are inputs of the
+program, so that it decides as the rule itself would, up to rounding. Temperature and truncation of
+each row are inputs too, and so are the nodes that exist: one program serves every batch and chains
+of every length. Trees have a program for each shape.
 
-A rule opts in by ``traceable: ClassVar[bool] = True``, if its code reads no number from a tensor
-(no ``bool(tensor)``), draws by ``rng.uniform`` alone, and decides on each token without regard to
-the rows after it: drafts are not cut at their end tokens before a program verifies them. The rule
-itself verifies all other drafts: those that are no full chains, those whose distributions are more
-than a temperature, and, where bits must not depend on the executor, all that are sampled.
+A rule opts in by ``traceable: ClassVar[bool] = True``, if its code, while it is traced, reads no
+number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` alone. The rule itself
+verifies what is left: trees of other shapes, distributions that depend on more than logits,
+temperature and truncation, and, where bits must not depend on the executor, all that are sampled.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
@@ -17,44 +19,86 @@ import hashlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from threading import RLock
-from typing import cast
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from outrider.core import (
-    NUM_PER_ROLE,
     Context,
     Distribution,
     Draft,
+    Drawn,
     Overlap,
+    Role,
     Stream,
     Verdict,
     Verification,
     Verifier,
-    chain_tensors_like,
     verify_eagerly,
 )
+from outrider.core.capabilities import TreeShape
 from outrider.core.errors import OutriderWarning
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import Program, first_line
+from outrider.runtime.executors.parity import flat
 from outrider.runtime.executors.traced import ROWS
-from outrider.sampling import Warp
-from outrider.sampling.warp import softmax_at
+from outrider.runtime.kernels.truncation import truncated
+from outrider.sampling import Sampling, Warp
+from outrider.sampling.warp import RowParameters, distributions
 
 RuleCompiler = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Program]
 """Compiles a module, given also the function that traces it and whether the module's representation
 names all that the program depends on."""
 
+MOST_NODES = 64
+NODES = Dim("nodes", min=3, max=MOST_NODES)
+"""Of two nodes, the one drafted token would be a size of 1, for which programs are compiled apart.
+Such drafts get a third node that does not exist."""
+
+_LONGEST_WALK = 16
+"""Programs take each step of a walk, whether a row is still walking or not."""
+
 _PLAIN = (bool, int, float, str)
-_TRACED_ROWS = 3
+_TRACED = 3, 5
+_COMPARED = (1, 3), (2, 4), (3, 6)
+"""Rows and nodes to trace with, and to compare with."""
+
+_TRUNCATED: tuple[dict[str, Any], ...] = ({}, {"top_p": 0.9}, {"top_k": 9, "min_p": 0.02})
 _TOLERANCE = 1e-5
+
+
+class DraftKind(NamedTuple):
+    """What is fixed of the drafts that a program verifies.
+
+    Attributes:
+        drawn: how the tokens are obtained.
+        tree_shape: of trees; None for chains, of which any length has the same program.
+    """
+
+    drawn: Drawn
+    tree_shape: TreeShape | None = None
+
+    @classmethod
+    def of(cls, draft: Draft) -> "DraftKind":
+        """That of a draft."""
+        if draft.is_chain:
+            return cls(draft.drawn)
+        return cls(draft.drawn, TreeShape(draft.num_nodes, draft.walk_length_bound))
+
+    def draft(self, nodes: Sequence[Tensor], q_BNV: Tensor | None = None) -> Draft:
+        """A draft of this kind of tokens, mask and, of trees, parents, each (B, N)."""
+        tokens_BN, mask_BN, *parents = nodes
+        if self.tree_shape is None:
+            return Draft.chain(tokens_BN, mask_BN, q_BNV, self.drawn)
+        (parents_BN,), walk_length = parents, self.tree_shape.walk_length
+        return Draft(tokens_BN, parents_BN, mask_BN, q_BNV, self.drawn, max_walk_length=walk_length)
 
 
 class FusedLogitVerification(nn.Module):
@@ -62,45 +106,83 @@ class FusedLogitVerification(nn.Module):
 
     Args:
         verifier: the rule; a frozen dataclass of plain values.
-        kind: the sizes and dtypes that are fixed.
+        sizes: the sizes and dtypes that are fixed.
+        kind: what is fixed of the drafts.
     """
 
-    def __init__(self, verifier: Verifier, kind: str) -> None:
+    def __init__(self, verifier: Verifier, sizes: str, kind: DraftKind) -> None:
         super().__init__()
         self.verifier = verifier
+        self.sizes = sizes
         self.kind = kind
 
     def extra_repr(self) -> str:
         """All that the program depends on."""
-        return f"{self.verifier!r}, {self.kind}, {_sources()}"
+        return f"{self.verifier!r}, {self.sizes}, {self.kind}, {_sources()}"
 
-    def forward(self, logits_BNV: Tensor, tokens_BN: Tensor) -> tuple[Tensor, ...]:
-        """Accepted tokens and the next one, both (B,), and the emitted ones (B, N)."""
+    def forward(self, logits_BNV: Tensor, nodes: list[Tensor]) -> tuple[Tensor, ...]:
+        """Accepted tokens and the next one, both (B,), the path (B, D), and the emitted tokens
+        (B, N). ``nodes`` are those of :meth:`DraftKind.draft`."""
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
-        draft = Draft.chain(tokens_BN, None, None, "chosen")
-        verdict = self.verifier(draft, z_BNV, _numbers(tokens_BN[:, 0]))
-        return verdict.num_accepted_B, verdict.next_token_B, verdict.emitted(draft)
+        draft = self.kind.draft(nodes)
+        return _decisions(draft, self.verifier(draft, z_BNV, GivenNumbers.of(nodes[0])))
 
 
 class FusedVerification(FusedLogitVerification):
-    """The program of a rule that needs the distribution, for chains that were drawn."""
+    """The program of a rule that needs the distribution."""
 
     def forward(  # type: ignore[override]
         self,
         logits_BNV: Tensor,
-        tokens_BN: Tensor,
-        u_BR: Tensor,
-        temperature_B: Tensor,
-        q_BNV: Tensor,
+        nodes: list[Tensor],
+        numbers: list[Tensor],
+        parameters: list[Tensor],
+        q_BNV: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The same, then the target's distributions (B, N, V), and the two parts of the overlap,
-        each (B, D)."""
+        each (B, D).
+
+        Args:
+            logits_BNV: of the target.
+            nodes: as before.
+            numbers: random numbers to accept with, and for next tokens, each (B, N).
+            parameters: ``RowParameters``.
+            q_BNV: the draft's distributions; chosen tokens have none.
+        """
         z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
-        p_BNV = softmax_at(z_BNV, temperature_B)
-        draft = Draft.chain(tokens_BN, None, q_BNV, "iid")
-        verdict = self.verifier(draft, p_BNV, _numbers(tokens_BN[:, 0], u_BR))
-        emitted_BK, found = verdict.emitted(draft), estimated_overlap(draft, p_BNV)
-        return verdict.num_accepted_B, verdict.next_token_B, emitted_BK, p_BNV, *found
+        p_BNV = distributions(z_BNV, RowParameters(*parameters), truncated)
+        draft = self.kind.draft(nodes, q_BNV)
+        verdict = self.verifier(draft, p_BNV, GivenNumbers.of(nodes[0], *numbers))
+        return *_decisions(draft, verdict), p_BNV, *estimated_overlap(draft, p_BNV)
+
+
+def _decisions(draft: Draft, verdict: Verdict) -> tuple[Tensor, ...]:
+    path_BD = verdict.path_BD.contiguous()
+    return verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
+
+
+@dataclass(frozen=True)
+class GivenNumbers(Stream):
+    """A stream of numbers that a program is given.
+
+    Attributes:
+        by_role: the numbers of each role, (B, J).
+    """
+
+    by_role: tuple[tuple[Role, Tensor], ...] = ()
+
+    @classmethod
+    def of(cls, tokens_BN: Tensor, *numbers: Tensor) -> "GivenNumbers":
+        """Numbers to accept with and for next tokens, or none."""
+        key_B = tokens_BN[:, 0]
+        pairs = zip((Role.ACCEPT, Role.NEXT), numbers, strict=False)
+        return cls(key_B, key_B, by_role=tuple(pairs))
+
+    def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
+        given = dict(self.by_role)
+        if role not in given:
+            raise NotImplementedError(f"a program is given no numbers for {role.name}")
+        return given[role][:, first : first + num]
 
 
 class CompiledVerifier:
@@ -109,8 +191,9 @@ class CompiledVerifier:
 
     Args:
         make: compiles a rule.
-        num_drafted: tokens of the drafts that programs verify. The rule itself verifies drafts of
-            other lengths, so that few programs are compiled.
+        tree_shape: of the trees that programs verify; None for chains only. The rule itself
+            verifies trees of other shapes, such as those that a budget has cut, so that few
+            programs are compiled.
         exact: whether bits must not depend on the executor.
 
     Attributes:
@@ -119,11 +202,13 @@ class CompiledVerifier:
 
     sealed: bool = False
 
-    def __init__(self, make: RuleCompiler, num_drafted: int, *, exact: bool = False) -> None:
+    def __init__(
+        self, make: RuleCompiler, tree_shape: TreeShape | None = None, *, exact: bool = False
+    ) -> None:
         self._make = make
-        self._num_nodes = num_drafted + 1
+        self._tree_shape = tree_shape
         self._exact = exact
-        self._programs: dict[tuple[Verifier, str], Program | None] = {}
+        self._programs: dict[tuple[Verifier, str, DraftKind], Program | None] = {}
         self._last: tuple[ref[Distribution], tuple[object, ...], Program | None] | None = None
         self._lock = RLock()
 
@@ -133,82 +218,89 @@ class CompiledVerifier:
         program = self._program(verifier, draft, logits_BNV, context.distribution)
         if program is None:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
-        inputs = [logits_BNV.contiguous(), draft.tokens_BN.contiguous()]
-        if draft.probs_BNV is not None:
-            temperature_B = cast(Warp, context.distribution).temperature_B
-            inputs += [rng.uniforms_BJ.contiguous(), temperature_B, draft.probs_BNV.contiguous()]
-        with self._lock:  # a program has one buffer for what it computes
-            num_accepted_B, next_B, emitted_BK, *of_distribution = program(inputs)
         if context.ends is not None:
             draft = context.ends.cut(draft)
-        path_BD = chain_tensors_like(draft.tokens_BN).path_BD
+        N = draft.num_nodes
+        more = max(3 - N, 0)
+        nodes = [draft.tokens_BN, draft.mask_BN, *([] if draft.is_chain else [draft.parents_BN])]
+        inputs = [_longer(each, more) for each in (logits_BNV, *nodes)]
+        if verifier.needs == "distribution":
+            inputs += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
+            inputs += cast(Warp, context.distribution).row_parameters
+            inputs += [] if draft.probs_BNV is None else [_longer(draft.probs_BNV, more)]
+        with self._lock:  # a program has one buffer for what it computes
+            num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
+        path_BD, emitted_BK, *of_distribution = found if not more else _shorter(found, N)
         verdict = Verdict(path_BD, num_accepted_B, next_B)
         if not of_distribution:
             return Verification(draft, logits_BNV, verdict, emitted_BK)
-        p_BNV, *found = of_distribution
-        counted_BD = draft.mask_BN[:, 1:]
-        of_alpha = found if draft.is_full else (torch.where(counted_BD, x, 0.0) for x in found)
-        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*of_alpha))
+        p_BNV, *overlap = of_distribution
+        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap))
 
-    def warm_up(self, verifier: Verifier, logits_BNV: Tensor) -> None:
-        """Compiles a rule for logits of this shape and dtype, if it can be compiled."""
-        if self.can_compile(verifier):
-            q_BNV = logits_BNV.float() if verifier.needs == "distribution" else None
-            self._program_of(verifier, logits_BNV, q_BNV)
+    def warm_up(self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor) -> None:
+        """Compiles a rule for such drafts, and logits of this shape and dtype, if it can be
+        compiled."""
+        if self.can_compile(verifier, kind):
+            q_BNV = None if kind.drawn == "chosen" else logits_BNV.float()
+            self._program_of(verifier, kind, logits_BNV, q_BNV)
 
-    def can_compile(self, verifier: Verifier) -> bool:
-        """Whether a rule may have a program."""
-        return _is_traceable(verifier) and self._allows(verifier)
+    def can_compile(self, verifier: Verifier, kind: DraftKind) -> bool:
+        """Whether a rule may have a program for such drafts."""
+        by_distribution = verifier.needs == "distribution"
+        fits = kind.drawn != "searched" if by_distribution else kind.drawn == "chosen"
+        shape = kind.tree_shape
+        known = shape is None or (shape == self._tree_shape and shape.walk_length <= _LONGEST_WALK)
+        return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 
     def _program(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
     ) -> Program | None:
-        fits = draft.is_full and draft.num_nodes == self._num_nodes
-        bare = draft.logits_BNV is None and draft.step_probs_BN is None
+        fits = 1 < draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
+        others = draft.logits_BNV, draft.step_probs_BN, draft.drawn_probs_BN
+        bare = all(each is None for each in others)
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
-        asked, last = (verifier, draft.drawn, logits_BNV.dtype), self._last
+        kind = DraftKind.of(draft)
+        asked, last = (verifier, kind, logits_BNV.dtype), self._last
         if last is not None and last[0]() is distribution and last[1] == asked:
             return last[2]  # usually the same from round to round
-        fits = _fits(verifier, draft, distribution) and self._allows(verifier)
-        program = self._program_of(verifier, logits_BNV, draft.probs_BNV) if fits else None
+        program = None
+        if _is_fused(verifier, distribution) and self.can_compile(verifier, kind):
+            program = self._program_of(verifier, kind, logits_BNV, draft.probs_BNV)
         self._last = ref(distribution), asked, program
         return program
 
-    def _allows(self, verifier: Verifier) -> bool:
-        return self._num_nodes <= NUM_PER_ROLE and not (
-            self._exact and verifier.needs == "distribution"
-        )
-
     def _program_of(
-        self, verifier: Verifier, logits_BNV: Tensor, q_BNV: Tensor | None
+        self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, q_BNV: Tensor | None
     ) -> Program | None:
-        sizes, dtype = tuple(logits_BNV.shape[1:]), logits_BNV.dtype
-        kind = f"{sizes}, {dtype}, {None if q_BNV is None else q_BNV.dtype}"
+        dtypes = logits_BNV.dtype, None if q_BNV is None else q_BNV.dtype
+        name = verifier, f"{logits_BNV.shape[2]}, {dtypes}", kind
         with self._lock:
-            if (verifier, kind) not in self._programs and not self.sealed:
-                each = (FusedLogitVerification if q_BNV is None else FusedVerification)(
-                    verifier, kind
-                )
-                self._programs[verifier, kind] = self._compiled(each, logits_BNV, q_BNV)
-            return self._programs.get((verifier, kind))
+            if name not in self._programs and not self.sealed:
+                by_distribution = verifier.needs == "distribution"
+                each = (FusedVerification if by_distribution else FusedLogitVerification)(*name)
+                self._programs[name] = self._compiled(each, logits_BNV, q_BNV)
+            return self._programs.get(name)
 
     def _compiled(
         self, each: FusedLogitVerification, logits_BNV: Tensor, q_BNV: Tensor | None
     ) -> Program | None:
-        def inputs(rows: int) -> list[Tensor]:
-            return _examples(rows, logits_BNV, q_BNV)
+        def inputs(rows: int, num_nodes: int) -> list[Any]:
+            shape = each.kind.tree_shape
+            num_nodes = num_nodes if shape is None else shape.num_nodes
+            return _examples(each, rows, num_nodes, logits_BNV, q_BNV)
 
         name = type(each.verifier).__name__
         try:
             with torch.inference_mode(False):
                 own = type(each.verifier).__module__.startswith("outrider.verifiers.")
-                program = self._make(each, lambda: _trace(each, inputs(_TRACED_ROWS)), own)
+                program = self._make(each, lambda: _trace(each, inputs(*_TRACED)), own)
         except Exception as error:  # the compiler's own exceptions are of many kinds
             _warn(f"{name} does not compile, so it verifies as it is: {first_line(error)}")
             return None
         try:
-            differences = (_compare(each, inputs(rows), program(inputs(rows))) for rows in (1, 2))
+            cases = [inputs(*sizes) for sizes in _COMPARED]
+            differences = (_compare(each, case, program(flat(case))) for case in cases)
             difference = next(filter(None, differences), "")
         except Exception as error:
             difference = f"it fails when it is run: {first_line(error)}"
@@ -218,14 +310,27 @@ class CompiledVerifier:
         return program
 
 
-def _fits(verifier: Verifier, draft: Draft, distribution: Distribution) -> bool:
-    """Whether full chains like this one may have a program."""
-    by_distribution = verifier.needs == "distribution"
-    return (
-        draft.drawn == ("iid" if by_distribution else "chosen")
-        and isinstance(distribution, Warp)
-        and (distribution.only_scales if by_distribution else distribution.keeps_logits)
-        and _is_traceable(verifier)
+def _longer(each_BN: Tensor, more: int) -> Tensor:
+    """A tensor of nodes, (B, N, …), with as many more that do not exist."""
+    if not more:
+        return each_BN
+    B, _, *rest = each_BN.shape
+    return torch.cat([each_BN, each_BN.new_zeros(B, more, *rest)], 1)
+
+
+def _shorter(found: Sequence[Tensor], N: int) -> list[Tensor]:
+    """The path, emitted tokens, distributions and overlap of a program for the first N nodes
+    only."""
+    path_BD, *whole = found
+    by_node, by_depth = whole[:2], [path_BD, *whole[2:]]
+    path_BD, *overlap = (each[:, : N - 1] for each in by_depth)
+    return [path_BD, *(each[:, :N] for each in by_node), *overlap]
+
+
+def _is_fused(verifier: Verifier, distribution: Distribution) -> bool:
+    """Whether programs compute what the rule needs of a distribution."""
+    return isinstance(distribution, Warp) and (
+        distribution.fuses if verifier.needs == "distribution" else distribution.keeps_logits
     )
 
 
@@ -240,42 +345,60 @@ def _is_traceable(verifier: Verifier) -> bool:
     return frozen and all(isinstance(value, _PLAIN) or value is None for value in values)
 
 
-def _trace(each: nn.Module, inputs: list[Tensor]) -> ExportedProgram:
-    sizes = tuple({0: ROWS} for _ in inputs)
+def _trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
+    by_node = {0: ROWS, 1: NODES} if each.kind.tree_shape is None else {0: ROWS}
+    sizes: list[Any] = [by_node, [by_node] * len(inputs[1])]
+    if isinstance(each, FusedVerification):
+        _, _, numbers, parameters, *q = inputs
+        sizes += [[by_node] * len(numbers), [{0: ROWS}] * len(parameters), *[by_node] * len(q)]
     with torch.no_grad():
-        return torch.export.export(each, tuple(inputs), dynamic_shapes=sizes, strict=False)
+        return torch.export.export(each, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
 
 
-def _examples(rows: int, logits_BNV: Tensor, q_BNV: Tensor | None) -> list[Tensor]:
-    """Inputs like those of a round; some of the drafted tokens are the target's argmax."""
-    _, N, V = logits_BNV.shape
-    device = logits_BNV.device
+def _examples(
+    each: FusedLogitVerification,
+    rows: int,
+    num_nodes: int,
+    logits_BNV: Tensor,
+    q_BNV: Tensor | None,
+) -> list[Any]:
+    """Inputs like those of a round; some of the drafted tokens are the target's argmax, and some
+    rows have fewer nodes and another truncation than others."""
+    V, N, device = logits_BNV.shape[2], num_nodes, logits_BNV.device
     wave_BNV = (torch.arange(rows * N * V, device=device) * 0.7).sin().view(rows, N, V)
     z_BNV = (4 * wave_BNV).to(logits_BNV.dtype)
-    q_BNV = None if q_BNV is None else (3 * wave_BNV.roll(1, 2)).softmax(-1).to(q_BNV.dtype)
     best_BN = z_BNV.argmax(-1).roll(1, 1)
     index_BN = torch.arange(rows * N, device=device).view(rows, N)
+    row_B = index_BN[:, 0] // N
     tokens_BN = torch.where(index_BN % 3 > 0, best_BN, index_BN % V)
+    mask_BN = index_BN % N < (N - row_B % N)[:, None]
+    nodes = [tokens_BN, mask_BN]
+    if each.kind.tree_shape is not None:  # two paths from the root on
+        nodes.append(((index_BN % N) - 2).clamp(min=0) - (index_BN % N == 0).long())
+    if not isinstance(each, FusedVerification):
+        return [z_BNV, nodes]
+    stream = Stream(tokens_BN[:, 0], tokens_BN[:, 1])
+    numbers = [stream.uniform(role, N).contiguous() for role in (Role.ACCEPT, Role.NEXT)]
+    samplings = [
+        Sampling(temperature=0.5 + 0.5 * row, **_TRUNCATED[row % len(_TRUNCATED)])
+        for row in range(rows)
+    ]
+    parameters = list(Warp(samplings, V, device).row_parameters)
+    inputs = [z_BNV, nodes, numbers, parameters]
     if q_BNV is None:
-        return [z_BNV, tokens_BN]
-    u_BR = Stream(tokens_BN[:, 0], tokens_BN[:, 1]).uniforms_BJ
-    return [z_BNV, tokens_BN, u_BR, torch.linspace(0.5, 1.5, rows, device=device), q_BNV]
+        return inputs
+    return [*inputs, (3 * wave_BNV.roll(1, 2)).softmax(-1).to(q_BNV.dtype)]
 
 
-def _numbers(key_B: Tensor, u_BR: Tensor | None = None) -> Stream:
-    """A stream that has these numbers only, whatever its key."""
-    return Stream(key_B, key_B, precomputed=None if u_BR is None else lambda: u_BR)
-
-
-def _compare(each: FusedLogitVerification, inputs: list[Tensor], found: list[Tensor]) -> str:
+def _compare(each: FusedLogitVerification, inputs: list[Any], found: list[Tensor]) -> str:
     """How a program's results differ from the rule's; "" where they agree. Both compute in float32,
     whatever the dtype of the logits."""
     wanted = each(*inputs)
     if len(found) != len(wanted):
         return f"it has {len(found)} results, where the rule has {len(wanted)}"
-    if not all(map(torch.equal, found[:3], wanted[:3])):
+    if not all(map(torch.equal, found[:4], wanted[:4])):
         return "it accepts or emits other tokens than the rule"
-    for one, other in zip(found[3:], wanted[3:], strict=True):
+    for one, other in zip(found[4:], wanted[4:], strict=True):
         if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE):
             error = float((one - other).abs().max())
             return (
@@ -292,7 +415,7 @@ def _warn(message: str) -> None:
 @lru_cache(maxsize=1)
 def _sources() -> str:
     """A hash of the code that the rules of this package consist of."""
-    ours = ("outrider.core", "outrider.verifiers", __name__, softmax_at.__module__)
+    ours = "outrider.core", "outrider.verifiers", "outrider.sampling", __name__
     names = [name for name in sys.modules if name.startswith(ours)]
     text = "".join(inspect.getsource(sys.modules[name]) for name in sorted(names))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -34,6 +34,8 @@ from outrider.runtime.hf.recurrent import RecurrentModel
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.prefill import unsampled_context
+from outrider.sampling import Sampling, Warp
+from outrider.sampling.warp import RowParameters
 
 _PROBE = 12  # tokens that an exact model is tested on
 
@@ -100,13 +102,15 @@ def stages(
     found: list[tuple[str, Callable[[], None]]] = []
     if model.compiled.runs_forwards:
         found.append(("forward passes", partial(_chain, model)))
+    if model.compiled.runs_forwards:
+        found += model.further_forwards()
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
     if drafts:
         found.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
         u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
-        ones_B = torch.ones(1, device=model.device)
-        found.append(("sampled drafts", partial(_draft, model, drafts, ones_B, u_BD)))
+        parameters = Warp([Sampling(temperature=1)], model.num_tokens, model.device).row_parameters
+        found.append(("sampled drafts", partial(_draft, model, drafts, parameters, u_BD)))
     return found
 
 
@@ -132,10 +136,12 @@ def _run(model: HFModel, nodes: Nodes | None = None) -> None:
 
 
 @torch.inference_mode()
-def _draft(model: HFModel, drafts: int, temperature_B: Tensor | None, u_BD: Tensor | None) -> None:
+def _draft(
+    model: HFModel, drafts: int, parameters: RowParameters | None, u_BD: Tensor | None
+) -> None:
     context = unsampled_context(model, [0, 0, 0])
     cache = model.start(context)
-    model.draft(cache, context.tokens_BT[:, :2], drafts, temperature_B, u_BD)
+    model.draft(cache, context.tokens_BT[:, :2], drafts, parameters, u_BD)
 
 
 @torch.inference_mode()

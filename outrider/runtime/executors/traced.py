@@ -7,6 +7,7 @@ model's own code, with our KV buffers and masks in place of those of ``transform
 Legend: B rows, N query tokens, S slots read, V vocabulary, H hidden width.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -32,9 +33,15 @@ KVBuffers = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class TracedKVCache(Cache):
-    """The KV buffers inside the program: every row writes at its own slots."""
+    """The KV buffers inside the program: every row writes at its own slots.
+
+    Attributes:
+        resume_BNH: the hidden states that a forward pass without the first layers goes on from
+            (``hf/early_exit.py``); None where it runs all layers.
+    """
 
     is_compileable = False
+    resume_BNH: Tensor | None = None
 
     def __init__(self, keys: list[Tensor], values: list[Tensor], slots_BN: Tensor, span: int):
         super().__init__(layers=[])
@@ -114,9 +121,11 @@ class TreeForward(nn.Module):
         span: int,
         keys: list[Tensor],
         values: list[Tensor],
+        resume_BNH: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The model's forward pass over these KV buffers; results as :meth:`forward`."""
         cache = TracedKVCache(keys, values, metadata.slots_BN, span)
+        cache.resume_BNH = resume_BNH
         with recording_hidden_states() as recording:
             logits_BNV = decoder_logits(self.module, tokens_BN, metadata, cache)
         hidden_BNH = joined(recording, self.hidden_layers)
@@ -184,6 +193,70 @@ class ChainForward(TreeForward):
 
     def sizes(self) -> tuple[Any, ...]:
         return {0: ROWS, 1: QUERIES}, {0: ROWS}, {0: SPAN}
+
+
+class HeadlessForward(ChainForward):
+    """A forward pass that computes the hidden states of layers, and no logits."""
+
+    kind: ClassVar[str] = "headless chain"
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens_BN: Tensor,
+        length_B: Tensor,
+        slot_S: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The hidden states (B, N, H), and a number per row, (B,), that is always finite."""
+        _, health_B, hidden_BNH = super().forward(tokens_BN, length_B, slot_S, keys, values)
+        return hidden_BNH, health_B
+
+
+class ResumedForward(ChainForward):
+    """A forward pass of the layers after an exit layer, which goes on from the hidden states
+    there."""
+
+    kind: ClassVar[str] = "resumed chain"
+
+    @property
+    def num_moving(self) -> int:
+        return 4
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens_BN: Tensor,
+        length_B: Tensor,
+        slot_S: Tensor,
+        resume_BNH: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """As ``ChainForward``; of ``tokens_BN`` only the size counts."""
+        span = slot_S.shape[0]
+        metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
+        return self.run(tokens_BN, metadata, span, keys, values, resume_BNH)
+
+    def fill(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+        rows, slots = tokens_BS.shape
+        metadata = self.spec.metadata(tokens_BS.new_zeros(rows), slots, slots)
+        self.run(tokens_BS, metadata, slots, keys, values, self._hidden(tokens_BS))
+
+    def inputs(
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
+    ) -> tuple[Any, ...]:
+        *moving, keys, values = super().inputs(buffers, rows, queries, span, slots)
+        return *moving, self._hidden(moving[0]), keys, values
+
+    def sizes(self) -> tuple[Any, ...]:
+        return *super().sizes(), {0: ROWS, 1: QUERIES}
+
+    def _hidden(self, tokens_BN: Tensor) -> Tensor:
+        """Various hidden states for as many tokens, (B, N, H)."""
+        config: Any = self.module.config
+        shape = *tokens_BN.shape, config.get_text_config().hidden_size
+        wave = (0.7 * torch.arange(math.prod(shape), device=tokens_BN.device)).sin()
+        return wave.view(shape).to(self.dtype)
 
 
 def trace(each: TreeForward, buffers: KVBuffers) -> ExportedProgram:

@@ -8,7 +8,7 @@ Legend: B rows, N query tokens, V vocabulary, H hidden width.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -35,6 +35,7 @@ from outrider.runtime.kv_cache.prefix import ModelPrefixes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
 from outrider.runtime.prefill import PREFILL_WIDTH, Prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
+from outrider.sampling.warp import RowParameters
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
 
@@ -304,15 +305,20 @@ class HFModel:
         cache: KVCache,
         tokens_BN: Tensor,
         depth: int,
-        temperature_B: Tensor | None,
+        parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """A draft by one compiled program: see ``runner.fused_draft``."""
-        return runner.fused_draft(self, cache, tokens_BN, depth, temperature_B, u_BD)
+        return runner.fused_draft(self, cache, tokens_BN, depth, parameters, u_BD)
 
     def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
         """The executor that runs a batch where no compiled one does."""
         return self.eager
+
+    def further_forwards(self) -> Sequence[tuple[str, Callable[[], None]]]:
+        """The names of forward passes that rounds need besides those of the whole model, each with
+        a function that runs it once, so that its program is compiled."""
+        return ()
 
     @torch.inference_mode()
     def example_cache(self) -> KVCache:

@@ -19,7 +19,7 @@ what the whole computes is refused when it is built.
 Legend: B rows, N nodes or query tokens, V vocabulary, H hidden width, L layers, k first ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -33,6 +33,8 @@ from outrider.core.health import deviation
 from outrider.core.lengths import Lengths
 from outrider.core.protocols import Scores
 from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.executors.split_layers import FirstLayersExecutor, ResumingExecutor
+from outrider.runtime.executors.traced import TracedKVCache
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.adapter import MARGIN, HFModel
 from outrider.runtime.hf.hidden_states import decoder_layers
@@ -72,6 +74,35 @@ class SharedCache(KVCache):
         return torch.cat(self.hidden, 1) if kept else None
 
 
+class ExitLayer(StandIn):
+    """Stands for the last of the first layers. The compile cache knows programs by the names of
+    the modules that they consist of, hence these classes and their representations."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__(module, forward)
+        self.layer = module  # its weights are part of the view
+
+    def extra_repr(self) -> str:
+        return "the last of the first layers"
+
+    def __getattr__(self, name: str) -> Any:
+        return self._modules[name] if name == "layer" else super().__getattr__(name)
+
+
+class LeftOut(StandIn):
+    """Stands for a layer, or a head, that a view leaves out."""
+
+    def extra_repr(self) -> str:
+        return f"without its {type(vars(self)['_replaced']).__name__}"
+
+
+class Resumption(StandIn):
+    """Stands for the exit layer where a view goes on from the hidden states after it."""
+
+    def extra_repr(self) -> str:
+        return "goes on from the exit layer's hidden states"
+
+
 class SplitLayers:
     """The halves of a module: views of it that leave out the last layers, or the first.
 
@@ -108,11 +139,12 @@ class SplitLayers:
             return hidden.new_zeros(*hidden.shape[:-1], num_tokens)
 
         last, head = layers[k - 1], module.get_output_embeddings()  # type: ignore[operator]
-        exit_ = {last: StandIn(last, leave)}
-        exit_ |= {layer: StandIn(layer, hand_on) for layer in layers[k:]}
-        no_head = {head: StandIn(head, no_logits)}
-        entry = {layer: StandIn(layer, hand_on) for layer in layers[: k - 1]}
-        entry[last] = StandIn(last, resume)
+        exit_: dict[nn.Module, nn.Module] = {last: ExitLayer(last, leave)}
+        exit_ |= {layer: LeftOut(layer, hand_on) for layer in layers[k:]}
+        no_head = {head: LeftOut(head, no_logits)}
+        entry: dict[nn.Module, nn.Module]
+        entry = {layer: LeftOut(layer, hand_on) for layer in layers[: k - 1]}
+        entry[last] = Resumption(last, resume)
         self.first = with_parts(module, exit_)
         self.first_without_head = with_parts(module, exit_ | no_head)
         self.rest = with_parts(module, entry)
@@ -126,15 +158,20 @@ class FirstLayers(HFModel):
         name = f"the first {k} layers of {target.name}"
         super().__init__(target.module, target.tokenizer, name)
         num_layers, self.num_layers, exact = self.num_layers, k, target.exact
+        self.hidden_layers = layer = (k,)
         self.eager = EagerExecutor(layers.first, self.spec, num_layers, name, exact=exact)
         self._headless = EagerExecutor(
             layers.first_without_head, self.spec, num_layers, name, exact=exact
         )
+        if target.compiled is not None:
+            self.compiled = FirstLayersExecutor(
+                target.compiled, self.eager, self._headless, name, layer
+            )
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         if not isinstance(batch.cache, SharedCache):
             return super().forward(batch)
-        output = super().forward(batch._replace(hidden_layers=(self.num_layers,)))
+        output = super().forward(batch._replace(hidden_layers=self.hidden_layers))
         assert output.hidden_BNH is not None
         batch.cache.hidden.append(output.hidden_BNH)
         return output
@@ -197,7 +234,9 @@ class EarlyExit(HFModel):
             layers.rest, self.spec, self.num_layers, self.name, exact=self.exact
         )
         self.first = FirstLayers(target, layers, k)
-        self._prove()
+        self._prove()  # eagerly, which also shows what the layers return
+        if target.compiled is not None:
+            self.compiled = ResumingExecutor(target.compiled, self.eager, self._rest)
         self.first = FirstLayers(target, layers, k)  # with its clock at zero
 
     def cache_of(self, context: Context) -> SharedCache | None:
@@ -217,6 +256,30 @@ class EarlyExit(HFModel):
         cache = batch.cache
         resumes = isinstance(cache, SharedCache) and cache.resume_BNH is not None
         return self._rest if resumes else self.eager
+
+    def further_forwards(self) -> Sequence[tuple[str, Callable[[], None]]]:
+        return (
+            ("forward passes without a head", self._run_first),
+            ("forward passes of the remaining layers", self._run_rest),
+        )
+
+    @torch.inference_mode()
+    def _run_first(self) -> None:
+        """Runs the first layers over a token, without their head."""
+        context = unsampled_context(self, [0, 0, 0])
+        cache = self.start(context)
+        assert isinstance(cache, SharedCache)
+        self.first.read(cache, context.tokens_BT[:, :1])
+
+    @torch.inference_mode()
+    def _run_rest(self) -> None:
+        """Runs the first layers over two tokens, and then the others."""
+        context = unsampled_context(self, [0, 0, 0])
+        cache, tokens_BN = self.start(context), context.tokens_BT[:, :2]
+        assert isinstance(cache, SharedCache)
+        self.first.extend(cache, tokens_BN)
+        (cache.resume_BNH,) = cache.hidden
+        self.extend(cache, tokens_BN)
 
     def _cache(self, context: Context) -> SharedCache:
         cache = SharedCache(context, self.num_layers, self.limit + MARGIN, self.plan)
@@ -252,7 +315,7 @@ class EarlyExit(HFModel):
     def _by_halves(self, context: Context, tokens_BN: Tensor) -> Tensor:
         """Logits (B, N, V) of a few tokens by the first layers and then the others."""
         cache = self._cache(context)
-        self.first.extend(cache, tokens_BN)
+        self.first.without_compiled().extend(cache, tokens_BN)
         (hidden_BNH,) = cache.hidden
         if hidden_BNH.shape[:-1] != tokens_BN.shape:
             raise self._inseparable(f"they pass on {tuple(hidden_BNH.shape)} numbers for one row")
@@ -267,13 +330,10 @@ class EarlyExit(HFModel):
         )
 
 
-def _cache_among(args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+def _shared(args: Sequence[object], kwargs: Mapping[str, object]) -> SharedCache | TracedKVCache:
     """The cache among a layer's arguments, whose name differs between families."""
     given = (*args, *kwargs.values())
-    return next((argument for argument in given if isinstance(argument, KVCache)), None)
-
-
-def _shared(args: Sequence[object], kwargs: Mapping[str, object]) -> SharedCache:
-    cache = _cache_among(args, kwargs)
-    assert isinstance(cache, SharedCache)
+    kinds = SharedCache, TracedKVCache
+    cache = next((argument for argument in given if isinstance(argument, kinds)), None)
+    assert cache is not None
     return cache

@@ -1,5 +1,6 @@
 """Kernels for forward passes over few tokens on a CPU."""
 
+from outrider.runtime.kernels.build import kernels_are_loaded
 from outrider.runtime.kernels.layers import (
     NARROW,
     NarrowLinear,
@@ -8,4 +9,11 @@ from outrider.runtime.kernels.layers import (
     use_kernels,
 )
 
-__all__ = ["NARROW", "NarrowLinear", "is_exact", "use_grouped_kernels", "use_kernels"]
+__all__ = [
+    "NARROW",
+    "NarrowLinear",
+    "is_exact",
+    "kernels_are_loaded",
+    "use_grouped_kernels",
+    "use_kernels",
+]

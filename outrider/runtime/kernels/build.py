@@ -45,7 +45,7 @@ def load_kernels() -> bool:
     Raises:
         KernelError: no C++ compiler, or one that fails.
     """
-    if hasattr(torch.ops.outrider, "linear"):
+    if kernels_are_loaded():
         return False
     _warn_of_portable_code()
     library = cache_folder() / "kernels" / f"{kernels_key()}.so"
@@ -71,6 +71,11 @@ def _warn_of_portable_code() -> None:
             OutriderWarning,
             stacklevel=3,
         )
+
+
+def kernels_are_loaded() -> bool:
+    """Whether ``torch.ops.outrider`` has the kernels."""
+    return hasattr(torch.ops.outrider, "linear")
 
 
 def kernels_key() -> str:

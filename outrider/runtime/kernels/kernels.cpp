@@ -18,6 +18,7 @@
 #include "elementwise.h"
 #include "linear.h"
 #include "pages.h"
+#include "truncate.h"
 
 namespace outrider {
 
@@ -146,6 +147,8 @@ TORCH_LIBRARY(outrider, library) {
   OUTRIDER_FUNCTIONS(DEFINE)
   library.def("mean(Tensor x, bool keepdim) -> Tensor");
   library.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
+  library.def(
+      "truncated(Tensor p, Tensor top_k, Tensor top_p, Tensor strict, Tensor min_p) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
@@ -159,4 +162,5 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   OUTRIDER_FUNCTIONS(IMPLEMENT)
   library.impl("mean", &outrider::mean);
   library.impl("layer_norm", &outrider::layer_norm);
+  library.impl("truncated", &outrider::truncated);
 }

@@ -5,6 +5,7 @@
 
 #include "elementwise.h"
 #include "kernels.h"
+#include "truncate.h"
 
 using torch::aot_inductor::new_tensor_handle;
 using torch::aot_inductor::tensor_handle_to_tensor_pointer;
@@ -80,6 +81,15 @@ AOTITorchError aoti_torch_cpu_layer_norm(AtenTensorHandle x, const AtenTensorHan
     };
     *result = new_tensor_handle(
         outrider::layer_norm(tensor(x), maybe(weight), maybe(bias), eps));
+  });
+}
+
+AOTITorchError aoti_torch_cpu_truncated(AtenTensorHandle p, AtenTensorHandle top_k,
+                                        AtenTensorHandle top_p, AtenTensorHandle strict,
+                                        AtenTensorHandle min_p, AtenTensorHandle* result) {
+  AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
+    *result = new_tensor_handle(outrider::truncated(tensor(p), tensor(top_k), tensor(top_p),
+                                                    tensor(strict), tensor(min_p)));
   });
 }
 
