@@ -112,6 +112,7 @@ def drafter_of(
         settings.num_speculative_tokens,
         settings.draft_length,
         head,
+        settings.governed,
     )
     drafter = settings.recipe.build(parts)
     for model in drafter.capabilities.models:

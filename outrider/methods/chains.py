@@ -28,8 +28,7 @@ def _no_draft(parts: Parts) -> NoDraft:
 
 def _chain(parts: Parts) -> ModelDrafter:
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
-    varies = parts.stop is not None or not parts.fixed_length
-    num_fused = 1 if varies else parts.fixed_length
+    num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
     return FusedModelDrafter(draft, num_tokens, parts.stop, num_fused=num_fused)
 
 

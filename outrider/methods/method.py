@@ -30,6 +30,7 @@ class Parts:
         draft: the draft model; None where the method needs none.
         draft_confidence, num_speculative_tokens, draft_length: the user's settings.
         head: the head on the target; None where the method needs none.
+        governed: whether a governor chooses the length of each draft.
     """
 
     target: HFModel
@@ -38,6 +39,7 @@ class Parts:
     num_speculative_tokens: int | None = None
     draft_length: DraftLength = FIXED
     head: Head | None = None
+    governed: bool = False
 
     @property
     def draft_model(self) -> HFModel:
@@ -49,6 +51,12 @@ class Parts:
     def stop(self) -> Stop | None:
         """The stopping rule for a drafter that applies it itself."""
         return self.draft_length.and_confidence(self.draft_confidence)
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether one draft is longer than the next by more than the end of an output asks for."""
+        length = self.draft_length
+        return self.governed or length.start is not None or length.table is not None
 
     @property
     def fixed_length(self) -> int:

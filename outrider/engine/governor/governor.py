@@ -11,7 +11,7 @@ again. Three rules keep the choice calm:
 
 A length is chosen before the round from what earlier rounds showed. It does not depend on the
 round's drafted tokens or random numbers, so every lossless rule stays lossless
-(``docs/decisions/0027-lengths-chosen-by-measured-times.md``). It does depend on the clock.
+(``docs/decisions/0031-lengths-chosen-by-measured-times.md``). It does depend on the clock.
 
 Legend: B rows.
 """
