@@ -193,7 +193,9 @@ class WithinContext:
         else:
             own_rng = Stream(state.of(rng.key_B), state.of(rng.position_B))
             tokens_B = budget.tokens_B
-            own_budget = Budget(budget.max_tokens, None if tokens_B is None else state.of(tokens_B))
+            own_budget = replace(
+                budget, tokens_B=None if tokens_B is None else state.of(tokens_B)
+            )
         own_budget = self._fitting(own_budget, state.own)
         state.draft = self.drafter.propose(state.inner, state.own, own_budget, own_rng)
         for model, sum_R in state.own.health.drain():
@@ -245,7 +247,8 @@ class WithinContext:
         tokens_R = (self.limit - own.length_B).clamp(max=most)
         if budget.tokens_B is not None:
             tokens_R = torch.minimum(tokens_R, budget.tokens_B)
-        return Budget(min(most, self.limit - min(own.lengths)), tokens_R)
+        most = min(most, self.limit - min(own.lengths))
+        return replace(budget, max_tokens=most, tokens_B=tokens_R)
 
 
 def _batch_of(context: Context, rows: Sequence[int]) -> Context:

@@ -171,7 +171,8 @@ def _governor(
         return None
     ratio = sum(map(num_parameters, able.models)) / num_parameters(target)
     names = (ALL, FREE) if able.drafts_freely else (ALL,)
-    return Governor(Sources(draft_lengths(num_speculative_tokens), names, ratio))
+    lags = bool(able.models) and not able.hidden_layers and able.target is None
+    return Governor(Sources(draft_lengths(num_speculative_tokens), names, ratio, lags))
 
 
 def _memory(

@@ -132,6 +132,15 @@ def test_a_draft_that_is_far_behind_must_promise_more() -> None:
     assert set(behind.run(4, accepts).lengths()) == {0}
 
 
+def test_a_draft_model_that_cannot_fall_behind_has_nothing_to_catch_up_with() -> None:
+    """That of a head or an early exit."""
+    for lags, behind in ((True, 600), (False, 0)):
+        batch, rows = Governor(Sources(lags=lags)).of_batch(), [RowMemory(True)]
+        rows[0].of(0).undrafted = 600
+        first = batch.ask(rows, [8], True)
+        assert (first.length, first.behind) == (3, behind)
+
+
 def test_a_new_batch_begins_with_what_the_engine_has_learned() -> None:
     machine, accepts = MACHINES["in between"], constant(0.85)
     first = Simulation(machine, 4, seed=6)

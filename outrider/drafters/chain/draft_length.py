@@ -164,7 +164,8 @@ class HeuristicLength(_Around):
         state.asked_B = state.next_B.clamp(max=most_B)
         asked = state.asked_B.tolist()
         same = min(asked) == max(asked)
-        shorter = Budget(max(asked), None if same else state.asked_B)
+        asked_B = None if same else state.asked_B
+        shorter = replace(budget, max_tokens=max(asked), tokens_B=asked_B)
         return self.drafter.propose(state.inner, context, shorter, rng)
 
     def commit(self, state: LengthState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
@@ -206,7 +207,8 @@ class LengthByRows(_Around):
         most = self.table.length(context.num_rows)
         if most < budget.max_tokens:
             tokens_B = budget.tokens_B
-            budget = Budget(most, None if tokens_B is None else tokens_B.clamp(max=most))
+            shorter_B = None if tokens_B is None else tokens_B.clamp(max=most)
+            budget = replace(budget, max_tokens=most, tokens_B=shorter_B)
         return self.drafter.propose(state, context, budget, rng)
 
 

@@ -2,8 +2,9 @@
 
 Before each round it compares the goodput of all draft lengths (``allocation.py``), with the seconds
 of a round as measured (``costs.py``) and the acceptance as estimated (``acceptance.py``). Drafting
-nothing is one of the lengths; the draft model then reads nothing, and catches up when it is used
-again. Three rules keep the choice calm:
+nothing is one of the lengths; a draft model then reads nothing, and catches up when it is used
+again. A head reads the committed tokens all the same, because the target's hidden states are not
+kept. Three rules keep the choice calm:
 
     hysteresis   another length must promise 3 % more than the present one
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
@@ -71,11 +72,15 @@ class Sources:
             a draft model, these alone.
         lengths: draft lengths in ascending order, 0 first.
         draft_ratio: seconds of a draft step over those of a target pass, before any is measured.
+        lags: whether a draft model has a cache of its own, which falls behind in rounds without
+            drafts. A head follows the target's hidden states in every round, and an early exit
+            shares the target's cache.
     """
 
     lengths: tuple[int, ...] = tuple(range(MOST + 1))
     names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
+    lags: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +219,7 @@ class BatchGovernor:
                 option = self._plan(rows, limits, greedy)
             self._next = None if option.probe or option.believed is None else option
             length = min(option.length, max(limits))
-            behind = 0
-            if length:
-                behind = max(row.of(option.source).undrafted for row in rows)
+            behind = self._behind(option.source, rows) if length else 0
             return Asked(
                 option.source,
                 length,
@@ -323,11 +326,18 @@ class BatchGovernor:
             if row.greedy not in logits:
                 logits[row.greedy] = governor.rates(row.greedy, source).logits(most)
             survivals.append(row.of(source).survival(logits[row.greedy][:limit]))
-        behind = max(row.of(source).undrafted for row in rows) if source == 0 else 0
+        behind = self._behind(source, rows)
         late = costs.catch_up(len(rows), behind)
         found = goodputs(survivals, lengths, costs.curve(len(rows), lengths))
         for length, each in zip(lengths, found, strict=True):
             yield Option(source, length, each, late if length else 0.0)
+
+    def _behind(self, source: int, rows: Sequence[RowMemory]) -> int:
+        """Committed tokens that the draft model lacks, of the row that lacks most; 0 for sources
+        that run none."""
+        if source > 0 or not self._governor.sources.lags:
+            return 0
+        return max(row.of(source).undrafted for row in rows)
 
     def _probe(
         self,
