@@ -193,9 +193,7 @@ class WithinContext:
         else:
             own_rng = Stream(state.of(rng.key_B), state.of(rng.position_B))
             tokens_B = budget.tokens_B
-            own_budget = replace(
-                budget, tokens_B=None if tokens_B is None else state.of(tokens_B)
-            )
+            own_budget = replace(budget, tokens_B=None if tokens_B is None else state.of(tokens_B))
         own_budget = self._fitting(own_budget, state.own)
         state.draft = self.drafter.propose(state.inner, state.own, own_budget, own_rng)
         for model, sum_R in state.own.health.drain():

@@ -147,6 +147,20 @@ def test_a_draft_model_that_fell_behind_drafts_as_if_it_had_not(behind: list[int
     assert drafts[0].tokens_BN.tolist() == drafts[1].tokens_BN.tolist()
 
 
+@pytest.mark.parametrize("behind", [[1, 25], [1, 8], [3, 29], [59, 29]])
+def test_catching_up_takes_no_slots_but_those_of_a_draft(behind: list[int]) -> None:
+    """``max_memory`` reserves no others: the longest row has 60 tokens, and 64 slots."""
+    context = Context.start(ragged_prompts([60, 30]), Warp([greedy(1)] * 2, VOCAB), [0] * 2, [0, 1])
+    drafter = ModelDrafter(DRAFT, VOCAB)
+    with torch.inference_mode():
+        state = drafter.start(context)
+        kept = [n - m for n, m in zip(context.lengths, behind, strict=True)]
+        state.rollback(Lengths.of(kept))
+        drafter.propose(state, context, Budget(2), context.rng)
+    assert state.cache.lengths == [61, 31]
+    assert {keys.shape[2] for keys in state.cache.keys if keys is not None} == {64}
+
+
 def test_settings_that_contradict_auto() -> None:
     with pytest.raises(InvalidParameterError, match="or 'auto'"):
         load("/nowhere", num_speculative_tokens="many")  # type: ignore[arg-type]
@@ -156,9 +170,7 @@ def test_settings_that_contradict_auto() -> None:
 
 
 @pytest.mark.parametrize("draft_length", ["fixed", [[1, 2, 6], [3, 64, 1]]])
-def test_a_free_source_may_draft_alone(
-    draft_length: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_free_source_may_draft_alone(draft_length: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that leave the draft model out do not run it; the output stays."""
     ask = BatchGovernor.ask
 

@@ -39,10 +39,12 @@ from outrider.core.chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import Prefilling
 
+_USUAL = 2  # tokens that a row lacks at most if the last round drafted
 _FEW = 8  # tokens whose logits may be computed without need
-_BACKLOG_WIDTH = 64  # within the slots that caches have beyond the context
+_BACKLOG_WIDTH = 64
 
 
 class ModelState:
@@ -103,8 +105,10 @@ class ModelBacked:
         cache = state.cache
         self._drop_uncommitted(state, context)
         self._read_backlog(state, context)
+        K = max(self._lacking(state, context))
+        if K > _USUAL:
+            self._forget_read(state, context, K)
         lacking = self._lacking(state, context)
-        K = max(lacking)
         tokens_BK = self._uncached(state, context, K)
         first_B = cache.length_B
         logits_BKV = self.model.extend(cache, tokens_BK)
@@ -121,13 +125,24 @@ class ModelBacked:
             state.rollback(context.sequence_lengths - 1)
 
     def _read_backlog(self, state: ModelState, context: Context) -> None:
-        """Feeds tokens until no row lacks many. The passes compute the logits of one token only;
-        rows that lack fewer tokens than others forget again what lies after their own."""
+        """Feeds tokens until no row lacks many, in passes of bounded width that compute the logits
+        of one token only."""
         while (missing := max(self._lacking(state, context))) > _FEW:
             width = min(missing - 1, _BACKLOG_WIDTH)
-            self.model.extend(state.cache, self._uncached(state, context, width), num_logits=1)
-            state.cache.append(width)
-            state.rollback(context.sequence_lengths - 1)
+            self._forget_read(state, context, width + 1)
+            lacking = self._lacking(state, context)
+            kept = Lengths.of([min(width, n - 1) for n in lacking], context.device)
+            tokens_BK = self._uncached(state, context, width)
+            self.model.forward(ForwardBatch(state.cache, tokens_BK, num_logits=1, kept=kept))
+            state.cache.append(kept)
+
+    def _forget_read(self, state: ModelState, context: Context, K: int) -> None:
+        """Makes rows that lack fewer than K tokens lack K, if forgetting costs nothing. They are
+        fed their last tokens again, which rewrites what the cache holds, rather than tokens beyond
+        their context, whose slots are not reserved."""
+        if state.cache.cuts_back:
+            kept = [max(0, n - K) for n in context.lengths]
+            state.rollback(Lengths.of(kept, context.device))
 
     def _lacking(self, state: ModelState, context: Context) -> list[int]:
         """How many committed tokens of each row the cache does not hold."""
