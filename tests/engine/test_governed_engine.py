@@ -16,6 +16,7 @@ from tiny_models import (
     tiny_module,
     token_ids,
 )
+from tiny_recurrent import tiny_recurrent
 
 from outrider import Sampling, Speculation, load
 from outrider.core import Budget, Context, Lengths
@@ -159,6 +160,14 @@ def test_catching_up_takes_no_slots_but_those_of_a_draft(behind: list[int]) -> N
         drafter.propose(state, context, Budget(2), context.rng)
     assert state.cache.lengths == [61, 31]
     assert {keys.shape[2] for keys in state.cache.keys if keys is not None} == {64}
+
+
+def test_recurrent_draft_models_catch_up_too(lengths: list[int]) -> None:
+    """The target itself drafts, so that all is accepted as long as the state is right."""
+    target, draft = (tiny_recurrent("falcon_h1", dtype=torch.float64, name=n) for n in "ab")
+    results = engine_of(target, draft, "speculative", AUTO).generate(PROMPTS, greedy(70))
+    assert "-" * 9 + "d" in "".join("d" if length else "-" for length in lengths)
+    assert all(result.stats.accepted == result.stats.drafted > 0 for result in results)
 
 
 def test_settings_that_contradict_auto() -> None:
