@@ -52,6 +52,8 @@ class ForcedTokens:
         dtype: of the distributions that the rule reads.
 
     Attributes:
+        limits: of each row, the most tokens that may be forced; None for as many as the budget
+            has. A governor that finds drafting too slow says nothing of tokens that are free.
         numbers: of each row, the tokens at the beginning of the last draft that were forced.
     """
 
@@ -61,18 +63,25 @@ class ForcedTokens:
         self.drafter = drafter
         self.drawn = drafter.drawn
         self.capabilities = drafter.capabilities
+        self.limits: Sequence[int] | None = None
         self.numbers: list[int] = []
         self._num_tokens = num_tokens
         self._dtype = dtype
         self._alone: list[bool] = []
         self._inner: Draft | None = None
 
+    @property
+    def ran_drafter(self) -> bool:
+        """Whether the drafter took part in the last draft."""
+        return self._inner is not None
+
     def start(self, context: Context) -> Any:
         return self.drafter.start(context)
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         room = _room(budget, context)
-        forced = [_cut(context, b, _forced(context, b), most) for b, most in enumerate(room)]
+        limits = room if self.limits is None else self.limits
+        forced = [_cut(context, b, _forced(context, b), most) for b, most in enumerate(limits)]
         self._alone = [
             most == 0 or 2 * len(tokens) >= most for tokens, most in zip(forced, room, strict=True)
         ]

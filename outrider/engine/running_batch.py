@@ -171,6 +171,8 @@ class RunningBatch:
         asked = None
         if self._governor is not None:
             asked = self._governor.ask(self._memories, limits, greedy)
+            if self._forced is not None:
+                self._forced.limits = limits
         round_ = run_round(
             self._context,
             self._target,
@@ -193,7 +195,12 @@ class RunningBatch:
         accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
         draft, total = self._charge(began)
         if self._governor is not None and asked is not None:
-            self._governor.learn(asked, self._memories, accepted, greedy, draft, total)
+            forced, ran_drafter = (), True
+            if self._forced is not None:
+                forced, ran_drafter = self._forced.numbers, self._forced.ran_drafter
+            self._governor.learn(
+                asked, self._memories, accepted, greedy, draft, total, forced, ran_drafter
+            )
             self._explain(asked)
 
     def leave(self) -> list[Row]:

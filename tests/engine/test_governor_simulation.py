@@ -161,6 +161,22 @@ def test_limits_of_rows_bound_their_drafts() -> None:
     assert asked.length > 0
 
 
+def test_forced_tokens_teach_times_and_no_acceptance() -> None:
+    governor = Governor(Sources())
+    batch, rows = governor.of_batch(), [RowMemory(True), RowMemory(True)]
+    for number in range(40):
+        asked = batch.ask(rows, [8, 8], True)
+        ran = number % 2 == 0
+        draft = 0.01 * asked.length if ran else 0.0
+        forced = [6, 0] if ran else [6, 5]
+        batch.learn(asked, rows, [6, 0], True, draft, 1.0, forced, ran)
+    assert rows[0].of(0).offset == 0.0
+    assert rows[0].of(0).undrafted >= 7
+    beliefs = governor.beliefs(2, True)
+    assert beliefs["acceptance, draft"][0] < 0.3  # the row without forced tokens rejects all
+    assert 0.9 < beliefs["seconds, draft"][6] < 1.2
+
+
 def test_nothing_is_drafted_where_nothing_may_be() -> None:
     batch, rows = Governor(Sources()).of_batch(), [RowMemory(True)]
     for _ in range(30):

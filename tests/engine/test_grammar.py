@@ -6,6 +6,7 @@ The toy model writes a, b and c; the grammar is (ab|c)*. Its end token lies beyo
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,6 +21,7 @@ from outrider import Grammar, Sampling
 from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.engine.forced import ForcedTokens
+from outrider.engine.governor.governor import Asked, BatchGovernor
 from outrider.engine.grammar import GrammarProcessor
 from outrider.methods import METHODS
 from outrider.sampling import Warp
@@ -206,6 +208,27 @@ def test_forced_tokens_need_no_draft_model() -> None:
     draft.extend = lambda *given: read.append(1) or extend(*given)  # type: ignore[method-assign]
     engine.generate("x", fixed)
     assert read == []
+
+
+def test_forced_tokens_are_drafted_whatever_a_governor_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They cost no draft model. Nor do they tell how good it is."""
+    ask = BatchGovernor.ask
+    fixed = Sampling(max_new_tokens=80, grammar=Grammar.choice(["abcdefghijklmnopqrstuvwxyz"]))
+    engine = tiny_engine(γ="auto")
+    assert engine.governor is not None
+    before = engine.governor.beliefs(1)["acceptance, draft"]
+
+    def nothing(self: BatchGovernor, rows: Any, limits: Sequence[int], greedy: bool) -> Asked:
+        return replace(ask(self, rows, limits, greedy), length=0, lengths=[0] * len(limits))
+
+    for _ in range(2):
+        result = engine.generate("x", fixed)
+        assert result.stats.forced == result.stats.accepted == result.stats.drafted
+        assert result.stats.rounds <= 1 + len(result.token_ids) // 5
+        monkeypatch.setattr(BatchGovernor, "ask", nothing)
+    assert engine.governor.beliefs(1)["acceptance, draft"] == before
 
 
 MIXED = (

@@ -166,7 +166,15 @@ class RoundCosts:
         """Whether no round has been measured."""
         return self._rest.is_empty
 
-    def observe(self, rows: int, length: int, draft: float, total: float, behind: int = 0) -> None:
+    def observe(
+        self,
+        rows: int,
+        length: int,
+        draft: float,
+        total: float,
+        behind: int = 0,
+        width: int | None = None,
+    ) -> None:
         """Takes a round's seconds. The first round of all also does what is done once, such as
         allocating memory, and is left out.
 
@@ -176,12 +184,16 @@ class RoundCosts:
             draft: seconds in the draft model's forward passes.
             total: seconds of the round.
             behind: committed tokens that the draft model read first, of the row that lacked most.
+            width: the longest draft that was verified, where other tokens than the drafter's made
+                it longer; None for ``length``.
         """
         if not self._began:
             self._began = True
             return
         self.now += 1
-        self._rest.observe(rows, length, max(total - draft, 0.0), self.now)
+        self._rest.observe(
+            rows, length if width is None else width, max(total - draft, 0.0), self.now
+        )
         if not length or not draft:
             return
         if behind > _AS_USUAL and not self._step.is_empty:

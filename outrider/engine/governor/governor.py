@@ -237,6 +237,8 @@ class BatchGovernor:
         greedy: bool,
         draft: float,
         total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
     ) -> None:
         """Takes what a round showed.
 
@@ -247,44 +249,61 @@ class BatchGovernor:
             greedy: whether all rows are.
             draft: seconds in the draft model's forward passes.
             total: seconds of the round.
+            forced: by row, how many tokens of its draft a grammar had forced; empty if none. Such
+                rows tell nothing of the acceptance of drafts.
+            ran_drafter: whether the drafter took part; False where all drafts were forced.
         """
         governor, source = self._governor, asked.source
         with governor.lock:
             governor.now += 1
-            num = len(rows)
-            if asked.length:
+            num, length = len(rows), asked.length if ran_drafter else 0
+            width = max(length, *forced) if forced else length
+            if length:
                 self._drafted = self._now
                 governor.costs(greedy, source).observe(
-                    num, asked.length, draft, total, asked.behind
+                    num, length, draft, total, asked.behind, width
                 )
             else:
                 for each in range(len(governor.sources.names)):
-                    governor.costs(greedy, each).observe(num, 0, 0.0, total)
-            self._learn_acceptance(asked, rows, accepted)
+                    governor.costs(greedy, each).observe(num, 0, 0.0, total, width=width)
+            lengths = asked.lengths
+            if forced:
+                lengths = [0 if n else most for n, most in zip(forced, lengths, strict=True)]
+            self._learn_acceptance(source if length else None, lengths, rows, accepted)
 
     def _learn_acceptance(
-        self, asked: Asked, rows: Sequence[RowMemory], accepted: Sequence[int | None]
+        self,
+        drafted: int | None,
+        lengths: Sequence[int],
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
     ) -> None:
+        """Takes a round's outcomes.
+
+        Args:
+            drafted: the source that drafted; None if none did.
+            lengths: by row, the tokens that it was asked to draft; 0 where it teaches nothing.
+            rows, accepted: as of :meth:`learn`.
+        """
         outcomes: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         logits: dict[bool, list[float]] = {}
-        for row, length, num in zip(rows, asked.lengths, accepted, strict=True):
+        for row, length, num in zip(rows, lengths, accepted, strict=True):
             if num is None:
                 continue
             for source in range(len(self._governor.sources.names)):
                 rates = row.of(source)
-                drafted = asked.length and source == asked.source
-                rates.undrafted = 0 if drafted else rates.undrafted + num + 1
-            if not length:
+                rates.undrafted = 0 if source == drafted else rates.undrafted + num + 1
+            if drafted is None or not length:
                 continue
             if row.greedy not in logits:
-                of_class = self._governor.rates(row.greedy, asked.source)
-                logits[row.greedy] = of_class.logits(asked.length)
+                of_class = self._governor.rates(row.greedy, drafted)
+                logits[row.greedy] = of_class.logits(max(lengths))
             num = min(num, length)
-            row.of(asked.source).learn(logits[row.greedy], length, num, self._governor.now)
+            row.of(drafted).learn(logits[row.greedy], length, num, self._governor.now)
             outcomes[row.greedy].append((length, num))
         for greedy, found in outcomes.items():
-            if found:
-                self._governor.rates(greedy, asked.source).learn(found, self._governor.now)
+            if found and drafted is not None:
+                self._governor.rates(greedy, drafted).learn(found, self._governor.now)
 
     def _plan(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
         """The option for the next rounds, or for the next one if it is a probe."""
