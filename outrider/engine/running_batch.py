@@ -195,7 +195,8 @@ class RunningBatch:
         accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
         draft, total = self._charge(began)
         if self._governor is not None and asked is not None:
-            forced, ran_drafter = (), True
+            forced: Sequence[int] = ()
+            ran_drafter = True
             if self._forced is not None:
                 forced, ran_drafter = self._forced.numbers, self._forced.ran_drafter
             self._governor.learn(

@@ -17,6 +17,7 @@ from tiny_models import (
     token_ids,
 )
 from tiny_recurrent import tiny_recurrent
+from tiny_servers import tiny_target
 
 from outrider import Sampling, Speculation, load
 from outrider.core import Budget, Context, Lengths
@@ -168,6 +169,29 @@ def test_recurrent_draft_models_catch_up_too(lengths: list[int]) -> None:
     results = engine_of(target, draft, "speculative", AUTO).generate(PROMPTS, greedy(70))
     assert "-" * 9 + "d" in "".join("d" if length else "-" for length in lengths)
     assert all(result.stats.accepted == result.stats.drafted > 0 for result in results)
+
+
+@pytest.mark.parametrize("method", ["speculative", "slem"])
+def test_what_was_missed_is_read_in_passes_of_bounded_width(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a draft model with a vocabulary of its own."""
+    asked: list[int] = []
+
+    def ask(self: BatchGovernor, rows: list[Any], limits: Sequence[int], is_greedy: bool) -> Asked:
+        asked.append(min(4 if len(asked) >= 150 else 0, max(limits)))
+        return Asked(0, asked[-1], [min(asked[-1], limit) for limit in limits])
+
+    monkeypatch.setattr(BatchGovernor, "ask", ask)
+    target, draft = (tiny_target(std=std, max_position_embeddings=512) for std in (0.2, 0.19))
+    sampling = greedy(180)
+    plain = engine_of(target).generate("def f(x):", sampling)
+    widths = count_passes(draft, monkeypatch)
+    found = engine_of(target, draft, method, AUTO).generate("def f(x):", sampling)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.accepted > 0
+    assert 64 in widths
+    assert max(widths) == 64
 
 
 def test_settings_that_contradict_auto() -> None:

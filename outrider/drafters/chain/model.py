@@ -44,7 +44,9 @@ from outrider.runtime.prefill import Prefilling
 
 _USUAL = 2  # tokens that a row lacks at most if the last round drafted
 _FEW = 8  # tokens whose logits may be computed without need
-_BACKLOG_WIDTH = 64
+
+BACKLOG_WIDTH = 64
+"""Most tokens that a pass feeds to a draft model that fell behind."""
 
 
 class ModelState:
@@ -128,7 +130,7 @@ class ModelBacked:
         """Feeds tokens until no row lacks many, in passes of bounded width that compute the logits
         of one token only."""
         while (missing := max(self._lacking(state, context))) > _FEW:
-            width = min(missing - 1, _BACKLOG_WIDTH)
+            width = min(missing - 1, BACKLOG_WIDTH)
             self._forget_read(state, context, width + 1)
             lacking = self._lacking(state, context)
             kept = Lengths.of([min(width, n - 1) for n in lacking], context.device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Acceptance, Capabilities, Context, Draft, Lengths, Scores
-from outrider.drafters.chain.model import ModelBacked, ModelState
+from outrider.drafters.chain.model import BACKLOG_WIDTH, ModelBacked, ModelState
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.hf.vocabulary_bridge import Bridge
 from outrider.runtime.prefill import Prefilling
@@ -146,18 +146,30 @@ class Follower(ModelBacked, ABC):
         (B, U)."""
         assert isinstance(state, FollowState)
         self._follow(state, context)
-        cache, rows, device = state.cache, state.rows, context.device
-        lacking = Lengths.of([len(row.tokens) - row.cached for row in rows], device)
-        K = max(lacking.host)
-        fed = [row.tokens[row.cached :] for row in rows]
-        fed = [tokens + [0] * (K - len(tokens)) for tokens in fed]
-        cache.rollback(Lengths.of([row.cached for row in rows], device))
-        logits_BKU = self.model.extend(cache, torch.tensor(fed, device=device))
-        cache.append(lacking)
-        for row in rows:
-            row.cached = len(row.tokens)
-        last_B11 = (lacking.device_B - 1)[:, None, None]
+        rows = state.rows
+        state.cache.rollback(Lengths.of([row.cached for row in rows], context.device))
+        while (missing := max(len(row.tokens) - row.cached for row in rows)) > BACKLOG_WIDTH:
+            width = min(missing - 1, BACKLOG_WIDTH)
+            kept = [min(width, len(row.tokens) - 1 - row.cached) for row in rows]
+            self._feed(state, width, Lengths.of(kept, context.device), num_logits=1)
+        lacking = [len(row.tokens) - row.cached for row in rows]
+        kept_B = Lengths.of(lacking, context.device)
+        logits_BKU = self._feed(state, missing, kept_B)
+        last_B11 = (kept_B.device_B - 1)[:, None, None]
         return logits_BKU.gather(1, last_B11.expand(-1, 1, logits_BKU.shape[2]))[:, 0]
+
+    def _feed(self, state: FollowState, K: int, kept: Lengths, num_logits: int = 0) -> Tensor:
+        """Feeds K tokens, of which each row keeps those that are its own; the logits after the last
+        ``num_logits`` of them, or after all."""
+        rows = state.rows
+        fed = [row.tokens[row.cached : row.cached + K] for row in rows]
+        fed = [tokens + [0] * (K - len(tokens)) for tokens in fed]
+        tokens_BK = torch.tensor(fed, device=kept.device_B.device)
+        logits_BKU = self.model.extend(state.cache, tokens_BK, num_logits=num_logits)
+        state.cache.append(kept)
+        for row, num in zip(rows, kept.host, strict=True):
+            row.cached += num
+        return logits_BKU
 
     def _follow(self, state: FollowState, context: Context) -> None:
         """Converts what was committed since the last round, and finds how much the cache may
