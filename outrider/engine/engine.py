@@ -161,7 +161,7 @@ class Engine:
             parts.target,
             method,
             settings.recipe,
-            SpeculationReader(method, settings.recipe, parts.drafter, parts.num_speculative_tokens),
+            SpeculationReader(method, settings.recipe, parts.num_speculative_tokens),
             drafts=parts.drafter.capabilities.drafts,
             eos_ids=self.eos_ids,
             obeyed=self.obeyed,

@@ -7,10 +7,9 @@ budget is the request's own, too.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
-from outrider.core.protocols import Drafter, Verifier
+from outrider.core.protocols import Verifier
 from outrider.core.values import as_python, is_whole, shown
 from outrider.methods import Method, Recipe, find_method
 from outrider.options import options_of
@@ -61,13 +60,11 @@ class SpeculationReader:
     Attributes:
         method: the engine's method.
         recipe: the method with its options settled.
-        drafter: the source of drafts.
         num_speculative_tokens: the engine's γ.
     """
 
     method: Method
     recipe: Recipe
-    drafter: Drafter[Any]
     num_speculative_tokens: int
 
     def read(self, speculation: Speculation | None) -> Speculated:

@@ -1,4 +1,5 @@
-"""An engine per method that is in use, all on the models of the first.
+"""An engine per method that is in use, all on the models of the first. Where a governor chooses the
+draft lengths of the first, the others have governors of their own.
 
 Requests of one engine share batches; an engine of another method has batches of its own, and the
 worker runs a step of each in turn.
@@ -140,8 +141,11 @@ class EnginePool:
             self._others.move_to_end(key)
             return self._others[key]
         self._make_room()
+        governed = self.default.governor is not None
         try:
-            engine = self.default.with_method(method, options)
+            engine = self.default.with_method(
+                method, options, num_speculative_tokens="auto" if governed else None
+            )
         except (IncompatibleError, InvalidParameterError) as error:
             param = "method_options" if "option" in str(error) else "method"
             raise ApiError(str(error), param=param) from error

@@ -272,6 +272,18 @@ def test_methods_of_requests_are_bounded(client_of: Callable[..., TestClient]) -
         assert len(client.app.state.service.pool.engines) <= 3  # type: ignore[attr-defined]
 
 
+def test_methods_of_requests_are_governed_where_the_servers_is(
+    client_of: Callable[..., TestClient],
+) -> None:
+    client = client_of(tiny_engine(γ="auto"))
+    for method in ("block", "plain"):
+        body = {"prompt": "x", "max_tokens": 2, "method": method}
+        assert client.post(COMPLETIONS, json=body).status_code == 200
+    _, block, plain = client.app.state.service.pool.engines  # type: ignore[attr-defined]
+    assert block.governor is not None
+    assert plain.governor is None
+
+
 def test_metrics(client_of: Callable[..., TestClient]) -> None:
     client = client_of(tiny_engine(max_memory="8MiB", prefix_cache="1MiB"))
     body = BODY | {"max_tokens": 30, "temperature": 0, "speculation_metrics": "summary"}
