@@ -49,8 +49,10 @@ def configured(
     found = find(config)
     if found is None:
         return models, speculation
+    from outrider.lab.tune.configuration import same_model
+
     given = _given(context)
-    if "target" in given and models.target != found.target:
+    if "target" in given and not same_model(models.target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
         return models, speculation
     own = given.intersection(_OWN)
@@ -60,7 +62,7 @@ def configured(
     if not own and "draft" not in given:
         values["draft"] = choice.draft
     models = replace(models, **{name: each for name, each in values.items() if name not in given})
-    if own or ("draft" in given and models.draft != choice.draft):
+    if own or ("draft" in given and not same_model(models.draft, choice.draft)):
         say(f"using {found.path} for the target and how it runs, and the options for the rest")
         return models, speculation
     return models, _speculation(speculation, found, choice)
@@ -70,10 +72,12 @@ def bench_values(config: Path | None, values: Mapping[str, Any]) -> dict[str, An
     """A benchmark's values, those that were not given from the configuration file: the target, how
     models run, and as the only method that of the file."""
     found = find(config)
-    target = values.get("target")
     if found is None:
         return dict(values)
-    if target is not None and target != found.target:
+    from outrider.lab.tune.configuration import same_model
+
+    target = values.get("target")
+    if isinstance(target, str) and not same_model(target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
         return dict(values)
     filled = {"target": found.target, **found.settings, **values}
