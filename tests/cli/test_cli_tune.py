@@ -161,6 +161,27 @@ def test_options_replace_the_files_values(written: Path, run: Run, pair: tuple[P
     assert f"note: outrider.toml is for target {pair[0]}, so nothing of it is used" in other.stderr
 
 
+def test_a_quantized_draft_is_for_methods_with_a_draft_model(written: Path, run: Run) -> None:
+    """``quantize_draft`` of the file does not stop a method that has none."""
+    text = written.read_text().replace("[settings]", '[settings]\nquantize_draft = "int8"')
+    written.write_text(text)
+    own = run("generate", "def f(x):", "--max-new-tokens", 4, "--json", "--method", "suffix")
+    assert drafted(own)["method"] == "suffix"
+    written.write_text(text.replace('"block"', '"prompt-lookup"'))
+    of_file = run("generate", "def f(x):", "--max-new-tokens", 4, "--json")
+    assert drafted(of_file)["method"] == "prompt-lookup"
+    given = run("generate", "def f(x):", "--max-new-tokens", 4, "--quantize-draft", "int8")
+    assert given.exit_code == 2
+    assert "has no draft model here" in given.stderr
+
+
+def test_the_file_may_choose_plain_decoding(written: Path, run: Run) -> None:
+    written.write_text(written.read_text().replace('"block"', '"plain"'))
+    result = run("generate", "def f(x):", "--max-new-tokens", 4, "--compare")
+    assert result.exit_code == 2
+    assert "--compare compares a method with plain" in result.stderr
+
+
 @pytest.mark.parametrize("line", ["hardware = ", 'target = "'])
 def test_a_stale_file_is_said_to_be_stale(written: Path, run: Run, line: str) -> None:
     """The run goes on, without the file's draft lengths."""
