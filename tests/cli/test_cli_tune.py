@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from simulated_machine import SimulatedMachine
 from typer.testing import Result
 
+from outrider.cli.tune import _write
+from outrider.lab.bench import plan_of
 from outrider.lab.metadata import hardware
 from outrider.lab.tune.configuration import fingerprint
+from outrider.lab.tune.machine import Source
+from outrider.lab.tune.run import Candidates
+from outrider.lab.tune.tuner import Tuner, TuneSettings
 
 Run = Callable[..., Result]
 
@@ -92,12 +98,35 @@ def test_tune_as_json(pair: tuple[Path, Path], run: Run, prompts: Path, here: Pa
     assert (here / "mine.toml").is_file()
 
 
+def test_only_a_table_that_tuning_counted_is_removed(here: Path) -> None:
+    """Neither one that the user named as a method, nor one that the configuration uses."""
+    file = here / "outrider.ngram"
+    sources = [Source("drafts", "speculative", "embedded"), Source("table", f"ngram:file={file}")]
+    for methods, speed, remains in (
+        (("speculative", f"ngram:file={file}"), 0.0, True),
+        ((), 0.95, True),
+        ((), 0.0, False),
+    ):
+        file.write_bytes(b"")
+        machine = SimulatedMachine(
+            {"drafts": [0.8] * 8, "table": [speed] * 8},
+            dict.fromkeys(("drafts", "table"), lambda rows: 0.001),
+            lambda rows, width: 0.02,
+        )
+        tuning = Tuner(machine, sources, TuneSettings((1,), 60)).run()
+        plan = plan_of({"methods": ["plain"], "data": ["builtin:code"]})
+        _write(tuning, plan, here / "outrider.toml", Candidates(methods=methods, ngram_file=file))
+        assert file.exists() == remains
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (("--minutes", 0), "--minutes 0.0: must be above 0"),
         (("--minutes", 1e-5), "too short to measure anything"),
         (("--export", "sglang"), "--export 'sglang': must be vllm, transformers or llama.cpp"),
+        (("--export", "vllm", "--json"), "--export and --json both print to stdout"),
+        (("--method", "block:draft_confidence=0.4"), "tuning chooses the draft lengths itself"),
         (("--plot", "plot.pdf"), "must end in .svg or .png"),
         (("-o", "nowhere/outrider.toml"), "there is no folder nowhere"),
         (("-n", 4), "--max-new-tokens 4: must be 24 or more"),

@@ -55,7 +55,8 @@ def candidates(
             are raised.
 
     Raises:
-        InvalidParameterError: a lossy method without a divergence budget.
+        InvalidParameterError: a lossy method without a divergence budget; a method with a policy of
+            its own for the draft length.
     """
     found = []
     for name, method, draft in _rows(machine, drafts, methods, divergence_budget, ngram_file):
@@ -140,6 +141,11 @@ def _of_method(
             f"alone would always prefer such a method: pass a divergence budget, in nats per token"
         )
     text = str(spec)
+    if spec.draft_confidence or spec.draft_length != "fixed":
+        raise InvalidParameterError(
+            f"method {text!r}: tuning chooses the draft lengths itself, and the configuration does "
+            f"not keep draft_confidence and draft_length: leave them out"
+        )
     if not (spec.method.needs_draft or spec.method.needs_head):
         yield text, text, None
         return
