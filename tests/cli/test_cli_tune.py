@@ -126,6 +126,8 @@ def test_only_a_table_that_tuning_counted_is_removed(here: Path) -> None:
         (("--minutes", 1e-5), "too short to measure anything"),
         (("--export", "sglang"), "--export 'sglang': must be vllm, transformers or llama.cpp"),
         (("--export", "vllm", "--json"), "--export and --json both print to stdout"),
+        (("--method", "suffix:corpus_tokens=9"), "write corpus_tokens=0"),
+        (("--method", "plain"), "there is nothing to choose from"),
         (("--method", "block:draft_confidence=0.4"), "tuning chooses the draft lengths itself"),
         (("--plot", "plot.pdf"), "must end in .svg or .png"),
         (("-o", "nowhere/outrider.toml"), "there is no folder nowhere"),
