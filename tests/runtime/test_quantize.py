@@ -26,6 +26,7 @@ from outrider.core.errors import (
     UnsupportedModelError,
 )
 from outrider.drafters import ModelDrafter
+from outrider.methods.hybrid import num_parameters
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.hf.quantize import MissingTorchaoError, quantize
@@ -245,6 +246,12 @@ def test_the_recorded_q_is_the_quantized_models_own() -> None:
             )
             assert (draft.probs_BNV[0, n] - own).abs().max() < 1e-4
             assert (draft.probs_BNV[0, n] - other).abs().max() > 1e-3
+
+
+def test_quantized_weights_count_as_parameters() -> None:
+    """Models are compared by their sizes, one of them quantised and the other not."""
+    model = load_model(tiny_module("llama"))
+    assert num_parameters(load_model(model, quantized="int8")) >= num_parameters(model)
 
 
 def test_a_model_in_memory_is_copied() -> None:
