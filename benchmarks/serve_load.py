@@ -4,7 +4,7 @@
     python -m benchmarks.serve_load --streams 60 --seconds 120
 
 Every client sends one request after another: greedy and sampled ones with a seed, by several
-methods and lengths, with grammars, stop strings, predictions and several outputs. Before, each
+methods and lengths, with grammars, stop strings and several outputs. Before, each
 request runs alone. Every stream must then have the same text, a part of which remains where the
 client leaves. At the end no row may be left, the memory must be flat, and SIGTERM must end the
 server with status 0 while streams run. Writes ``runs/serve/load.json``; fails if anything does.
@@ -17,7 +17,6 @@ import random
 import statistics
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import httpx
 from benchmarks.serve_process import Server, serving
 
 Body = dict[str, Any]
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Report:
     Attributes:
         done, left: streams that ran to their end, and those whose client left.
         refused: responses with status 429, after which the client tried again.
-        tokens: of all finished streams.
         failures: what went wrong, at most twenty.
         resident: MiB of the server over the seconds.
         seconds: of the whole run.
@@ -63,11 +61,9 @@ class Report:
     done: int = 0
     left: int = 0
     refused: int = 0
-    tokens: int = 0
     failures: list[str] = field(default_factory=list)
     resident: list[tuple[float, float]] = field(default_factory=list)
     seconds: float = 0.0
-    methods: Counter[str] = field(default_factory=Counter)
 
     def fail(self, what: str) -> None:
         if len(self.failures) < 20:

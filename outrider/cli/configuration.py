@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.errors import fail, say
-from outrider.cli.options.models import Models
-from outrider.cli.options.speculation import Speculation
+from outrider.cli.options.models import EMBEDDED, Models
+from outrider.cli.options.speculation import AUTO, Speculation
 from outrider.cli.start import start
+from outrider.methods.catalogue import entries
 
 if TYPE_CHECKING:
     from outrider.lab.tune.configuration import Choice, Configuration
@@ -49,8 +50,10 @@ def configured(
     found = find(config)
     if found is None:
         return models, speculation
+    from outrider.lab.tune.configuration import same_model
+
     given = _given(context)
-    if "target" in given and models.target != found.target:
+    if "target" in given and not same_model(models.target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
         return models, speculation
     own = given.intersection(_OWN)
@@ -60,20 +63,25 @@ def configured(
     if not own and "draft" not in given:
         values["draft"] = choice.draft
     models = replace(models, **{name: each for name, each in values.items() if name not in given})
-    if own or ("draft" in given and models.draft != choice.draft):
+    if own or ("draft" in given and not same_model(models.draft, choice.draft)):
         say(f"using {found.path} for the target and how it runs, and the options for the rest")
-        return models, speculation
-    return models, _speculation(speculation, found, choice)
+    else:
+        speculation = _speculation(speculation, found, choice)
+    if "quantize_draft" not in given and not _has_draft_model(models, speculation.method):
+        models = replace(models, quantize_draft=None)  # that of another method in the file
+    return models, speculation
 
 
 def bench_values(config: Path | None, values: Mapping[str, Any]) -> dict[str, Any]:
     """A benchmark's values, those that were not given from the configuration file: the target, how
     models run, and as the only method that of the file."""
     found = find(config)
-    target = values.get("target")
     if found is None:
         return dict(values)
-    if target is not None and target != found.target:
+    from outrider.lab.tune.configuration import same_model
+
+    target = values.get("target")
+    if isinstance(target, str) and not same_model(target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
         return dict(values)
     filled = {"target": found.target, **found.settings, **values}
@@ -102,6 +110,17 @@ def find(config: Path | None) -> "Configuration | None":
     from outrider.lab.tune.configuration import read_configuration
 
     return read_configuration(path)
+
+
+def _has_draft_model(models: Models, method: str | None) -> bool:
+    """Whether a method, or the one of the draft where none is named, runs a draft model."""
+    from outrider.drafters.heads.kinds import format_of
+
+    if method is None or method == AUTO:
+        draft = EMBEDDED if models.target == EMBEDDED and not models.draft else models.draft
+        return draft is not None and format_of(draft) is None
+    entry = entries().get(method)
+    return entry is None or entry.needs_draft
 
 
 def _speculation(speculation: Speculation, found: "Configuration", choice: "Choice") -> Speculation:

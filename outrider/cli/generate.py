@@ -114,9 +114,9 @@ def generate(
         raise fail("--trace and --json: choose one; the JSON document has each token's origin")
     if logprobs is not None and not as_json:
         raise fail("--logprobs needs --json: only the JSON document contains them")
+    models, speculation = configured(context, models, speculation, config, 1)
     if compare and speculation.method == "plain":
         raise fail("--compare compares a method with plain: choose another --method")
-    models, speculation = configured(context, models, speculation, config, 1)
     require_draft_of(speculation.method, models)
     start()
     sampling = sampling_of(

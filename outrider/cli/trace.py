@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 STYLES = {
     "accepted": Style.parse("green"),
-    "forced": Style.parse("cyan"),
     "correction": Style.parse("bold white on red"),
     "bonus": Style.parse("bold white on blue"),
     "plain": Style.parse("default"),
+    "forced": Style.parse("cyan"),
 }
-SIGNS = {"forced": "!", "correction": "~", "bonus": "+", "plain": "="}
+SIGNS = {"correction": "~", "bonus": "+", "plain": "=", "forced": "!"}
 LABELS = {
     "accepted": "accepted draft",
-    "forced": "forced by a grammar",
     "correction": "correction",
     "bonus": "bonus",
     "plain": "nothing drafted",
+    "forced": "forced",
 }
 
 

@@ -56,6 +56,11 @@ def tune(
     _check_files(output, plot)
     if export is not None and export not in _EXPORTS:
         raise fail(f"--export {export!r}: must be {', '.join(_EXPORTS[:-1])} or {_EXPORTS[-1]}")
+    if export is not None and as_json:
+        raise fail(
+            "--export and --json both print to stdout: leave one out; `outrider config export` "
+            "prints the other afterwards"
+        )
     start("outrider.lab.tune.run")
     from outrider.lab.plots import require_matplotlib
     from outrider.lab.tune.run import run_tune
@@ -138,7 +143,8 @@ def _ngram_file(output: Path) -> Path:
 
 
 def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, given: "Candidates") -> None:
-    """Writes the configuration, and removes the n-gram table if it does not use it."""
+    """Writes the configuration, and removes the n-gram table that was counted if it does not use
+    it. A table that the user named stays."""
     from outrider.lab.metadata import hardware
     from outrider.lab.tune.configuration import configuration_of, write_configuration
 
@@ -152,9 +158,11 @@ def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, given: "Candidates
     found = configuration_of(tuning, plan.target, settings, hardware())
     write_configuration(found, output)
     say(f"wrote {output}")
-    file = given.ngram_file
+    file, counted = given.ngram_file, f"ngram:file={given.ngram_file}"
+    is_ours = not given.methods and counted in {each.method for each in tuning.sources}
     choices = [found.choice, *(choice for _, _, choice in found.at_batch_size)]
-    if file is not None and str(file) not in {each.options.get("file") for each in choices}:
+    is_used = str(file) in {each.options.get("file") for each in choices}
+    if file is not None and is_ours and not is_used:
         file.unlink(missing_ok=True)
 
 

@@ -491,7 +491,8 @@ class Engine:
 
     def adopt_draft(self, draft: HFModel | Head) -> None:
         """Drafts with another copy of the draft model or head from now on, as do the engines that
-        :meth:`with_method` makes of this one. Rows that are running keep the one that they have."""
+        :meth:`with_method` makes of this one; each of them has a copy of its own of a head. Rows
+        that are running keep the one that they have."""
         target, _ = self._models
         self._models = target, draft
         head = draft if isinstance(draft, Head) else None

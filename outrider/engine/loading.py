@@ -118,9 +118,10 @@ def load(
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
     head = format_of(draft)
-    if method == AUTO:
+    if isinstance(method, str) and method == AUTO:
         method, options = _automatic(target, draft, head, options)
-        num_speculative_tokens = num_speculative_tokens or AUTO
+        if num_speculative_tokens is None:
+            num_speculative_tokens = AUTO
     row = find_method(_method_for(draft, head) if method is None else method)
     settings: dict[str, Any] = {
         "num_speculative_tokens": num_speculative_tokens,

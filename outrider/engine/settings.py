@@ -95,7 +95,7 @@ class Settings:
                 f"{method.name!r} drafts no chain that could stop when it is unsure; leave them at "
                 f"0 and 'fixed'"
             )
-        if governed and length.start is not None:
+        if governed and (length.start is not None or length.table is not None):
             raise IncompatibleError(
                 f"num_speculative_tokens='auto' and draft_length={str(draft_length)!r} both choose "
                 f"the draft length: leave one out"

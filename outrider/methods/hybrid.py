@@ -1,6 +1,7 @@
 """Methods that draft from several sources: copies where something matches, else a draft model."""
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from outrider.core import Drafter
@@ -95,8 +96,9 @@ def _hybrid(
 
 
 def num_parameters(model: HFModel) -> int:
-    """Number of a model's parameters; tied ones count once."""
-    return sum(parameter.numel() for parameter in model.module.parameters())
+    """Number of a model's parameters; tied ones count once. Quantised weights may be buffers."""
+    module = model.module
+    return sum(each.numel() for each in chain(module.parameters(), module.buffers()))
 
 
 HYBRIDS = (

@@ -54,7 +54,7 @@ class Parts:
 
     @property
     def lengths_vary(self) -> bool:
-        """Whether one draft is longer than the next by more than the end of an output asks for."""
+        """Whether the lengths of drafts differ, other than at the end of an output."""
         length = self.draft_length
         return self.governed or length.start is not None or length.table is not None
 

@@ -130,6 +130,7 @@ def _chosen(names: Sequence[str]) -> list[Recipe]:
 def _command(recipe: Recipe, options: argparse.Namespace) -> str:
     parts = ["python -m recipes.reproduce", recipe.name]
     parts += ["--quick"] if options.quick else []
+    parts += [f"--compile {options.compile}"] if options.compile != "auto" else []
     parts += ["--paper-models"] if options.paper_models else []
     parts += [f"--{name} {number}" for name, number in _given(options).items()]
     if options.target:

@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from simulated_machine import SimulatedMachine
 from typer.testing import Result
 
+from outrider.cli.tune import _write
+from outrider.lab.bench import plan_of
 from outrider.lab.metadata import hardware
 from outrider.lab.tune.configuration import fingerprint
+from outrider.lab.tune.machine import Source
+from outrider.lab.tune.run import Candidates
+from outrider.lab.tune.tuner import Tuner, TuneSettings
 
 Run = Callable[..., Result]
 
@@ -92,12 +98,37 @@ def test_tune_as_json(pair: tuple[Path, Path], run: Run, prompts: Path, here: Pa
     assert (here / "mine.toml").is_file()
 
 
+def test_only_a_table_that_tuning_counted_is_removed(here: Path) -> None:
+    """Neither one that the user named as a method, nor one that the configuration uses."""
+    file = here / "outrider.ngram"
+    sources = [Source("drafts", "speculative", "embedded"), Source("table", f"ngram:file={file}")]
+    for methods, speed, remains in (
+        (("speculative", f"ngram:file={file}"), 0.0, True),
+        ((), 0.95, True),
+        ((), 0.0, False),
+    ):
+        file.write_bytes(b"")
+        machine = SimulatedMachine(
+            {"drafts": [0.8] * 8, "table": [speed] * 8},
+            dict.fromkeys(("drafts", "table"), lambda rows: 0.001),
+            lambda rows, width: 0.02,
+        )
+        tuning = Tuner(machine, sources, TuneSettings((1,), 60)).run()
+        plan = plan_of({"methods": ["plain"], "data": ["builtin:code"]})
+        _write(tuning, plan, here / "outrider.toml", Candidates(methods=methods, ngram_file=file))
+        assert file.exists() == remains
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (("--minutes", 0), "--minutes 0.0: must be above 0"),
         (("--minutes", 1e-5), "too short to measure anything"),
         (("--export", "sglang"), "--export 'sglang': must be vllm, transformers or llama.cpp"),
+        (("--export", "vllm", "--json"), "--export and --json both print to stdout"),
+        (("--method", "suffix:corpus_tokens=9"), "write corpus_tokens=0"),
+        (("--method", "plain"), "there is nothing to choose from"),
+        (("--method", "block:draft_confidence=0.4"), "tuning chooses the draft lengths itself"),
         (("--plot", "plot.pdf"), "must end in .svg or .png"),
         (("-o", "nowhere/outrider.toml"), "there is no folder nowhere"),
         (("-n", 4), "--max-new-tokens 4: must be 24 or more"),
@@ -159,6 +190,27 @@ def test_options_replace_the_files_values(written: Path, run: Run, pair: tuple[P
     other = run("generate", "x = 1", "--max-new-tokens", 4, "--target", pair[1], "--draft", pair[1])
     assert other.exit_code == 0, other.output
     assert f"note: outrider.toml is for target {pair[0]}, so nothing of it is used" in other.stderr
+
+
+def test_a_quantized_draft_is_for_methods_with_a_draft_model(written: Path, run: Run) -> None:
+    """``quantize_draft`` of the file does not stop a method that has none."""
+    text = written.read_text().replace("[settings]", '[settings]\nquantize_draft = "int8"')
+    written.write_text(text)
+    own = run("generate", "def f(x):", "--max-new-tokens", 4, "--json", "--method", "suffix")
+    assert drafted(own)["method"] == "suffix"
+    written.write_text(text.replace('"block"', '"prompt-lookup"'))
+    of_file = run("generate", "def f(x):", "--max-new-tokens", 4, "--json")
+    assert drafted(of_file)["method"] == "prompt-lookup"
+    given = run("generate", "def f(x):", "--max-new-tokens", 4, "--quantize-draft", "int8")
+    assert given.exit_code == 2
+    assert "has no draft model here" in given.stderr
+
+
+def test_the_file_may_choose_plain_decoding(written: Path, run: Run) -> None:
+    written.write_text(written.read_text().replace('"block"', '"plain"'))
+    result = run("generate", "def f(x):", "--max-new-tokens", 4, "--compare")
+    assert result.exit_code == 2
+    assert "--compare compares a method with plain" in result.stderr
 
 
 @pytest.mark.parametrize("line", ["hardware = ", 'target = "'])

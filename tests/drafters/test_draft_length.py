@@ -333,7 +333,7 @@ def test_a_round_by_a_table_has_exactly_the_targets_distribution(
 
 
 def test_a_table_declares_its_longest_length() -> None:
-    own = Capabilities(full_chains=True, fused_tokens=3, depth=7)
+    own = Capabilities(fused_tokens=3, depth=7)
     inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
     table = LengthTable(((1, 4, 3), (5, 9, 0)))
     assert LengthByRows(inner, table).capabilities == replace(own, depth=3)

@@ -197,8 +197,9 @@ def test_what_was_missed_is_read_in_passes_of_bounded_width(
 def test_settings_that_contradict_auto() -> None:
     with pytest.raises(InvalidParameterError, match="or 'auto'"):
         load("/nowhere", num_speculative_tokens="many")  # type: ignore[arg-type]
-    with pytest.raises(IncompatibleError, match="both choose the draft length"):
-        engine_of(TARGET, DRAFT, γ=AUTO, draft_length="heuristic")
+    for policy in ("heuristic", "table:[[1, 4, 2]]"):
+        with pytest.raises(IncompatibleError, match="both choose the draft length"):
+            engine_of(TARGET, DRAFT, γ=AUTO, draft_length=policy)
     assert engine_of(TARGET, None, "plain", AUTO).governor is None
 
 

@@ -71,7 +71,7 @@ def test_blocks_of_one_token_are_greedy_decoding(
     from outrider.core import Budget
     from outrider.engine import running_batch
 
-    monkeypatch.setattr(running_batch.RunningBatch, "_budget", lambda self: Budget(0))
+    monkeypatch.setattr(running_batch.RunningBatch, "_budget", lambda *_: Budget(0))
     model = tiny("llama", 4, dtype=torch.float64)
     engine = mjgd(model, beams, 1)
     found = engine.generate(PROMPTS, greedy(12))

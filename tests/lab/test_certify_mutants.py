@@ -55,6 +55,13 @@ CAUGHT = [
         softmax_distribution,
     ),
     (
+        {"tokens", "outputs"},
+        TARGET,
+        m.RetrospectiveSearch(GUESS),
+        REFERENCE,
+        softmax_distribution,
+    ),
+    (
         {"states", "tokens", "outputs"},
         m.EntryNotRolledBack(TARGET.table_EV),
         CHAIN,

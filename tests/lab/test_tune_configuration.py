@@ -19,6 +19,7 @@ from outrider.lab.tune.configuration import (
     configuration_of,
     fingerprint,
     read_configuration,
+    same_model,
     write_configuration,
 )
 from outrider.lab.tune.export import EXPORTS, export
@@ -81,6 +82,40 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert found.choice.draft == str(tmp_path / ".." / "small")
     assert found.choice.options == {"file": str(tmp_path / "t.ngram")}
     assert found.fingerprints == {f"draft {tmp_path / '..' / 'small'}": "5"}
+
+
+def test_relative_paths_are_written_as_seen_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration for another folder than the working directory names the same models."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("big", "small", "conf"):
+        model_in(tmp_path / name)
+    choice = Choice("ngram", {"file": "./small/config.json", "match": "big"}, "small/", TABLE)
+    prints = {"target": fingerprint("./big", "target"), "draft small/": "5"}
+    for file in (Path("conf/outrider.toml"), Path("outrider.toml")):
+        write_configuration(Configuration("./big", choice, ((1, 1, choice),), {}, prints), file)
+        for folder in (tmp_path, tmp_path / "small"):
+            monkeypatch.chdir(folder)
+            found = read_configuration(tmp_path / file)
+            assert same_model(found.target, str(tmp_path / "big"))
+            assert same_model(found.choice.draft, str(tmp_path / "small"))
+            assert same_model(found.choice.options["file"], str(tmp_path / "small/config.json"))
+            assert found.choice.options["match"] == "big"
+            assert found.at_batch_size[0][2] == found.choice
+            assert found.fingerprints[f"draft {found.choice.draft}"] == "5"
+            assert found.stale(Choice("plain"), "")[0].startswith("it was measured on")
+        monkeypatch.chdir(tmp_path)
+
+
+def test_two_names_of_a_model(tmp_path: Path) -> None:
+    big = model_in(tmp_path / "big")
+    assert same_model(big, f"{big}/")
+    assert same_model("someone/model", "someone/model")
+    assert not same_model("someone/model", "someone/other")
+    assert not same_model(big, str(tmp_path))
+    assert same_model(None, None)
+    assert not same_model(big, None)
 
 
 @pytest.mark.parametrize(

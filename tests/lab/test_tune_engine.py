@@ -89,6 +89,32 @@ def test_suffix_decoding_is_tuned_without_its_memory(tmp_path: Path) -> None:
     assert first.depths == second.depths
 
 
+def test_a_named_suffix_decoding_has_no_memory_either() -> None:
+    """Nor does a method keep it that also sets another option."""
+    found = candidates(machine(), [], ["suffix", "suffix:factor=2", "suffix:corpus_tokens=0"])
+    assert [each.method for each in found] == [
+        "suffix:corpus_tokens=0",
+        "suffix:factor=2,corpus_tokens=0",
+    ]
+    with pytest.raises(InvalidParameterError, match="write corpus_tokens=0"):
+        candidates(machine(), [], ["suffix:corpus_tokens=100"])
+    assert candidates(machine(), [], ["plain"]) == []
+
+
+def test_drafts_in_folders_of_one_name_are_told_apart() -> None:
+    """Acceptance and times are kept by name: two drafts of one name would be mixed up."""
+    draft = tiny_pair()["draft"]
+    models = tiny_pair() | {"a/best": draft, "b/best": draft}
+    plan = tiny_plan(methods=["plain"])
+    tiny = EngineMachine(Engines(plan, models), plan, tiny_data(2), clock=Clock())
+    found = candidates(tiny, ["a/best", "b/best", "a/best"], ["block", "suffix", "suffix"])
+    assert [(each.name, each.draft) for each in found] == [
+        ("block with best (a/best)", "a/best"),
+        ("block with best (b/best)", "b/best"),
+        ("suffix:corpus_tokens=0", None),
+    ]
+
+
 def test_the_candidates_of_a_target(tmp_path: Path) -> None:
     tiny = machine(tiny_data(8), num_held_out=2)
     file = count_answers(tiny, tmp_path / "t.ngram", build_ngram, max_new_tokens=12, clock=Clock())

@@ -20,6 +20,7 @@ from outrider.core.errors import (
 )
 from outrider.runtime import load_model
 from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.hf import support
 from outrider.runtime.hf.gguf_blocks import KINDS, keep_blocks, read_blocks
 from outrider.runtime.kernels import NarrowLinear
 from outrider.runtime.kernels.build import find_compiler
@@ -168,6 +169,16 @@ def test_a_layer_whose_weights_are_not_the_files_keeps_its_own(tmp_path: Path) -
     with pytest.warns(OutriderWarning, match="1 of .* such as model.layers.0.mlp.up_proj"):
         keep_blocks(module, file)
     assert module.model.layers[0].mlp.up_proj is layer
+
+
+def test_a_layer_whose_weight_the_model_reads_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(support._WEIGHTS_READ, "llama", ("mlp.down_proj",))
+    model = load_model(written(tmp_path, "Q8_0"), dtype="float32", quantized="keep")
+    (mlp, *_) = (layer.mlp for layer in model.module.model.layers)
+    assert type(mlp.down_proj) is nn.Linear
+    assert type(mlp.up_proj) is not nn.Linear
 
 
 def test_files_without_blocks_are_refused(tmp_path: Path) -> None:

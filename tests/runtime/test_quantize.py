@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from tiny_models import FAMILIES, VOCAB, tiny_module, token_ids
+from tiny_recurrent import tiny_recurrent_module
 from tiny_seq2seq import tiny_seq2seq_module
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from outrider.core.errors import (
     UnsupportedModelError,
 )
 from outrider.drafters import ModelDrafter
+from outrider.methods.hybrid import num_parameters
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.hf.int8_linear import Int8Linear
 from outrider.runtime.hf.quantize import MissingTorchaoError, quantize
@@ -171,6 +173,37 @@ def test_without_a_compiler_the_plain_code_says_so(
         assert _distance(plain(input_ids=tokens_BT).logits, logits_BTV) < 1e-5
 
 
+@torch.inference_mode()
+@pytest.mark.filterwarnings("ignore:.*recurrent model, which is not compiled")
+@pytest.mark.parametrize("kind", ["int8", "int8:32"])
+@pytest.mark.parametrize(
+    ("family", "read"),
+    [
+        ("falcon_mamba", ("layers.0.mixer.dt_proj", "lm_head")),
+        ("jamba", ("layers.0.mamba.dt_proj",)),
+        ("mamba", ("layers.0.mixer.dt_proj", "lm_head")),
+        ("mamba2", ("lm_head",)),
+        ("rwkv", ("blocks.0.attention.output", "blocks.0.feed_forward.value")),
+        ("xlstm", ("lm_head",)),
+    ],
+)
+def test_layers_whose_weights_the_model_reads_stay(
+    family: str, read: tuple[str, ...], kind: str
+) -> None:
+    """Integers in their place would fail, or make integers of a head's inputs."""
+    ranks = {"jamba": "mamba_dt_rank", "mamba": "time_step_rank", "falcon_mamba": "time_step_rank"}
+    sizes = {ranks[family]: 16} if family in ranks else {}
+    module = tiny_recurrent_module(family, std=0.1, **sizes)
+    (logits_NV,) = load_model(copy.deepcopy(module)).logits_within([5, 6, 7, 8, 9])
+    quantized = load_model(module, quantized=kind)
+    assert _distance(next(quantized.logits_within([5, 6, 7, 8, 9])), logits_NV) < 0.1
+    kept = {name for name, each in quantized.module.named_modules() if type(each) is nn.Linear}
+    for path in read:
+        assert any(name.endswith(path) for name in kept), path
+    prepare(quantized, compile="auto")
+    assert _distance(next(quantized.logits_within([5, 6, 7, 8, 9])), logits_NV) < 0.1
+
+
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_encoder_decoders_are_quantized(family: str) -> None:
     module = tiny_seq2seq_module(family)
@@ -213,6 +246,12 @@ def test_the_recorded_q_is_the_quantized_models_own() -> None:
             )
             assert (draft.probs_BNV[0, n] - own).abs().max() < 1e-4
             assert (draft.probs_BNV[0, n] - other).abs().max() > 1e-3
+
+
+def test_quantized_weights_count_as_parameters() -> None:
+    """Models are compared by their sizes, one of them quantised and the other not."""
+    model = load_model(tiny_module("llama"))
+    assert num_parameters(load_model(model, quantized="int8")) >= num_parameters(model)
 
 
 def test_a_model_in_memory_is_copied() -> None:

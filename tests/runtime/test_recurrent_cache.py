@@ -88,6 +88,28 @@ def test_a_snapshot_is_returned_to(target: RecurrentModel) -> None:
 
 
 @torch.inference_mode()
+def test_a_row_may_keep_no_token_of_the_first_pass(target: RecurrentModel) -> None:
+    cache = started(target, [[5], [6]])
+    target.extend(cache, torch.tensor([[1, 2], [3, 4]]))
+    cache.append(Lengths.of([0, 2]))
+    wanted = [target.logits_after([], [7]), target.logits_after([3, 4], [7])]
+    expect(next_logits(target, cache)[:, 0], torch.stack(wanted))
+
+
+@torch.inference_mode()
+def test_a_matrix_lstm_rolls_back_in_float16() -> None:
+    """Where the gates of tokens that are not kept must not overflow."""
+    target = RecurrentModel(tiny_recurrent_module("xlstm", std=0.1).half())
+    cache = started(target, [[3, 1], [5, 9]])
+    target.extend(cache, torch.tensor([[1, 2, 4], [5, 6, 7]]))
+    cache.append(Lengths.of([1, 2]))
+    found_BV = next_logits(target, cache)[:, 0]
+    for row, tokens in enumerate([[3, 1], [5, 5, 6]]):
+        wanted_V = target.logits_after(tokens, [7])
+        torch.testing.assert_close(found_BV[row], wanted_V, rtol=0.05, atol=0.05)
+
+
+@torch.inference_mode()
 def test_rows_that_leave_and_join_keep_their_states(target: RecurrentModel) -> None:
     """Also a row that has not read anything, and a rollback after rows have left."""
     cache = started(target)

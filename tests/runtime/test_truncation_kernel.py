@@ -10,7 +10,10 @@ from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling.truncate import Truncation
 from outrider.sampling.truncate import truncated as by_rank
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.vector_width,
+    pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler"),
+]
 CPU = torch.device("cpu")
 
 

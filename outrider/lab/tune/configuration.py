@@ -7,7 +7,8 @@
 
 This is one method for an engine that runs at all batch sizes. Where another one was faster at some
 batch sizes, it is in a table ``[[at_batch_size]]`` of its own, with the range of batch sizes for
-which it is the best. Paths that begin with ``./`` or ``../`` are relative to the file.
+which it is the best. Paths that begin with ``./`` or ``../`` are relative to the file; those of
+models that are there are written so.
 
 A configuration is *stale* where the weights of target or draft, or the hardware, are not those that
 were measured. Weights are compared by a hash of the models' files: of their sizes, of samples of
@@ -20,7 +21,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ def fingerprint(model: str, role: str) -> str:
     return digest.hexdigest()[:24]
 
 
+def same_model(one: str | None, other: str | None) -> bool:
+    """Whether two names are of the same model: equal, or two paths of one folder or file."""
+    if one is None or other is None or one == other:
+        return one == other
+    first, second = Path(one).expanduser(), Path(other).expanduser()
+    return first.exists() and second.exists() and first.samefile(second)
+
+
 def read_configuration(path: Path) -> Configuration:
     """Reads a configuration file.
 
@@ -201,12 +210,47 @@ def write_configuration(configuration: Configuration, path: Path) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(as_toml(configuration), encoding="utf-8")
+        text = as_toml(_seen_from(path.absolute().parent.resolve(), configuration))
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         raise InvalidParameterError(
             f"cannot write configuration '{path}': {error.strerror or error}"
         ) from error
+
+
+def _seen_from(folder: Path, configuration: Configuration) -> Configuration:
+    """The configuration with relative paths as they are from the file's folder, not from the
+    working directory."""
+
+    def seen(name: str) -> str:
+        path = Path(name)
+        if name == _EMBEDDED or path.is_absolute() or not path.exists():
+            return name
+        whole = path.absolute()
+        found = os.path.relpath(whole.parent.resolve() / whole.name, folder)
+        return found if found.startswith("..") else f"./{found}"
+
+    def of_choice(choice: Choice) -> Choice:
+        options = {
+            name: seen(value) if "/" in value else value for name, value in choice.options.items()
+        }
+        draft = None if choice.draft is None else seen(choice.draft)
+        return replace(choice, options=options, draft=draft)
+
+    def of_key(key: str) -> str:
+        role, _, name = key.partition(" ")
+        return f"{role} {seen(name)}" if name else key
+
+    return replace(
+        configuration,
+        target=seen(configuration.target),
+        choice=of_choice(configuration.choice),
+        at_batch_size=tuple(
+            (first, last, of_choice(choice)) for first, last, choice in configuration.at_batch_size
+        ),
+        fingerprints={of_key(key): each for key, each in configuration.fingerprints.items()},
+    )
 
 
 def as_toml(configuration: Configuration) -> str:

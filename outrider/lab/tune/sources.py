@@ -14,7 +14,9 @@ again and again, and such a memory would draft their answers.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.core.errors import InvalidParameterError, OutriderError
@@ -55,10 +57,12 @@ def candidates(
             are raised.
 
     Raises:
-        InvalidParameterError: a lossy method without a divergence budget.
+        InvalidParameterError: a lossy method without a divergence budget; a method with a policy of
+            its own for the draft length; suffix decoding with a memory.
     """
     found = []
-    for name, method, draft in _rows(machine, drafts, methods, divergence_budget, ngram_file):
+    rows = _rows(machine, drafts, methods, divergence_budget, ngram_file)
+    for name, method, draft in _told_apart(rows):
         try:
             found.append(machine.source(name, method, draft, longest))
         except OutriderError as error:
@@ -128,6 +132,17 @@ def _rows(
         yield "early exit", EARLY_EXIT, None
 
 
+def _told_apart(
+    rows: Iterable[tuple[str, str, str | None]],
+) -> Iterator[tuple[str, str, str | None]]:
+    """The candidates without repetitions. Where two have the same name, such as drafts in folders
+    ``a/best`` and ``b/best``, the names get the whole paths: results are kept by name."""
+    different = list(dict.fromkeys(rows))
+    number = Counter(name for name, _, _ in different)
+    for name, method, draft in different:
+        yield (name if number[name] == 1 else f"{name} ({draft})"), method, draft
+
+
 def _of_method(
     machine: EngineMachine,
     spec: MethodSpec,
@@ -139,7 +154,15 @@ def _of_method(
             f"method {str(spec)!r} changes the distribution of the output, and tuning for speed "
             f"alone would always prefer such a method: pass a divergence budget, in nats per token"
         )
+    spec = _without_memory(spec)
     text = str(spec)
+    if not spec.drafts:
+        return  # plain decoding is measured anyway
+    if spec.draft_confidence or spec.draft_length != "fixed":
+        raise InvalidParameterError(
+            f"method {text!r}: tuning chooses the draft lengths itself, and the configuration does "
+            f"not keep draft_confidence and draft_length: leave them out"
+        )
     if not (spec.method.needs_draft or spec.method.needs_head):
         yield text, text, None
         return
@@ -153,6 +176,18 @@ def _of_method(
         )
     for draft in fitting:
         yield f"{text} with {_short(draft)}", text, draft
+
+
+def _without_memory(spec: MethodSpec) -> MethodSpec:
+    """Suffix decoding without its memory of earlier outputs; other methods as they are."""
+    if spec.name != "suffix" or spec.options.get("corpus_tokens") == 0:
+        return spec
+    if "corpus_tokens" in spec.options:
+        raise InvalidParameterError(
+            f"method {str(spec)!r}: tuning decodes the same prompts again and again, so that a "
+            f"memory of earlier outputs would draft their answers: write corpus_tokens=0"
+        )
+    return replace(spec, options={**spec.options, "corpus_tokens": 0})
 
 
 def _kind(draft: str) -> str | None:

@@ -102,7 +102,6 @@ def stages(
     found: list[tuple[str, Callable[[], None]]] = []
     if model.compiled.runs_forwards:
         found.append(("forward passes", partial(_chain, model)))
-    if model.compiled.runs_forwards:
         found += model.further_forwards()
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))

@@ -8,8 +8,9 @@ rounded to bfloat16.
 The converted model says what the blocks belong to. ``transformers`` maps tensor names; and since
 llama.cpp orders the outputs of query and key projections by rotated pairs, an order of the outputs
 is tried until the blocks agree with the converted weight. A layer whose blocks agree in no order,
-or whose tensor has another format, keeps its converted weights. So do embeddings; a head that
-shares them takes the blocks of the embeddings.
+or whose tensor has another format, keeps its converted weights. So do embeddings, and layers whose
+weights the model's own code reads (``support.py``); a head that shares the embeddings takes their
+blocks.
 
 Legend: K inputs, N outputs, G groups of inputs.
 """
@@ -26,6 +27,7 @@ from transformers import PreTrainedModel
 
 from outrider.core.errors import InvalidParameterError, OutriderWarning, UnsupportedModelError
 from outrider.runtime.hf.gguf import missing_packages, stored_dtype
+from outrider.runtime.hf.support import reads_weight
 from outrider.runtime.kernels import use_grouped_kernels
 from outrider.runtime.kernels.grouped import GroupedLinear, GroupedWeight
 
@@ -63,7 +65,11 @@ def keep_blocks(module: PreTrainedModel, file: Path, name: str = "model") -> Pre
     except ImportError as error:
         raise missing_packages() from error
     tensors = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
-    layers = [each for each in module.named_modules() if type(each[1]) is nn.Linear]
+    layers = [
+        (path, layer)
+        for path, layer in module.named_modules()
+        if type(layer) is nn.Linear and not reads_weight(module.config, path)
+    ]
     names, stored = _names(module, name), stored_dtype(file)
     apart: dict[str, str] = {}  # layers with other weights, each with the format of its tensor
     for path, layer in layers:

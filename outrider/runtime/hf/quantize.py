@@ -20,8 +20,10 @@ every forward pass and is slow; a warning says so. For int8 our kernels take ove
 ``int8`` and ``int4`` exist.
 
 Token embeddings are not quantised, since a forward pass reads few of their rows; a head that shares
-them gets weights of its own. A quantised model has its own distribution. As a draft model, that is
-the `q` of its drafts, and verification stays exact; as a target, it is another target.
+them gets weights of its own. Layers whose weights the model's own code reads, such as the heads of
+Mamba and xLSTM, keep theirs (``support.py``). A quantised model has its own distribution. As a
+draft model, that is the `q` of its drafts, and verification stays exact; as a target, it is another
+target.
 """
 
 import importlib
@@ -34,6 +36,7 @@ from transformers import PreTrainedModel
 from outrider.core.errors import InvalidParameterError, OutriderError, UnsupportedModelError
 from outrider.core.values import check_choice
 from outrider.runtime.hf.int8_linear import Int8Linear
+from outrider.runtime.hf.support import reads_weight
 from outrider.runtime.kernels import use_grouped_kernels
 from outrider.runtime.kernels.grouped import STEP, GroupedLinear, rounded
 
@@ -137,7 +140,9 @@ def _layers(module: PreTrainedModel, name: str) -> dict[str, nn.Linear]:
     layers = {
         path: layer
         for path, layer in module.named_modules()
-        if type(layer) is nn.Linear and layer.in_features % (2 * STEP) == 0
+        if type(layer) is nn.Linear
+        and layer.in_features % (2 * STEP) == 0
+        and not reads_weight(module.config, path)
     }
     apart = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     head = module.get_output_embeddings()

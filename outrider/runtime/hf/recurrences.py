@@ -36,7 +36,7 @@ MOST_SHORT = 16
 """Most tokens of a short scan: rounds have so many, and prefills more."""
 
 _SHORTEST_CHUNK = 16
-_CLOSED, _OPEN = -1e30, 1e30  # gates before their exponential or sigmoid
+_CLOSED, _OPEN = -6e4, 6e4  # gates before their exponential or sigmoid, within float16
 
 
 @dataclass(frozen=True)

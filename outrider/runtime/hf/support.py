@@ -36,6 +36,17 @@ RECURRENT = frozenset(
 )
 """The supported families with recurrent layers (``recurrent.py``), by ``model_type``."""
 
+_WEIGHTS_READ = {
+    "falcon_mamba": ("dt_proj", "lm_head"),
+    "jamba": ("dt_proj",),
+    "mamba": ("dt_proj", "lm_head"),
+    "mamba2": ("lm_head",),
+    "rwkv": ("attention.output", "feed_forward.value"),
+    "xlstm": ("lm_head",),
+}
+"""Linear layers whose weights the code of a family reads itself, by ``model_type``: to multiply or
+divide them, or to convert what enters the layer to their dtype."""
+
 _NO_MASKS = (
     "for which there are no masks and KV buffers here; use a model with full or sliding attention "
     "only"
@@ -74,6 +85,13 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
 def is_recurrent(config: PretrainedConfig) -> bool:
     """Whether a model is of a supported family with recurrent layers."""
     return config.get_text_config().model_type in RECURRENT
+
+
+def reads_weight(config: PretrainedConfig, path: str) -> bool:
+    """Whether a model's own code reads the weight of the linear layer at a path, so that the weight
+    must stay in the model's dtype and layout."""
+    names = _WEIGHTS_READ.get(config.get_text_config().model_type, ())
+    return any(f".{path}".endswith(f".{name}") for name in names)
 
 
 def check_head(module: PreTrainedModel, name: str) -> None:

@@ -344,13 +344,12 @@ class RecurrentCache(KVCache):
         kept_B = to_device(torch.tensor([kept.get(b, 0) for b in range(self.num_rows)]), device)
         for key, inputs in each.inputs.items():
             each.after.pop(key, None)  # one state less to hold from here on
-            state = each.before[key]
+            before = state = each.before[key]
             if any(kept.values()):
-                state = self._recurrences[key].run(state, inputs, kept_B)[1]
+                state = self._recurrences[key].run(before, inputs, kept_B)[1]
             if not everywhere:
-                state = tuple(
-                    _where(rows_B, *pair) for pair in zip(state, self._states[key], strict=True)
-                )
+                now = self._states.get(key, before)  # the first pass finds no states
+                state = tuple(_where(rows_B, *pair) for pair in zip(state, now, strict=True))
             self._states[key] = state
 
     def _empty(self, rows: Sequence[int]) -> None:
