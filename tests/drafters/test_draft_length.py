@@ -332,6 +332,16 @@ def test_a_round_by_a_table_has_exactly_the_targets_distribution(
     assert done.total_variation < 1e-12
 
 
+def test_a_table_keeps_what_a_budget_says_of_sources() -> None:
+    asked: list[Budget] = []
+    inner: Any = SimpleNamespace(propose=lambda state, context, budget, rng: asked.append(budget))
+    context: Any = SimpleNamespace(num_rows=2)
+    stream: Any = None
+    by_rows = LengthByRows(inner, LengthTable(((1, 4, 3),)))
+    by_rows.propose(None, context, Budget(5, free_only=True), stream)
+    assert asked == [Budget(3, None, free_only=True)]
+
+
 def test_a_table_declares_its_longest_length() -> None:
     own = Capabilities(fused_tokens=3, depth=7)
     inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
