@@ -36,6 +36,7 @@ RECURRENT = frozenset(
 )
 """The supported families with recurrent layers (``recurrent.py``), by ``model_type``."""
 
+_ATTENTION = {"attention", "full_attention"}
 _WEIGHTS_READ = {
     "falcon_mamba": ("dt_proj", "lm_head"),
     "jamba": ("dt_proj",),
@@ -83,8 +84,12 @@ def check_supported(module: PreTrainedModel, name: str) -> None:
 
 
 def is_recurrent(config: PretrainedConfig) -> bool:
-    """Whether a model is of a supported family with recurrent layers."""
-    return config.get_text_config().model_type in RECURRENT
+    """Whether a model is of a supported family with recurrent layers. Some models of such a family,
+    like Granite 4's dense ones, have attention layers only."""
+    text = config.get_text_config()
+    if text.model_type == "granitemoehybrid" and set(text.layer_types) <= _ATTENTION:
+        return False
+    return text.model_type in RECURRENT
 
 
 def reads_weight(config: PretrainedConfig, path: str) -> bool:
