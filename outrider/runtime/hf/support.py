@@ -36,7 +36,6 @@ RECURRENT = frozenset(
 )
 """The supported families with recurrent layers (``recurrent.py``), by ``model_type``."""
 
-_ATTENTION = {"attention", "full_attention"}
 _WEIGHTS_READ = {
     "falcon_mamba": ("dt_proj", "lm_head"),
     "jamba": ("dt_proj",),
@@ -87,7 +86,10 @@ def is_recurrent(config: PretrainedConfig) -> bool:
     """Whether a model is of a supported family with recurrent layers. Some models of such a family,
     like Granite 4's dense ones, have attention layers only."""
     text = config.get_text_config()
-    if text.model_type == "granitemoehybrid" and set(text.layer_types) <= _ATTENTION:
+    if text.model_type == "granitemoehybrid" and set(text.layer_types) <= {
+        "attention",
+        "full_attention",
+    }:
         return False
     return text.model_type in RECURRENT
 
