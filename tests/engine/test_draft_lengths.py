@@ -82,7 +82,7 @@ def test_greedy_output_by_a_table_equals_plain_decoding(
     width: int, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows end at different times, so that the draft's cache falls behind and catches up."""
-    monkeypatch.setattr("outrider.drafters.chain.model._BACKLOG_WIDTH", width)
+    monkeypatch.setattr("outrider.drafters.chain.model.BACKLOG_WIDTH", width)
     draft = tiny("llama", 0 if same else 3, dtype=torch.float64)
     sampling = [greedy(n) for n in (90, 4, 60, 11, 75)]
     plain = token_ids(engine_of(TARGET).generate(PROMPTS, sampling))
