@@ -87,9 +87,12 @@ class Sequences:
 
     Attributes:
         sequence_lengths: tokens per row.
+        cuts_back: whether rolling back costs nothing, so that a prefill may read tokens beyond a
+            row's end and forget them.
     """
 
     sequence_lengths: Lengths
+    cuts_back = False
 
     @property
     def lengths(self) -> list[int]:

@@ -53,6 +53,10 @@ class SequenceState(CanRollBack, State, Protocol):
     def sequence_lengths(self) -> Lengths:
         """Tokens per row."""
 
+    @property
+    def cuts_back(self) -> bool:
+        """Whether rolling back costs nothing. A recurrent state reads its tokens again instead."""
+
     def append(self, num: Lengths | int) -> None:
         """Keeps the next ``num`` query tokens of the last forward pass, per row or in all rows."""
 

@@ -51,8 +51,6 @@ class KVCache(Cache, Sequences):
 
     Attributes:
         is_plain: whether KV buffers hold numbers as the model computes them.
-        cuts_back: whether rolling back costs nothing, so that a prefill may read tokens beyond a
-            row's end and forget them.
         keys: by layer, the numbers as they are stored, (B, H, S, C); None before the first pass.
         values: the same for values.
         long: which rows have keys with long rotary factors (``longrope.py``).
