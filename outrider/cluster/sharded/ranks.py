@@ -61,6 +61,7 @@ class Ranks:
         self._store = store
         self._messages = store.clone()
         self._messages.set_timeout(timedelta(seconds=timeout))
+        self._dismissed = 0
         self._over = Event()
         self._pulse = Thread(target=self._beat, args=(store.clone(),), daemon=True)
         self._pulse.start()
@@ -149,14 +150,17 @@ class Ranks:
     def dismiss(self, message: object) -> None:
         """Sends the followers rank 0's last message, and waits until they have read it, since the
         store may end with rank 0."""
-        with suppress(RankLostError):
+        self._dismissed += self.size - 1
+        with suppress(RankLostError, dist.DistError):
             self.send(message)
-            self._wait_for([f"left/{rank}" for rank in range(1, self.size)], self._timeout)
+            deadline = time.monotonic() + self._timeout
+            while self._store.add("left", 0) < self._dismissed and time.monotonic() < deadline:
+                time.sleep(_POLL)
 
     def leave(self) -> None:
         """Tells rank 0 that this rank has read its last message."""
         with suppress(dist.DistError):
-            self._store.set(f"left/{self.rank}", b"1")
+            self._store.add("left", 1)
 
     # -------------------------------------------------------------------------------- failures
 
@@ -220,8 +224,8 @@ class Ranks:
         key = f"name/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else "never started"
 
-    def _wait_for(self, keys: list[str], timeout: float = JOIN_TIMEOUT) -> None:
-        deadline = time.monotonic() + timeout
+    def _wait_for(self, keys: list[str]) -> None:
+        deadline = time.monotonic() + JOIN_TIMEOUT
         try:
             while not self._store.check(keys):
                 for rank in range(self.size):
@@ -231,7 +235,7 @@ class Ranks:
                     missing = [key for key in keys if not self._store.check([key])]
                     raise RankLostError(
                         f"rank {missing[0].rpartition('/')[2]} of {self.size} has not come within "
-                        f"{timeout:.0f} s: start the run again"
+                        f"{JOIN_TIMEOUT:.0f} s: start the run again"
                     )
                 time.sleep(_POLL)
         except dist.DistError as error:

@@ -3,11 +3,14 @@
 ``transformers`` shards the weights by the model's own plan and exchanges partial sums within the
 forward pass, so every process must run the same forward passes in the same order. Each process
 holds the KV buffers of its own heads.
+
+Legend: B rows, N tokens, H hidden width.
 """
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from outrider.core.errors import IncompatibleError, OutriderError, RankLostError
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
@@ -54,3 +57,15 @@ def out_of_step(error: Exception, what: str) -> RankLostError:
     text = str(error).strip() or type(error).__name__
     kind = "" if isinstance(error, OutriderError) else f"{type(error).__name__}: "
     return RankLostError(f"{what} cannot go on: {kind}{text.splitlines()[0]}")
+
+
+def embeddings_of(embedding: nn.Module, tokens_BN: Tensor) -> Tensor:
+    """The rows of a model's embedding matrix, (B, N, H), without the factor that some models apply.
+    The matrix may be split among processes, which then run this together."""
+    weight = embedding.weight
+    assert isinstance(weight, Tensor)
+    if not hasattr(weight, "to_local"):
+        return functional.embedding(tokens_BN, weight)
+    rows_BNH: Tensor = embedding(tokens_BN)
+    factor = getattr(embedding, "embed_scale", None)
+    return rows_BNH if factor is None else rows_BNH / factor
