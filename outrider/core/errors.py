@@ -59,7 +59,7 @@ class KernelError(OutriderError, RuntimeError):
     """Outrider's own kernels cannot be compiled or loaded on this machine."""
 
 
-class RankError(OutriderError, RuntimeError):
+class RankError(OutriderError):
     """The processes of a sharded run cannot work together: too few of them, different versions or
     settings, or outputs that differ."""
 

@@ -138,7 +138,7 @@ class Ranks:
             for name, value in found[0].items():
                 if theirs.get(name) != value:
                     raise RankError(
-                        f"rank {rank} has {name} {theirs.get(name)} and rank 0 has {value}: "
+                        f"rank {rank} has {name} {theirs.get(name)} and rank 0 has {name} {value}: "
                         f"{remedy}"
                     )
 
@@ -268,33 +268,43 @@ def joined(launch: Launch, timeout: float = TIMEOUT) -> Iterator[Ranks]:
         RankLostError: a process does not come.
     """
     device = _device(launch)
-    try:
-        store, _, _ = next(
-            dist.rendezvous(
-                "env://", launch.rank, launch.size, timeout=timedelta(seconds=JOIN_TIMEOUT)
-            )
-        )
-    except (dist.DistError, RuntimeError) as error:
-        raise RankLostError(
-            f"rank {launch.rank} of {launch.size} found no others: {str(error).splitlines()[0]}"
-        ) from error
+    store = _store(launch)
     ranks = Ranks(launch, dist.PrefixStore("outrider", store), device, timeout)
     try:
         ranks.check_same("versions", _versions(), "install the same versions everywhere")
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("group", store),
-            rank=launch.rank,
-            world_size=launch.size,
-            timeout=timedelta(seconds=timeout),
-            device_id=device if device.type == "cuda" else None,
-        )
+        if launch.size > 1:
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=dist.PrefixStore("group", store),
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=timedelta(seconds=timeout),
+                device_id=device if device.type == "cuda" else None,
+            )
         yield ranks
     except BaseException as error:
         ranks.fail(error)
         raise
     finally:
         ranks.close()
+
+
+def _store(launch: Launch) -> dist.Store:
+    """Where the processes meet.
+
+    Raises:
+        RankLostError: the others do not come.
+    """
+    if launch.size == 1:
+        return dist.HashStore()
+    limit = timedelta(seconds=JOIN_TIMEOUT)
+    try:
+        store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=limit))
+    except (dist.DistError, RuntimeError) as error:
+        raise RankLostError(
+            f"rank {launch.rank} of {launch.size} found no others: {str(error).splitlines()[0]}"
+        ) from error
+    return store
 
 
 def _device(launch: Launch) -> torch.device:

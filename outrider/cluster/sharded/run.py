@@ -7,6 +7,7 @@ from outrider.cluster.sharded.launch import Launch, check_size
 from outrider.cluster.sharded.loading import load
 from outrider.cluster.sharded.lockstep import END, Follower
 from outrider.cluster.sharded.ranks import TIMEOUT, joined
+from outrider.core.errors import RankError
 from outrider.engine import Engine
 
 T = TypeVar("T")
@@ -43,6 +44,11 @@ def run(
             Follower(ranks, engine.new_scheduler()).follow()
             return None
         try:
-            return main(engine)
-        finally:
+            result = main(engine)
+        except RankError:
+            raise
+        except BaseException:
             ranks.dismiss((END, None))
+            raise
+        ranks.dismiss((END, None))
+        return result
