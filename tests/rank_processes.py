@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-PRELOADED = ["rank_processes", "tiny_models", "outrider.cluster.sharded"]
+PRELOADED = ["rank_processes", "tiny_models", "outrider.cluster.sharded.entry"]
 
 
 class RankProcesses:

@@ -22,6 +22,7 @@ from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
 from outrider.cli.report import report
 from outrider.cli.serve import serve
+from outrider.cli.sharded import check_command
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -56,6 +57,7 @@ def _outrider(
       outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
         --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
     """
+    check_command(context.invoked_subcommand)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

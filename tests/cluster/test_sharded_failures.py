@@ -204,7 +204,7 @@ def test_an_incomplete_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(RankError, match="MASTER_ADDR.*torchrun"):
+    with pytest.raises(RankError, match=r"MASTER_ADDR.*torchrun"):
         Launch.of_environment()
 
 

@@ -64,6 +64,7 @@ def load(
     """
     check_choice("draft_placement", draft_placement, PLACEMENTS)
     _check_settings(settings, draft_placement)
+    _check_device(settings.pop("device", None), ranks.device)
     ranks.check_same(
         "settings",
         _comparable(locals() | settings),
@@ -138,6 +139,16 @@ def _check_settings(settings: dict[str, Any], placement: Placement) -> None:
             f"prefix_cache={shown(settings['prefix_cache'])} needs draft_placement='replicated', "
             f"so that all ranks keep the same prefixes"
         )
+
+
+def _check_device(wanted: object, found: torch.device) -> None:
+    """Raises InvalidParameterError for a device that the ranks do not run on."""
+    if wanted in (None, "auto") or str(wanted) == found.type:
+        return
+    raise InvalidParameterError(
+        f"device={shown(wanted)}: the processes of this machine run on {found.type}; leave it out"
+        + (", or hide the GPUs (CUDA_VISIBLE_DEVICES=)" if found.type == "cuda" else "")
+    )
 
 
 def _comparable(arguments: dict[str, Any]) -> dict[str, str]:
