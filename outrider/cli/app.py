@@ -23,6 +23,7 @@ from outrider.cli.profile import profile
 from outrider.cli.report import report
 from outrider.cli.serve import serve
 from outrider.cli.sharded import check_command
+from outrider.cli.sharding import sharding
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -85,6 +86,7 @@ add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
 add_command(app, analyse, "analyse")
 add_command(app, report, "report")
+add_command(app, sharding, "sharding")
 add_command(app, train, "train")
 add_command(app, distill, "distill")
 add_command(app, train_head, "train-head")

@@ -117,6 +117,8 @@ def generate(
         --target big/ --draft small/
     """
     sharded = is_sharded(sharding)
+    if sharded and (compare or adaptation.wanted):
+        raise fail(f"--{'compare' if compare else 'adapt'} needs one process: leave torchrun out")
     if follows():
         models, speculation = configured(context, models, speculation, config, 1)
         open_sharded(
@@ -135,8 +137,6 @@ def generate(
     if logprobs is not None and not as_json:
         raise fail("--logprobs needs --json: only the JSON document contains them")
     models, speculation = configured(context, models, speculation, config, 1)
-    if sharded and (compare or adaptation.wanted):
-        raise fail(f"--{'compare' if compare else 'adapt'} needs one process: leave torchrun out")
     if compare and speculation.method == "plain":
         raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)

@@ -2,7 +2,8 @@
 every rank; rank 0 runs it, and the other ranks follow."""
 
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, cast
 
 import typer
@@ -78,21 +79,44 @@ def open_sharded(
         OutriderError: as ``outrider.cluster.sharded.run`` says.
     """
     start("outrider.cluster.sharded.entry")
-    from outrider.cluster.sharded import Follower, joined
+    from outrider.cluster.sharded import Follower
     from outrider.cluster.sharded.lockstep import END
+
+    stack = ExitStack()
+    context.call_on_close(stack.close)
+    engine = stack.enter_context(
+        joined_engine(
+            sharding,
+            models,
+            speculation,
+            max_memory=max_memory,
+            generation_config=generation_config,
+        )
+    )
+    if engine.ranks.leads:
+        stack.callback(engine.ranks.dismiss, (END, None))
+        return engine
+    with stack:
+        Follower(engine.ranks, engine.new_scheduler()).follow()
+    raise typer.Exit()
+
+
+@contextmanager
+def joined_engine(
+    sharding: Sharding,
+    models: Models,
+    speculation: Speculation,
+    *,
+    max_memory: str | None = None,
+    generation_config: bool = True,
+) -> Iterator["ShardedEngine"]:
+    """The engine of this rank, among the processes that torchrun started."""
+    from outrider.cluster.sharded import joined
 
     launch = Launch.of_environment()
     assert launch is not None
-    stack = ExitStack()
-    context.call_on_close(stack.close)
-    ranks = stack.enter_context(joined(launch, sharding.rank_timeout))
-    engine = _loaded(ranks, sharding, models, speculation, max_memory, generation_config)
-    if ranks.leads:
-        stack.callback(ranks.dismiss, (END, None))
-        return engine
-    with stack:
-        Follower(ranks, engine.new_scheduler()).follow()
-    raise typer.Exit()
+    with joined(launch, sharding.rank_timeout) as ranks:
+        yield _loaded(ranks, sharding, models, speculation, max_memory, generation_config)
 
 
 def _loaded(

@@ -43,7 +43,7 @@ class Ranks:
 
     Args:
         launch: which rank this process is.
-        store: where all of them meet.
+        store: where all of them meet, a ``dist.Store`` (whose stubs are incomplete).
         device: where the models run.
         timeout: seconds that a process waits for another within a round.
 
@@ -53,15 +53,13 @@ class Ranks:
         device: where the models run.
     """
 
-    def __init__(
-        self, launch: Launch, store: dist.Store, device: torch.device, timeout: float
-    ) -> None:
+    def __init__(self, launch: Launch, store: Any, device: torch.device, timeout: float) -> None:
         self.rank, self.size, self.device = launch.rank, launch.size, device
         self._timeout = timeout
         self._store = store
         self._messages = store.clone()
         self._messages.set_timeout(timedelta(seconds=timeout))
-        self._dismissed = 0
+        self._dismissed = self._num_meetings = 0
         self._over = Event()
         self._pulse = Thread(target=self._beat, args=(store.clone(),), daemon=True)
         self._pulse.start()
@@ -124,16 +122,17 @@ class Ranks:
         """Compares facts of all ranks.
 
         Args:
-            what: a name for these facts, other than those of earlier calls.
+            what: a name for these facts.
             facts: by name.
             remedy: what the error recommends.
 
         Raises:
             RankError: a rank has another value than rank 0; all ranks raise it.
         """
-        self._store.set(f"facts/{what}/{self.rank}", pickle.dumps(dict(facts)))
-        self._wait_for([f"facts/{what}/{rank}" for rank in range(self.size)])
-        found = [pickle.loads(self._store.get(f"facts/{what}/{r}")) for r in range(self.size)]
+        keys = self._keys(f"facts/{what}")
+        self._store.set(keys[self.rank], pickle.dumps(dict(facts)))
+        self._wait_for(keys)
+        found = [pickle.loads(self._store.get(key)) for key in keys]
         for rank, theirs in enumerate(found):
             for name, value in found[0].items():
                 if theirs.get(name) != value:
@@ -144,8 +143,9 @@ class Ranks:
 
     def meet(self, where: str) -> None:
         """Waits until all ranks are there, however long that takes, within ``JOIN_TIMEOUT``."""
-        self._store.set(f"met/{where}/{self.rank}", b"1")
-        self._wait_for([f"met/{where}/{rank}" for rank in range(self.size)])
+        keys = self._keys(f"met/{where}")
+        self._store.set(keys[self.rank], b"1")
+        self._wait_for(keys)
 
     def dismiss(self, message: object) -> None:
         """Sends the followers rank 0's last message, and waits until they have read it, since the
@@ -224,6 +224,11 @@ class Ranks:
         key = f"name/{rank}"
         return self._store.get(key).decode() if self._store.check([key]) else "never started"
 
+    def _keys(self, what: str) -> list[str]:
+        """A key per rank, new at each call; all ranks call this in the same order."""
+        self._num_meetings += 1
+        return [f"{what}/{self._num_meetings}/{rank}" for rank in range(self.size)]
+
     def _wait_for(self, keys: list[str]) -> None:
         deadline = time.monotonic() + JOIN_TIMEOUT
         try:
@@ -241,7 +246,7 @@ class Ranks:
         except dist.DistError as error:
             self.raise_lost(error)
 
-    def _beat(self, store: dist.Store) -> None:
+    def _beat(self, store: Any) -> None:
         """Counts, and on rank 0 sends an empty message, until the run is over."""
         number = 0
         with suppress(dist.DistError):  # the main thread finds out by itself
