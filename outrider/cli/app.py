@@ -22,6 +22,8 @@ from outrider.cli.ngram import ngram
 from outrider.cli.profile import profile
 from outrider.cli.report import report
 from outrider.cli.serve import serve
+from outrider.cli.sharded import check_command
+from outrider.cli.sharding import sharding
 from outrider.cli.train import train
 from outrider.cli.train_head import train_head
 from outrider.cli.tree_plan import tree_plan
@@ -56,6 +58,7 @@ def _outrider(
       outrider generate $'def read_text(path):\\n    with open(path, encoding=' \\
         --temperature 0.8 --top-p 0.9 --stop $'\\n\\n' --trace
     """
+    check_command(context.invoked_subcommand)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -83,6 +86,7 @@ add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
 add_command(app, analyse, "analyse")
 add_command(app, report, "report")
+add_command(app, sharding, "sharding")
 add_command(app, train, "train")
 add_command(app, distill, "distill")
 add_command(app, train_head, "train-head")

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -49,8 +50,10 @@ from outrider.cli.options.sampling import (
     parse_logit_bias,
     sampling_of,
 )
+from outrider.cli.options.sharding import Sharding
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.prompt import read_chat, read_prompt
+from outrider.cli.sharded import follows, is_sharded, open_sharded
 from outrider.cli.start import start
 from outrider.cli.summary import as_document, comparison_lines, obeyed_line, summary_line
 from outrider.cli.trace import has_colour, legend, printer
@@ -74,6 +77,7 @@ def generate(
     max_memory: MaxMemory = None,
     speculation: Speculation,
     adaptation: Adapting,
+    sharding: Sharding,
     truncation: OwnTruncation,
     penalties: OwnPenalties,
     logit_bias: LogitBias = None,
@@ -106,7 +110,25 @@ def generate(
 
       outrider generate -f prompt.txt --target big/ --draft small/ \\
         --compare --temperature 0
+
+    Split a target among two processes:
+
+      torchrun --nproc-per-node 2 -m outrider generate -f prompt.txt \\
+        --target big/ --draft small/
     """
+    sharded = is_sharded(sharding)
+    if sharded and (compare or adaptation.wanted):
+        raise fail(f"--{'compare' if compare else 'adapt'} needs one process: leave torchrun out")
+    if follows():
+        models, speculation = configured(context, models, speculation, config, 1)
+        open_sharded(
+            context,
+            sharding,
+            models,
+            speculation,
+            max_memory=max_memory,
+            generation_config=not no_generation_config,
+        )
     asked = _prompt(prompt, file, chat, system, no_special_tokens)
     special = not no_special_tokens
     biases = parse_logit_bias(logit_bias)
@@ -131,7 +153,8 @@ def generate(
         json_schema=json_schema,
         logprobs=logprobs if logprobs is not None or not as_json else 0,
     )
-    engine = open_engine(
+    open_it = partial(open_sharded, context, sharding) if sharded else open_engine
+    engine = open_it(
         models, speculation, max_memory=max_memory, generation_config=not no_generation_config
     )
     if chat is not None:

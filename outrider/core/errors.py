@@ -59,5 +59,14 @@ class KernelError(OutriderError, RuntimeError):
     """Outrider's own kernels cannot be compiled or loaded on this machine."""
 
 
+class RankError(OutriderError):
+    """The processes of a sharded run cannot work together: too few of them, different versions or
+    settings, or outputs that differ."""
+
+
+class RankLostError(RankError):
+    """A process of a sharded run has died, or does not answer."""
+
+
 class OutriderWarning(UserWarning):
     """A request could not be met in full; the command line prints the warning as a note."""

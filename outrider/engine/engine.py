@@ -16,6 +16,7 @@ from outrider.drafters.heads.head import Head
 from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
+from outrider.engine.governor.governor import BatchGovernor
 from outrider.engine.hints import ChatHint
 from outrider.engine.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
@@ -525,8 +526,12 @@ class Engine:
         return BatchKind(request.sampling.in_order, sampled)
 
     def _new_batch(self, kind: BatchKind) -> RunningBatch:
+        return RunningBatch(*self._batch_parts(kind))
+
+    def _batch_parts(self, kind: BatchKind) -> tuple[Any, ...]:
+        """The arguments of a running batch."""
         recipe = METHODS["plain"].recipe() if kind.in_order else self.recipe
-        return RunningBatch(
+        return (
             self.target,
             NoDraft() if kind.in_order else self.drafter,
             partial(_verifier, recipe),
@@ -535,8 +540,13 @@ class Engine:
             self._memory,
             self.verification,
             self.observed,
-            None if kind.in_order or self.governor is None else self.governor.of_batch(),
+            None if kind.in_order or self.governor is None else self._governor_of_batch(),
         )
+
+    def _governor_of_batch(self) -> BatchGovernor:
+        """The choices for a new running batch."""
+        assert self.governor is not None
+        return self.governor.of_batch()
 
 
 def _verifier(recipe: Recipe, greedy: bool) -> Verifier:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,7 @@ def load(
     exact: bool = False,
     generation_config: bool = True,
     report: Report | None = None,
+    build: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
 
@@ -113,6 +114,7 @@ def load(
             as suppressed tokens. False ignores it.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
+        build: makes the engine of the loaded models, with the arguments of :class:`Engine`.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -156,11 +158,11 @@ def load(
     row.require_draft(draft)
     _check_head(row, draft, head)
     names = {"target": _name(target), "draft": _name(draft)}
-    target = _found(target, "target")
+    target = found(target, "target")
     model_source = None
     if draft is not None and row.needs_draft:
         assert not isinstance(draft, Head)
-        model_source = _found(draft, "draft")
+        model_source = found(draft, "draft")
 
     def model(source: Source, role: str) -> HFModel:
         if report is not None:
@@ -182,7 +184,7 @@ def load(
         loaded_draft = model(model_source, "draft")
     elif row.needs_head:
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
-    engine = Engine(loaded_target, loaded_draft, row, **settings)
+    engine = build(loaded_target, loaded_draft, row, **settings)
     warm_up(engine, report)
     return engine
 
@@ -234,7 +236,7 @@ def _name(source: Source | Head | None) -> str:
     return str(source) if isinstance(source, str | Path) else "from memory"
 
 
-def _found(source: Source, role: str) -> Source:
+def found(source: Source, role: str) -> Source:
     """Where a model is; raises for a source that is wrong before the model is read."""
     if isinstance(source, str) and source == EMBEDDED:
         try:

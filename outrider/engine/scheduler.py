@@ -260,13 +260,16 @@ class Scheduler:
 
     def _read_inbox(self) -> None:
         while self._inbox:
-            request_id, row = self._inbox[0]  # read twice rather than lost, if interrupted
-            if row is not None:
-                self._rows[request_id] = self._waiting[request_id] = row
-                self._ids[row] = request_id
-            elif request_id in self._rows:
-                self._remove(request_id)
+            self._take(*self._inbox[0])  # read twice rather than lost, if interrupted
             self._inbox.popleft()
+
+    def _take(self, request_id: int, row: Row | None) -> None:
+        """Lets a new row wait, or, without a row, ends the request."""
+        if row is not None:
+            self._rows[request_id] = self._waiting[request_id] = row
+            self._ids[row] = request_id
+        elif request_id in self._rows:
+            self._remove(request_id)
 
     def _read_inbox_between_steps(self) -> None:
         """Reads the inbox unless a step is running, whose thread then reads it after the step."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 from transformers import Qwen3Config
 
 from outrider.core import Context, ReadHidden, cached_arange
@@ -26,6 +25,7 @@ from outrider.runtime import HFModel, KVCache
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import TracedKVCache
 from outrider.runtime.hf.adapter import MARGIN
+from outrider.runtime.hf.sharded import embeddings_of
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kv_cache.storage import query_slots
 from outrider.runtime.prefill import unsampled_context
@@ -99,7 +99,7 @@ class BlockModule(DraftingModule):
         """
         config = self.network.config
         masks_BM = torch.full_like(root_B1, config.mask_token_id).expand(-1, config.block_size - 1)
-        noise_BNH = embedding(torch.cat([root_B1, masks_BM], 1), self.embedding.weight)
+        noise_BNH = embeddings_of(self.embedding, torch.cat([root_B1, masks_BM], 1))
         h_BNH = self.network(noise_BNH, position_BN, remember, mask_B11S)[:, config.first_slot :]
         output = self.network.lm_head if self.targets_output is None else self.targets_output
         assert output is not None

@@ -32,6 +32,7 @@ from outrider.core.values import check_choice, check_flag, shown
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.gguf import folder_of, is_gguf
 from outrider.runtime.hf.gguf_blocks import keep_blocks
+from outrider.runtime.hf.layout import Layout
 from outrider.runtime.hf.quantize import KEEP, check_kind, quantize
 from outrider.runtime.hf.recurrent import RecurrentModel, check_recurrent_config
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
@@ -61,6 +62,7 @@ def load_model(
     trust_remote_code: bool = False,
     role: str = "model",
     quantized: str | None = None,
+    layout: Layout | None = None,
 ) -> HFModel:
     """A model ready to score: an :class:`HFModel`, a ``Seq2SeqModel`` for an encoder-decoder, or a
     ``RecurrentModel``.
@@ -76,6 +78,7 @@ def load_model(
         role: how messages call it (``target``, ``draft``).
         quantized: a kind of ``runtime/hf/quantize.py``, such as ``int8`` or ``int4``; ``keep`` for
             the blocks of a GGUF file as they are; a model in memory is copied first.
+        layout: how the weights are spread (``hf/layout.py``); None puts them all on ``device``.
 
     Raises:
         ModelLoadError: unknown path or id, no tokenizer, no safetensors weights.
@@ -94,6 +97,8 @@ def load_model(
     chosen = resolve_device(device)
     kind = resolve_dtype(dtype, chosen)
     check_source(source, role)
+    if layout is not None:
+        layout.check_source(source, role, quantized)
     if isinstance(source, HFModel):
         if quantized is None:
             return source
@@ -111,6 +116,9 @@ def load_model(
             config = AutoConfig.from_pretrained(folder, **shared)
             adapter = _adapter(config)
             _CHECKS[adapter](config, type(config).__name__, f"{role} {source}")
+            if layout is not None:
+                adapter = layout.adapter(config, adapter, f"{role} {source}")
+                shared |= layout.arguments()
             two_stacks = config.is_encoder_decoder
             auto: Any = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
             loaded: Any = auto.from_pretrained(
@@ -135,7 +143,8 @@ def load_model(
             f"are missing or of another shape, such as {missing[0]}; the folder is incomplete"
         )
     tokenizer = load_tokenizer(folder, trust_remote_code=trust_remote_code, role=role)
-    module = module.to(chosen)
+    if layout is None:
+        module = module.to(chosen)
     if quantized == KEEP:
         module = keep_blocks(module, Path(os.path.expanduser(source)), f"{role} {source}")
     elif quantized is not None:

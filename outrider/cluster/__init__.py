@@ -1,0 +1,1 @@
+"""What runs on several processes or machines."""

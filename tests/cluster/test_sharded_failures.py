@@ -1,0 +1,216 @@
+"""What ends a sharded run: a rank that dies, ranks that differ, models without a plan."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankProcesses
+from test_sharded import PROMPTS, SAMPLED, models, ranks, run, tokens  # noqa: F401 (fixtures)
+from tiny_models import greedy
+
+import outrider
+from outrider import Engine, Sampling
+from outrider.cluster import sharded
+from outrider.cluster.sharded import ranks as ranks_module
+from outrider.cluster.sharded.launch import Launch, check_size
+from outrider.core.errors import (
+    IncompatibleError,
+    InvalidParameterError,
+    PromptError,
+    RankError,
+    RankLostError,
+    UnsupportedModelError,
+)
+
+LIMIT = 30
+"""Seconds within which a rank that dies is to be reported."""
+
+
+class Dies:
+    """A logits processor that kills or stops one of the ranks after a few tokens."""
+
+    def __init__(self, rank: int, number: signal.Signals) -> None:
+        self.rank, self.number = rank, number
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if os.environ["RANK"] == str(self.rank) and input_ids.shape[1] > 12:
+            os.kill(os.getpid(), self.number)
+        return scores
+
+
+class Differs:
+    """A logits processor that is another on each rank."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.roll(int(os.environ["RANK"]), -1)
+
+
+def with_processor(folder: Path, processor: Any) -> tuple[float, Any]:
+    """What a rank does: the seconds until the run is over, and how it ended."""
+
+    def main(engine: Engine) -> None:
+        engine.generate([PROMPTS[0]], greedy(30, processors=[processor], stateless=True))
+
+    began = time.monotonic()
+    try:
+        run(folder, main, "llama", {"timeout": 6.0})
+    except Exception as error:
+        return time.monotonic() - began, error
+    return time.monotonic() - began, None
+
+
+@pytest.mark.parametrize("dead", [1, 0])
+def test_a_killed_rank_is_reported(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+    dead: int,
+) -> None:
+    found = ranks.run(with_processor, models, Dies(dead, signal.SIGKILL), size=2)
+    assert found[dead] == "dead"
+    seconds, error = found[1 - dead]
+    assert isinstance(error, RankLostError)
+    assert f"rank {dead}" in str(error)
+    assert "died or does not answer" in str(error)
+    assert seconds < LIMIT
+
+
+def test_ranks_that_emit_other_tokens_end_the_run(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    (_, ours), (_, theirs) = ranks.run(with_processor, models, Differs(), size=2)
+    assert isinstance(theirs, RankError)
+    assert "rank 1 has emitted other tokens than rank 0" in str(theirs)
+    assert isinstance(ours, RankLostError)
+    assert "rank 1" in str(ours)
+
+
+def attempt(folder: Path, target: str, settings: dict[str, Any], version: str) -> Any:
+    """What a rank does: how a run ends that is asked for one thing per rank."""
+    outrider_version, ranks_module.__version__ = ranks_module.__version__, version
+    try:
+        return run(folder, tokens, target, settings)
+    finally:
+        ranks_module.__version__ = outrider_version
+
+
+def test_different_versions_are_named(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    for error in ranks.run(attempt, models, "llama", {}, size=2, per_rank=["1.0", "2.0"]):
+        assert isinstance(error, RankError)
+        assert str(error) == (
+            "rank 1 has outrider 2.0 and rank 0 has outrider 1.0: install the same versions "
+            "everywhere"
+        )
+
+
+def ask(folder: Path, target: str, settings: dict[str, Any]) -> Any:
+    return run(folder, tokens, target, settings)
+
+
+@pytest.mark.parametrize(
+    ("size", "target", "settings", "kind", "message"),
+    [
+        (2, "gpt2", {}, UnsupportedModelError, "gpt2.*no tensor-parallel plan"),
+        (3, "llama", {}, RankError, "4 attention heads, which 3 processes cannot share"),
+        (2, "llama", {"tensor_parallel": 4}, RankError, "tensor_parallel=4 needs 4.*2 were"),
+        (2, "llama", {"compile": "auto"}, InvalidParameterError, "compile='auto' does not work"),
+        (2, "llama", {"quantize_target": "int8"}, InvalidParameterError, "quantize_target='int8'"),
+        (2, "llama", {"draft_placement": "rank1"}, InvalidParameterError, "draft_placement"),
+        (
+            2,
+            "llama",
+            {"draft_placement": "rank0", "prefix_cache": "1MiB"},
+            InvalidParameterError,
+            "prefix_cache='1MiB' needs draft_placement='replicated'",
+        ),
+    ],
+)
+def test_bad_input_raises_on_all_ranks(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+    size: int,
+    target: str,
+    settings: dict[str, Any],
+    kind: type[Exception],
+    message: str,
+) -> None:
+    for error in ranks.run(ask, models, target, settings, size=size):
+        assert isinstance(error, kind | RankLostError), repr(error)
+        assert re.search(message, str(error)), str(error)
+
+
+def ask_apart(folder: Path, method: str) -> Any:
+    return run(folder, tokens, "llama", {"method": method})
+
+
+def test_ranks_that_are_asked_for_different_things(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    found = ranks.run(ask_apart, models, size=2, per_rank=["speculative", "block"])
+    for error in found:
+        assert isinstance(error, RankError)
+        assert "rank 1 has method 'block' and rank 0 has method 'speculative'" in str(error)
+
+
+def misuse(folder: Path) -> Any:
+    """What a rank does: the errors of requests and calls that a sharded target cannot have."""
+
+    def main(engine: Engine) -> list[Exception]:
+        errors: list[Exception] = []
+        calls: list[Any] = [
+            lambda: engine.generate([[]]),
+            lambda: engine.generate([PROMPTS[0]], Sampling(processors=[lambda ids, x: x])),
+            lambda: engine.prompt_logprobs(torch.tensor(PROMPTS[0])),
+            lambda: engine.with_method(engine.method),
+            lambda: engine.adapt(),
+        ]
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                errors.append(error)
+        assert engine.generate([PROMPTS[0]], SAMPLED)[0].token_ids
+        return errors
+
+    return run(folder, main, "llama", {})
+
+
+def test_the_run_goes_on_after_bad_requests(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    errors, followed = ranks.run(misuse, models, size=2)
+    kinds = [PromptError, InvalidParameterError, *[IncompatibleError] * 3]
+    assert [type(error) for error in errors] == kinds
+    assert "picklable" in str(errors[1])
+    assert followed is None
+
+
+def test_too_few_processes_without_torchrun() -> None:
+    with pytest.raises(RankError, match=r"needs 2 processes, and 1 was started: .*torchrun"):
+        check_size(2, None)
+
+
+def test_an_incomplete_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RankError, match=r"MASTER_ADDR.*torchrun"):
+        Launch.of_environment()
+
+
+def test_one_process_needs_no_torchrun(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    engine = outrider.load(models / "llama", models / "draft", dtype="float64")
+    wanted = tokens(engine)
+    assert sharded.run(tokens, models / "llama", models / "draft", dtype="float64") == wanted
