@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
 from outrider.cli.configuration import Config, configured
-from outrider.cli.engines import open_engine, require_draft_of
+from outrider.cli.engines import open_engine, public_name, require_draft_of
 from outrider.cli.errors import fail, say
 from outrider.cli.options.models import EMBEDDED, MaxMemory, Models, PrefixCache
 from outrider.cli.options.sampling import NoGenerationConfig
@@ -130,12 +129,6 @@ def _with_target(models: Models, model: str | None) -> Models:
     return replace(models, target=model)
 
 
-def _name(target: str) -> str:
-    """What clients call a target: the last part of a folder's path, else what the user wrote."""
-    folder = Path(target).expanduser()
-    return folder.resolve().name if folder.is_dir() else target
-
-
 def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSettings":
     from outrider.engine.admission import parse_bytes
     from outrider.serve.settings import ServerSettings
@@ -146,7 +139,7 @@ def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSetti
     if listening.api_key is not None and not all(listening.api_key):
         raise fail("--api-key '': an empty key lets everybody in: leave the option out instead")
     return ServerSettings(
-        model_name=listening.served_model_name or _name(target),
+        model_name=listening.served_model_name or public_name(target),
         api_keys=tuple(listening.api_key or ()),
         max_body_bytes=parse_bytes(limits.max_body_size, "max_body_size"),
         max_prompt_tokens=limits.max_prompt_tokens,
