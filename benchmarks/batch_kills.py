@@ -11,6 +11,7 @@ outputs must be the same bytes, and have every line once, in order. Prints a JSO
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -92,10 +93,8 @@ def _command_line(pid: int) -> bytes:
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended by itself
 
 
 class Killer:

@@ -326,7 +326,8 @@ def _require_single_output(fields: GenerationFields, body: Mapping[str, Any]) ->
     if fields.num_choices != 1:
         raise LineError(f"n={fields.num_choices}: a line has one output; write it {fields.n} times")
     for name in _SERVER_ONLY:
-        if body.get(name) not in (None, False, [], {}):
+        value = body.get(name)
+        if value is not None and value is not False and value != [] and value != {}:
             raise LineError(f"{name}: only `outrider serve` has this field: leave it out")
 
 

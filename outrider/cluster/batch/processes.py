@@ -11,6 +11,7 @@ import pickle
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Generic, TypeVar
@@ -137,10 +138,8 @@ class _Pool(Generic[T, R]):
                 if task is None:
                     break
                 worker.task = task
-                try:
+                with suppress(OSError):  # it died; its connection reports the end
                     worker.connection.send(task[1])
-                except OSError:
-                    pass  # it died; its connection reports the end
         if any(worker.task for worker in self._workers) or self._again:
             return True
         task = self._next()
