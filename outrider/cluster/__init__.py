@@ -1,4 +1,5 @@
 """More than one process, and more than one machine.
 
 batch/       files of prompts: `outrider batch`
+replicas/    a server with several engines, on Ray Serve: `outrider serve --replicas`
 """
