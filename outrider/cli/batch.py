@@ -133,7 +133,7 @@ def batch(
 def _map(loaded: "LoadedModels", fleet: Fleet) -> "Map":
     """What answers blocks."""
     from outrider.cluster.batch import in_processes, through_ray
-    from outrider.cluster.batch.ray_data import require_ray
+    from outrider.cluster.connection import require_ray
 
     start = _Quietly(pickle.dumps(loaded))
     if fleet.ray is None:

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from outrider.cluster.connection import LOCAL, connect
 from outrider.core.errors import OutriderError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-LOCAL = "local"
-"""The address that starts Ray on this machine."""
 _MOST_RAY_BLOCKS = 4096
 
 
@@ -45,14 +44,19 @@ def through_ray(
         OutriderError: Ray is not installed, no cluster is at that address, or an error of a
             worker's function.
     """
-    ray = _connected(address)
+    ray = connect(address)
+    from ray.data import ActorPoolStrategy, DataContext, from_items
+
+    # Ray's progress bars and logs would mix with those of the caller.
+    DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     items = [{"number": number, "task": pickle.dumps(task)} for number, task in tasks]
-    rows = ray.data.from_items(items, override_num_blocks=min(len(items), _MOST_RAY_BLOCKS))
+    rows = from_items(items, override_num_blocks=min(len(items), _MOST_RAY_BLOCKS))
     results = rows.map_batches(
         _Actor,
         fn_constructor_args=(start,),
         batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=num_workers),
+        compute=ActorPoolStrategy(size=num_workers),
         num_cpus=num_cpus,
         num_gpus=num_gpus,
     )
@@ -73,39 +77,6 @@ class _Actor:
         results = [self._function(pickle.loads(task)) for task in batch["task"]]
         pickled = np.array([pickle.dumps(result) for result in results], dtype=object)
         return {"number": batch["number"], "result": pickled}
-
-
-def require_ray() -> Any:
-    """Ray with Ray Data.
-
-    Raises:
-        OutriderError: it is not installed.
-    """
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise OutriderError(
-            f"Ray needs {error.name}: pip install 'outrider[cluster]', or run without --ray"
-        ) from error
-    return ray
-
-
-def _connected(address: str) -> Any:
-    ray = require_ray()
-    if ray.is_initialized():
-        return ray
-    try:
-        # Ray's own progress bars and logs would mix with ours.
-        ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise OutriderError(
-            f"no Ray cluster at {address!r} ({str(error).splitlines()[0]}): start one by "
-            f"`ray start --head`, or use --ray {LOCAL}"
-        ) from error
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    return ray
 
 
 def _cause(error: Any) -> Exception:

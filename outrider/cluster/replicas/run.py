@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 from collections.abc import Callable
 
+from outrider.cluster.connection import LOCAL, connect
 from outrider.cluster.replicas.deployment import APPLICATION, Fleet, application
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
 from outrider.serve.settings import ServerSettings
-
-LOCAL = "local"
-"""The address that starts Ray on this machine."""
 
 
 def run_replicas(
@@ -40,21 +37,13 @@ def run_replicas(
     Raises:
         OutriderError: no cluster is at that address, or the replicas do not start.
     """
-    import ray
+    ray = connect(address)
     from ray import serve
 
     asked = _Signals()
     with asked:
         try:
-            ray.init(address=address, log_to_driver=True, logging_level=logging.ERROR)
-            serve.start(http_options={"host": host, "port": port})
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise OutriderError(
-                f"no Ray cluster at {address!r}, or no server at {host}:{port} "
-                f"({str(error).splitlines()[0]}): start a cluster by `ray start --head`, or use "
-                f"--ray {LOCAL}"
-            ) from error
-        try:
+            _listen(host, port)
             while asked.restart:
                 asked.restart = False
                 try:
@@ -71,6 +60,19 @@ def run_replicas(
         finally:
             serve.shutdown()
             ray.shutdown()
+
+
+def _listen(host: str, port: int) -> None:
+    """Starts Ray Serve's HTTP proxy."""
+    from ray import serve
+
+    try:
+        serve.start(http_options={"host": host, "port": port})
+    except (RuntimeError, ValueError) as error:
+        raise OutriderError(
+            f"cannot listen at {host}:{port}: {str(error).splitlines()[0]}; choose another --port "
+            f"or --host"
+        ) from error
 
 
 class _Signals:
