@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from outrider.cli.engines import load_arguments
@@ -85,8 +84,9 @@ def serve_replicas(
             raise fail(f"{option} with --replicas: leave it out, or serve a single engine")
     if listening.port == 0:
         raise fail("--port 0 with --replicas: name the port")
-    if find_spec("ray") is None:
-        raise fail("--replicas needs ray: pip install 'outrider[cluster]'")
+    from outrider.cluster.connection import require_ray
+
+    require_ray()
     from outrider.cluster.replicas.deployment import Fleet
     from outrider.cluster.replicas.run import run_replicas
 

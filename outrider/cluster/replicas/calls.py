@@ -53,7 +53,12 @@ async def messages_of(app: ASGIApp, call: Call) -> AsyncGenerator[Message, None]
         await left.wait()
         return {"type": "http.disconnect"}
 
-    task = asyncio.create_task(app({**call.scope, "root_path": ""}, receive, sent.put))  # type: ignore[arg-type]
+    scope = {**call.scope, "root_path": ""}
+
+    async def respond() -> None:
+        await app(scope, receive, sent.put)
+
+    task = asyncio.create_task(respond())
     task.add_done_callback(lambda _: sent.put_nowait(None))
     try:
         while (message := await sent.get()) is not None:
