@@ -7,6 +7,7 @@ import typer
 
 from outrider import __version__
 from outrider.cli.analyse import analyse
+from outrider.cli.batch import batch
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
@@ -77,6 +78,7 @@ add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, chat, "chat")
 add_command(app, serve, "serve")
+add_command(app, batch, "batch")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")

@@ -1,6 +1,7 @@
 """Builds engines from command-line options; errors name the options."""
 
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.cli.errors import as_flags, fail, say
 from outrider.cli.options.models import EMBEDDED, Models
@@ -15,8 +16,6 @@ DEFAULT = "speculative"
 if TYPE_CHECKING:
     from outrider.core import Verifier
     from outrider.engine import Engine
-    from outrider.runtime.executors.compiled import Compile
-    from outrider.runtime.kv_cache.storage import KvDtype
 
 
 def open_engine(
@@ -31,36 +30,62 @@ def open_engine(
 ) -> "Engine":
     """Loads the models and builds the engine. Options are checked before any model is loaded."""
     from outrider.engine import load
+
+    arguments = load_arguments(
+        models,
+        speculation,
+        max_batch_size=max_batch_size,
+        max_memory=max_memory,
+        prefix_cache=prefix_cache,
+        generation_config=generation_config,
+    )
+    with Progress() as progress:
+        return load(**arguments, verifier=verifier, report=progress.show)
+
+
+def load_arguments(
+    models: Models,
+    speculation: Speculation,
+    *,
+    max_batch_size: int = 1,
+    max_memory: str | None = None,
+    prefix_cache: str | None = None,
+    generation_config: bool = True,
+) -> dict[str, Any]:
+    """The arguments of :func:`outrider.load`, for this process or for others."""
     from outrider.methods import find_method
 
     options, draft, method = speculation.options, models.draft, speculation.method
     row = None if method in (None, AUTO) else find_method(method)
     if draft is not None and row is not None and not row.needs_draft and not row.needs_head:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is ignored")
-    with Progress() as progress:
-        return load(
-            models.target,
-            draft,
-            method,
-            speculation.num_speculative_tokens,
-            options=options,
-            verifier=verifier,
-            draft_confidence=speculation.draft_confidence,
-            draft_length=speculation.draft_length,
-            max_batch_size=max_batch_size,
-            dtype=None if models.dtype == "auto" else models.dtype,
-            device=models.device,
-            trust_remote_code=models.trust_remote_code,
-            quantize_draft=models.quantize_draft,
-            quantize_target=models.quantize_target,
-            kv_dtype=cast("KvDtype", models.kv_dtype),
-            max_memory=max_memory,
-            prefix_cache=prefix_cache,
-            compile=cast("Compile", models.compile),
-            exact=models.exact,
-            generation_config=generation_config,
-            report=progress.show,
-        )
+    return {
+        "target": models.target,
+        "draft": draft,
+        "method": method,
+        "num_speculative_tokens": speculation.num_speculative_tokens,
+        "options": options,
+        "draft_confidence": speculation.draft_confidence,
+        "draft_length": speculation.draft_length,
+        "max_batch_size": max_batch_size,
+        "dtype": None if models.dtype == "auto" else models.dtype,
+        "device": models.device,
+        "trust_remote_code": models.trust_remote_code,
+        "quantize_draft": models.quantize_draft,
+        "quantize_target": models.quantize_target,
+        "kv_dtype": models.kv_dtype,
+        "max_memory": max_memory,
+        "prefix_cache": prefix_cache,
+        "compile": models.compile,
+        "exact": models.exact,
+        "generation_config": generation_config,
+    }
+
+
+def public_name(target: str) -> str:
+    """What clients call a target: the last part of a folder's path, else what the user wrote."""
+    folder = Path(target).expanduser()
+    return folder.resolve().name if folder.is_dir() else target
 
 
 def plain_engine(engine: "Engine") -> "Engine":

@@ -1,7 +1,14 @@
 """Progress display of long commands."""
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -11,15 +18,25 @@ class Progress:
 
     Args:
         quiet: show nothing.
+        time_left: also show the time left, by the speed of the last ten minutes.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, *, time_left: bool = False) -> None:
         console = Console(stderr=True)
         self._shown = console.is_terminal and not quiet
         stage = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         columns = SpinnerColumn(), TextColumn("{task.description}", table_column=stage)
-        ends = BarColumn(bar_width=16), TimeElapsedColumn()
-        self._bar = Bar(*columns, *ends, console=console, transient=True, expand=True)
+        ends: tuple[ProgressColumn, ...] = BarColumn(bar_width=16), TimeElapsedColumn()
+        if time_left:
+            ends += TextColumn("left"), TimeRemainingColumn()
+        self._bar = Bar(
+            *columns,
+            *ends,
+            console=console,
+            transient=True,
+            expand=True,
+            speed_estimate_period=600,
+        )
         self._task = self._bar.add_task("starting", total=None)
 
     def __enter__(self) -> "Progress":

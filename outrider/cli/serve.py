@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import typer
 
 from outrider.cli.configuration import Config, configured
-from outrider.cli.engines import open_engine, require_draft_of
+from outrider.cli.engines import open_engine, public_name, require_draft_of
 from outrider.cli.errors import fail, say
 from outrider.cli.options.models import EMBEDDED, MaxMemory, Models, PrefixCache
 from outrider.cli.options.sampling import NoGenerationConfig
-from outrider.cli.options.server import Limits, Listening, ModelArgument
+from outrider.cli.options.server import Limits, Listening, ModelArgument, Replicas
 from outrider.cli.options.speculation import Speculation
+from outrider.cli.replicas import ServedEngine, serve_replicas
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def serve(
     *,
     listening: Listening,
     limits: Limits,
+    replicas: Replicas,
     models: Models,
     max_memory: MaxMemory = None,
     prefix_cache: PrefixCache = "512MiB",
@@ -48,7 +49,10 @@ def serve(
 
       outrider serve HuggingFaceTB/SmolLM2-135M-Instruct --method suffix
 
-    Requests may choose a method and more; docs/serve.md lists the fields.
+    Requests may choose a method and more; docs/serve.md lists the fields. Serve two engines on
+    Ray Serve; SIGHUP then restarts them one by one:
+
+      outrider serve --replicas 2
     """
     models = _with_target(models, model)
     models, speculation = configured(context, models, speculation, config, None)
@@ -56,27 +60,24 @@ def serve(
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise fail(f"outrider serve needs {missing[0]}: pip install 'outrider[serve]'")
     start("outrider.serve.run")
-    from outrider.engine.admission import parse_bytes
-    from outrider.runtime.hf.load import resolve_device
-    from outrider.runtime.kv_cache.storage import free_bytes
     from outrider.serve.run import log_to_stderr, run
 
     certificate = _certificate(listening)
     settings = _settings(listening, limits, models.target)
-    if max_memory is None:
-        num_bytes = free_bytes(resolve_device(models.device)) // 2
-    else:
-        num_bytes = parse_bytes(max_memory)
-    parts = limits.max_methods
-    kept = 0 if prefix_cache == "0" else parse_bytes(prefix_cache, "prefix_cache")
-    engine = open_engine(
+    loading = ServedEngine(
         models,
         speculation,
-        max_batch_size=limits.max_batch_size,
-        max_memory=str(max(1, num_bytes // parts)),
-        prefix_cache=str(max(1, kept // parts)) if kept else None,
-        generation_config=not no_generation_config,
+        limits.max_batch_size,
+        max_memory,
+        prefix_cache,
+        not no_generation_config,
+        limits.max_methods,
     )
+    loading.check()
+    if replicas.replicas is not None:
+        serve_replicas(loading, settings, listening, limits, replicas)
+        return
+    engine = open_engine(models, speculation, **loading.limits())
     if listening.host not in _LOCAL and not settings.api_keys:
         say(f"note: anybody who reaches {listening.host} can use this server: set --api-key")
     log_to_stderr()
@@ -130,12 +131,6 @@ def _with_target(models: Models, model: str | None) -> Models:
     return replace(models, target=model)
 
 
-def _name(target: str) -> str:
-    """What clients call a target: the last part of a folder's path, else what the user wrote."""
-    folder = Path(target).expanduser()
-    return folder.resolve().name if folder.is_dir() else target
-
-
 def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSettings":
     from outrider.engine.admission import parse_bytes
     from outrider.serve.settings import ServerSettings
@@ -146,7 +141,7 @@ def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSetti
     if listening.api_key is not None and not all(listening.api_key):
         raise fail("--api-key '': an empty key lets everybody in: leave the option out instead")
     return ServerSettings(
-        model_name=listening.served_model_name or _name(target),
+        model_name=listening.served_model_name or public_name(target),
         api_keys=tuple(listening.api_key or ()),
         max_body_bytes=parse_bytes(limits.max_body_size, "max_body_size"),
         max_prompt_tokens=limits.max_prompt_tokens,

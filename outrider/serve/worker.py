@@ -179,6 +179,11 @@ class Worker:
             self._wake.notify()
         self._thread.join()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs, without which no output goes on."""
+        return self._thread.is_alive()
+
     def submit(self, subscriber: Subscriber) -> None:
         """Adds a subscriber's requests before the next step."""
         self._post(lambda: self._runner(subscriber.engine).add(subscriber))

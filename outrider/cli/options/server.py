@@ -7,6 +7,7 @@ import typer
 
 SERVER = "Server"
 LIMITS = "Limits"
+REPLICAS = "Replicas"
 
 ModelArgument = Annotated[
     str | None,
@@ -175,3 +176,51 @@ class Limits:
     max_body_size: MaxBodySize = "4MiB"
     request_timeout: RequestTimeout = 600.0
     shutdown_timeout: ShutdownTimeout = 60.0
+
+
+NumReplicas = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Serve N engines on Ray Serve, each in a process of its own. Requests that begin "
+        "alike go to the same one. Needs the extra 'cluster'.",
+        rich_help_panel=REPLICAS,
+    ),
+]
+Ray = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="The Ray cluster of --replicas, such as auto or HOST:6379; local starts Ray here.",
+        rich_help_panel=REPLICAS,
+    ),
+]
+CpusPerReplica = Annotated[
+    float,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Processors that a replica reserves on the cluster.",
+        rich_help_panel=REPLICAS,
+    ),
+]
+GpusPerReplica = Annotated[
+    float,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="GPUs that a replica reserves on the cluster.",
+        rich_help_panel=REPLICAS,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Several engines behind one address."""
+
+    replicas: NumReplicas = None
+    ray: Ray = "local"
+    cpus_per_replica: CpusPerReplica = 1.0
+    gpus_per_replica: GpusPerReplica = 0.0

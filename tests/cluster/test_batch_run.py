@@ -1,0 +1,176 @@
+"""A whole file: every line once, in order, also after interruptions; and what is refused."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.cluster.batch.answer import Answers
+from outrider.cluster.batch.blocks import Block, Input
+from outrider.cluster.batch.parts import Parts
+from outrider.cluster.batch.run import Summary, run_batch
+from outrider.core.errors import InvalidParameterError, OutriderError
+
+NUM_LINES, BLOCK_LINES = 23, 4
+Tasks = Iterable[tuple[int, Block]]
+Found = Iterator[tuple[int, Answers]]
+
+
+def echo(block: Block) -> Answers:
+    """Repeats lines with their numbers; the line ``bad`` has an error."""
+    lines = [f"{number} {line.decode()}\n" for number, line in block.numbered]
+    errors = tuple((number, "is bad") for number, line in block.numbered if line == b"bad")
+    return Answers("".join(lines), errors, len(lines))
+
+
+def backwards(tasks: Tasks) -> Found:
+    for number, block in reversed(list(tasks)):
+        yield number, echo(block)
+
+
+def stopping(after: int) -> "object":
+    """Answers so many blocks, backwards, and then fails."""
+
+    def answer(tasks: Tasks) -> Found:
+        for count, found in enumerate(backwards(tasks)):
+            if count == after:
+                raise OutriderError("the power is out")
+            yield found
+
+    return answer
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = ["bad" if number == 6 else f"line{number}" for number in range(1, NUM_LINES + 1)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def expected(prompts: Path) -> str:
+    lines = prompts.read_text().split("\n")
+    return "".join(f"{number} {line}\n" for number, line in enumerate(lines, 1))
+
+
+def run(prompts: Path, answer: object = backwards, **settings: object) -> Summary:
+    contents = {"seed": settings.pop("seed", 0)}
+    out = prompts.with_name("out.jsonl")
+    settings.setdefault("block_lines", BLOCK_LINES)
+    return run_batch(prompts, out, answer, contents, **settings)  # type: ignore[arg-type]
+
+
+def test_every_line_once_in_order(prompts: Path) -> None:
+    told: list[tuple[int, int]] = []
+    summary = run(prompts, report=lambda done, total: told.append((done, total)))
+    assert prompts.with_name("out.jsonl").read_text() == expected(prompts)
+    assert summary == Summary(NUM_LINES, 0, NUM_LINES, 1, ((6, "is bad"),))
+    assert told[0] == (0, NUM_LINES)
+    assert told[-1] == (NUM_LINES, NUM_LINES)
+    assert sorted(path.name for path in prompts.parent.iterdir()) == ["out.jsonl", "prompts.jsonl"]
+
+
+def test_an_interrupted_run_goes_on_with_what_is_left(prompts: Path) -> None:
+    out = prompts.with_name("out.jsonl")
+    with pytest.raises(OutriderError, match="power"):
+        run(prompts, stopping(after=2))
+    assert not out.exists()
+    asked: list[int] = []
+
+    def counting(tasks: Tasks) -> Found:
+        for number, block in tasks:
+            asked.append(number)
+            yield number, echo(block)
+
+    summary = run(prompts, counting)
+    assert out.read_text() == expected(prompts)
+    assert asked == [0, 1, 2, 3], "blocks 4 and 5 were finished"
+    assert summary.num_resumed == 7
+    assert summary.num_errors == 1, "errors of the interrupted run are reported, too"
+
+
+def test_an_interrupted_write_leaves_no_block(prompts: Path) -> None:
+    """A file that was being written when the power went is no finished block."""
+    with pytest.raises(OutriderError, match="power"):
+        run(prompts, stopping(after=1))
+    parts = prompts.with_name("out.jsonl.parts")
+    (parts / "00000002.partial").write_text("half a li")
+    run(prompts)
+    assert prompts.with_name("out.jsonl").read_text() == expected(prompts)
+
+
+def test_other_options_or_prompts_do_not_mix(prompts: Path) -> None:
+    with pytest.raises(OutriderError, match="power"):
+        run(prompts, stopping(after=1))
+    with pytest.raises(InvalidParameterError, match=r"other seed \(0, and now 1\)"):
+        run(prompts, seed=1)
+    with pytest.raises(InvalidParameterError, match="other block_lines"):
+        run(prompts, block_lines=5)
+    prompts.write_text(prompts.read_text() + "\nmore")
+    with pytest.raises(InvalidParameterError, match="other prompts"):
+        run(prompts)
+
+
+def test_an_output_is_not_overwritten_unasked(prompts: Path) -> None:
+    out = prompts.with_name("out.jsonl")
+    out.write_text("precious")
+    with pytest.raises(InvalidParameterError, match="--overwrite"):
+        run(prompts)
+    assert out.read_text() == "precious"
+    run(prompts, overwrite=True)
+    assert out.read_text() == expected(prompts)
+
+
+def test_two_runs_do_not_write_the_same_output(prompts: Path) -> None:
+    out = prompts.with_name("out.jsonl")
+    with (
+        Parts(out, {}).opened(overwrite=False),
+        pytest.raises(InvalidParameterError, match="another run writes"),
+    ):
+        run(prompts)
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+@pytest.mark.parametrize("block_lines", [1, 2, 3, 100])
+def test_blocks_cover_the_file(tmp_path: Path, block_lines: int, end: str) -> None:
+    path = tmp_path / "lines"
+    lines = [b"one", b"two\xe2\x80\xa8two", b"", b"four\r", b"five"]  # U+2028 ends no line
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines) + end.encode())
+    found = Input.scan(path, block_lines)
+    numbered = [each for number in range(len(found)) for each in found.read(number).numbered]
+    assert numbered == list(enumerate([line.rstrip(b"\r") for line in lines], 1))
+    assert sum(found.size(number) for number in range(len(found))) == found.num_lines == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "empty"), (b"\x1f\x8b\x08", "compressed"), (None, "cannot read")],
+)
+def test_files_that_are_none(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidParameterError, match=message):
+        run(path)
+
+
+def test_answers_are_ground_truth_for_distillation(tmp_path: Path) -> None:
+    """The lines of output are lines that ``outrider distill`` reads."""
+    from tiny_servers import tiny_engine
+
+    from outrider import Sampling
+    from outrider.cluster.batch.answer import BlockAnswerer
+    from outrider.cluster.batch.lines import Asking
+    from outrider.train.distill.prompts import Reader
+
+    engine = tiny_engine()
+    lines = [{"prompt": "ab"}, {"messages": [{"role": "user", "content": "cd"}]}]
+    block = Block(0, 1, tuple(json.dumps(line).encode() for line in lines))
+    path = tmp_path / "answers.jsonl"
+    answers = BlockAnswerer(engine, Asking(Sampling(max_new_tokens=6)))(block)
+    path.write_text(answers.text)
+    assert engine.target.tokenizer is not None
+    prompts = Reader(engine.target.tokenizer, "tiny").read(path)
+    assert len(prompts) == 2
+    assert all(prompt.answer for prompt in prompts)
