@@ -121,9 +121,9 @@ def _accelerator(hardware: Hardware) -> "Accelerator":
     return accelerator(hardware.gpu, **numbers)
 
 
-def _roofline(hardware: Hardware) -> dict[str, float]:
+def _roofline(hardware: Hardware) -> dict[str, Any]:
     """The values that replace assumptions."""
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("bandwidth_reached", "flops_reached"):
         share = getattr(hardware, name)
         if share is None:
@@ -180,7 +180,7 @@ def _simulate(question: "Question", option: "Option", simulation: Simulation) ->
     from outrider.lab.plan import Fleet, Traffic, simulate
 
     replica, hours = option.replica, simulation.mean_hours_to_failure
-    failures = {} if hours is None else {"mean_time_to_failure": hours * 3600}
+    failures: dict[str, Any] = {} if hours is None else {"mean_time_to_failure": hours * 3600}
     fleet = Fleet(
         option.replicas,
         replica.row_rates,

@@ -61,7 +61,7 @@ class Question:
     gpus_per_server: int = 8
     max_per_token: float | None = None
     passes: dict[str, MeasuredPasses] | None = None
-    roofline: dict[str, float] = field(default_factory=dict)
+    roofline: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("num_gpus", "max_batch", "gpus_per_server"):
