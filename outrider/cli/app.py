@@ -20,6 +20,7 @@ from outrider.cli.group import Group, add_command
 from outrider.cli.help import paragraphs
 from outrider.cli.methods import methods
 from outrider.cli.ngram import ngram
+from outrider.cli.plan import plan
 from outrider.cli.profile import profile
 from outrider.cli.report import report
 from outrider.cli.serve import serve
@@ -87,6 +88,7 @@ add_command(app, frontier, "frontier")
 add_command(app, tree_plan, "tree-plan")
 add_command(app, profile, "profile")
 add_command(app, analyse, "analyse")
+add_command(app, plan, "plan")
 add_command(app, report, "report")
 add_command(app, sharding, "sharding")
 add_command(app, train, "train")

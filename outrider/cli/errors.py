@@ -18,7 +18,9 @@ _FLAGS = re.compile(  # how errors of the Python API name the parameters that ar
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
     r"|minutes|repeats|tensor_parallel|draft_placement|max_repeats|warmup|threads|alpha|cost"
     r"|divergence|data|beta|cost_ratio|answer_tokens|refresh_every|refresh_prompts|replay_samples"
-    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|prefix_cache|max_body_size|compile|exact|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
+    r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|prefix_cache|max_body_size|compile|exact"
+    r"|load|gpus|gpu|passes|max_per_token|prompt_tokens|output_tokens|swing"
+    r"|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )
 
 

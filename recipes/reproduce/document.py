@@ -34,6 +34,7 @@ def document_of(outcome: Outcome) -> dict[str, Any]:
         "tables": [] if findings is None else [asdict(each) for each in findings.tables],
         "figures": [] if findings is None else [asdict(each) for each in findings.figures],
         "notes": [] if findings is None else list(findings.notes),
+        "shortfalls": [] if findings is None else list(findings.shortfalls),
         "about": dict(outcome.about),
     }
 

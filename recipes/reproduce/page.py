@@ -23,6 +23,10 @@ def page(document: Document, figures: Sequence[str]) -> str:
         f"**{sentence(_verdict(document))}.** {sentence(document['reason'])}.",
         "",
     ]
+    for each in document.get("shortfalls", ()):  # documents of older runs have none
+        lines += [f"- {sentence(each)}."]
+    if document.get("shortfalls"):
+        lines += [""]
     if document["effects"]:
         lines += _effects(document["effects"], document["about"]["size"] == "quick")
     for file, figure in zip(figures, document["figures"], strict=True):

@@ -79,12 +79,15 @@ class Findings:
         tables: the numbers behind them.
         figures: the same as drawings.
         notes: what a reader must know, one paragraph each.
+        shortfalls: of each speed-up, how it compares with the published one and which factor is to
+            blame; see ``blame.py``.
     """
 
     effects: Sequence[Effect]
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
+    shortfalls: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

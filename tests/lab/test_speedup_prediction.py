@@ -11,7 +11,9 @@ from outrider.lab.analysis.prediction import (
     Factors,
     ideal,
     if_ideal,
+    if_reference,
     measured_factors,
+    published_factors,
     shortfall,
 )
 from outrider.lab.analysis.speedup import speedup
@@ -111,3 +113,44 @@ def test_each_factor_made_ideal() -> None:
 def test_a_run_without_drafts_or_times_has_no_factors(change: dict[str, float]) -> None:
     with pytest.raises(InvalidParameterError, match="factors need gamma"):
         measured_factors(**{**RUN, **change})
+
+
+def test_published_factors_have_the_printed_speedup() -> None:
+    """Leviathan et al., table 2 and appendix: T5-small, γ 7, predicted as 3.2×, measured as
+    3.4×."""
+    found = published_factors(3.4, alpha=0.75, gamma=7, c=0.02)
+    assert found.speedup == pytest.approx(3.4)
+    assert found.predicted == pytest.approx(3.157, abs=1e-3)
+    assert found.dependence == pytest.approx(3.4 / found.predicted)
+    assert (found.beta, found.overhead) == (1.0, 0.0)
+    with pytest.raises(InvalidParameterError, match="speedup=0"):
+        published_factors(0, alpha=0.75, gamma=7, c=0.02)
+
+
+def test_each_factor_of_the_reference_alone() -> None:
+    measured = Factors(0.7, 4, 1.1, 0.2, 1.5, 0.3)
+    reference = published_factors(3.4, alpha=0.75, gamma=7, c=0.02)
+    found = if_reference(measured, reference)
+    tokens = measured.tokens
+    assert found["c"] == pytest.approx(tokens / (7 * 0.02 + 1.5 + 0.3))
+    assert found["beta"] == pytest.approx(tokens / (4 * 0.2 + 1.0 + 0.3))
+    assert found["overhead"] == pytest.approx(tokens / (4 * 0.2 + 1.5))
+    expected = reference.tokens / reference.dependence
+    assert found["alpha"] == pytest.approx(expected * 1.1 / measured.cost)
+    share = reference.dependence / measured.dependence
+    assert found["dependence"] == pytest.approx(measured.speedup * share)
+
+
+def test_replacing_every_factor_in_any_order_restores_the_published_speedup() -> None:
+    """Tokens are a product, costs a sum: replaced one by one, they end at the reference."""
+    reference = published_factors(2.46, alpha=0.8, gamma=4, c=1.8 / 14.1)
+    measured = Factors(0.6, 4, 0.9, 0.3, 1.7, 0.4)
+    names = ("alpha", "dependence", "c", "beta", "overhead")
+    for order in itertools.permutations(names):
+        each = measured
+        for name in order:
+            each = Factors(**{**vars(each), name: getattr(reference, name)})
+        assert each.speedup == pytest.approx(2.46)
+    assert math.prod(shortfall(measured, reference).ratios.values()) == pytest.approx(
+        measured.speedup / 2.46
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_bench import tiny_pair
 
-from outrider import Sampling
+from outrider import Sampling, assets
 from outrider.core import Draft
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.experts import experts_touched
@@ -19,6 +19,7 @@ from recipes import online_shift as online_shift_recipe
 from recipes.reproduce import __main__ as command_line
 from recipes.reproduce.chains import observe_rounds
 from recipes.reproduce.papers import (
+    beta_batch,
     chen_figure_1,
     distill_grid,
     experts,
@@ -83,6 +84,33 @@ def test_observed_rounds_show_drafts_with_the_distributions_that_verify_them() -
         assert p_BNV.shape[:2] == (2, 4)
         assert torch.allclose(p_BNV.sum(2), torch.ones(2, 4))
         assert draft.probs_BNV is not None
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_beta_is_a_ratio_of_times_and_speculation_stops_where_no_draft_pays(timed: bool) -> None:
+    """A pass over n tokens takes 1 up to 16 tokens and n / 16 beyond."""
+    times = {
+        B: {N: [max(1.0, B * N / 16)] * (3 if timed else 1) for N in (1, 2, 3, 5, 9)}
+        for B in beta_batch.BATCHES
+    }
+    found = beta_batch.evaluate(times, 0.7, 0.1, timed)
+    assert [each.outcome for each in found.effects] == ["shown", "shown"]
+    rows = {row[0]: row[1:] for row in found.tables[0].rows}
+    assert rows["4"] == ["1.00", "1.00", "1.25", "2.25", "1.82× at γ 2"]
+    assert rows["16"] == ["2.00", "3.00", "5.00", "9.00", "none"]
+    assert found.effects[1].size == "batch 16"
+
+
+def test_computed_times_grow_with_the_tokens_once_they_are_bound_by_arithmetic() -> None:
+    lab: Any = SimpleNamespace(
+        subject=SimpleNamespace(target="embedded"),
+        model=lambda name, role: SimpleNamespace(
+            module=SimpleNamespace(name_or_path=str(assets.target_path()))
+        ),
+    )
+    found = beta_batch.counted(lab)
+    assert found[1][2] == found[1][1]
+    assert found[32][9][0] == pytest.approx(9 * found[32][1][0], rel=1e-3)
 
 
 def test_online_adaptation_compares_the_arms_late_after_the_change() -> None:

@@ -135,6 +135,27 @@ def measured_factors(
     )
 
 
+def published_factors(
+    speedup: float, *, alpha: float, gamma: float, c: float, beta: float = 1.0
+) -> Factors:
+    """The factors of a speed-up that a paper prints with its α, γ and c.
+
+    What the formula does not explain of it counts to the dependence between positions, so that the
+    product of the factors is the printed speed-up.
+
+    Args:
+        speedup: as printed.
+        alpha, gamma, c, beta: as printed; without a word about it, β is 1.
+
+    Raises:
+        InvalidParameterError: a number out of range.
+    """
+    if not speedup > 0:
+        raise InvalidParameterError(f"speedup={speedup!r}: must be above 0")
+    formula = Factors(alpha=alpha, gamma=gamma, c=c, beta=beta)
+    return replace(formula, dependence=speedup / formula.speedup)
+
+
 @dataclass(frozen=True)
 class Shortfall:
     """How the factors explain the ratio of two speed-ups.
@@ -206,6 +227,19 @@ def if_ideal(measured: Factors) -> dict[str, float]:
         "c": replace(measured, c=0.0).speedup,
         "beta": replace(measured, beta=min(1.0, measured.beta)).speedup,
         "overhead": replace(measured, overhead=min(0.0, measured.overhead)).speedup,
+    }
+
+
+def if_reference(measured: Factors, reference: Factors) -> dict[str, float]:
+    """By factor, the speed-up if that factor alone were the reference's and the others as measured.
+
+    Args:
+        measured: the factors of a run.
+        reference: the factors it is compared with.
+    """
+    return {
+        factor: math.exp(_log_speedup(measured, reference, {*FACTORS} - {factor}))
+        for factor in FACTORS
     }
 
 

@@ -7,6 +7,7 @@ https://arxiv.org/abs/2407.09722
 from __future__ import annotations
 
 from outrider.lab.bench import CellResult
+from recipes.reproduce.blame import Compared, blamed
 from recipes.reproduce.downstream import FINAL_NUMBER, ROUGE, downstream
 from recipes.reproduce.effect import greater, greater_mean, mean, over_repeats
 from recipes.reproduce.lab import Cells, Lab
@@ -76,12 +77,23 @@ def measure(lab: Lab) -> Findings:
     tables, notes = downstream(
         lab, (ROUGE, FINAL_NUMBER), [*methods, MJSD], gammas=[GAMMA], temperatures=[1.0], **WARP
     )
+    causes, shortfalls = blamed(
+        lab,
+        [
+            Compared("MJSD", mjsd, plain, c, 2.21),
+            Compared("speculative", fast, plain, c, 2.21 / 1.49),
+        ],
+    )
     argmax = mean(over_repeats(nats(searched.one("plain"))))
     head = ["", "nats per token", "perplexity", "accepted per round", "speed-up"]
     better = "above" if mean(nats(mjsd)) > argmax else "not above"
     return Findings(
         effects,
-        [Table("Temperature 1, top-k 20, top-p 0.9 unless said otherwise", head, rows), *tables],
+        [
+            Table("Temperature 1, top-k 20, top-p 0.9 unless said otherwise", head, rows),
+            *tables,
+            *causes,
+        ],
         notes=[
             "What the paper calls greedy is multinomial sampling from the truncated distribution. "
             "True argmax decoding and beam search have no part in its table; here MJSD's log "
@@ -93,6 +105,7 @@ def measure(lab: Lab) -> Findings:
             "of sampling's.",
             *notes,
         ],
+        shortfalls=shortfalls,
     )
 
 

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2407.09722
 
 from __future__ import annotations
 
+from recipes.reproduce.blame import Compared, blamed
 from recipes.reproduce.effect import greater, greater_mean, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import accepted_per_round, nats, values
@@ -47,13 +48,22 @@ def measure(lab: Lab) -> Findings:
         for B, cell in by_beams.items()
     ]
     head = ["beams", "nats per token", "perplexity", "accepted per round", "speed to fewest beams"]
+    plain = cells.one("plain")
+    tables, shortfalls = blamed(
+        lab, [Compared(f"{B} beams", cell, plain, c, 2.21) for B, cell in by_beams.items()]
+    )
     figure = Figure(
         "MJSD by number of beams",
         "beams",
         "nats per token",
         {"MJSD": [(B, mean(nats(cell))) for B, cell in by_beams.items()]},
     )
-    return Findings(effects, [Table("τ = 0.1, γ 4", head, rows)], [figure])
+    return Findings(
+        effects,
+        [Table("τ = 0.1, γ 4", head, rows), *tables],
+        [figure],
+        shortfalls=shortfalls,
+    )
 
 
 RECIPE = Recipe(
