@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from outrider.core.errors import PromptError
-from outrider.core.protocols import Verifier
+from outrider.core.protocols import Drafter, Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
 from outrider.drafters.heads.head import Head
@@ -85,6 +85,7 @@ class Engine:
             False ignores it, except for its end-of-sequence tokens.
 
     Attributes:
+        kv_dtype: as given.
         limit: longest sequence in tokens, prompt included: the target's context.
         shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
@@ -146,6 +147,7 @@ class Engine:
         self.num_speculative_tokens = parts.num_speculative_tokens
         self.governor = parts.governor
         self.max_batch_size = settings.max_batch_size
+        self.kv_dtype = settings.kv_dtype
         self.measure = settings.measure
         self.verification = parts.verification
         self.limit = parts.target.limit
@@ -495,9 +497,18 @@ class Engine:
         that are running keep the one that they have."""
         target, _ = self._models
         self._models = target, draft
-        head = draft if isinstance(draft, Head) else None
         self.draft = draft if isinstance(draft, HFModel) else None
-        self.drafter = drafter_of(self.target, self.draft, self._settings, head)
+        self.drafter = self.new_drafter()
+
+    def new_drafter(self) -> Drafter[Any]:
+        """Another drafter like the engine's, which shares its models and has learned nothing."""
+        _, draft = self._models
+        head = draft if isinstance(draft, Head) else None
+        return drafter_of(self.target, self.draft, self._settings, head)
+
+    def row(self, request: Request) -> Row:
+        """The row of a request, for a running batch apart from those of the engine."""
+        return self._builder.row(request)
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the

@@ -18,6 +18,7 @@ from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.engine import Engine
 from outrider.engine.governor.governor import MOST
+from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, Settings
 from outrider.engine.warming import Report, warm_up
 from outrider.methods import Method, find_method
@@ -184,6 +185,7 @@ def load(
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
     engine = Engine(loaded_target, loaded_draft, row, **settings)
     warm_up(engine, report)
+    measure_round_times(engine, report)
     return engine
 
 

@@ -21,14 +21,16 @@ Legend: B rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Protocol
 
 from outrider.engine.governor.acceptance import PositionRates, RowRates, probability
 from outrider.engine.governor.allocation import Goodput, expected_tokens
 from outrider.engine.governor.costs import RoundCosts
+from outrider.engine.governor.saved_times import RoundTime
 
 MOST = 8
 """The longest draft where the user and the drafter set none."""
@@ -177,6 +179,17 @@ class Governor:
             self._rates[key] = PositionRates()
         return self._rates[key]
 
+    def assume(self, times: Iterable[RoundTime]) -> None:
+        """Takes the times of rounds that were measured before the first request. Sources without a
+        draft model take as long but for its passes."""
+        with self.lock:
+            for each in times:
+                for source in range(len(self.sources.names)):
+                    draft = each.draft if source == 0 else 0.0
+                    self.costs(each.greedy, source).assume(
+                        each.rows, each.length, draft, each.total - each.draft + draft
+                    )
+
     def of_batch(self) -> BatchGovernor:
         """The choices for a new running batch."""
         return BatchGovernor(self)
@@ -199,6 +212,26 @@ class Governor:
                 if not costs.is_empty:
                     found[f"seconds, {name}"] = costs.curve(rows, lengths)
         return found
+
+
+class LengthChooser(Protocol):
+    """Chooses the draft length of each round of a running batch."""
+
+    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+        """What the next round shall draft; as :meth:`BatchGovernor.ask`."""
+
+    def learn(
+        self,
+        asked: Asked,
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
+        greedy: bool,
+        draft: float,
+        total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
+    ) -> None:
+        """Takes what a round showed; as :meth:`BatchGovernor.learn`."""
 
 
 class BatchGovernor:
