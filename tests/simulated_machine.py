@@ -9,6 +9,7 @@ from outrider.core.errors import IncompatibleError
 from outrider.engine import Stats
 from outrider.lab.bench.record import BatchRecord, RequestRecord
 from outrider.lab.tune.machine import PLAIN, Run, Source
+from outrider.lab.tune.quality import Quality
 
 PassTime = Callable[[int, int], float]
 """Seconds of a target pass by rows and width."""
@@ -55,6 +56,7 @@ class SimulatedMachine:
         self.broken = broken
         self.interrupt_after = interrupt_after
         self.now = 100.0
+        self.qualities: dict[str, Quality] = {}
         self.runs: list[tuple[str, int, int]] = []
         self._generator = np.random.default_rng(1)
 

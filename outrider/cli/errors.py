@@ -16,7 +16,7 @@ DEBUG = "OUTRIDER_DEBUG"
 _FLAGS = re.compile(  # how errors of the Python API name the parameters that are options here
     r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
-    r"|minutes|repeats|max_repeats|warmup|threads|alpha|cost"
+    r"|minutes|metric|at_least|references|repeats|max_repeats|warmup|threads|alpha|cost"
     r"|divergence|data|beta|cost_ratio|answer_tokens|refresh_every|refresh_prompts|replay_samples"
     r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|prefix_cache|max_body_size|compile|exact|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )

@@ -17,6 +17,7 @@ from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.lab.bench import BenchPlan
+    from outrider.lab.tune.quality import QualityFloor
     from outrider.lab.tune.run import Candidates
     from outrider.lab.tune.tuner import Tuning
 
@@ -50,8 +51,8 @@ def tune(
       outrider tune --target big/ --draft small/ --draft head/ \\
         --data prompts.jsonl --batch-size 1 --batch-size 8
 
-    Only lossless methods are considered, unless --divergence-budget allows others. Ctrl-C ends the
-    tuning with the answer of what was measured until then.
+    Only lossless methods are considered, unless --divergence-budget or --metric allows others.
+    Ctrl-C ends the tuning with the answer of what was measured until then.
     """
     _check_files(output, plot)
     if export is not None and export not in _EXPORTS:
@@ -72,8 +73,8 @@ def tune(
     settings = TuneSettings(sizes, run.minutes, run.max_new_tokens, run.seed or 0)
     table = _NgramTable(output)
     plan = _plan(grid, prompting, run, models, sizes)
+    given = _candidates(grid, models, table.counted)
     with table, Progress(quiet=as_json) as progress:
-        given = _candidates(grid, models, table.counted)
         tuning = run_tune(plan, settings, given, progress.show)
         _write(tuning, plan, output, table)
     if plot is not None:
@@ -136,7 +137,23 @@ def _candidates(grid: TuneGrid, models: BenchModels, ngram_file: Path) -> "Candi
         grid.divergence_budget,
         ngram_file,
         build_ngram,
+        _quality(grid),
     )
+
+
+def _quality(grid: TuneGrid) -> "QualityFloor | None":
+    """What lossy methods have to reach."""
+    from outrider.lab.tune.quality import AT_LEAST, QualityFloor
+
+    if grid.metric is not None:
+        return QualityFloor(grid.metric, grid.at_least, grid.references)
+    for flag, is_given in (
+        ("--references", grid.references is not None),
+        ("--at-least", grid.at_least != AT_LEAST),
+    ):
+        if is_given:
+            raise fail(f"{flag} says how good outputs have to be by a metric: add --metric NAME")
+    return None
 
 
 class _NgramTable:

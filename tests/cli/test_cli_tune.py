@@ -135,6 +135,9 @@ def test_the_last_table_stays_until_the_configuration_names_another(
     [
         (("--minutes", 0), "--minutes 0.0: must be above 0"),
         (("--minutes", 1e-5), "too short to measure anything"),
+        (("--metric", "taste"), "--metric taste: must be exact_match, rouge_l or bleu"),
+        (("--references", "r.txt"), "add --metric NAME"),
+        (("--metric", "exact_match", "--at-least", 2), "--at-least 2.0: must be above 0"),
         (("--export", "sglang"), "--export 'sglang': must be vllm, transformers or llama.cpp"),
         (("--export", "vllm", "--json"), "--export and --json both print to stdout"),
         (("--method", "suffix:corpus_tokens=9"), "write corpus_tokens=0"),

@@ -6,12 +6,13 @@ with real ones; tests simulate others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 from outrider.lab.bench.record import BatchRecord
+from outrider.lab.tune.quality import Quality
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,10 @@ class Machine(Protocol):
     @property
     def num_prompts(self) -> int:
         """The number of prompts; requests name them by their index."""
+
+    @property
+    def qualities(self) -> Mapping[str, Quality]:
+        """How good the outputs of lossy sources are, by name."""
 
     def clock(self) -> float:
         """Seconds since some moment."""

@@ -27,6 +27,7 @@ from outrider.lab.tune.costs import PassTable, RestTable
 from outrider.lab.tune.halving import Configuration, Trials, successive_halving
 from outrider.lab.tune.machine import PLAIN, Machine, Run, Source, rounds_of
 from outrider.lab.tune.predict import NOTHING_DRAFTED, RoundTimes, predicted_speed
+from outrider.lab.tune.quality import Quality
 from outrider.lab.tune.time_budget import TimeBudget
 
 PROBING = 0.45
@@ -91,6 +92,7 @@ class Tuning:
         plain_rounds: seconds of a plain round by batch size.
         trials: the real runs.
         errors: why a source could not be measured, by name.
+        qualities: how good the outputs of lossy sources are, by name.
         answer: None while nothing is known.
         seconds: that the tuning took.
         left_out: what there was no time for.
@@ -105,6 +107,7 @@ class Tuning:
     plain_rounds: dict[int, float] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials)
     errors: dict[str, str] = field(default_factory=dict)
+    qualities: Mapping[str, Quality] = field(default_factory=dict)
     answer: Answer | None = None
     seconds: float = 0.0
     left_out: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ class Tuning:
             "interrupted": self.interrupted,
             "left_out": self.left_out,
             "errors": self.errors,
+            "qualities": {name: each.as_dict() for name, each in self.qualities.items()},
             "batch_sizes": list(self.settings.batch_sizes),
             "max_new_tokens": self.settings.max_new_tokens,
             "plain_round_seconds": {str(b): each for b, each in self.plain_rounds.items()},
@@ -214,6 +218,7 @@ class Tuner:
         self._answer()
         self.tuning.seconds = self._budget.spent
         self.tuning.left_out = self._budget.left_out
+        self.tuning.qualities = self.machine.qualities
         return self.tuning
 
     # ----------------------------------------------------------------------------------- probing
