@@ -24,7 +24,7 @@ from outrider.engine.request_builder import RequestBuilder
 from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
-from outrider.engine.settings import Settings
+from outrider.engine.settings import AUTO, AUTO_GREEDY, Settings
 from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
@@ -55,7 +55,8 @@ class Engine:
             ``auto`` lets the governor choose, round by round, how many pay, none included, by the
             times and the acceptance that it measures (``engine/governor``); at temperatures above
             0 the tokens of a seed then depend on the machine's speed, unless the method is
-            ``coupled``.
+            ``coupled``. ``auto-greedy`` leaves it the batches at temperature 0, whose tokens do
+            not depend on it, and drafts 5 tokens in the others, so that a seed has one output.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; ``survival:THETA``, which stops
@@ -110,7 +111,7 @@ class Engine:
         draft: HFModel | Head | None,
         method: Method,
         *,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
         draft_confidence: float = 0.0,
         draft_length: str | Sequence[Sequence[int]] | DraftLength | None = "fixed",
         max_batch_size: int = 16,
@@ -381,7 +382,7 @@ class Engine:
         method: Method,
         options: Mapping[str, object] | None = None,
         *,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``.
@@ -415,6 +416,14 @@ class Engine:
             measure=settings.measure,
             generation_config=settings.generation_config,
         )
+
+    @property
+    def length_policy(self) -> Literal["auto", "auto-greedy"] | None:
+        """How a governor chooses draft lengths, as ``num_speculative_tokens`` says it; None without
+        one."""
+        if self.governor is None:
+            return None
+        return AUTO if self._settings.governs_sampled else AUTO_GREEDY
 
     @property
     def kv_bytes(self) -> tuple[int, int] | None:

@@ -75,7 +75,7 @@ def measure_round_times(
         if report is not None:
             report("measuring the time of rounds, once", number / len(missing))
         with suppress(OutriderError):  # the rows do not fit into memory, say
-            for greedy in (True, False):
+            for greedy in (True, False) if governor.sources.sampled_length is None else (True,):
                 times.rounds += _measured(engine, size, greedy)
         times.sizes.append(size)
         last = clock() - began

@@ -86,12 +86,15 @@ class Sources:
         lags: whether a draft model has a cache of its own, which falls behind in rounds without
             drafts. A head follows the target's hidden states in every round, and an early exit
             shares the target's cache.
+        sampled_length: the draft length of batches with sampled rows, whose tokens depend on it;
+            None chooses that, too.
     """
 
     lengths: tuple[int, ...] = tuple(range(MOST + 1))
     names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
     lags: bool = True
+    sampled_length: int | None = None
 
     def up_to(self, most: int) -> tuple[int, ...]:
         """The draft lengths that are not longer than this."""
@@ -267,7 +270,10 @@ class BatchGovernor:
             self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
             self._retry_credit += RETRY_SHARE
             choice = self._choice
-            if choice is None or rows != self._rows or self._is_due(choice, rows, greedy):
+            fixed = self._governor.sources.sampled_length
+            if not greedy and fixed is not None:
+                choice = Option(0, fixed, None)
+            elif choice is None or rows != self._rows or self._is_due(choice, rows, greedy):
                 choice = self._plan(rows, limits, greedy)
             self._choice = None if choice.probe or choice.believed is None else choice
             length = min(choice.length, max(limits))
