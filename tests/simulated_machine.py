@@ -28,6 +28,7 @@ class SimulatedMachine:
         target: seconds of a target pass.
         overhead: seconds of a round besides.
         prefill: seconds until the first round of a batch.
+        ending: seconds after the last round of a batch.
         num_prompts: number of prompts.
         found: of each source, how often it finds anything to draft; 1 where it is not named.
         interrupt_after: number of runs after which Ctrl-C is pressed; None never presses it.
@@ -41,6 +42,7 @@ class SimulatedMachine:
         *,
         overhead: float = 0.001,
         prefill: float = 0.02,
+        ending: float = 0.0,
         num_prompts: int = 8,
         found: dict[str, float] | None = None,
         broken: Sequence[str] = (),
@@ -51,6 +53,7 @@ class SimulatedMachine:
         self.target = target
         self.overhead = overhead
         self.prefill = prefill
+        self.ending = ending
         self.num_prompts = num_prompts
         self.found = found or {}
         self.broken = broken
@@ -115,6 +118,7 @@ class SimulatedMachine:
                 ends[row].append(seconds)
                 added[row].append(emitted)
                 depths[row].append(drafted[row])
+        seconds += self.ending
         self.now += seconds
         requests = tuple(
             RequestRecord(

@@ -124,6 +124,16 @@ def test_a_draft_model_that_was_never_used_costs_what_its_size_says() -> None:
     assert drafted - plain == pytest.approx(4 * 0.25 * 2.0, rel=0.35)  # and a wider target pass
 
 
+def test_times_stay_above_zero_wherever_they_are_extrapolated() -> None:
+    """Steep times of large batches, read for small ones."""
+    costs = RoundCosts(0.1)
+    for rows, length, seconds in ((8, 0, 1.0), (8, 8, 30.0), (16, 8, 90.0), (2, 4, 0.5)):
+        for _ in range(4):
+            costs.observe(rows, length, 0.0, seconds)
+    for rows in range(1, 20):
+        assert min(costs.curve(rows, tuple(range(9)))) > 0.1
+
+
 def test_catching_up_is_no_part_of_a_draft_step() -> None:
     costs = RoundCosts(0.1)
     for _ in range(10):

@@ -38,6 +38,7 @@ _REFIT = 16
 _REREAD = 64
 _AS_USUAL = 2  # tokens that the first draft step reads without taking longer
 _OUTLIER = 2.0
+_LEAST = 0.25  # of the smallest mean, below which no extrapolated time lies
 _TINY = 1e-12
 
 
@@ -153,7 +154,10 @@ class Surface:
             for length, excess in zip(lengths, self._excesses(rows, lengths, now), strict=True)
         ]
         weights = [known[n].weight_at(now) if n in known else TRUST for n in lengths]
-        return [max(0.0, each) for each in seconds], weights
+        least = _LEAST * min(
+            [cell.mean for cells in self._cells.values() for cell in cells.values()]
+        )
+        return [max(least, each) for each in seconds], weights
 
     def _excesses(self, rows: int, lengths: Sequence[int], now: int) -> list[float]:
         """What the cells of so many rows are above the line, by draft length. Where none of them
@@ -300,7 +304,7 @@ class RoundCosts:
     def _curve(self, rows: int, lengths: tuple[int, ...]) -> list[float]:
         rest = monotone(*self._rest.read(rows, lengths, self.now))
         drafting = accumulate(map(mul, lengths, self._steps(rows, lengths)), max)
-        return [v + d for v, d in zip(rest, drafting, strict=True)]
+        return [max(v + d, _TINY) for v, d in zip(rest, drafting, strict=True)]
 
     def catch_up(self, rows: int, behind: int) -> float:
         """Seconds for a draft model to read so many committed tokens of each row."""

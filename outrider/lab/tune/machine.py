@@ -75,11 +75,16 @@ class Run:
         return seconds / rounds if rounds else None
 
     @property
-    def prefill_seconds(self) -> float:
-        """Mean seconds of a batch until its first round begins."""
+    def outside_seconds(self) -> float:
+        """Mean seconds of a batch outside of its rounds: until the first one begins, mostly
+        prefill, and after the last one."""
         each = self.round_seconds or 0.0
-        firsts = [batch.requests[0].round_seconds[0] for batch in self.batches]
-        return max(0.0, sum(firsts) / len(firsts) - each)
+        found = []
+        for batch in self.batches:
+            first = batch.requests[0].round_seconds[0]
+            last = max(request.round_seconds[-1] for request in batch.requests)
+            found.append(max(0.0, first - each) + max(0.0, batch.seconds - last))
+        return sum(found) / len(found)
 
 
 @dataclass(frozen=True)

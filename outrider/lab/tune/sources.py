@@ -66,8 +66,9 @@ def candidates(
             a policy of its own for the draft length; suffix decoding with a memory.
     """
     found = []
-    budgets = () if divergence_budget is None else (divergence_budget,)
-    budgets = budgets or (BUDGETS if has_metric else ())
+    budgets: Sequence[float] = BUDGETS if has_metric else ()
+    if divergence_budget is not None:
+        budgets = [divergence_budget]
     rows = _rows(machine, drafts, methods, budgets, ngram_file)
     for name, method, draft in _told_apart(rows):
         try:

@@ -195,7 +195,7 @@ class Tuner:
         self._tokens = settings.max_new_tokens
         self._probe_prompts = _PROBE_PROMPTS
         self._output_tokens: dict[int, int] = {}
-        self._plain_prefill: dict[int, float] = {}
+        self._plain_outside: dict[int, float] = {}
         self._tried: dict[int, list[list[int]]] = {}
         self.tuning = Tuning(settings, tuple(sources))
 
@@ -248,7 +248,7 @@ class Tuner:
         run = self._run(PLAIN, 0, batches, tokens)
         self._learn_lengths(run, tokens)
         self.tuning.plain_rounds[size] = self._round_seconds(run)
-        self._plain_prefill[size] = run.prefill_seconds
+        self._plain_outside[size] = run.outside_seconds
 
     def _learn_lengths(self, run: Run, limit: int) -> None:
         """Notes how long outputs get: to the full length, unless they ended by themselves."""
@@ -297,7 +297,7 @@ class Tuner:
             rest.seconds[size, 0] = tuning.plain_rounds[size] - tuning.passes.time(size, 1)
         else:
             rest.seconds.pop((size, 0), None)
-        rest.prefill[size] = run.prefill_seconds
+        rest.outside[size] = run.outside_seconds
 
     def _expected_pass(self, acceptance: Acceptance | None, length: int, size: int) -> float:
         """Mean seconds of the target's passes in a run: the width is that of the longest draft of
@@ -351,11 +351,11 @@ class Tuner:
             for size, seconds in tuning.plain_rounds.items()
         }
         if configuration.is_plain:
-            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_prefill)
+            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_outside)
         else:
             own = tuning.rests[source.name]
         rest = partial(own.time, length=configuration.length, scale=tuning.plain_rounds)
-        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.prefill_of)
+        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.outside_of)
 
     def _estimate(self, configuration: Configuration, predicted: float, plain: float) -> Estimate:
         trials = self.tuning.trials
