@@ -38,6 +38,7 @@ NOISE = {"good": 0.0, "poor": 0.15, "useless": 2.0}
 BATCHES = (1, 2, 4, 8, 16, 32)
 LENGTHS = (1, 2, 3, 5, 8)
 PLAIN, GOVERNED = "plain", "auto"
+ADAPTS_WITHIN = 20  # rounds, which the plot of the step responses shades
 
 _CODE = (
     "def fibonacci(n):\n    ",
@@ -257,6 +258,8 @@ def draw(report: dict[str, Any], heat_map: Path, response: Path) -> None:
             figure.subplots(2, 1), report["steps"].items(), strict=True
         ):
             axes.step(range(len(lengths)), lengths, where="post", color=BLUE)
+            for change in range(report["step_rounds"], len(lengths), report["step_rounds"]):
+                axes.axvspan(change, change + ADAPTS_WITHIN, alpha=0.15, color=BLUE, linewidth=0)
             axes.set_ylabel("draft length")
             axes.set_xlabel(f"round; the {name} changes every {report['step_rounds']} rounds")
         figure.savefig(response, metadata={"Date": None, "Creator": "benchmarks.governor"})

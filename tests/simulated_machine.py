@@ -9,6 +9,7 @@ from outrider.core.errors import IncompatibleError
 from outrider.engine import Stats
 from outrider.lab.bench.record import BatchRecord, RequestRecord
 from outrider.lab.tune.machine import PLAIN, Run, Source
+from outrider.lab.tune.quality import Quality
 
 PassTime = Callable[[int, int], float]
 """Seconds of a target pass by rows and width."""
@@ -27,6 +28,7 @@ class SimulatedMachine:
         target: seconds of a target pass.
         overhead: seconds of a round besides.
         prefill: seconds until the first round of a batch.
+        ending: seconds after the last round of a batch.
         num_prompts: number of prompts.
         found: of each source, how often it finds anything to draft; 1 where it is not named.
         interrupt_after: number of runs after which Ctrl-C is pressed; None never presses it.
@@ -40,6 +42,7 @@ class SimulatedMachine:
         *,
         overhead: float = 0.001,
         prefill: float = 0.02,
+        ending: float = 0.0,
         num_prompts: int = 8,
         found: dict[str, float] | None = None,
         broken: Sequence[str] = (),
@@ -50,11 +53,13 @@ class SimulatedMachine:
         self.target = target
         self.overhead = overhead
         self.prefill = prefill
+        self.ending = ending
         self.num_prompts = num_prompts
         self.found = found or {}
         self.broken = broken
         self.interrupt_after = interrupt_after
         self.now = 100.0
+        self.qualities: dict[str, Quality] = {}
         self.runs: list[tuple[str, int, int]] = []
         self._generator = np.random.default_rng(1)
 
@@ -113,6 +118,7 @@ class SimulatedMachine:
                 ends[row].append(seconds)
                 added[row].append(emitted)
                 depths[row].append(drafted[row])
+        seconds += self.ending
         self.now += seconds
         requests = tuple(
             RequestRecord(

@@ -54,15 +54,22 @@ def adapting(engine: "Engine", options: Adapting, models: Models) -> Iterator[Le
         return
     from outrider.train.online import AdaptSettings
 
-    folder = options.adapt_folder or _default_folder(models)
+    folder = options.adapt_folder or _default_folder(engine, models)
     settings = AdaptSettings(where="idle", publish_every=2**20, trial_rounds=0)
     with engine.adapt(folder, settings) as adaptation:
         yield Learning(adaptation, folder)
 
 
-def _default_folder(models: Models) -> Path:
-    """The folder of a pair of models in the cache."""
+def _default_folder(engine: "Engine", models: Models) -> Path:
+    """The folder of a pair of models in the cache. It is named by their weights, so that a draft
+    model that was trained anew begins anew."""
+    from outrider.lab.tune.configuration import fingerprint
     from outrider.runtime.kernels.build import cache_folder
 
-    key = "\0".join((str(models.target), str(models.draft), str(models.dtype)))
-    return cache_folder() / "adapted" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    draft = models.draft or models.target  # the embedded draft model has the name of its target
+    key = [fingerprint(str(models.target), "target"), fingerprint(str(draft), "draft")]
+    for model in (engine.target, engine.draft):
+        config = None if model is None else model.module.config
+        key.append(str(getattr(config, "_commit_hash", None)))  # of a hub id
+    key.append(str(models.dtype))
+    return cache_folder() / "adapted" / hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]

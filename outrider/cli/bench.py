@@ -109,13 +109,15 @@ def _values(
     models: BenchModels,
     config: Path | None,
 ) -> dict[str, Any]:
-    """The plan's values: those of its file, replaced by the options that were given. What neither
-    says is as the configuration has it."""
+    """The plan's values: those of its file, replaced by the options that were given. A plan says
+    all that is compared, so that it means the same in every working directory. Without one, or
+    where the user names a configuration, what is missing is as the configuration has it."""
     from outrider.lab.bench import read_plan
 
     values = {} if plan is None else read_plan(plan)
     values |= grid.given() | run.given() | models.given()
-    values = bench_values(config, values)
+    if plan is None or config is not None:
+        values = bench_values(config, values)
     values.setdefault("methods", [DEFAULT_METHOD])
     values["data"] = prompts_of(values, prompting)
     return values

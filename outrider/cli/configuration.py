@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from outrider.lab.tune.configuration import Choice, Configuration
 
 FILE = "outrider.toml"
-_OWN = ("method", "num_speculative_tokens", "draft_confidence", "draft_length", "option")
-"""Options that replace the file's method and lengths."""
+_OWN_METHOD = ("method", "option")
+"""Options that replace the file's method, and its draft and lengths with it."""
+
+_OWN_LENGTHS = ("num_speculative_tokens", "draft_confidence", "draft_length")
+"""Options that replace the file's lengths only."""
 
 Config = Annotated[
     Path | None,
@@ -56,7 +59,7 @@ def configured(
     if "target" in given and not same_model(models.target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
         return models, speculation
-    own = given.intersection(_OWN)
+    own = given.intersection(_OWN_METHOD)
     choice = found.choice_at(batch_size)
     settings = {name: each for name, each in found.settings.items() if hasattr(models, name)}
     values: dict[str, Any] = {"target": found.target} | settings
@@ -66,7 +69,8 @@ def configured(
     if own or ("draft" in given and not same_model(models.draft, choice.draft)):
         say(f"using {found.path} for the target and how it runs, and the options for the rest")
     else:
-        speculation = _speculation(speculation, found, choice)
+        own_lengths = bool(given.intersection(_OWN_LENGTHS))
+        speculation = _speculation(speculation, found, choice, own_lengths)
     if "quantize_draft" not in given and not _has_draft_model(models, speculation.method):
         models = replace(models, quantize_draft=None)  # that of another method in the file
     return models, speculation
@@ -123,10 +127,15 @@ def _has_draft_model(models: Models, method: str | None) -> bool:
     return entry is None or entry.needs_draft
 
 
-def _speculation(speculation: Speculation, found: "Configuration", choice: "Choice") -> Speculation:
-    """The method of a choice, and its lengths unless they are stale."""
+def _speculation(
+    speculation: Speculation, found: "Configuration", choice: "Choice", own_lengths: bool
+) -> Speculation:
+    """The method of a choice, and its lengths unless they are stale or the user gave others."""
     options = [f"{name}={value}" for name, value in choice.options.items()]
     speculation = replace(speculation, method=choice.method, option=options)
+    if own_lengths:
+        say(f"using {found.path}: method {choice.method}, with the lengths of the options")
+        return speculation
     if _is_stale(found, choice):
         return speculation
     say(f"using {found.path}: method {choice.method}")

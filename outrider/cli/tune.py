@@ -17,6 +17,7 @@ from outrider.cli.start import start
 
 if TYPE_CHECKING:
     from outrider.lab.bench import BenchPlan
+    from outrider.lab.tune.quality import QualityFloor
     from outrider.lab.tune.run import Candidates
     from outrider.lab.tune.tuner import Tuning
 
@@ -50,8 +51,8 @@ def tune(
       outrider tune --target big/ --draft small/ --draft head/ \\
         --data prompts.jsonl --batch-size 1 --batch-size 8
 
-    Only lossless methods are considered, unless --divergence-budget allows others. Ctrl-C ends the
-    tuning with the answer of what was measured until then.
+    Only lossless methods are considered, unless --divergence-budget or --metric allows others.
+    Ctrl-C ends the tuning with the answer of what was measured until then.
     """
     _check_files(output, plot)
     if export is not None and export not in _EXPORTS:
@@ -70,10 +71,12 @@ def tune(
         require_matplotlib()
     sizes = tuple(sorted(set(grid.batch_size or _SIZES)))
     settings = TuneSettings(sizes, run.minutes, run.max_new_tokens, run.seed or 0)
-    plan, given = _plan(grid, prompting, run, models, sizes), _candidates(grid, models, output)
-    with Progress(quiet=as_json) as progress:
+    table = _NgramTable(output)
+    plan = _plan(grid, prompting, run, models, sizes)
+    given = _candidates(grid, models, table.counted)
+    with table, Progress(quiet=as_json) as progress:
         tuning = run_tune(plan, settings, given, progress.show)
-    _write(tuning, plan, output, given)
+        _write(tuning, plan, output, table)
     if plot is not None:
         from outrider.lab.tune.plot import draw
 
@@ -81,7 +84,7 @@ def tune(
         draw(tuning.answer, _title(plan), plot)
         say(f"wrote {plot}")
     if as_json:
-        typer.echo(json.dumps(tuning.as_dict()))
+        typer.echo(table.named(json.dumps(tuning.as_dict())))
     else:
         from outrider.cli.tune_table import show
 
@@ -123,7 +126,7 @@ def _plan(
     )
 
 
-def _candidates(grid: TuneGrid, models: BenchModels, output: Path) -> "Candidates":
+def _candidates(grid: TuneGrid, models: BenchModels, ngram_file: Path) -> "Candidates":
     from outrider.lab.tune.run import Candidates
     from outrider.train.ngram import build_ngram
 
@@ -132,19 +135,60 @@ def _candidates(grid: TuneGrid, models: BenchModels, output: Path) -> "Candidate
         tuple(grid.method or ()),
         grid.num_speculative_tokens,
         grid.divergence_budget,
-        _ngram_file(output),
+        ngram_file,
         build_ngram,
+        _quality(grid),
     )
 
 
-def _ngram_file(output: Path) -> Path:
-    """Where a table is counted: beside the configuration, which names it."""
-    return output.absolute().with_suffix(".ngram")
+def _quality(grid: TuneGrid) -> "QualityFloor | None":
+    """What lossy methods have to reach."""
+    from outrider.lab.tune.quality import AT_LEAST, QualityFloor
+
+    if grid.metric is not None:
+        return QualityFloor(grid.metric, grid.at_least, grid.references)
+    for flag, is_given in (
+        ("--references", grid.references is not None),
+        ("--at-least", grid.at_least != AT_LEAST),
+    ):
+        if is_given:
+            raise fail(f"{flag} says how good outputs have to be by a metric: add --metric NAME")
+    return None
 
 
-def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, given: "Candidates") -> None:
-    """Writes the configuration, and removes the n-gram table that was counted if it does not use
-    it. A table that the user named stays."""
+class _NgramTable:
+    """The n-gram table that a tuning counts. Until the configuration is written, it lies beside the
+    one of the last tuning, which the present configuration may need.
+
+    Args:
+        output: the configuration.
+
+    Attributes:
+        counted: where the table is counted.
+        file: where it lies in the end: beside the configuration, which names it.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.file = output.absolute().with_suffix(".ngram")
+        self.counted = self.file.with_name(f".{self.file.name}.{os.getpid()}")
+
+    def __enter__(self) -> "_NgramTable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.counted.unlink(missing_ok=True)
+
+    def keep(self) -> None:
+        """Puts the table in the place of the last one."""
+        self.counted.replace(self.file)
+
+    def named(self, text: str) -> str:
+        """A text that names the table by where it lies in the end."""
+        return text.replace(str(self.counted), str(self.file))
+
+
+def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, table: _NgramTable) -> None:
+    """Writes the configuration, and keeps the n-gram table that was counted if it is used."""
     from outrider.lab.metadata import hardware
     from outrider.lab.tune.configuration import configuration_of, write_configuration
 
@@ -156,14 +200,11 @@ def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, given: "Candidates
         if getattr(plan, name) not in (None, False, defaults.get(name))
     }
     found = configuration_of(tuning, plan.target, settings, hardware())
-    write_configuration(found, output)
+    used = {name for choice in found.choices for name in choice.options.values()}
+    if str(table.counted) in used:
+        table.keep()
+    write_configuration(found.with_options_renamed(table.named), output)
     say(f"wrote {output}")
-    file, counted = given.ngram_file, f"ngram:file={given.ngram_file}"
-    is_ours = not given.methods and counted in {each.method for each in tuning.sources}
-    choices = [found.choice, *(choice for _, _, choice in found.at_batch_size)]
-    is_used = str(file) in {each.options.get("file") for each in choices}
-    if file is not None and is_ours and not is_used:
-        file.unlink(missing_ok=True)
 
 
 def _title(plan: "BenchPlan") -> str:

@@ -29,6 +29,8 @@ def show(tuning: Tuning) -> None:
         style="dim",
         markup=False,
     )
+    for name, quality in tuning.qualities.items():
+        console.print(f"quality of {name}: {quality}", style="dim", markup=False)
     for name, error in tuning.errors.items():
         console.print(f"not measured: {name}: {error}", style="red", markup=False)
     if tuning.left_out:

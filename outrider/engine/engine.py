@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from outrider.core.errors import PromptError
-from outrider.core.protocols import Verifier
+from outrider.core.protocols import Drafter, Verifier
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.chain.none import NoDraft
 from outrider.drafters.heads.head import Head
@@ -25,7 +25,7 @@ from outrider.engine.request_builder import RequestBuilder
 from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
-from outrider.engine.settings import Settings
+from outrider.engine.settings import AUTO, AUTO_GREEDY, Settings
 from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
@@ -56,7 +56,8 @@ class Engine:
             ``auto`` lets the governor choose, round by round, how many pay, none included, by the
             times and the acceptance that it measures (``engine/governor``); at temperatures above
             0 the tokens of a seed then depend on the machine's speed, unless the method is
-            ``coupled``.
+            ``coupled``. ``auto-greedy`` leaves it the batches at temperature 0, whose tokens do
+            not depend on it, and drafts 5 tokens in the others, so that a seed has one output.
         draft_confidence: stop drafting after a token less probable than this; 0 never.
         draft_length: ``fixed``; ``heuristic[:START]``, which grows by two where all of a draft was
             accepted and else shrinks by one; ``confidence:C``; ``survival:THETA``, which stops
@@ -86,6 +87,7 @@ class Engine:
             False ignores it, except for its end-of-sequence tokens.
 
     Attributes:
+        kv_dtype: as given.
         limit: longest sequence in tokens, prompt included: the target's context.
         shared_limit: longest sequence that every model has room for; longer rows go on without
             drafts.
@@ -110,7 +112,7 @@ class Engine:
         draft: HFModel | Head | None,
         method: Method,
         *,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
         draft_confidence: float = 0.0,
         draft_length: str | Sequence[Sequence[int]] | DraftLength | None = "fixed",
         max_batch_size: int = 16,
@@ -147,6 +149,7 @@ class Engine:
         self.num_speculative_tokens = parts.num_speculative_tokens
         self.governor = parts.governor
         self.max_batch_size = settings.max_batch_size
+        self.kv_dtype = settings.kv_dtype
         self.measure = settings.measure
         self.verification = parts.verification
         self.limit = parts.target.limit
@@ -380,7 +383,7 @@ class Engine:
         method: Method,
         options: Mapping[str, object] | None = None,
         *,
-        num_speculative_tokens: int | Literal["auto"] | None = None,
+        num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
         the two engines may take ``max_memory`` and ``prefix_cache``.
@@ -414,6 +417,14 @@ class Engine:
             measure=settings.measure,
             generation_config=settings.generation_config,
         )
+
+    @property
+    def length_policy(self) -> Literal["auto", "auto-greedy"] | None:
+        """How a governor chooses draft lengths, as ``num_speculative_tokens`` says it; None without
+        one."""
+        if self.governor is None:
+            return None
+        return AUTO if self._settings.governs_sampled else AUTO_GREEDY
 
     @property
     def kv_bytes(self) -> tuple[int, int] | None:
@@ -496,9 +507,18 @@ class Engine:
         that are running keep the one that they have."""
         target, _ = self._models
         self._models = target, draft
-        head = draft if isinstance(draft, Head) else None
         self.draft = draft if isinstance(draft, HFModel) else None
-        self.drafter = drafter_of(self.target, self.draft, self._settings, head)
+        self.drafter = self.new_drafter()
+
+    def new_drafter(self) -> Drafter[Any]:
+        """Another drafter like the engine's, which shares its models and has learned nothing."""
+        _, draft = self._models
+        head = draft if isinstance(draft, Head) else None
+        return drafter_of(self.target, self.draft, self._settings, head)
+
+    def row(self, request: Request) -> Row:
+        """The row of a request, for a running batch apart from those of the engine."""
+        return self._builder.row(request)
 
     def settled(self, sampling: Sampling) -> Sampling:
         """The parameters that a request with these has: those that are None are filled in from the

@@ -18,6 +18,7 @@ from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.engine import Engine
 from outrider.engine.governor.governor import MOST
+from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, Settings
 from outrider.engine.warming import Report, warm_up
 from outrider.methods import Method, find_method
@@ -39,7 +40,7 @@ def load(
     target: Source = EMBEDDED,
     draft: Source | Head | None = None,
     method: str | None = None,
-    num_speculative_tokens: int | Literal["auto"] | None = None,
+    num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
     *,
     options: Mapping[str, object] | None = None,
     verifier: Verifier | None = None,
@@ -78,7 +79,8 @@ def load(
             ``auto`` lets the governor choose, round by round, how many pay, none included, by the
             times and the acceptance that it measures (``engine/governor``); at temperatures above
             0 the tokens of a seed then depend on the machine's speed, unless the method is
-            ``coupled``.
+            ``coupled``. ``auto-greedy`` leaves it the batches at temperature 0, whose tokens do
+            not depend on it, and drafts 5 tokens in the others, so that a seed has one output.
         options: the method's own parameters by name, such as ``{"budget": 0.2}``.
         verifier: a verification rule of your own in place of the method's.
         measure: measure how far a lossy rule diverges from the target, for ``result.stats``.
@@ -186,6 +188,7 @@ def load(
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
     engine = build(loaded_target, loaded_draft, row, **settings)
     warm_up(engine, report)
+    measure_round_times(engine, report)
     return engine
 
 

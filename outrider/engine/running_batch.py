@@ -28,7 +28,7 @@ from outrider.core import (
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.forced import ForcedTokens, can_force
-from outrider.engine.governor.governor import Asked, BatchGovernor, RowMemory
+from outrider.engine.governor.governor import Asked, LengthChooser, RowMemory
 from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
@@ -72,7 +72,7 @@ class RunningBatch:
         memory: KVMemory | None = None,
         verification: VerificationExecutor | None = None,
         observed: Observed | None = None,
-        governor: BatchGovernor | None = None,
+        governor: LengthChooser | None = None,
     ) -> None:
         self._target = target
         self._drafter = drafter

@@ -20,6 +20,10 @@ MAX_SPECULATIVE_TOKENS = 64
 AUTO: Final = "auto"
 """Stands for a choice that the engine makes by what it measures."""
 
+AUTO_GREEDY: Final = "auto-greedy"
+"""The same for the draft lengths of batches at temperature 0, whose outputs do not depend on them;
+others have a fixed length."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -29,6 +33,7 @@ class Settings:
         recipe: the method with its options, or the user's own verifier in place of the method's.
         governed: whether a governor chooses the draft lengths (``num_speculative_tokens="auto"``);
             ``num_speculative_tokens`` is then None.
+        governs_sampled: whether it also chooses those of batches with sampled rows.
         memory_budget: the bytes that ``max_memory`` allows; None without a bound.
         prefix_bytes: the bytes that ``prefix_cache`` allows; None without prefix reuse.
     """
@@ -36,6 +41,7 @@ class Settings:
     recipe: Recipe
     num_speculative_tokens: int | None
     governed: bool
+    governs_sampled: bool
     draft_confidence: float
     draft_length: DraftLength
     max_batch_size: int
@@ -71,7 +77,8 @@ class Settings:
                 policies that both choose the draft length.
         """
         recipe = method.recipe(options)
-        governed = _is_auto(as_python(num_speculative_tokens))
+        word = _word(as_python(num_speculative_tokens))
+        governed = word is not None
         num_tokens: Any = None if governed else as_python(num_speculative_tokens)
         max_batch_size = as_python(max_batch_size)
         check_speculative_tokens(num_tokens)
@@ -97,14 +104,15 @@ class Settings:
             )
         if governed and (length.start is not None or length.table is not None):
             raise IncompatibleError(
-                f"num_speculative_tokens='auto' and draft_length={str(draft_length)!r} both choose "
-                f"the draft length: leave one out"
+                f"num_speculative_tokens={word!r} and draft_length={str(draft_length)!r} both "
+                f"choose the draft length: leave one out"
             )
         memory, prefixes = as_python(max_memory), as_python(prefix_cache)
         return cls(
             recipe,
             num_tokens,
             governed,
+            word == AUTO,
             confidence,
             length,
             max_batch_size,
@@ -116,15 +124,17 @@ class Settings:
         )
 
 
-def _is_auto(number: object) -> bool:
-    """Whether a governor chooses the draft lengths; raises InvalidParameterError for any other
-    word."""
-    if isinstance(number, str) and number != AUTO:
+def _word(number: object) -> str | None:
+    """The word that stands for a governor's choice; None for a number. Raises
+    InvalidParameterError for any other word."""
+    if not isinstance(number, str):
+        return None
+    if number not in (AUTO, AUTO_GREEDY):
         raise InvalidParameterError(
             f"num_speculative_tokens={shown(number)}: must be a whole number from 1 to "
-            f"{MAX_SPECULATIVE_TOKENS}, or 'auto'"
+            f"{MAX_SPECULATIVE_TOKENS}, 'auto' or 'auto-greedy'"
         )
-    return isinstance(number, str)
+    return number
 
 
 def _check_verifier(verifier: object) -> None:

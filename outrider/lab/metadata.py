@@ -1,6 +1,5 @@
 """When, where and with which settings a result was measured."""
 
-import platform
 import shlex
 import sys
 from datetime import UTC, datetime
@@ -10,6 +9,9 @@ from typing import Any
 import torch
 
 from outrider.lab.versions import versions
+from outrider.runtime.hardware import hardware
+
+__all__ = ["command_line", "hardware", "run_metadata"]
 
 
 def run_metadata(**settings: Any) -> dict[str, Any]:
@@ -31,15 +33,3 @@ def command_line() -> str:
     else:
         program = ["python", "-m", spec.name.removesuffix(".__main__")]
     return shlex.join([*program, *sys.argv[1:]])
-
-
-def hardware() -> str:
-    """The name of the GPU, or of the processor if there is none."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -141,10 +141,9 @@ class EnginePool:
             self._others.move_to_end(key)
             return self._others[key]
         self._make_room()
-        governed = self.default.governor is not None
         try:
             engine = self.default.with_method(
-                method, options, num_speculative_tokens="auto" if governed else None
+                method, options, num_speculative_tokens=self.default.length_policy
             )
         except (IncompatibleError, InvalidParameterError) as error:
             param = "method_options" if "option" in str(error) else "method"

@@ -1,12 +1,14 @@
 """The governor's benchmark: texts, noise, ratios, and the page."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny
 
-from benchmarks import governor
+from benchmarks import governor, governor_cost
 
 
 def test_the_governor_is_compared_with_the_best_of_the_others(
@@ -47,3 +49,17 @@ def test_noise_spoils_a_draft_in_place() -> None:
 def test_prompts_of_a_batch_differ(text: str) -> None:
     prompts = governor.prompts_of(text, 6, 50)
     assert len({str(prompt) for prompt in prompts}) == 6
+
+
+def test_the_cost_of_choices_is_a_table(tmp_path: Path) -> None:
+    governor_cost.main(["--choices", "50", "--batches", "1", "3", "--out", str(tmp_path)])
+    report = json.loads((tmp_path / "governor_cost.json").read_text(encoding="utf-8"))
+    assert [(cell["batch"], cell["acceptance"]) for cell in report["cells"]] == [
+        (1, 0.8),
+        (1, 0.1),
+        (3, 0.8),
+        (3, 0.1),
+    ]
+    for cell in report["cells"]:
+        assert cell["both"] == pytest.approx(cell["choice"] + cell["outcome"])
+    assert "| 3 | 0.1 |" in (tmp_path / "governor_cost.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tiny_heads import tiny_head
+from transformers import AutoModelForCausalLM
 from typer.testing import Result
 
 import outrider
@@ -66,6 +67,27 @@ def test_without_a_folder_the_cache_has_one(
     _, _, folder = adapted(generate(PROMPT, "--adapt"))
     assert Path(folder).parent == tmp_path / "adapted"
     assert (Path(folder) / "versions.json").exists()
+
+
+def test_a_draft_that_was_trained_anew_begins_anew(
+    generate: Run, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights at the same path are other ones."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    first, again = (adapted(generate(PROMPT, "--adapt"))[2] for _ in range(2))
+    assert first == again
+    draft = AutoModelForCausalLM.from_pretrained(pair[1])
+    kept = {file: file.read_bytes() for file in pair[1].iterdir() if file.is_file()}
+    try:
+        for weight in draft.parameters():
+            weight.data.mul_(1.01)
+        draft.save_pretrained(pair[1])
+        version, _, other = adapted(generate(PROMPT, "--adapt"))
+    finally:
+        for file, content in kept.items():
+            file.write_bytes(content)
+    assert other != first
+    assert version == 1
 
 
 def test_json_stays_one_document(generate: Run, tmp_path: Path) -> None:

@@ -9,12 +9,11 @@ import pytest
 from simulated_machine import SimulatedMachine
 from typer.testing import Result
 
-from outrider.cli.tune import _write
+from outrider.cli.tune import _NgramTable, _write
 from outrider.lab.bench import plan_of
 from outrider.lab.metadata import hardware
 from outrider.lab.tune.configuration import fingerprint
 from outrider.lab.tune.machine import Source
-from outrider.lab.tune.run import Candidates
 from outrider.lab.tune.tuner import Tuner, TuneSettings
 
 Run = Callable[..., Result]
@@ -98,25 +97,37 @@ def test_tune_as_json(pair: tuple[Path, Path], run: Run, prompts: Path, here: Pa
     assert (here / "mine.toml").is_file()
 
 
-def test_only_a_table_that_tuning_counted_is_removed(here: Path) -> None:
-    """Neither one that the user named as a method, nor one that the configuration uses."""
-    file = here / "outrider.ngram"
-    sources = [Source("drafts", "speculative", "embedded"), Source("table", f"ngram:file={file}")]
-    for methods, speed, remains in (
-        (("speculative", f"ngram:file={file}"), 0.0, True),
-        ((), 0.95, True),
-        ((), 0.0, False),
-    ):
-        file.write_bytes(b"")
-        machine = SimulatedMachine(
-            {"drafts": [0.8] * 8, "table": [speed] * 8},
-            dict.fromkeys(("drafts", "table"), lambda rows: 0.001),
-            lambda rows, width: 0.02,
-        )
+@pytest.mark.parametrize("speed", [0.95, 0.0])
+def test_the_last_table_stays_until_the_configuration_names_another(
+    here: Path, speed: float
+) -> None:
+    """A table that is not worth it is dropped, and one of an interrupted tuning."""
+    table = _NgramTable(here / "outrider.toml")
+    table.file.write_bytes(b"old")
+    sources = [
+        Source("drafts", "speculative", "embedded"),
+        Source("table", f"ngram:file={table.counted}"),
+    ]
+    machine = SimulatedMachine(
+        {"drafts": [0.8] * 8, "table": [speed] * 8},
+        dict.fromkeys(("drafts", "table"), lambda rows: 0.001),
+        lambda rows, width: 0.02,
+    )
+    plan = plan_of({"methods": ["plain"], "data": ["builtin:code"]})
+    with table:
+        table.counted.write_bytes(b"new")
         tuning = Tuner(machine, sources, TuneSettings((1,), 60)).run()
-        plan = plan_of({"methods": ["plain"], "data": ["builtin:code"]})
-        _write(tuning, plan, here / "outrider.toml", Candidates(methods=methods, ngram_file=file))
-        assert file.exists() == remains
+        assert table.file.read_bytes() == b"old"
+        _write(tuning, plan, here / "outrider.toml", table)
+    values = tomllib.loads((here / "outrider.toml").read_text())
+    if speed:
+        assert table.file.read_bytes() == b"new"
+        assert values["options"] == {"file": str(table.file)}
+    else:
+        assert table.file.read_bytes() == b"old"
+        assert values["method"] == "speculative"
+    assert table.named(f'"ngram:file={table.counted}"') == f'"ngram:file={table.file}"'
+    assert sorted(each.name for each in here.iterdir()) == ["outrider.ngram", "outrider.toml"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +135,9 @@ def test_only_a_table_that_tuning_counted_is_removed(here: Path) -> None:
     [
         (("--minutes", 0), "--minutes 0.0: must be above 0"),
         (("--minutes", 1e-5), "too short to measure anything"),
+        (("--metric", "taste"), "--metric taste: must be exact_match, rouge_l or bleu"),
+        (("--references", "r.txt"), "add --metric NAME"),
+        (("--metric", "exact_match", "--at-least", 2), "--at-least 2.0: must be above 0"),
         (("--export", "sglang"), "--export 'sglang': must be vllm, transformers or llama.cpp"),
         (("--export", "vllm", "--json"), "--export and --json both print to stdout"),
         (("--method", "suffix:corpus_tokens=9"), "write corpus_tokens=0"),
@@ -190,6 +204,35 @@ def test_options_replace_the_files_values(written: Path, run: Run, pair: tuple[P
     other = run("generate", "x = 1", "--max-new-tokens", 4, "--target", pair[1], "--draft", pair[1])
     assert other.exit_code == 0, other.output
     assert f"note: outrider.toml is for target {pair[0]}, so nothing of it is used" in other.stderr
+
+
+@pytest.mark.parametrize(
+    "option", [("--num-speculative-tokens", 2), ("--draft-length", "heuristic")]
+)
+def test_a_length_of_ones_own_leaves_the_files_method_and_draft(
+    written: Path, run: Run, option: tuple[object, ...]
+) -> None:
+    result = run("generate", "def f(x):", "--max-new-tokens", 8, "--json", *option)
+    assert drafted(result)["method"] == "block"
+    assert "using outrider.toml: method block, with the lengths of the options" in result.stderr
+
+
+def test_a_plan_does_not_depend_on_the_working_directory(
+    written: Path, run: Run, prompts: Path, pair: tuple[Path, Path]
+) -> None:
+    """Unless the user names the configuration."""
+    (written.parent / "plan.toml").write_text(
+        f'target = "{pair[0]}"\ndata = ["{prompts}"]\nrepeats = 1\nmax_repeats = 1\n'
+        'warmup = 0\nmax_new_tokens = 2\ndtype = "float32"\ndevice = "cpu"\n'
+        f'drafts = ["{pair[1]}"]\n'
+    )
+    alone = run("bench", "--plan", "plan.toml", "--limit", 1, "--json", "-o", "out")
+    assert alone.exit_code == 0, alone.output
+    assert "outrider.toml" not in alone.stderr
+    named = run(
+        "bench", "--plan", "plan.toml", "--limit", 1, "--json", "-o", "new", "--config", written
+    )
+    assert f"using {written}" in named.stderr
 
 
 def test_a_quantized_draft_is_for_methods_with_a_draft_model(written: Path, run: Run) -> None:

@@ -79,6 +79,26 @@ def test_the_coupled_method_gives_plain_output_at_any_temperature(lengths: list[
     assert set(lengths) > {0, 3}
 
 
+def test_a_seed_has_one_output_where_only_greedy_batches_are_governed() -> None:
+    """Sampled rows draft as many tokens as without a governor, whoever is in the batch; greedy rows
+    may draft fewer."""
+    sampled = Sampling(temperature=0.9, max_new_tokens=30, ignore_eos=True, seed=3)
+    fixed = engine_of(TARGET, DRAFT, "speculative", 5)
+    governed = engine_of(TARGET, DRAFT, "speculative", "auto-greedy")  # type: ignore[arg-type]
+    assert governed.length_policy == "auto-greedy"
+    wanted = token_ids(fixed.generate(PROMPTS, sampled))
+    for _ in range(2):
+        found = governed.generate(PROMPTS, sampled)
+        assert token_ids(found) == wanted
+        assert set(found.stats.draft_lengths[6:]) <= {0}
+        assert found.stats.probes == 0
+        plain = governed.generate(PROMPTS, greedy(40))
+        assert token_ids(plain) == token_ids(engine_of(TARGET).generate(PROMPTS, greedy(40)))
+    assert plain.stats.believed_rounds > 0
+    mixed = governed.generate([PROMPTS[0], PROMPTS[1]], [greedy(30), sampled])
+    assert list(mixed[1].token_ids) == list(fixed.generate(PROMPTS[1:2], sampled)[0].token_ids)
+
+
 def test_statistics_explain_the_choices() -> None:
     engine = engine_of(TARGET, TARGET, "speculative", AUTO)
     stats = engine.generate(PROMPTS, greedy(60)).stats
@@ -195,7 +215,7 @@ def test_what_was_missed_is_read_in_passes_of_bounded_width(
 
 
 def test_settings_that_contradict_auto() -> None:
-    with pytest.raises(InvalidParameterError, match="or 'auto'"):
+    with pytest.raises(InvalidParameterError, match="'auto' or 'auto-greedy'"):
         load("/nowhere", num_speculative_tokens="many")  # type: ignore[arg-type]
     for policy in ("heuristic", "table:[[1, 4, 2]]"):
         with pytest.raises(IncompatibleError, match="both choose the draft length"):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from outrider.engine.governor.acceptance import PositionRates, RowRates, logit, sigmoid
-from outrider.engine.governor.allocation import goodputs
+from outrider.engine.governor.acceptance import PositionRates, RowRates, odds_against, probability
+from outrider.engine.governor.allocation import expected_tokens
 from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
 from outrider.engine.governor.governor import draft_lengths
 
@@ -31,17 +31,17 @@ def test_the_best_length_is_the_best_of_all_ways_to_share_tokens_out(seed: int) 
         tokens = len(limits) + sum(sum(survival[:length]) for survival, length in pairs)
         return tokens / seconds[max(lengths)]
 
-    found = goodputs(survivals, range(most + 1), seconds)
+    tokens = expected_tokens(survivals, len(limits), range(most + 1))
+    found = [n / cost for n, cost in zip(tokens, seconds, strict=True)]
     every = itertools.product(*(range(limit + 1) for limit in limits))
-    assert max(each.rate for each in found) == pytest.approx(max(map(rate, every)), rel=1e-12)
+    assert max(found) == pytest.approx(max(map(rate, every)), rel=1e-12)
 
 
 def test_lengths_that_are_left_out_change_nothing_about_the_others() -> None:
     survivals = [[0.9, 0.8, 0.7], [0.5]]
-    every = goodputs(survivals, [0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])
-    some = goodputs(survivals, [0, 2, 3], [1.0, 3.0, 4.0])
-    assert some == [every[0], every[2], every[3]]
-    assert [each.tokens for each in every] == pytest.approx([2.0, 3.4, 4.2, 4.9])
+    every = expected_tokens(survivals, 2, [0, 1, 2, 3])
+    assert expected_tokens(survivals, 2, [0, 2, 3]) == [every[0], every[2], every[3]]
+    assert every == pytest.approx([2.0, 3.4, 4.2, 4.9])
 
 
 def test_lengths_to_choose_from_end_with_the_longest() -> None:
@@ -124,6 +124,16 @@ def test_a_draft_model_that_was_never_used_costs_what_its_size_says() -> None:
     assert drafted - plain == pytest.approx(4 * 0.25 * 2.0, rel=0.35)  # and a wider target pass
 
 
+def test_times_stay_above_zero_wherever_they_are_extrapolated() -> None:
+    """Steep times of large batches, read for small ones."""
+    costs = RoundCosts(0.1)
+    for rows, length, seconds in ((8, 0, 1.0), (8, 8, 30.0), (16, 8, 90.0), (2, 4, 0.5)):
+        for _ in range(4):
+            costs.observe(rows, length, 0.0, seconds)
+    for rows in range(1, 20):
+        assert min(costs.curve(rows, tuple(range(9)))) > 0.1
+
+
 def test_catching_up_is_no_part_of_a_draft_step() -> None:
     costs = RoundCosts(0.1)
     for _ in range(10):
@@ -148,29 +158,29 @@ def test_a_class_learns_the_acceptance_of_each_position() -> None:
     p, drawn, rates = [0.9, 0.7, 0.5], random.Random(1), PositionRates()
     for now in range(400):
         rates.learn([(3, accepted_of(3, p, drawn)) for _ in range(8)], now)
-    assert list(map(sigmoid, rates.logits(3))) == pytest.approx(p, abs=0.18)
+    assert list(map(probability, rates.odds(3))) == pytest.approx(p, abs=0.18)
 
 
 def test_a_position_without_labels_is_like_the_one_before_it() -> None:
     rates = PositionRates()
     for now in range(50):
         rates.learn([(2, 2)], now)
-    two = rates.logits(5)
+    two = rates.odds(5)
     assert two[2] == two[3] == two[4] == pytest.approx(two[1])
-    assert sigmoid(two[1]) > 0.9
+    assert probability(two[1]) > 0.9
 
 
 def test_a_round_that_drafts_nothing_teaches_nothing() -> None:
     rates = PositionRates()
     rates.learn([(2, 1)], 1)
-    before = rates.logits(2)
+    before = rates.odds(2)
     rates.learn([(0, 0)], 50)
-    assert rates.logits(2) == before
+    assert rates.odds(2) == before
 
 
 def test_rows_differ_from_their_class_as_their_labels_do() -> None:
     drawn, rows = random.Random(2), {0.9: RowRates(), 0.3: RowRates()}
-    of_class = [logit(0.6)] * 3
+    of_class = [odds_against(0.6)] * 3
     for now in range(60):
         for p, row in rows.items():
             row.learn(of_class, 3, accepted_of(3, [p] * 3, drawn), now)
@@ -187,12 +197,12 @@ def test_predictions_of_rows_are_calibrated() -> None:
     of_class, rows = PositionRates(), [RowRates() for _ in truth]
     bins: dict[int, list[tuple[float, bool]]] = {}
     for now in range(200):
-        logits, outcomes = of_class.logits(1), []
+        odds, outcomes = of_class.odds(1), []
         for p, row in zip(truth, rows, strict=True):
-            predicted, hit = row.survival(logits)[0], drawn.random() < p
+            predicted, hit = row.survival(odds)[0], drawn.random() < p
             if now >= 40:
                 bins.setdefault(int(5 * predicted), []).append((predicted, hit))
-            row.learn(logits, 1, int(hit), now)
+            row.learn(odds, 1, int(hit), now)
             outcomes.append((1, int(hit)))
         of_class.learn(outcomes, now)
     assert len(bins) >= 4
@@ -205,7 +215,7 @@ def test_predictions_of_rows_are_calibrated() -> None:
 
 def test_new_labels_outweigh_old_ones_after_a_pause() -> None:
     paused, busy = RowRates(), RowRates()
-    of_class = [logit(0.5)]
+    of_class = [odds_against(0.5)]
     for row in (paused, busy):
         for now in range(40):
             row.learn(of_class, 1, 0, now)
@@ -215,7 +225,5 @@ def test_new_labels_outweigh_old_ones_after_a_pause() -> None:
     assert paused.survival(of_class)[0] > busy.survival(of_class)[0] + 0.15
 
 
-def test_logits_stay_finite() -> None:
-    assert math.isfinite(logit(0.0))
-    assert math.isfinite(logit(1.0))
-    assert sigmoid(-800.0) == 0.0
+def test_odds_stay_finite() -> None:
+    assert 0 < odds_against(1.0) < odds_against(0.5) == 1.0 < odds_against(0.0) < math.inf

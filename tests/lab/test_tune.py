@@ -155,7 +155,7 @@ def test_tables_interpolate() -> None:
     assert rest.time(4, 5, {1: 1.0, 4: 3.0}) == pytest.approx(1.5)
     assert rest.per_token(1) == pytest.approx(0.1)
     assert rest.per_token(4) == 0.0
-    assert rest.prefill_of(1) == 0.5
+    assert rest.outside_of(1) == 0.5
 
 
 @pytest.mark.parametrize("found", [1.0, 0.4])
@@ -171,6 +171,17 @@ def test_predictions_agree_with_what_is_measured(found: float) -> None:
     assert len(errors) > 9
     for size, error in errors:
         assert abs(error) < (0.10 if size == 1 else 0.15)
+
+
+@pytest.mark.parametrize("ending", [0.0, 0.5])
+def test_what_is_done_outside_of_rounds_is_predicted_too(ending: float) -> None:
+    """Half a second after each batch, whose rounds take about as long in all."""
+    machine = two_sources(ending=ending, num_prompts=16)
+    result = tuned(machine, batch_sizes=(1, 4), minutes=10)
+    measured = [each for each in result.answer.estimates if each.measured is not None]
+    assert len(measured) > 4
+    for each in measured:
+        assert each.predicted == pytest.approx(each.measured, rel=0.12), each.configuration
 
 
 # ----------------------------------------------------------------------------------------- choice

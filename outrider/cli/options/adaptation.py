@@ -22,7 +22,7 @@ AdaptFolder = Annotated[
     typer.Option(
         metavar="DIR",
         help="Where --adapt keeps the weights; implies it. Default: a folder of the cache, for "
-        "each pair of models.",
+        "each pair of models' weights.",
         rich_help_panel=SPECULATION,
     ),
 ]

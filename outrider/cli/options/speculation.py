@@ -10,6 +10,7 @@ from outrider.methods import catalogue
 
 SPECULATION = "Speculation"
 AUTO = "auto"
+AUTO_GREEDY = "auto-greedy"
 
 
 def complete_methods() -> list[tuple[str, str]]:
@@ -55,25 +56,28 @@ NumSpeculativeTokens = Annotated[
 
 
 def _parse_tokens(text: str) -> Any:
-    """A number, or the word ``auto``."""
-    if text == AUTO:
-        return AUTO
+    """A number, or a word for lengths that are chosen by measurement."""
+    if text in (AUTO, AUTO_GREEDY):
+        return text
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a valid integer, nor 'auto'") from None
+        raise typer.BadParameter(
+            f"{text!r} is not a valid integer, nor 'auto' or 'auto-greedy'"
+        ) from None
 
 
 NumSpeculativeTokensOrAuto = Annotated[
     int | None,
     typer.Option(
         "--num-speculative-tokens",
-        metavar="N|auto",
+        metavar="N|auto|auto-greedy",
         parser=_parse_tokens,
         help="γ: maximum number of draft tokens per round, 1 to 64; for a tree, of levels. 'auto' "
         "chooses the number round by round, 0 included, by measured times and acceptance; the "
         "output of a seed then depends on the machine's speed, except at temperature 0 and with "
-        "method 'coupled'. Default: a tree's own depth, else 5.",
+        "method 'coupled'. 'auto-greedy' does so at temperature 0 only and drafts 5 tokens "
+        "otherwise, so that a seed has one output. Default: a tree's own depth, else 5.",
         rich_help_panel=SPECULATION,
     ),
 ]

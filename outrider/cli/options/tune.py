@@ -52,6 +52,35 @@ DivergenceBudget = Annotated[
         "token, KL(target||output).",
     ),
 ]
+MetricName = Annotated[
+    str | None,
+    _option(
+        "--metric",
+        panel=GRID,
+        metavar="NAME",
+        help="Also consider lossy methods whose outputs reach a share of the target's own score: "
+        "exact_match, rouge_l or bleu, against references.",
+    ),
+]
+AtLeast = Annotated[
+    float,
+    _option(
+        "--at-least",
+        panel=GRID,
+        metavar="X",
+        help="The share of the target's own score that --metric demands, up to 1.",
+    ),
+]
+References = Annotated[
+    Path | None,
+    _option(
+        "--references",
+        panel=GRID,
+        metavar="FILE",
+        help="The references for --metric: one per line of a text, or the field reference of each "
+        "record. Default: those of the data set.",
+    ),
+]
 Minutes = Annotated[
     float,
     _option(panel=RUN, metavar="M", help="The time that tuning may take, loading included."),
@@ -108,6 +137,9 @@ class TuneGrid:
     top_p: TopP = None
     min_p: MinP = None
     divergence_budget: DivergenceBudget = None
+    metric: MetricName = None
+    at_least: AtLeast = 0.95
+    references: References = None
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,23 @@
 
 The probability that the k-th drafted token is accepted, given that those before it were, is
 
-    p_k = sigmoid(b_k + δ)
+    p_k = 1 / (1 + f o_k)
 
-b_k belongs to the position: it is the prior that the rows of a class share, such as greedy ones.
-δ belongs to the row: the logarithm of the odds of what the row accepted over the odds of what the
-class had predicted. Both are estimated from discounted counts of labels, which are 1 for each
-accepted token and 0 for the first rejected one. A position that the draft did not reach, although
-it was asked for, counts as rejected, so that p_k says what asking for it is worth.
+o_k belongs to the position: the odds against acceptance, the prior that the rows of a class share,
+such as greedy ones. f belongs to the row: the odds against what the row accepted over the odds
+against what the class had predicted. Both are estimated from discounted counts of labels, which
+are 1 for each accepted token and 0 for the first rejected one. A position that the draft did not
+reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
 
-    b_k = logit of (accepted_k + s p_{k-1}) / (tried_k + s)          p_0: what is assumed first
-    δ   = logit of (A + s P) / (V + s)  -  logit of P,    P the class's mean prediction in V labels
+    o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed first
+    f   = odds against (A + s P) / (V + s)  over  odds against P
+                                               P the class's mean prediction in V labels
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 ASSUMED = 0.6
 """p_0: the acceptance that is assumed where nothing has been verified."""
@@ -31,12 +31,13 @@ _LEAST = 0.005
 
 
 class PositionRates:
-    """The estimates b_k of a class of rows."""
+    """The estimates o_k of a class of rows."""
 
     def __init__(self) -> None:
         self._accepted: list[float] = []
         self._tried: list[float] = []
         self._last = 0
+        self._odds: list[float] = []
 
     def learn(self, outcomes: Sequence[tuple[int, int]], now: int) -> None:
         """Takes the outcomes of a round.
@@ -54,6 +55,7 @@ class PositionRates:
         self._accepted = [n * kept for n in self._accepted] + missing
         self._tried = [n * kept for n in self._tried] + missing
         self._last = now
+        self._odds = []
         for tokens, accepted in asked:
             for k in range(accepted):
                 self._accepted[k] += 1
@@ -61,38 +63,42 @@ class PositionRates:
             if accepted < tokens:
                 self._tried[accepted] += 1
 
-    def logits(self, most: int) -> list[float]:
-        """b_k of the first positions."""
-        found, p = [], ASSUMED
+    def odds(self, most: int) -> list[float]:
+        """o_k of the first positions."""
+        if len(self._odds) < most:
+            self._odds = list(self._estimated(most))
+        return self._odds[:most]
+
+    def _estimated(self, most: int) -> Iterator[float]:
+        p = ASSUMED
         for k in range(most):
             if k < len(self._tried):
                 p = (self._accepted[k] + _STRENGTH * p) / (self._tried[k] + _STRENGTH)
-            found.append(logit(p))
-        return found
+            yield odds_against(p)
 
 
 class RowRates:
-    """The estimate δ of a row.
+    """The estimate f of a row.
 
     Attributes:
-        offset: δ.
+        factor: f.
         undrafted: committed tokens since the row last drafted: those that a draft model has not
             read.
     """
 
-    __slots__ = ("_accepted", "_last", "_predicted", "_tried", "offset", "undrafted")
+    __slots__ = ("_accepted", "_last", "_predicted", "_tried", "factor", "undrafted")
 
     def __init__(self) -> None:
-        self.offset = 0.0
+        self.factor = 1.0
         self.undrafted = 0
         self._accepted = self._tried = self._predicted = 0.0
         self._last = 0
 
-    def learn(self, logits: Sequence[float], tokens: int, accepted: int, now: int) -> None:
+    def learn(self, odds: Sequence[float], tokens: int, accepted: int, now: int) -> None:
         """Takes the row's outcome of a round.
 
         Args:
-            logits: b_k, as the class predicted.
+            odds: o_k, as the class predicted.
             tokens: how many the row was asked to draft, at least 1.
             accepted: how many were accepted.
             now: number of the round.
@@ -100,29 +106,29 @@ class RowRates:
         kept = _ROW_KEPT ** (now - self._last)
         self._last = now
         tried = min(accepted + 1, tokens)
-        predicted = sum(map(sigmoid, logits[:tried]))
+        predicted = sum([1 / (1 + o) for o in odds[:tried]])
         self._accepted = self._accepted * kept + accepted
         self._tried = self._tried * kept + tried
         self._predicted = self._predicted * kept + predicted
         mean = self._predicted / self._tried
         rate = (self._accepted + _ROW_STRENGTH * mean) / (self._tried + _ROW_STRENGTH)
-        self.offset = logit(rate) - logit(mean)
+        self.factor = odds_against(rate) / odds_against(mean)
 
-    def survival(self, logits: Sequence[float]) -> list[float]:
+    def survival(self, odds: Sequence[float]) -> list[float]:
         """The probability that each position and all before it are accepted."""
-        found, alive = [], 1.0
-        for b in logits:
-            alive *= sigmoid(b + self.offset)
+        found, alive, factor = [], 1.0, self.factor
+        for o in odds:
+            alive /= 1 + factor * o
             found.append(alive)
         return found
 
 
-def logit(p: float) -> float:
-    """The logarithm of the odds of a probability, which is kept off 0 and 1."""
+def odds_against(p: float) -> float:
+    """(1 - p) / p of a probability, which is kept off 0 and 1."""
     p = min(max(p, _LEAST), 1 - _LEAST)
-    return math.log(p / (1 - p))
+    return (1 - p) / p
 
 
-def sigmoid(x: float) -> float:
-    """The probability whose logit is x."""
-    return 1 / (1 + math.exp(-x)) if x > -60 else 0.0
+def probability(odds: float) -> float:
+    """The probability with these odds against it."""
+    return 1 / (1 + odds)

@@ -12,7 +12,8 @@ S_bk over all rows that may draft a k-th token.
 Legend: B rows, γ_b the most tokens that row b may draft.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 
@@ -33,24 +34,20 @@ class Goodput(NamedTuple):
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-def goodputs(
-    survivals: Sequence[Sequence[float]], lengths: Sequence[int], seconds: Sequence[float]
-) -> list[Goodput]:
-    """The goodput of each draft length.
+def expected_tokens(
+    survivals: Iterable[Sequence[float]], num_rows: int, lengths: Sequence[int]
+) -> list[float]:
+    """The expected number of tokens of a round, by draft length.
 
     Args:
         survivals: S_bk of each row b, as many as the row may draft.
+        num_rows: B.
         lengths: the draft lengths, ascending.
-        seconds: of a round of each length.
     """
     gains = [0.0] * (lengths[-1] + 1)
-    gains[0] = float(len(survivals))
+    gains[0] = float(num_rows)
     for survival in survivals:
         for k, probability in enumerate(survival[: lengths[-1]], 1):
             gains[k] += probability
-    found, tokens, k = [], 0.0, 0
-    for length, cost in zip(lengths, seconds, strict=True):
-        tokens += sum(gains[k : length + 1])
-        k = length + 1
-        found.append(Goodput(tokens, cost))
-    return found
+    totals = list(accumulate(gains))
+    return [totals[length] for length in lengths]

@@ -14,7 +14,7 @@ Legend: B rows, γ the draft length.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -25,13 +25,20 @@ HALF_LIFE = 512
 MEMORY = 16.0
 """Most rounds that the mean of a cell stands for."""
 
+ASSUMED_ROUNDS = 4.0
+"""Rounds that a measurement from before the first request stands for."""
+
 TRUST = 0.25
 """Weight of the fitted line beside a cell's own rounds."""
 
+MOVED = 0.03
+"""By what share a cell's mean moves before the tables are read again."""
+
 _REFIT = 16
-_REREAD = 8
+_REREAD = 64
 _AS_USUAL = 2  # tokens that the first draft step reads without taking longer
 _OUTLIER = 2.0
+_LEAST = 0.25  # of the smallest mean, below which no extrapolated time lies
 _TINY = 1e-12
 
 
@@ -43,11 +50,21 @@ class Cell:
         mean: seconds.
         weight: how many rounds the mean stands for.
         measured: number of the last of these rounds.
+        noted: the mean when the cell last counted as moved.
     """
 
     mean: float
     weight: float
     measured: int
+    noted: float = 0.0
+
+    def has_moved(self) -> bool:
+        """Whether the mean moved so far that what was read before is out of date. It then counts as
+        not moved."""
+        if abs(self.mean - self.noted) <= MOVED * self.noted:
+            return False
+        self.noted = self.mean
+        return True
 
     def weight_at(self, now: int) -> float:
         """The weight that is left: a stale cell has little."""
@@ -79,6 +96,7 @@ class Surface:
         self._tokens = tokens
         self._slope = slope
         self._cells: dict[int, dict[int, Cell]] = {}
+        self._moves: dict[int, int] = {}
         self._line = 0.0, 0.0
         self._since_fit = _REFIT
 
@@ -87,15 +105,37 @@ class Surface:
         """Whether nothing has been measured."""
         return not self._cells
 
-    def observe(self, rows: int, length: int, seconds: float, now: int) -> None:
-        """Takes the seconds of a round; ``now`` is its number."""
+    def observe(
+        self, rows: int, length: int, seconds: float, now: int, weight: float = 1.0
+    ) -> None:
+        """Takes the seconds of a round; ``now`` is its number.
+
+        Args:
+            rows, length: B and γ.
+            seconds: of the round.
+            now: its number.
+            weight: how many rounds a first measurement stands for.
+        """
         cells = self._cells.setdefault(rows, {})
         if length in cells:
             cells[length].add(seconds, now)
             self._since_fit += 1
         else:
-            cells[length] = Cell(seconds, 1.0, now)
+            cells[length] = Cell(seconds, weight, now)
             self._since_fit = _REFIT
+        if cells[length].has_moved():
+            self._moves[rows] = self._moves.get(rows, 0) + 1
+
+    def moves(self, rows: int) -> int:
+        """How often a cell of this many rows has moved: what is read stays the same, but for the
+        line and the weights, as long as this number does."""
+        return self._moves.get(rows, 0)
+
+    def means(self) -> Iterator[tuple[int, int, float]]:
+        """Rows, draft length and mean seconds of each cell."""
+        for rows, cells in sorted(self._cells.items()):
+            for length, cell in sorted(cells.items()):
+                yield rows, length, cell.mean
 
     def age(self, rows: int, length: int, now: int) -> int | None:
         """Rounds since a cell was measured; None if it never was."""
@@ -109,19 +149,38 @@ class Surface:
             self._line, self._since_fit = self._fitted(now), 0
         level, slope = self._line
         known = self._cells.get(rows, {})
-        measured = sorted(known)
-        weight_of = {length: known[length].weight_at(now) for length in measured}
-        excess = [
-            (known[length].mean - level - slope * self._tokens(rows, length))
-            * (weight_of[length] / (weight_of[length] + TRUST))
-            for length in measured
-        ]
         seconds = [
-            max(0.0, level + slope * self._tokens(rows, length))
-            + interpolated(measured, excess, length)
-            for length in lengths
+            max(0.0, level + slope * self._tokens(rows, length)) + excess
+            for length, excess in zip(lengths, self._excesses(rows, lengths, now), strict=True)
         ]
-        return seconds, [weight_of.get(length, TRUST) for length in lengths]
+        weights = [known[n].weight_at(now) if n in known else TRUST for n in lengths]
+        least = _LEAST * min(
+            [cell.mean for cells in self._cells.values() for cell in cells.values()]
+        )
+        return [max(least, each) for each in seconds], weights
+
+    def _excesses(self, rows: int, lengths: Sequence[int], now: int) -> list[float]:
+        """What the cells of so many rows are above the line, by draft length. Where none of them
+        was measured, it lies between those of the next smaller and the next larger batch."""
+        if rows in self._cells:
+            return self._excesses_of(rows, lengths, now)
+        sizes = sorted(self._cells)
+        near = {sizes[max(0, bisect_left(sizes, rows) - 1)]}
+        near.add(sizes[min(len(sizes) - 1, bisect_left(sizes, rows))])
+        places = sorted(near)
+        tables = [self._excesses_of(size, lengths, now) for size in places]
+        return [interpolated(places, each, rows) for each in zip(*tables, strict=True)]
+
+    def _excesses_of(self, rows: int, lengths: Sequence[int], now: int) -> list[float]:
+        level, slope = self._line
+        cells = self._cells[rows]
+        measured = sorted(cells)
+        excess = []
+        for length in measured:
+            weight = cells[length].weight_at(now)
+            above = cells[length].mean - level - slope * self._tokens(rows, length)
+            excess.append(above * weight / (weight + TRUST))
+        return [interpolated(measured, excess, length) for length in lengths]
 
     def _fitted(self, now: int) -> tuple[float, float]:
         """Level and slope of the line that fits all cells, by least squares of relative errors. The
@@ -157,8 +216,9 @@ class RoundCosts:
         self._step = Surface(lambda rows, length: rows, self.VERIFY_SLOPE)
         self._rest = Surface(lambda rows, length: rows * (length + 1), self.VERIFY_SLOPE)
         self._catch_up = self.CATCH_UP
-        self._began = False
-        self._curves: dict[tuple[int, Sequence[int]], tuple[int, list[float]]] = {}
+        self._began = self._prepared = False
+        self._curves: dict[tuple[int, Sequence[int]], tuple[int, int, list[float]]] = {}
+        self._first_steps: dict[int, tuple[int, float]] = {}
         self.now = 0
 
     @property
@@ -196,7 +256,7 @@ class RoundCosts:
         )
         if not length or not draft:
             return
-        if behind > _AS_USUAL and not self._step.is_empty:
+        if behind > _AS_USUAL:
             step = self._steps(rows, [length])[0]
             if step > 0:
                 extra = max(draft - step * length, 0.0) / (step * behind)
@@ -208,23 +268,53 @@ class RoundCosts:
         """Rounds since this many rows drafted so many tokens; None if they never did."""
         return self._rest.age(rows, length, self.now)
 
+    def moves(self, rows: int) -> int:
+        """How often the times of so many rows have moved; see :meth:`Surface.moves`."""
+        return self._rest.moves(rows) + self._step.moves(rows)
+
     def curve(self, rows: int, lengths: tuple[int, ...]) -> list[float]:
         """Seconds of a round by draft length; the lengths ascend. A round must have been measured.
-        The last few rounds may be left out: each moves a mean of many rounds little."""
-        made, curve = self._curves.get((rows, lengths), (-_REREAD, []))
-        if self.now - made >= min(_REREAD, 1 + self.now // _REREAD):
+        They are read anew where they have moved, and now and then, since weights fade."""
+        made, moves, curve = self._curves.get((rows, lengths), (-_REREAD, -1, []))
+        if moves != self.moves(rows) or self.now - made >= _REREAD:
             curve = self._curve(rows, lengths)
-            self._curves[rows, lengths] = self.now, curve
+            self._curves[rows, lengths] = self.now, self.moves(rows), curve
         return curve
+
+    def assume(self, rows: int, length: int, draft: float, total: float) -> None:
+        """Takes the seconds of a round that were measured before the first request, or by another
+        process; as :meth:`observe`."""
+        self._began = self._prepared = True
+        self._rest.observe(rows, length, max(total - draft, 0.0), self.now, ASSUMED_ROUNDS)
+        if length and draft:
+            self._step.observe(rows, length, draft / length, self.now, ASSUMED_ROUNDS)
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether rounds were measured before the first request."""
+        return self._prepared
+
+    def cells(self) -> Iterable[tuple[int, int, float, float]]:
+        """Rows, draft length, seconds of drafting and of the whole round, of all measured cells."""
+        steps = {(rows, length): step for rows, length, step in self._step.means()}
+        for rows, length, rest in self._rest.means():
+            draft = steps.get((rows, length), 0.0) * length
+            yield rows, length, draft, rest + draft
 
     def _curve(self, rows: int, lengths: tuple[int, ...]) -> list[float]:
         rest = monotone(*self._rest.read(rows, lengths, self.now))
         drafting = accumulate(map(mul, lengths, self._steps(rows, lengths)), max)
-        return [v + d for v, d in zip(rest, drafting, strict=True)]
+        return [max(v + d, _TINY) for v, d in zip(rest, drafting, strict=True)]
 
     def catch_up(self, rows: int, behind: int) -> float:
         """Seconds for a draft model to read so many committed tokens of each row."""
-        return self._catch_up * behind * self._steps(rows, [1])[0] if behind else 0.0
+        if not behind:
+            return 0.0
+        made, step = self._first_steps.get(rows, (-_REREAD, 0.0))
+        if self.now - made >= _REREAD:
+            step = self._steps(rows, [1])[0]
+            self._first_steps[rows] = self.now, step
+        return self._catch_up * behind * step
 
     def _steps(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of a draft step, by draft length."""

@@ -4,11 +4,13 @@ Before each round it compares the goodput of all draft lengths (``allocation.py`
 of a round as measured (``costs.py``) and the acceptance as estimated (``acceptance.py``). Drafting
 nothing is one of the lengths; a draft model then reads nothing, and catches up when it is used
 again. A head reads the committed tokens all the same, because the target's hidden states are not
-kept. Three rules keep the choice calm:
+kept. Four rules keep the choice calm and cheap:
 
     hysteresis   another length must promise 3 % more than the present one
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
-    probing      rounds of another length, to measure it, may cost 1 % of the tokens at most
+    probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
+                 1.8 % where a draft model must catch up first
+    tolerance    a choice stands for 8 rounds, unless rows come or go or a belief moves
 
 A length is chosen before the round from what earlier rounds showed. It does not depend on the
 round's drafted tokens or random numbers, so every lossless rule stays lossless
@@ -19,14 +21,16 @@ Legend: B rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import Protocol
 
-from outrider.engine.governor.acceptance import PositionRates, RowRates, sigmoid
-from outrider.engine.governor.allocation import Goodput, goodputs
+from outrider.engine.governor.acceptance import PositionRates, RowRates, probability
+from outrider.engine.governor.allocation import Goodput, expected_tokens
 from outrider.engine.governor.costs import RoundCosts
+from outrider.engine.governor.saved_times import RoundTime
 
 MOST = 8
 """The longest draft where the user and the drafter set none."""
@@ -40,8 +44,14 @@ HORIZON = 16
 PROBE_SHARE = 0.01
 """Tokens that probing may cost, as a share of all."""
 
-REPLAN = 2
-"""Rounds between two choices, as long as the rows stay the same."""
+RETRY_SHARE = 0.018
+"""Tokens that probing may cost where a draft model first has to read what it lacks."""
+
+REPLAN = 8
+"""Most rounds that a choice stands for."""
+
+TOLERANCE = 1.3
+"""By which factor the odds against the first drafted token move before a choice is made anew."""
 
 _FIRST_ROUNDS = 6
 """Rounds of each class that only measure, in turn with a draft and without."""
@@ -52,6 +62,7 @@ _FIRST_TOKENS = 32
 _FIRST_WIDTH = 4
 _PROBE_AGE = 12
 _CREDIT = 1.0
+_FIRST_RETRY = 0.5
 _LEAST_LOSS = 0.02
 
 
@@ -75,15 +86,24 @@ class Sources:
         lags: whether a draft model has a cache of its own, which falls behind in rounds without
             drafts. A head follows the target's hidden states in every round, and an early exit
             shares the target's cache.
+        sampled_length: the draft length of batches with sampled rows, whose tokens depend on it;
+            None chooses that, too.
     """
 
     lengths: tuple[int, ...] = tuple(range(MOST + 1))
     names: tuple[str, ...] = (ALL,)
     draft_ratio: float = 0.1
     lags: bool = True
+    sampled_length: int | None = None
+
+    def up_to(self, most: int) -> tuple[int, ...]:
+        """The draft lengths that are not longer than this."""
+        if most >= self.lengths[-1]:
+            return self.lengths
+        return tuple(length for length in self.lengths if length <= most)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """What a round is asked to draft.
 
@@ -162,6 +182,17 @@ class Governor:
             self._rates[key] = PositionRates()
         return self._rates[key]
 
+    def assume(self, times: Iterable[RoundTime]) -> None:
+        """Takes the times of rounds that were measured before the first request. Sources without a
+        draft model take as long but for its passes."""
+        with self.lock:
+            for each in times:
+                for source in range(len(self.sources.names)):
+                    draft = each.draft if source == 0 else 0.0
+                    self.costs(each.greedy, source).assume(
+                        each.rows, each.length, draft, each.total - each.draft + draft
+                    )
+
     def of_batch(self) -> BatchGovernor:
         """The choices for a new running batch."""
         return BatchGovernor(self)
@@ -178,12 +209,32 @@ class Governor:
         found: dict[str, list[float]] = {"draft lengths": [float(n) for n in lengths]}
         with self.lock:
             for source, name in enumerate(self.sources.names):
-                logits = self.rates(greedy, source).logits(lengths[-1])
-                found[f"acceptance, {name}"] = [sigmoid(b) for b in logits]
+                odds = self.rates(greedy, source).odds(lengths[-1])
+                found[f"acceptance, {name}"] = list(map(probability, odds))
                 costs = self.costs(greedy, source)
                 if not costs.is_empty:
                     found[f"seconds, {name}"] = costs.curve(rows, lengths)
         return found
+
+
+class LengthChooser(Protocol):
+    """Chooses the draft length of each round of a running batch."""
+
+    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+        """What the next round shall draft; as :meth:`BatchGovernor.ask`."""
+
+    def learn(
+        self,
+        asked: Asked,
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
+        greedy: bool,
+        draft: float,
+        total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
+    ) -> None:
+        """Takes what a round showed; as :meth:`BatchGovernor.learn`."""
 
 
 class BatchGovernor:
@@ -196,12 +247,15 @@ class BatchGovernor:
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
         self._now = 0
-        self._credit = _CREDIT
-        self._present: Option | None = None
-        self._next: Option | None = None
-        self._planned = 0
+        self._credit, self._retry_credit = _CREDIT, _FIRST_RETRY
+        self._present: tuple[int, int] | None = None
+        self._choice: Option | None = None
+        self._planned_at = 0
+        self._planned_odds = 0.0
+        self._planned_moves = 0
         self._rows: list[RowMemory] = []
         self._drafted = 0
+        self._retried: Goodput | None = None
 
     def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
         """What the next round shall draft.
@@ -214,18 +268,22 @@ class BatchGovernor:
         with self._governor.lock:
             self._now += 1
             self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
-            option = self._next
-            if option is None or rows != self._rows or self._now - self._planned >= REPLAN:
-                option = self._plan(rows, limits, greedy)
-            self._next = None if option.probe or option.believed is None else option
-            length = min(option.length, max(limits))
-            behind = self._behind(option.source, rows) if length else 0
+            self._retry_credit += RETRY_SHARE
+            choice = self._choice
+            fixed = self._governor.sources.sampled_length
+            if not greedy and fixed is not None:
+                choice = Option(0, fixed, None)
+            elif choice is None or rows != self._rows or self._is_due(choice, rows, greedy):
+                choice = self._plan(rows, limits, greedy)
+            self._choice = None if choice.probe or choice.believed is None else choice
+            length = min(choice.length, max(limits))
+            behind = self._behind(choice.source, rows) if length else 0
             return Asked(
-                option.source,
+                choice.source,
                 length,
                 [min(length, limit) for limit in limits],
-                option.probe,
-                option.believed,
+                choice.probe,
+                choice.believed,
                 behind,
             )
 
@@ -266,6 +324,11 @@ class BatchGovernor:
             else:
                 for each in range(len(governor.sources.names)):
                     governor.costs(greedy, each).observe(num, 0, 0.0, total, width=width)
+            if self._retried is not None:
+                tokens = num + sum([n or 0 for n in accepted])
+                lost = (total * self._retried.rate - tokens) / self._retried.tokens
+                self._retry_credit -= max(lost, _LEAST_LOSS)
+                self._retried = None
             lengths = asked.lengths
             if forced:
                 lengths = [0 if n else most for n, most in zip(forced, lengths, strict=True)]
@@ -286,133 +349,156 @@ class BatchGovernor:
             rows, accepted: as of :meth:`learn`.
         """
         outcomes: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        logits: dict[bool, list[float]] = {}
+        odds: dict[bool, list[float]] = {}
+        sources = range(len(self._governor.sources.names))
         for row, length, num in zip(rows, lengths, accepted, strict=True):
             if num is None:
                 continue
-            for source in range(len(self._governor.sources.names)):
+            for source in sources:
                 rates = row.of(source)
                 rates.undrafted = 0 if source == drafted else rates.undrafted + num + 1
             if drafted is None or not length:
                 continue
-            if row.greedy not in logits:
-                of_class = self._governor.rates(row.greedy, drafted)
-                logits[row.greedy] = of_class.logits(max(lengths))
+            if row.greedy not in odds:
+                odds[row.greedy] = self._governor.rates(row.greedy, drafted).odds(max(lengths))
             num = min(num, length)
-            row.of(drafted).learn(logits[row.greedy], length, num, self._governor.now)
+            row.of(drafted).learn(odds[row.greedy], length, num, self._governor.now)
             outcomes[row.greedy].append((length, num))
         for greedy, found in outcomes.items():
             if found and drafted is not None:
                 self._governor.rates(greedy, drafted).learn(found, self._governor.now)
 
+    # ------------------------------------------------------------------------------------ choices
+
+    def _is_due(self, choice: Option, rows: Sequence[RowMemory], greedy: bool) -> bool:
+        """Whether beliefs moved since the last plan so far that another one may come out, or a
+        probe may be due."""
+        since = self._now - self._planned_at
+        if since >= REPLAN:
+            return True
+        if self._governor.costs(greedy, choice.source).moves(len(rows)) != self._planned_moves:
+            return True
+        moved = self._first_odds(choice.source, rows) / self._planned_odds
+        return not 1 / TOLERANCE < moved < TOLERANCE
+
+    def _first_odds(self, source: int, rows: Sequence[RowMemory]) -> float:
+        """Mean odds against the first drafted token."""
+        of_class = self._governor.rates(rows[0].greedy, source).odds(1)[0]
+        return of_class * sum([row.of(source).factor for row in rows]) / len(rows)
+
     def _plan(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
-        """The option for the next rounds, or for the next one if it is a probe."""
-        self._planned, self._rows = self._now, rows
-        sources, most = self._governor.sources, max(limits)
-        lengths = tuple(length for length in sources.lengths if length <= most)
-        num_measured = self._governor.costs(greedy, 0).now
-        if num_measured < _FIRST_ROUNDS:
+        """The choice for the next rounds, or for the next one if it is a probe."""
+        self._planned_at, self._rows = self._now, rows
+        governor, sources = self._governor, self._governor.sources
+        lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
+        num_measured = first.now
+        if num_measured < _FIRST_ROUNDS and not first.is_prepared:
             widest = 1 if num_measured % 2 else min(_FIRST_TOKENS // len(rows), _FIRST_WIDTH)
             return Option(0, max(each for each in lengths if each < max(1, widest)), None)
-        table = {
-            (option.source, option.length): option
+        promises = [
+            self._promise(source, rows, limits, greedy, lengths)
             for source in range(len(sources.names))
-            for option in self._options(source, rows, limits, greedy, lengths)
-        }
-        best = max(table.values(), key=lambda option: option.rate)
-        present = None
-        if self._present is not None:
-            present = table.get((self._present.source, self._present.length))
-        if present is not None and best.rate < HYSTERESIS * present.rate:
-            best = present
-        self._present = best
-        probe = self._probe(best, table, lengths, len(rows), greedy)
+        ]
+        best = max((each.best for each in promises), key=lambda option: option.rate)
+        if self._present is not None and self._present[1] in lengths:
+            source, length = self._present
+            present = promises[source].option(lengths.index(length))
+            if best.rate < HYSTERESIS * present.rate:
+                best = present
+        self._present = best.source, best.length
+        self._planned_odds = self._first_odds(best.source, rows)
+        self._planned_moves = governor.costs(greedy, best.source).moves(len(rows))
+        probe = self._probe(best, promises, len(rows), greedy)
         return best if probe is None else probe
 
-    def _options(
+    def _promise(
         self,
         source: int,
         rows: Sequence[RowMemory],
         limits: Sequence[int],
         greedy: bool,
         lengths: tuple[int, ...],
-    ) -> Iterator[Option]:
+    ) -> Promise:
+        """What each draft length of a source promises."""
         governor = self._governor
         costs, most = governor.costs(greedy, source), lengths[-1]
-        logits: dict[bool, list[float]] = {}
-        survivals = []
-        for row, limit in zip(rows, limits, strict=True):
-            if row.greedy not in logits:
-                logits[row.greedy] = governor.rates(row.greedy, source).logits(most)
-            survivals.append(row.of(source).survival(logits[row.greedy][:limit]))
-        behind = self._behind(source, rows)
-        late = costs.catch_up(len(rows), behind)
-        found = goodputs(survivals, lengths, costs.curve(len(rows), lengths))
-        for length, each in zip(lengths, found, strict=True):
-            yield Option(source, length, each, late if length else 0.0)
+        odds = {each: governor.rates(each, source).odds(most) for each in {r.greedy for r in rows}}
+        survivals = [
+            row.of(source).survival(odds[row.greedy][:limit])
+            for row, limit in zip(rows, limits, strict=True)
+        ]
+        late = costs.catch_up(len(rows), self._behind(source, rows))
+        tokens = expected_tokens(survivals, len(rows), lengths)
+        return Promise(source, lengths, tokens, costs.curve(len(rows), lengths), late)
 
     def _behind(self, source: int, rows: Sequence[RowMemory]) -> int:
         """Committed tokens that the draft model lacks, of the row that lacks most; 0 for sources
         that run none."""
         if source > 0 or not self._governor.sources.lags:
             return 0
-        return max(row.of(source).undrafted for row in rows)
+        return max([row.of(source).undrafted for row in rows])
+
+    # ------------------------------------------------------------------------------------- probes
 
     def _probe(
-        self,
-        best: Option,
-        table: dict[tuple[int, int], Option],
-        lengths: tuple[int, ...],
-        num_rows: int,
-        greedy: bool,
+        self, best: Option, promises: Sequence[Promise], num_rows: int, greedy: bool
     ) -> Option | None:
         """The option whose measurement is oldest, if it can be afforded: of the next shorter and
         the next longer draft and none; of the best length of another source; after rounds without
         drafts, of the shortest."""
         candidates = [
-            (self._age(option, num_rows, greedy), option)
-            for option in self._neighbours(best, table, lengths)
+            (age, option)
+            for option in self._neighbours(best, promises)
+            if (age := self._age(option, num_rows, greedy)) >= _PROBE_AGE
         ]
-        for age, option in sorted(candidates, key=lambda pair: -pair[0]):
-            loss = self._loss(option, best)
-            if age >= _PROBE_AGE and self._credit >= loss:
-                self._credit -= max(loss, _LEAST_LOSS)
+        for _, option in sorted(candidates, key=lambda pair: -pair[0]):
+            if self._can_pay(option, best):
                 return replace(option, probe=True)
         return None
 
-    def _neighbours(
-        self, best: Option, table: dict[tuple[int, int], Option], lengths: tuple[int, ...]
-    ) -> Iterator[Option]:
+    def _neighbours(self, best: Option, promises: Sequence[Promise]) -> Iterator[Option]:
+        lengths = promises[best.source].lengths
         place = lengths.index(best.length)
-        nearby = {lengths[max(place - 1, 0)], lengths[min(place + 1, len(lengths) - 1)], 0}
-        for length in nearby - {best.length}:
-            yield table[best.source, length]
-        for source in range(len(self._governor.sources.names)):
-            if source != best.source and len(lengths) > 1:
-                ours = [table[source, length] for length in lengths if length]
-                yield max(ours, key=lambda option: option.rate)
+        for each in {max(place - 1, 0), min(place + 1, len(lengths) - 1), 0} - {place}:
+            yield promises[best.source].option(each)
+        for promise in promises:
+            if promise.source != best.source and len(lengths) > 1:
+                yield promise.best_draft
 
     def _age(self, option: Option, num_rows: int, greedy: bool) -> float:
         """Rounds since an option was measured; where nothing is drafted, since anything was."""
         present = self._present
-        if present is not None and not present.length:
+        if present is not None and not present[1]:
             return self._now - self._drafted
         age = self._governor.costs(greedy, option.source).age(num_rows, option.length)
         return float("inf") if age is None else age
 
-    def _loss(self, option: Option, best: Option) -> float:
-        """Tokens that a round of an option loses to rounds of the best one, in rounds of those. All
+    def _can_pay(self, option: Option, best: Option) -> bool:
+        """Whether the credit pays for a probe; takes it from the credit if it does.
+
+        Costs are tokens that the round loses to rounds of the best option, in rounds of those. All
         credit pays for the slowest round, since the option may look slow only because something
-        delayed it when it was measured; catching up is slow without doubt."""
+        delayed it when it was measured. What a draft model has to read first is slow without
+        doubt. Such probes have a credit without a limit, so that a long pause does not end all
+        probing: where reading is dear, the next probe comes later. They pay afterwards, by the
+        clock.
+        """
         assert option.believed is not None
         assert best.believed is not None
         tokens, seconds = option.believed
         lost = (seconds * best.rate - tokens) / best.believed.tokens
+        loss = max(min(max(0.0, lost), _CREDIT), _LEAST_LOSS)
         late = option.catch_up * best.rate / best.believed.tokens
-        return min(max(0.0, lost), _CREDIT) + late
+        if late:
+            affordable = self._retry_credit >= loss + late
+            self._retried = best.believed if affordable else None
+        else:
+            affordable = self._credit >= loss
+            self._credit -= loss if affordable else 0.0
+        return affordable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Option:
     """A source and a draft length, with what is expected of them.
 
@@ -422,6 +508,7 @@ class Option:
         believed: tokens and seconds of a round; None before any round was measured.
         catch_up: seconds in which the draft model first reads what it lacks.
         probe: whether it is only tried.
+        rate: tokens per second of the next rounds.
     """
 
     source: int
@@ -429,11 +516,52 @@ class Option:
     believed: Goodput | None
     catch_up: float = 0.0
     probe: bool = False
+    rate: float = 0.0
+
+
+class Promise:
+    """What the draft lengths of a source promise.
+
+    Args:
+        source: which of ``Sources.names``.
+        lengths: the draft lengths, ascending from 0.
+        tokens: of a round, by length.
+        seconds: of a round, by length.
+        catch_up: seconds in which the draft model first reads what it lacks.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        lengths: tuple[int, ...],
+        tokens: Sequence[float],
+        seconds: Sequence[float],
+        catch_up: float,
+    ) -> None:
+        self.source = source
+        self.lengths = lengths
+        self._tokens, self._seconds, self._catch_up = tokens, seconds, catch_up
+        late = catch_up / HORIZON
+        self._rates = [n / (s + late) for n, s in zip(tokens, seconds, strict=True)]
+        self._rates[0] = tokens[0] / seconds[0]
 
     @property
-    def rate(self) -> float:
-        """Tokens per second of the next rounds."""
-        if self.believed is None:
-            return 0.0
-        seconds = self.believed.seconds + self.catch_up / HORIZON
-        return self.believed.tokens / seconds if seconds > 0 else 0.0
+    def best(self) -> Option:
+        """The length with the most tokens per second."""
+        return self.option(self._rates.index(max(self._rates)))
+
+    @property
+    def best_draft(self) -> Option:
+        """The best length above 0."""
+        drafting = self._rates[1:]
+        return self.option(1 + drafting.index(max(drafting)))
+
+    def option(self, place: int) -> Option:
+        """The option of a length."""
+        return Option(
+            self.source,
+            self.lengths[place],
+            Goodput(self._tokens[place], self._seconds[place]),
+            self._catch_up if place else 0.0,
+            rate=self._rates[place],
+        )

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -88,6 +88,21 @@ class Configuration:
                 if first <= batch_size <= last:
                     return choice
         return self.choice
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices for all batch sizes and for some."""
+        return self.choice, *(choice for _, _, choice in self.at_batch_size)
+
+    def with_options_renamed(self, renamed: Callable[[str], str]) -> Configuration:
+        """The configuration with other values of the methods' options."""
+
+        def of_choice(choice: Choice) -> Choice:
+            options = {name: renamed(value) for name, value in choice.options.items()}
+            return replace(choice, options=options)
+
+        others = ((first, last, of_choice(each)) for first, last, each in self.at_batch_size)
+        return replace(self, choice=of_choice(self.choice), at_batch_size=tuple(others))
 
     def stale(self, choice: Choice, hardware: str) -> list[str]:
         """What differs from what was measured, in words; nothing where all is the same.

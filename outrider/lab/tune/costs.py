@@ -52,11 +52,11 @@ class RestTable:
 
     Attributes:
         seconds: by rows and draft length; those of plain decoding have length 0.
-        prefill: seconds until the first round of a batch, by rows.
+        outside: seconds of a batch outside of its rounds, by rows.
     """
 
     seconds: dict[tuple[int, int], float] = field(default_factory=dict)
-    prefill: dict[int, float] = field(default_factory=dict)
+    outside: dict[int, float] = field(default_factory=dict)
 
     @property
     def measured_rows(self) -> set[int]:
@@ -87,9 +87,9 @@ class RestTable:
         rise = self.seconds[num_rows, last] - self.seconds[num_rows, first]
         return max(0.0, rise / (last - first))
 
-    def prefill_of(self, num_rows: int) -> float:
-        """Seconds until the first round of a batch."""
-        return max(0.0, interpolated(self.prefill, num_rows)) if self.prefill else 0.0
+    def outside_of(self, num_rows: int) -> float:
+        """Seconds of a batch outside of its rounds."""
+        return max(0.0, interpolated(self.outside, num_rows)) if self.outside else 0.0
 
     def _at(self, rows: int, length: float) -> float:
         of_rows = {n: seconds for (b, n), seconds in self.seconds.items() if b == rows}

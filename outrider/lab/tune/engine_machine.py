@@ -5,6 +5,7 @@ Legend: B rows, N query tokens.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -26,7 +27,9 @@ from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.bench.plan import BenchPlan
 from outrider.lab.bench.record import BatchRecord
 from outrider.lab.data import DataSet
+from outrider.lab.quality.metrics import references
 from outrider.lab.tune.machine import Run, Source
+from outrider.lab.tune.quality import Quality, QualityFloor, judge
 from outrider.sampling import Sampling, Warp
 
 _PASSES = 5  # timed repeats of a forward pass
@@ -38,6 +41,7 @@ class EngineMachine:
 
     Attributes:
         num_prompts: the number of prompts to tune on.
+        qualities: how good the outputs of lossy sources are, by name.
 
     Args:
         engines: of the plan's models.
@@ -45,11 +49,15 @@ class EngineMachine:
         data: the prompts, as the target reads them.
         num_held_out: how many of the last prompts are for :meth:`outputs` alone.
         divergence_budget: the most KL(p‖π) per token, in nats, that a lossy source may have; None
-            allows no lossy source.
+            sets no bound.
+        quality: what the outputs of a lossy source have to reach; None demands nothing. Without
+            either, no lossy source is allowed.
+        quality_seconds: after which the comparison of a source's outputs ends, decided or not.
         clock: in seconds.
 
     Raises:
         PromptError: a prompt that cannot be encoded, or that has a single token.
+        MissingReferenceError: a prompt without the reference that ``quality`` needs.
     """
 
     def __init__(
@@ -60,6 +68,8 @@ class EngineMachine:
         *,
         num_held_out: int = 0,
         divergence_budget: float | None = None,
+        quality: QualityFloor | None = None,
+        quality_seconds: float = math.inf,
         clock: Clock = time.perf_counter,
     ) -> None:
         self.engines = engines
@@ -67,7 +77,13 @@ class EngineMachine:
         self._plan = plan
         self._examples = [replace(each, later=()) for each in data]
         self.num_prompts = len(self._examples) - num_held_out
-        self._budget = divergence_budget
+        self._budget, self._quality = divergence_budget, quality
+        self._quality_seconds = quality_seconds
+        self._references: list[str] = []
+        if quality is not None:
+            self._references = references(self._examples[: self.num_prompts], quality.metric)
+        self.qualities: dict[str, Quality] = {}
+        self._plain_texts: dict[int, str] = {}
         self._checked: set[str] = set()
         self._warm: set[tuple[str, str | None, int, int]] = set()
         self._ids = [self._encoded(data, index) for index in range(len(data))]
@@ -130,7 +146,7 @@ class EngineMachine:
         spec = MethodSpec.parse(source.method)
         engine = self.engines.engine(spec, source.draft, length or None)
         sampling = self._sampling(max_new_tokens, seed)
-        self._check_divergence(source, spec, length, batches[0], sampling)
+        self._check_lossy(source, spec, length, batches[0], sampling)
         self._warm_up(source, engine, length, batches[0], sampling)
         records, depths = [], []
         for prompts in batches:
@@ -180,7 +196,7 @@ class EngineMachine:
             self._warm.add(state)
             self._decoded(engine, prompts, replace(sampling, max_new_tokens=2 * length + 3))
 
-    def _check_divergence(
+    def _check_lossy(
         self,
         source: Source,
         spec: MethodSpec,
@@ -188,25 +204,66 @@ class EngineMachine:
         prompts: Sequence[int],
         sampling: Sampling,
     ) -> None:
-        """Raises IncompatibleError for a lossy source that diverges more than the budget allows."""
+        """Raises IncompatibleError for a lossy source that is not as good as the user demands."""
         if self.is_lossless(spec) or source.method in self._checked:
             return
-        if self._budget is None:
+        if self._budget is None and self._quality is None:
             raise IncompatibleError(
-                f"{source.name} changes the distribution of the output: give a divergence budget, "
-                f"or leave it out"
+                f"{source.name} changes the distribution of the output: give a divergence budget "
+                f"or a metric of quality, or leave it out"
             )
-        engine = self.engines.engine(spec, source.draft, length, measure=True)
+        if self._budget is not None:
+            engine = self.engines.engine(spec, source.draft, length, measure=True)
+            self._check_divergence(source, engine, self._budget, prompts, sampling)
+        if self._quality is not None:
+            engine = self.engines.engine(spec, source.draft, length)
+            self._check_quality(source, engine, self._quality, sampling)
+        self._checked.add(source.method)
+
+    def _check_divergence(
+        self,
+        source: Source,
+        engine: Engine,
+        budget: float,
+        prompts: Sequence[int],
+        sampling: Sampling,
+    ) -> None:
         record = self._decoded(engine, prompts, sampling)
         totals = [request.total() for request in record.requests]
         emitted = sum(total.emitted for total in totals)
         divergence = sum(total.kl for total in totals) / emitted
-        if divergence > self._budget:
+        if divergence > budget:
             raise IncompatibleError(
                 f"{source.name} diverges by {divergence:.3g} nats per token, more than the budget "
-                f"of {self._budget:g}"
+                f"of {budget:g}"
             )
-        self._checked.add(source.method)
+
+    def _check_quality(
+        self, source: Source, engine: Engine, floor: QualityFloor, sampling: Sampling
+    ) -> None:
+        end = self.clock() + self._quality_seconds
+        found = judge(
+            floor,
+            self._references,
+            lambda prompts: self._texts(self.engines.plain, prompts, sampling),
+            lambda prompts: self._texts(engine, prompts, sampling),
+            lambda: self.clock() < end,
+        )
+        self.qualities[source.name] = found
+        if not found.holds:
+            raise IncompatibleError(
+                f"{source.name}: {found}, less than the {floor.at_least:g} that is demanded"
+            )
+
+    def _texts(self, engine: Engine, prompts: Sequence[int], sampling: Sampling) -> list[str]:
+        """The outputs for prompts; those of plain decoding are decoded once."""
+        known = self._plain_texts if engine is self.engines.plain else {}
+        missing = [prompt for prompt in prompts if prompt not in known]
+        size = max(self._plan.batch_sizes)
+        for start in range(0, len(missing), size):
+            record = self._decoded(engine, missing[start : start + size], sampling)
+            known.update({request.example: request.text for request in record.requests})
+        return [known[prompt] for prompt in prompts]
 
     def _context(self, num_rows: int) -> Context:
         """A batch of the first prompts."""

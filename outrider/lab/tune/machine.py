@@ -6,12 +6,13 @@ with real ones; tests simulate others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
 from outrider.lab.bench.record import BatchRecord
+from outrider.lab.tune.quality import Quality
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,16 @@ class Run:
         return seconds / rounds if rounds else None
 
     @property
-    def prefill_seconds(self) -> float:
-        """Mean seconds of a batch until its first round begins."""
+    def outside_seconds(self) -> float:
+        """Mean seconds of a batch outside of its rounds: until the first one begins, mostly
+        prefill, and after the last one."""
         each = self.round_seconds or 0.0
-        firsts = [batch.requests[0].round_seconds[0] for batch in self.batches]
-        return max(0.0, sum(firsts) / len(firsts) - each)
+        found = []
+        for batch in self.batches:
+            first = batch.requests[0].round_seconds[0]
+            last = max(request.round_seconds[-1] for request in batch.requests)
+            found.append(max(0.0, first - each) + max(0.0, batch.seconds - last))
+        return sum(found) / len(found)
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,10 @@ class Machine(Protocol):
     @property
     def num_prompts(self) -> int:
         """The number of prompts; requests name them by their index."""
+
+    @property
+    def qualities(self) -> Mapping[str, Quality]:
+        """How good the outputs of lossy sources are, by name."""
 
     def clock(self) -> float:
         """Seconds since some moment."""

@@ -38,12 +38,13 @@ class RoundTimes:
     Attributes:
         target: seconds of the target's pass by rows and width.
         rest: seconds of all else, by rows.
-        prefill: seconds until the first round of a batch, by its rows.
+        outside: seconds of a batch outside of its rounds, by its rows: prefill, and what is done
+            after the last round.
     """
 
     target: Callable[[int, int], float]
     rest: Callable[[int], float]
-    prefill: Callable[[int], float] = lambda rows: 0.0
+    outside: Callable[[int], float] = lambda rows: 0.0
 
 
 def steady_speed(survival: Sequence[float], num_rows: int, times: RoundTimes) -> float:
@@ -112,7 +113,7 @@ def _seconds_S(
         drafted_BL[row, : len(rounds)] = [min(each.drafted, length) for each in rounds]
         accepted_BL[row, : len(rounds)] = [min(each.accepted, length) for each in rounds]
     left_SB = np.tile(np.array(left, dtype=np.int64), (draws, 1))
-    seconds_S = np.full(draws, times.prefill(B))
+    seconds_S = np.full(draws, times.outside(B))
     index_B = np.arange(B)
     while (active_SB := left_SB > 0).any():
         chosen_SB = (generator.random((draws, B)) * size_B).astype(np.int64)

@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench.engines import Engines, Given
 from outrider.lab.bench.measure import Clock
 from outrider.lab.bench.plan import EMBEDDED, BenchPlan
 from outrider.lab.data import DataSet, as_prompts, chosen, read_data
 from outrider.lab.tune.engine_machine import EngineMachine
+from outrider.lab.tune.quality import QualityFloor, with_references
 from outrider.lab.tune.sources import LONGEST, BuildTable, candidates, count_answers
 from outrider.lab.tune.tuner import Tuner, TuneSettings, Tuning
 
 HELD_OUT = 8
 """With as many prompts as this, a quarter of them is left for counting an n-gram table."""
 _COUNTING = 0.1  # share of the time
+_JUDGING = 0.1  # of the time, for each lossy source
 
 Report = Callable[[str, float], None]
 """Called with what is being done, and the share of the time that is over."""
@@ -31,7 +34,9 @@ class Candidates:
         drafts: draft models and heads; the embedded target has its own.
         methods: if there are any, these alone; otherwise everything that works.
         longest: the longest chain to consider.
-        divergence_budget: the most KL(p‖π) per token, in nats, of a lossy method; None allows none.
+        divergence_budget: the most KL(p‖π) per token, in nats, of a lossy method; None sets no
+            bound.
+        quality: what a lossy method's outputs have to reach; without either, none is allowed.
         ngram_file: where an n-gram table is counted; None counts none.
         build_table: counts it.
     """
@@ -42,6 +47,7 @@ class Candidates:
     divergence_budget: float | None = None
     ngram_file: Path | None = None
     build_table: BuildTable | None = None
+    quality: QualityFloor | None = None
 
 
 def tuner_of(
@@ -69,7 +75,7 @@ def tuner_of(
         OutriderError: models, data or settings that do not work.
     """
     began = clock()
-    prompts = _read(plan, data or {})
+    prompts = _read(plan, data or {}, given.quality)
     engines = Engines(plan, models or {}, lambda stage: on_stage(stage, 0.0))
     prompts = as_prompts(prompts, plan.data[0].prompts, engines.target)
     counts = given.build_table is not None and not given.methods and len(prompts) >= HELD_OUT
@@ -79,6 +85,8 @@ def tuner_of(
         prompts,
         num_held_out=len(prompts) // 4 if counts else 0,
         divergence_budget=given.divergence_budget,
+        quality=given.quality,
+        quality_seconds=_JUDGING * 60 * settings.minutes,
         clock=clock,
     )
     file = given.ngram_file
@@ -100,6 +108,7 @@ def tuner_of(
         given.methods,
         longest=given.longest,
         divergence_budget=given.divergence_budget,
+        has_metric=given.quality is not None,
         ngram_file=file if counts else None,
         errors=None if given.methods else errors,
     )
@@ -122,11 +131,24 @@ def run_tune(
     return tuner_of(plan, settings, given, on_stage, models=models, data=data, clock=clock).run()
 
 
-def _read(plan: BenchPlan, given: Mapping[str, DataSet]) -> DataSet:
-    """The prompts of all data sets of the plan, as one."""
+def _read(
+    plan: BenchPlan, given: Mapping[str, DataSet], quality: QualityFloor | None = None
+) -> DataSet:
+    """The prompts of all data sets of the plan, as one.
+
+    Raises:
+        InvalidParameterError: references in a file of their own for several data sets.
+    """
     sets = []
+    file = None if quality is None else quality.references
+    if file is not None and len(plan.data) > 1:
+        raise InvalidParameterError(
+            f"references={str(file)!r}: there are {len(plan.data)} data sets: put the references "
+            f"into their records, or tune on one data set"
+        )
     for spec in plan.data:
         data = given[spec.source] if spec.source in given else read_data(spec.source, spec.name)
+        data = data if file is None else with_references(data, file)
         sets.append(chosen(data, spec.tasks, spec.limit))
     if len(sets) == 1:
         return sets[0]

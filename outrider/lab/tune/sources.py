@@ -1,7 +1,8 @@
 """The candidates of a tuning: every draft that is given, and what needs no draft.
 
     a folder of a head      by the head's own method
-    a draft model           ``speculative``; with a divergence budget also ``mentored``
+    a draft model           ``speculative``; also ``mentored`` with the divergence budget that is
+                            given, or with several where a metric judges the outputs
     prompt lookup, suffix   copy from the request itself
     an n-gram table         counted on the spot from the target's answers to held-out prompts
     early exit              the target's own first layers
@@ -27,6 +28,8 @@ from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.machine import Source
 
 LOOKUP, SUFFIX, EARLY_EXIT = "prompt-lookup", "suffix:corpus_tokens=0", "early-exit"
+BUDGETS = (0.05, 0.2, 0.5)
+"""Divergence budgets of ``mentored``, in nats, where only a metric judges the outputs."""
 LONGEST = 8
 """The longest chain that is considered, unless the user says another."""
 
@@ -41,6 +44,7 @@ def candidates(
     *,
     longest: int = LONGEST,
     divergence_budget: float | None = None,
+    has_metric: bool = False,
     ngram_file: Path | None = None,
     errors: dict[str, str] | None = None,
 ) -> list[Source]:
@@ -52,16 +56,20 @@ def candidates(
         methods: if there are any, these alone; otherwise everything that works.
         longest: the longest chain to consider.
         divergence_budget: see :class:`EngineMachine`; allows ``mentored``.
+        has_metric: whether the machine compares the outputs of lossy sources, which allows them.
         ngram_file: a table that was counted on the spot; None without one.
         errors: where sources that do not work with the target are noted; without it, their errors
             are raised.
 
     Raises:
-        InvalidParameterError: a lossy method without a divergence budget; a method with a policy of
-            its own for the draft length; suffix decoding with a memory.
+        InvalidParameterError: a lossy method without a divergence budget or a metric; a method with
+            a policy of its own for the draft length; suffix decoding with a memory.
     """
     found = []
-    rows = _rows(machine, drafts, methods, divergence_budget, ngram_file)
+    budgets: Sequence[float] = BUDGETS if has_metric else ()
+    if divergence_budget is not None:
+        budgets = [divergence_budget]
+    rows = _rows(machine, drafts, methods, budgets, ngram_file)
     for name, method, draft in _told_apart(rows):
         try:
             found.append(machine.source(name, method, draft, longest))
@@ -107,13 +115,13 @@ def _rows(
     machine: EngineMachine,
     drafts: Sequence[str],
     methods: Sequence[str],
-    divergence_budget: float | None,
+    budgets: Sequence[float],
     ngram_file: Path | None,
 ) -> Iterator[tuple[str, str, str | None]]:
     """Name, method and draft of each candidate."""
     if methods:
         for text in methods:
-            yield from _of_method(machine, MethodSpec.parse(text), drafts, divergence_budget)
+            yield from _of_method(machine, MethodSpec.parse(text), drafts, bool(budgets))
         return
     for draft in drafts:
         head = format_of(draft)
@@ -121,9 +129,10 @@ def _rows(
             yield f"the head {_short(draft)}", head.method, draft
             continue
         yield f"the draft {_short(draft)}", "speculative", draft
-        if divergence_budget is not None:
-            method = f"mentored:budget={divergence_budget:g}"
-            yield f"mentored with the draft {_short(draft)}", method, draft
+        for budget in budgets:
+            amount = "" if len(budgets) == 1 else f" {budget:g}"
+            method = f"mentored:budget={budget:g}"
+            yield f"mentored{amount} with the draft {_short(draft)}", method, draft
     yield "prompt lookup", LOOKUP, None
     yield "suffix decoding", SUFFIX, None
     if ngram_file is not None:
@@ -147,12 +156,13 @@ def _of_method(
     machine: EngineMachine,
     spec: MethodSpec,
     drafts: Sequence[str],
-    divergence_budget: float | None,
+    allows_lossy: bool,
 ) -> Iterator[tuple[str, str, str | None]]:
-    if divergence_budget is None and not machine.is_lossless(spec):
+    if not allows_lossy and not machine.is_lossless(spec):
         raise InvalidParameterError(
             f"method {str(spec)!r} changes the distribution of the output, and tuning for speed "
-            f"alone would always prefer such a method: pass a divergence budget, in nats per token"
+            f"alone would always prefer such a method: pass a divergence budget, in nats per "
+            f"token, or a metric of quality"
         )
     spec = _without_memory(spec)
     text = str(spec)

@@ -27,6 +27,7 @@ from outrider.lab.tune.costs import PassTable, RestTable
 from outrider.lab.tune.halving import Configuration, Trials, successive_halving
 from outrider.lab.tune.machine import PLAIN, Machine, Run, Source, rounds_of
 from outrider.lab.tune.predict import NOTHING_DRAFTED, RoundTimes, predicted_speed
+from outrider.lab.tune.quality import Quality
 from outrider.lab.tune.time_budget import TimeBudget
 
 PROBING = 0.45
@@ -91,6 +92,7 @@ class Tuning:
         plain_rounds: seconds of a plain round by batch size.
         trials: the real runs.
         errors: why a source could not be measured, by name.
+        qualities: how good the outputs of lossy sources are, by name.
         answer: None while nothing is known.
         seconds: that the tuning took.
         left_out: what there was no time for.
@@ -105,6 +107,7 @@ class Tuning:
     plain_rounds: dict[int, float] = field(default_factory=dict)
     trials: Trials = field(default_factory=Trials)
     errors: dict[str, str] = field(default_factory=dict)
+    qualities: Mapping[str, Quality] = field(default_factory=dict)
     answer: Answer | None = None
     seconds: float = 0.0
     left_out: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ class Tuning:
             "interrupted": self.interrupted,
             "left_out": self.left_out,
             "errors": self.errors,
+            "qualities": {name: each.as_dict() for name, each in self.qualities.items()},
             "batch_sizes": list(self.settings.batch_sizes),
             "max_new_tokens": self.settings.max_new_tokens,
             "plain_round_seconds": {str(b): each for b, each in self.plain_rounds.items()},
@@ -191,7 +195,7 @@ class Tuner:
         self._tokens = settings.max_new_tokens
         self._probe_prompts = _PROBE_PROMPTS
         self._output_tokens: dict[int, int] = {}
-        self._plain_prefill: dict[int, float] = {}
+        self._plain_outside: dict[int, float] = {}
         self._tried: dict[int, list[list[int]]] = {}
         self.tuning = Tuning(settings, tuple(sources))
 
@@ -214,6 +218,7 @@ class Tuner:
         self._answer()
         self.tuning.seconds = self._budget.spent
         self.tuning.left_out = self._budget.left_out
+        self.tuning.qualities = self.machine.qualities
         return self.tuning
 
     # ----------------------------------------------------------------------------------- probing
@@ -243,7 +248,7 @@ class Tuner:
         run = self._run(PLAIN, 0, batches, tokens)
         self._learn_lengths(run, tokens)
         self.tuning.plain_rounds[size] = self._round_seconds(run)
-        self._plain_prefill[size] = run.prefill_seconds
+        self._plain_outside[size] = run.outside_seconds
 
     def _learn_lengths(self, run: Run, limit: int) -> None:
         """Notes how long outputs get: to the full length, unless they ended by themselves."""
@@ -292,7 +297,7 @@ class Tuner:
             rest.seconds[size, 0] = tuning.plain_rounds[size] - tuning.passes.time(size, 1)
         else:
             rest.seconds.pop((size, 0), None)
-        rest.prefill[size] = run.prefill_seconds
+        rest.outside[size] = run.outside_seconds
 
     def _expected_pass(self, acceptance: Acceptance | None, length: int, size: int) -> float:
         """Mean seconds of the target's passes in a run: the width is that of the longest draft of
@@ -346,11 +351,11 @@ class Tuner:
             for size, seconds in tuning.plain_rounds.items()
         }
         if configuration.is_plain:
-            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_prefill)
+            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_outside)
         else:
             own = tuning.rests[source.name]
         rest = partial(own.time, length=configuration.length, scale=tuning.plain_rounds)
-        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.prefill_of)
+        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.outside_of)
 
     def _estimate(self, configuration: Configuration, predicted: float, plain: float) -> Estimate:
         trials = self.tuning.trials

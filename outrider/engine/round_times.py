@@ -1,0 +1,200 @@
+"""Fills the governor's tables before the first request.
+
+A few real rounds are run on made-up prompts, for greedy and for sampled rows: with 1, 2, 4, … rows
+and four draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
+the rounds of requests correct it. A drafter without models is replaced by one whose drafts always
+have full length, because it would find little to copy in such texts.
+
+Measuring takes about a second once; larger batches that do not fit are measured while they run. The
+times are kept in the cache folder (``governor/saved_times.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.core import Budget, Capabilities, Context, Draft, Drafter, Stream
+from outrider.core.errors import OutriderError
+from outrider.drafters.chain.none import NoDraft, NoState
+from outrider.engine.engine import Engine
+from outrider.engine.governor.governor import Asked, RowMemory
+from outrider.engine.governor.saved_times import (
+    RoundTime,
+    fingerprint,
+    read_times,
+    write_times,
+)
+from outrider.engine.running_batch import RunningBatch
+from outrider.sampling import Sampling
+
+SECONDS = 1.5
+"""Time after which no further number of rows is measured."""
+
+_LENGTHS = (0, 1, 3)  # and the longest
+_REPEATS = 4  # of each length; the first is not timed, since it may allocate memory
+_LARGEST = 32  # rows
+_GROWTH = 1.5  # of the time to measure, where the number of rows doubles
+_PROMPT = 16  # tokens
+
+Report = Callable[[str, float | None], None]
+
+
+def measure_round_times(
+    engine: Engine,
+    report: Report | None = None,
+    *,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Tells an engine's governor how long rounds take, from the cache folder or by measuring.
+
+    Args:
+        engine: without a governor, nothing is done. No request may be running.
+        report: as of ``load``.
+        seconds: when to stop measuring.
+        clock: in seconds.
+    """
+    governor, able = engine.governor, engine.drafter.capabilities
+    if governor is None or (able.drafts_trees and not able.models):
+        return
+    key = _key(engine)
+    times = read_times(key)
+    ends, last = clock() + seconds, 0.0
+    missing = [size for size in _sizes(engine.max_batch_size) if size not in times.sizes]
+    for number, size in enumerate(missing):
+        began = clock()
+        if began + _GROWTH * last > ends:
+            break
+        if report is not None:
+            report("measuring the time of rounds, once", number / len(missing))
+        with suppress(OutriderError):  # the rows do not fit into memory, say
+            for greedy in (True, False) if governor.sources.sampled_length is None else (True,):
+                times.rounds += _measured(engine, size, greedy)
+        times.sizes.append(size)
+        last = clock() - began
+        write_times(key, times)
+    governor.assume(times.rounds)
+
+
+def _sizes(most: int) -> list[int]:
+    """1, 2, 4, … and the largest."""
+    largest = min(most, _LARGEST)
+    sizes = [1 << power for power in range(largest.bit_length())]
+    return sorted({*sizes, largest})
+
+
+def _key(engine: Engine) -> str:
+    """The fingerprint of an engine's times."""
+    rules = (type(engine.verifier_at(temperature)).__name__ for temperature in (0.0, 1.0))
+    return fingerprint(
+        (engine.target, *engine.drafter.capabilities.models),
+        engine.method.name,
+        *rules,
+        engine.kv_dtype,
+        engine.num_speculative_tokens,
+        engine.governor.sources if engine.governor else None,
+    )
+
+
+def _drafter(engine: Engine) -> Drafter[Any]:
+    """What drafts in the measured rounds. Where some source learns from outputs, it is another
+    drafter than the engine's, which shall not learn from made-up texts."""
+    able = engine.drafter.capabilities
+    if not able.models:
+        return FullDrafts()
+    return engine.new_drafter() if able.drafts_freely else engine.drafter
+
+
+@torch.inference_mode()
+def _measured(engine: Engine, size: int, greedy: bool) -> list[RoundTime]:
+    """The median times of rounds of so many rows."""
+    assert engine.governor is not None
+    choices = engine.governor.sources.lengths
+    lengths = sorted({*(each for each in _LENGTHS if each in choices), choices[-1]})
+    script = Script(lengths * _REPEATS)
+    batch = RunningBatch(
+        engine.target,
+        _drafter(engine),
+        lambda greedy: engine.verifier_at(0.0 if greedy else 1.0),
+        engine.num_speculative_tokens,
+        measure=False,
+        verification=engine.verification,
+        governor=script,
+    )
+    length = min(_PROMPT, engine.prompt_limit)
+    room = engine.limit - length
+    if room < 2:
+        return []
+    sampling = Sampling(temperature=0.0 if greedy else 1.0, max_new_tokens=room, ignore_eos=True)
+    prompts = [_prompt(engine, length, row) for row in range(size)]
+    batch.admit([engine.row(engine.request(each, sampling)) for each in prompts])
+    while script.left and not any(row.over for row in batch.rows):
+        batch.step()
+    batch.close()
+    return [
+        RoundTime(greedy, size, asked, *map(median, zip(*found[1:], strict=True)))
+        for asked, found in script.found.items()
+        if len(found) > 1
+    ]
+
+
+def _prompt(engine: Engine, length: int, row: int) -> list[int]:
+    """Token ids that differ between rows and from one to the next."""
+    return [(31 * row + 7 * place + 1) % engine.target.num_tokens for place in range(length)]
+
+
+class Script:
+    """Asks for given lengths in turn, and notes the times of the rounds.
+
+    Args:
+        lengths: the lengths.
+
+    Attributes:
+        left: the lengths to come.
+        found: by length, the seconds of drafting and of the whole round.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.left = list(lengths)
+        self.found: dict[int, list[tuple[float, float]]] = {}
+
+    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+        """The next length."""
+        length = min(self.left.pop(0), max(limits))
+        return Asked(0, length, [min(length, limit) for limit in limits])
+
+    def learn(
+        self,
+        asked: Asked,
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
+        greedy: bool,
+        draft: float,
+        total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
+    ) -> None:
+        """Notes the times of a round, unless some row had no room for the whole draft."""
+        if min(asked.lengths) == asked.length:
+            self.found.setdefault(asked.length, []).append((draft, total))
+
+
+class FullDrafts(NoDraft):
+    """Drafts as many tokens as it may, at no cost: the root, again and again."""
+
+    @property
+    def capabilities(self) -> Capabilities[Any]:
+        return Capabilities(rewindable=True)
+
+    def propose(self, state: NoState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        """The chain of the budget's length."""
+        width = budget.max_tokens + 1
+        tokens_BN: Tensor = context.root_B[:, None].expand(-1, width)
+        return Draft.chain(tokens_BN, torch.ones_like(tokens_BN, dtype=torch.bool), None, "chosen")

@@ -1,0 +1,18 @@
+"""The name of the hardware, as reports and tables of measured times give it."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+
+def hardware() -> str:
+    """The name of the GPU, or of the processor if there is none."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    names = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,167 @@
+"""Times of rounds from before the first request: measured once, kept, and used by the governor."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+
+from outrider.engine import Engine
+from outrider.engine.governor.costs import RoundCosts
+from outrider.engine.governor.saved_times import (
+    RoundTime,
+    SavedTimes,
+    fingerprint,
+    read_times,
+    write_times,
+)
+from outrider.engine.round_times import measure_round_times
+from outrider.engine.running_batch import RunningBatch
+
+TARGET = tiny(dtype=torch.float64, std=0.2)
+DRAFT = tiny(dtype=torch.float64, seed=1, std=0.2)
+AUTO: Any = "auto"
+ENOUGH = 600.0
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def governed(method: str = "speculative", draft: Any = DRAFT, rows: int = 4) -> Engine:
+    return engine_of(TARGET, draft, method, AUTO, max_batch_size=rows)
+
+
+def cells(engine: Engine, is_greedy: bool = True, source: int = 0) -> set[tuple[int, int]]:
+    """Rows and draft length of what was measured."""
+    assert engine.governor is not None
+    costs = engine.governor.costs(is_greedy, source)
+    return {(rows, length) for rows, length, _, _ in costs.cells()}
+
+
+def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    rounds: list[int] = []
+    step = RunningBatch.step
+
+    def counting(self: RunningBatch) -> None:
+        rounds.append(len(self.rows))
+        step(self)
+
+    monkeypatch.setattr(RunningBatch, "step", counting)
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("method", "draft"), [("speculative", DRAFT), ("prompt-lookup", None), ("hybrid", DRAFT)]
+)
+def test_all_cells_are_filled(method: str, draft: Any) -> None:
+    engine = governed(method, draft)
+    measure_round_times(engine, seconds=ENOUGH)
+    assert engine.governor is not None
+    lengths = {0, 1, 3, engine.governor.sources.lengths[-1]}
+    wanted = {(rows, length) for rows in (1, 2, 4) for length in lengths}
+    for source in range(len(engine.governor.sources.names)):
+        assert cells(engine, True, source) == cells(engine, False, source) == wanted
+
+
+def test_the_next_engine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = governed(), governed()
+    measure_round_times(first, seconds=ENOUGH)
+    rounds = count_rounds(monkeypatch)
+    measure_round_times(second, seconds=ENOUGH)
+    assert not rounds
+    assert first.governor is not None
+    assert second.governor is not None
+    assert second.governor.beliefs(3) == first.governor.beliefs(3)
+
+
+def test_a_larger_engine_measures_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_round_times(governed(rows=2), seconds=ENOUGH)
+    rounds = count_rounds(monkeypatch)
+    measure_round_times(governed(rows=4), seconds=ENOUGH)
+    assert set(rounds) == {4}
+
+
+def test_what_does_not_fit_into_the_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading of the clock is a second later than the last."""
+    now = iter(range(1000))
+    rounds = count_rounds(monkeypatch)
+    engine = governed(rows=16)
+    measure_round_times(engine, seconds=5.0, clock=lambda: next(now))
+    assert set(rounds) == {1, 2}
+    assert {rows for rows, _ in cells(engine)} == {1, 2}
+
+
+def test_the_first_round_is_chosen_and_not_a_measurement() -> None:
+    engine, cold = governed(), governed()
+    measure_round_times(engine, seconds=ENOUGH)
+    believed = [
+        each.generate(ragged_prompts([4]), greedy(4)).stats.believed_rounds
+        for each in (engine, cold)
+    ]
+    assert believed[0] > 0 == believed[1]
+
+
+def test_outputs_stay_and_nothing_is_learned_from_made_up_texts() -> None:
+    engine = governed("suffix", None)
+    drafter: Any = engine.drafter
+    before = drafter.corpus.num_tokens
+    measure_round_times(engine, seconds=ENOUGH)
+    assert drafter.corpus.num_tokens == before == 0
+    prompts = ragged_prompts([5, 3])
+    plain = token_ids(engine_of(TARGET).generate(prompts, greedy(20)))
+    assert token_ids(engine.generate(prompts, greedy(20))) == plain
+
+
+def test_engines_without_a_governor_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = count_rounds(monkeypatch)
+    measure_round_times(engine_of(TARGET, DRAFT), seconds=ENOUGH)
+    assert not rounds
+
+
+def test_fingerprints_depend_on_structure_and_not_on_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same, other = tiny(dtype=torch.float64, seed=7), tiny(dtype=torch.float32)
+    assert fingerprint([TARGET], "a") == fingerprint([same], "a")
+    different = [([other], "a"), ([TARGET, DRAFT], "a"), ([TARGET], "b")]
+    assert len({fingerprint(models, name) for models, name in different}) == 3
+    before = fingerprint([TARGET], "a")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert fingerprint([TARGET], "a") != before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"sizes": [1], "rounds": [{"rows": 1}]}', "[]"])
+def test_a_damaged_file_counts_as_none(folder: Path, text: str) -> None:
+    write_times("key", SavedTimes([1], [RoundTime(True, 1, 0, 0.0, 1.0)]))
+    assert read_times("key").sizes == [1]
+    (folder / "round_times" / "key.json").write_text(text, encoding="utf-8")
+    assert read_times("key") == SavedTimes()
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder / "file"))
+    write_times("key", SavedTimes())
+    assert read_times("key") == SavedTimes()
+
+
+def test_measured_rounds_correct_what_was_assumed() -> None:
+    costs = RoundCosts(0.1)
+    for length in (0, 2):
+        costs.assume(1, length, 0.1 * length, 2.0 + 0.2 * length)
+    assert costs.is_prepared
+    assert costs.curve(1, (0, 2)) == pytest.approx([2.0, 2.4], rel=0.05)
+    for _ in range(40):
+        for length in (0, 2):
+            costs.observe(1, length, 0.1 * length, 1.5 + 0.2 * length)
+    assert costs.curve(1, (0, 2)) == pytest.approx([1.5, 1.9], rel=0.05)
+    costs.assume(4, 0, 0.0, 3.0)
+    low, between, high = (costs.curve(rows, (0,))[0] for rows in (1, 2, 4))
+    assert low < between < high
