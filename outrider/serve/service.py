@@ -220,6 +220,7 @@ class Service:
             engine,
             requests,
             self.settings.request_timeout,
+            streams=bool(fields.stream),
             wants_rounds=bool(fields.return_rounds),
         )
         self._generations.add(generation)
@@ -249,11 +250,20 @@ class Service:
             )
 
     async def parts(self, asked: Asked) -> AsyncGenerator[tuple[int, Part], None]:
-        """What each round adds to which output. Closing the iterator aborts what is not over."""
+        """What the rounds add to which output: one round, or all that have arrived while the last
+        part was on its way. Closing the iterator aborts what is not over."""
         with asked.generation as generation:
-            async for step in generation:
-                self.metrics.observe(generation, step)
-                yield step.index, asked.choices[step.index].take(step)
+            async for steps in generation:
+                parts: dict[int, Part] = {}
+                for step in steps:
+                    self.metrics.observe(generation, step)
+                    part = asked.choices[step.index].take(step)
+                    if step.index in parts:
+                        parts[step.index].add(part)
+                    else:
+                        parts[step.index] = part
+                for index, part in parts.items():
+                    yield index, part
 
     async def collect(self, asked: Asked, http: HttpRequest) -> list[Choice]:
         """Runs a generation to its end; ends it early if the client leaves.
