@@ -10,9 +10,6 @@ from outrider.engine import Engine, Request
 from outrider.serve.errors import ApiError
 from outrider.serve.worker import Step, Subscriber, Worker
 
-PATIENCE = 0.1
-"""Seconds for which rounds are held back where the client wants the whole answer at once."""
-
 
 class Generation:
     """Some requests that run: an asynchronous iterator of what has arrived, lists of steps.
@@ -24,7 +21,7 @@ class Generation:
         engine: the engine that they run in.
         requests: the requests; outputs are numbered in their order.
         timeout: most seconds until the last step; None sets no bound.
-        streams: whether the client wants each round at once.
+        interval: least seconds from one step of an output to the next.
         wants_rounds: whether the steps say what each round did.
 
     Attributes:
@@ -42,7 +39,7 @@ class Generation:
         requests: Sequence[Request],
         timeout: float | None,
         *,
-        streams: bool = True,
+        interval: float = 0.0,
         wants_rounds: bool = False,
     ) -> None:
         self.engine = engine
@@ -59,9 +56,8 @@ class Generation:
         self._arrived: list[Step] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        patience = 0.0 if streams else PATIENCE
         self._subscriber = Subscriber(
-            engine, requests, self._take, self._loop, patience, wants_rounds
+            engine, requests, self._take, self._loop, interval, wants_rounds
         )
 
     def start(self) -> None:

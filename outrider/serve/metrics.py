@@ -20,6 +20,7 @@ from outrider.serve.worker import RoundDone, Step, Worker
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _TOKENS = tuple(2**k for k in range(18))
+_TOGETHER = 64  # steps
 _LABELS = ("model_name", "engine")
 
 
@@ -80,9 +81,21 @@ class Metrics:
             ("path", "status"),
             registry=registry,
         )
+        self._uncounted: list[tuple[Generation, Step]] = []
 
     def observe(self, generation: Generation, step: Step) -> None:
-        """Counts the rounds of an output."""
+        """Counts the rounds of an output: together with those of others, and before anybody reads
+        the metrics, since counting them one by one takes time from the rounds."""
+        self._uncounted.append((generation, step))
+        if len(self._uncounted) >= _TOGETHER:
+            self._count()
+
+    def _count(self) -> None:
+        uncounted, self._uncounted = self._uncounted, []
+        for generation, step in uncounted:
+            self._count_step(generation, step)
+
+    def _count_step(self, generation: Generation, step: Step) -> None:
         ends = generation.last_rounds
         counts = self._drafting.of(generation.engine.method.name)
         for done in step.done:
@@ -104,6 +117,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them in Prometheus's text format."""
+        self._count()
         return generate_latest(self._registry)
 
     def _finish(self, generation: Generation, step: Step) -> None:

@@ -30,6 +30,9 @@ from outrider.serve.tools.toolset import Toolset
 from outrider.serve.worker import Worker
 
 T = TypeVar("T")
+_WHOLE_INTERVAL = 0.25
+"""Seconds from one step to the next of an output that the client wants as a whole. They are for the
+metrics alone."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ class Service:
             engine,
             requests,
             self.settings.request_timeout,
-            streams=bool(fields.stream),
+            interval=self.settings.stream_interval if fields.stream else _WHOLE_INTERVAL,
             wants_rounds=bool(fields.return_rounds),
         )
         self._generations.add(generation)

@@ -2,8 +2,8 @@
 
 The event loop hands it jobs: requests to add, requests to abort, functions to call between two
 rounds. What a round adds to an output returns to the loop, once per step for all requests. Rounds
-of an output that is wanted as a whole return several at a time, since each return takes time from
-the next round. Each engine that has requests runs a step in its turn. Nothing but this thread
+that follow each other quickly return several at a time, since each return takes time from the next
+round. Each engine that has requests runs a step in its turn. Nothing but this thread
 touches a scheduler or the models.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -74,8 +75,8 @@ class Subscriber:
         requests: the requests.
         take: called in the event loop with new steps, and with the exception that ended an output.
         loop: the event loop.
-        patience: for how many seconds the rounds of an output may be held back, to be handed over
-            together; 0 hands over each of them at once.
+        interval: least seconds from one step of an output to the next. Rounds that end sooner
+            are handed over together with a later one.
         wants_rounds: whether the rounds are to be recorded.
     """
 
@@ -85,14 +86,14 @@ class Subscriber:
         requests: Sequence[Request],
         take: Callable[[list[Step | Exception]], None],
         loop: asyncio.AbstractEventLoop,
-        patience: float = 0.0,
+        interval: float = 0.0,
         wants_rounds: bool = False,
     ) -> None:
         self.engine = engine
         self.requests = requests
         self.take = take
         self.loop = loop
-        self.patience = patience
+        self.interval = interval
         self.wants_rounds = wants_rounds
         self.ids: list[int] = []
 
@@ -105,20 +106,22 @@ class _Output:
         self._index = index
         self._before = (0, 0, 0, 0)
         self._done: list[RoundDone] = []
+        self._last = -math.inf  # when rounds were handed over
 
     def note(self, row: Row) -> bool:
         """Notes a round; whether it is time to hand over."""
         stats = row.stats
         counts = (stats.drafted, stats.accepted, stats.forced, len(row.token_ids))
         drafted, accepted, forced, emitted = map(sub, counts, self._before)
+        now = time.perf_counter()
         self._before = counts
-        self._done.append(RoundDone(drafted, accepted, forced, emitted, time.perf_counter()))
-        held_for = self._done[-1].at - self._done[0].at
-        return row.over or held_for >= self.subscriber.patience
+        self._done.append(RoundDone(drafted, accepted, forced, emitted, now))
+        return row.over or now - self._last >= self.subscriber.interval
 
     def step(self, row: Row, recorded: tuple[RecordedRound, ...]) -> Step:
         """The rounds since the last call."""
         done, self._done = tuple(self._done), []
+        self._last = done[-1].at
         return Step(self._index, row.event(), done, row, row.over, recorded)
 
 
