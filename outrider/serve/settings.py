@@ -37,5 +37,5 @@ class ServerSettings:
     request_timeout: float | None = 600.0
     shutdown_timeout: float | None = 60.0
     allowed_origins: tuple[str, ...] = ()
-    stream_interval: float = 0.01
+    stream_interval: float = 0.02
     speculation_metrics: SpeculationMetrics | None = None
