@@ -15,6 +15,7 @@ from outrider.core.errors import PromptError
 from outrider.engine import Engine, Request
 from outrider.engine.prompts import Prompt
 from outrider.engine.request import request_numbers
+from outrider.engine.speculation import check_tokens
 from outrider.engine.token_texts import TokenTexts
 from outrider.serve.choice import Choice, Part, speculation_metrics, usage
 from outrider.serve.engines import EnginePool
@@ -198,6 +199,7 @@ class Service:
                 "adaptation: leave it out",
                 param="return_rounds",
             )
+        gamma = self._gamma(fields.num_speculative_tokens, engine)
         num = len(prompts) * fields.num_choices
         self._check_room(num)
         grammar = fields.grammar if tools is None else tools.grammar(fields.grammar)
@@ -210,7 +212,7 @@ class Service:
                     ids,
                     fields.sampling(max_new_tokens or engine.limit - len(ids), logprobs, grammar),
                     request_number=number,
-                    num_speculative_tokens=fields.num_speculative_tokens,
+                    num_speculative_tokens=gamma,
                     prediction=prediction,
                 )
                 for ids, number in zip(sequences, numbers, strict=True)
@@ -291,6 +293,17 @@ class Service:
         if not predicts and chosen == (None, None, None):
             return self.engine
         return await self.between_steps(lambda: self.pool.find(fields, predicts=predicts))
+
+    def _gamma(self, wanted: int | None, engine: Engine) -> int | None:
+        """A request's γ, at most the server's or the method's own, whichever is more; None if the
+        request has none. A method whose own γ is less drafts no more than that.
+
+        Raises:
+            InvalidParameterError: a γ outside this range.
+        """
+        own = engine.num_speculative_tokens
+        wanted = check_tokens(wanted, max(own, self.engine.num_speculative_tokens))
+        return None if wanted is None else min(wanted, own)
 
     def _check_room(self, num: int) -> None:
         if num > self.max_open:
