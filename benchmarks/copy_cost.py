@@ -10,24 +10,21 @@ Each round commits the drafted tokens that match the text, and one token more. T
 which includes reading the new tokens and updating the index.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import outrider
+from benchmarks import page
 from benchmarks.copy_prompts import documents
 from outrider import Sampling
 from outrider.core import Budget, Context, Lengths
 from outrider.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.drafters.lookup.suffix import SuffixDecoding
-from outrider.lab.metadata import run_metadata
 from outrider.sampling import Warp
 
 CONTEXT = 8000
@@ -138,36 +135,35 @@ def bars(rows: list[dict[str, Any]]) -> list[tuple[str, float, bool]]:
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Cost of copying drafts",
-        "",
-        f"{about['date']}, {about['hardware']}, threads: {about['threads']}, torch "
-        f"{about['versions']['torch']}; at {about['context']:,} tokens of context.",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        "| | rows | µs per row, median | 5 % | quartiles | 95 % | tokens drafted | accepted | "
-        "bytes per token | µs per token of prompt |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in report["cost"]:
-        lines.append(
-            f"| {row['name']} | {row['rows']} | {row['median']:.0f} | {row['5th']:.0f} | "
-            f"{row['lower_quartile']:.0f}-"
-            f"{row['upper_quartile']:.0f} | {row['95th']:.0f} | {row['drafted']:.1f} | "
-            f"{row['accepted']:.1f} | {row['bytes']:.0f} | {row['start_per_token']:.1f} |"
-        )
-    lines += ["", "| bar | worst | met |", "|---|---:|---|"]
-    for text, worst, met in bars(report["cost"]):
-        lines.append(f"| {text} | {worst:.2f} | {'yes' if met else 'no'} |")
-    return "\n".join(lines) + "\n"
+    settings = f"at {about['context']:,} tokens of context."
+    heads = (
+        "|rows|µs per row, median|5 %|quartiles|95 %|tokens drafted|accepted|bytes per token|"
+        "µs per token of prompt"
+    )
+    found = [(text, f"{worst:.2f}", met) for text, worst, met in bars(report["cost"])]
+    lines = page.header("Cost of copying drafts", about, settings)
+    lines += page.table(heads.split("|"), map(_row, report["cost"]))
+    return "\n".join(lines + page.bars_table(found, "worst")) + "\n"
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["name"],
+        str(row["rows"]),
+        f"{row['median']:.0f}",
+        f"{row['5th']:.0f}",
+        f"{row['lower_quartile']:.0f}-{row['upper_quartile']:.0f}",
+        f"{row['95th']:.0f}",
+        f"{row['drafted']:.1f}",
+        f"{row['accepted']:.1f}",
+        f"{row['bytes']:.0f}",
+        f"{row['start_per_token']:.1f}",
+    )
 
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser = page.parser(__doc__)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tokenizer = outrider.load(method="plain").target.tokenizer
@@ -176,18 +172,14 @@ def main() -> None:
     text, earlier = ids[: CONTEXT + 2500], ids[CONTEXT + 2500 :][:CORPUS]
     command = f"python -m benchmarks.copy_cost --threads {options.threads}"
     report = {
-        "about": run_metadata(context=CONTEXT, command=command),
+        "about": page.about(command, context=CONTEXT),
         "cost": [
             {"name": each.name} | cost(each, text, CONTEXT, rows)
             for rows in ROWS
             for each in configurations(earlier)
         ],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "copy_cost.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "copy_cost.md").write_text(page)
-    print(page)
+    page.publish(options.out, "copy_cost", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -20,20 +20,17 @@ measured by decoding, for completeness.
 Writes JSON and a Markdown table. Legend: B rows, L layers.
 """
 
-import argparse
-import json
 import statistics
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import page
 from outrider import Engine, Sampling, assets
 from outrider.core import Budget, Context
 from outrider.drafters.chain.early_exit import EarlyExitDrafter
-from outrider.lab.metadata import hardware
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.hf.early_exit import EarlyExit
@@ -104,41 +101,40 @@ def acceptance(target: HFModel, prompts: list[list[int]], temperature: float) ->
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Early exit: the target's pass",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, {about['dtype']}, "
-        f"torch {about['torch']}; medians of {about['repeats']} repeats, contexts of {CONTEXT} "
-        f"tokens. The embedded target, exit at half of its layers. {about['note']}".rstrip(),
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        "| B | γ | layers | whole pass, ms | remaining layers, ms | ratio | draft, ms |",
-        "|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for size in report["sizes"]:
-        ms = {name: 1e3 * values["median"] for name, values in size["seconds"].items()}
-        lines.append(
-            f"| {size['B']} | {size['gamma']} | {size['exit']} + "
-            f"{size['layers'] - size['exit']} | {ms['whole']:.2f} | {ms['remaining']:.2f} | "
-            f"{size['ratio']:.2f}× | {ms['draft']:.2f} |"
-        )
+    settings = (
+        f"{about['dtype']}, medians of {about['repeats']} repeats, contexts of {CONTEXT} tokens. "
+        f"The embedded target, exit at half of its layers. {about['note']}"
+    )
+    lines = page.header("Early exit: the target's pass", about, settings.rstrip())
+    heads = "B|γ|layers|whole pass, ms|remaining layers, ms|ratio|draft, ms".split("|")
+    lines += page.table(heads, map(_row, report["sizes"]), left=0)
     share = report["sizes"][0]["layer_ratio"]
     lines += [
         "",
         f"The remaining layers are {share:.2f} of all; embedding, masks, norm and head are part of "
         f"both passes. A draft takes γ + 1 passes of the first layers over one token, and the "
         f"target's pass reuses their keys, values and hidden states.",
-        "",
-        "| temperature | α | acceptance length, γ = 5 |",
-        "|---:|---:|---:|",
     ]
-    lines += [
-        f"| {found['temperature']:g} | {found['alpha']:.2f} | {found['acceptance_length']:.2f} |"
-        for found in report["acceptance"]
+    rows = [
+        (f"{each['temperature']:g}", f"{each['alpha']:.2f}", f"{each['acceptance_length']:.2f}")
+        for each in report["acceptance"]
     ]
+    lines += page.table(("temperature", "α", "acceptance length, γ = 5"), rows, left=0)
     lines += ["", "The target was not trained for early exit, so few of its drafts are accepted."]
     return "\n".join(lines) + "\n"
+
+
+def _row(size: dict[str, Any]) -> tuple[str, ...]:
+    ms = {name: 1e3 * values["median"] for name, values in size["seconds"].items()}
+    return (
+        str(size["B"]),
+        str(size["gamma"]),
+        f"{size['exit']} + {size['layers'] - size['exit']}",
+        f"{ms['whole']:.2f}",
+        f"{ms['remaining']:.2f}",
+        f"{size['ratio']:.2f}×",
+        f"{ms['draft']:.2f}",
+    )
 
 
 def code_prompts(target: HFModel, num: int) -> list[list[int]]:
@@ -152,14 +148,12 @@ def code_prompts(target: HFModel, num: int) -> list[list[int]]:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 3, 5, 8])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--note", default="", help="added to the page, for example other load")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     whole = load_model(assets.target_path(), dtype=options.dtype, role="target")
@@ -170,26 +164,18 @@ def main() -> None:
         for gamma in options.gammas
     ]
     report = {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "dtype": str(whole.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-            "repeats": options.repeats,
-            "command": f"python -m benchmarks.early_exit --repeats {options.repeats} "
+        "about": page.about(
+            f"python -m benchmarks.early_exit --repeats {options.repeats} "
             f"--threads {options.threads} --gammas {' '.join(map(str, options.gammas))} "
             f"--batches {' '.join(map(str, options.batches))}",
-            "note": options.note,
-        },
+            dtype=str(whole.dtype).removeprefix("torch."),
+            repeats=options.repeats,
+            note=options.note,
+        ),
         "sizes": sizes,
         "acceptance": [acceptance(whole, code_prompts(whole, 4), t) for t in (0.0, 1.0)],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "early_exit.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "early_exit.md").write_text(page)
-    print(page)
+    page.publish(options.out, "early_exit", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -28,20 +28,18 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import date
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import outrider
+from benchmarks import page
 from benchmarks.copy_prompts import Kind
 from benchmarks.copy_prompts import prompts as prompts_of
 from benchmarks.inflate import Shape, inflate
 from outrider import Engine, Sampling
-from outrider.lab.metadata import hardware
 from outrider.methods import METHODS
 from outrider.runtime import HFModel, load_model
 
@@ -214,30 +212,25 @@ def markdown(report: dict[str, Any]) -> str:
     lines = ["# Speculative outputs against plain decoding, token for token"]
     for name, part in report.items():
         about, settings, rows = part["about"], part["asked"], total(part)
-        lines += [
-            "",
-            f"## {name[0].upper()}{name[1:]}",
-            "",
-            f"{about['date']}, {about['hardware']}, {about['threads']} "
-            f"thread{'' if about['threads'] == 1 else 's'}, torch "
-            f"{about['torch']}; γ = {settings['gamma']}, temperature 0, "
-            f"{rows[0]['prompts']} prompts of {PROMPT_TOKENS} tokens, {settings['tokens']} tokens "
-            f"each.{about['note']}",
-            "",
-            f"Command: `{about['command']}`",
-            "",
-            "| | batch | same output | first difference | plain tokens/s | tokens/s |",
-            "|---|---:|---:|---:|---:|---:|",
-        ]
-        lines += [
-            f"| {'exact' if row['exact'] else 'default'} | {row['batch']} | {row['equal']} of "
-            f"{row['prompts']} | {'' if row['first'] is None else row['first']} | "
-            f"{row['plain']:.0f} | {row['speed']:.0f} |"
-            for row in rows
-        ]
-        lines += ["", "| exact | measured | met |", "|---|---:|---|"]
-        lines += [f"| {bar} | {text} | {'yes' if met else 'no'} |" for bar, text, met in bars(rows)]
+        text = (
+            f"γ = {settings['gamma']}, temperature 0, {rows[0]['prompts']} prompts of "
+            f"{PROMPT_TOKENS} tokens, {settings['tokens']} tokens each.{about['note']}"
+        )
+        lines += ["", *page.header(f"{name[0].upper()}{name[1:]}", about, text, level=2)]
+        heads = ("", "batch", "same output", "first difference", "plain tokens/s", "tokens/s")
+        lines += page.table(heads, map(_row, rows)) + page.bars_table(bars(rows))
     return "\n".join(lines) + "\n"
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        "exact" if row["exact"] else "default",
+        str(row["batch"]),
+        f"{row['equal']} of {row['prompts']}",
+        "" if row["first"] is None else str(row["first"]),
+        f"{row['plain']:.0f}",
+        f"{row['speed']:.0f}",
+    )
 
 
 def measure(part: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
@@ -268,7 +261,7 @@ def measure(part: dict[str, Any], args: argparse.Namespace) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures the missing pieces, and writes the report after each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--target", choices=TARGETS, default="embedded")
     parser.add_argument("--compile", choices=LEVELS, default="off")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
@@ -286,9 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--fresh", action="store_true", help="discard the finished pieces of this part"
     )
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="added to the page, for example other load")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args(arguments)
     warnings.simplefilter("ignore", UserWarning)
     torch.set_num_threads(args.threads)
@@ -305,23 +296,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         part = {"asked": settings, "pieces": {}}
     flags = " ".join(f"--{key} {value}" for key, value in settings.items() if key != "batch")
     flags += f" --threads {args.threads}" + (" --exact-only" if args.exact_only else "")
-    part["about"] = {
-        "date": date.today().isoformat(),
-        "hardware": hardware(),
-        "threads": args.threads,
-        "torch": torch.__version__,
-        "note": f" {args.note}" if args.note else "",
-        "command": f"{setting}python -m benchmarks.exact --target {args.target} "
-        f"--compile {args.compile} --dtype {args.dtype} --batch "
-        f"{' '.join(map(str, args.batch))} {flags}",
-    }
+    part["about"] = page.about(
+        f"{setting}python -m benchmarks.exact --target {args.target} --compile {args.compile} "
+        f"--dtype {args.dtype} --batch {' '.join(map(str, args.batch))} {flags}",
+        note=f" {args.note}" if args.note else "",
+    )
     report[name] = part
-    args.out.mkdir(parents=True, exist_ok=True)
     for line in measure(part, args) if len(part["pieces"]) < args.pieces else ():
         print(line, flush=True)
         if part["pieces"]:
-            file.write_text(json.dumps(report, indent=1) + "\n")
-            (args.out / "exact.md").write_text(markdown(report))
+            page.write(args.out, "exact", report, markdown(report))
     left = args.pieces - len(part["pieces"])
     print(f"{name}: {f'{left} pieces left; run it again' if left else 'done'}")
 

@@ -7,20 +7,17 @@ one round. Both modes alternate. Prompts of more than 128 tokens are always pref
 Writes JSON and Markdown.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import outrider
+from benchmarks import page
 from outrider import Engine, Sampling
-from outrider.lab.metadata import run_metadata
 from outrider.runtime import runner
 
 MODES = ("eager", "graph")
@@ -58,34 +55,29 @@ def measure(engine: Engine, num_tokens: int, repeats: int) -> dict[str, Any]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    metadata = report["about"]
-    lines = [
-        "# First token, embedded pair, compiled",
-        "",
-        f"{metadata['date']}, {metadata['hardware']}, {metadata['threads']} threads, torch "
-        f"{metadata['versions']['torch']}; γ 5, temperature 0, prefill of both models and one "
-        f"round; "
-        f"median of {metadata['repeats']} (lowest to highest), both modes alternating.",
-        "",
-        f"Command: `{report['command']}`",
-        "",
-        "| tokens of the prompt | eager, ms | graph, ms | eager ÷ graph |",
-        "|---:|---:|---:|---:|",
+    about = report["about"]
+    settings = (
+        "γ 5, temperature 0, prefill of both models and one round; median of "
+        f"{about['repeats']} (lowest to highest), both modes alternating."
+    )
+    rows = [
+        (
+            row["tokens"],
+            *("{:.1f} ({:.1f}–{:.1f})".format(*row[mode]) for mode in MODES),
+            f"{row['eager'][0] / row['graph'][0]:.2f}×",
+        )
+        for row in report["rows"]
     ]
-    for row in report["rows"]:
-        cells = ("{:.1f} ({:.1f}–{:.1f})".format(*row[mode]) for mode in MODES)
-        ratio = row["eager"][0] / row["graph"][0]
-        lines.append(f"| {row['tokens']} | {' | '.join(cells)} | {ratio:.2f}× |")
-    return "\n".join(lines) + "\n"
+    heads = ("tokens of the prompt", "eager, ms", "graph, ms", "eager ÷ graph")
+    lines = page.header("First token, embedded pair, compiled", about, settings)
+    return "\n".join(lines + page.table(heads, rows, left=0)) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[5, 10, 24, 48, 100, 128, 300])
     parser.add_argument("--repeats", type=int, default=25)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     engine = outrider.load(compile="auto", num_speculative_tokens=5)
@@ -95,16 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--repeats {options.repeats}: must be 1 or more")
     listed = " ".join(map(str, options.tokens))
     report = {
-        "about": run_metadata(repeats=options.repeats),
-        "command": f"python -m benchmarks.first_token --tokens {listed} --repeats "
-        f"{options.repeats} --threads {options.threads}",
+        "about": page.about(
+            f"python -m benchmarks.first_token --tokens {listed} --repeats {options.repeats} "
+            f"--threads {options.threads}",
+            repeats=options.repeats,
+        ),
         "rows": [measure(engine, num, options.repeats) for num in options.tokens],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "first_token.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    file.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
-    print(markdown(report))
+    page.publish(options.out, "first_token", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -17,21 +17,18 @@ allocator keeps for later. The row of an engine is kept until it is measured aga
 run one at a time, each in its own process. Writes JSON and Markdown.
 """
 
-import argparse
 import json
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import outrider
+from benchmarks import page
 from benchmarks.copy_prompts import documents
 from benchmarks.memory_rounds import ENGINES, rounds
 from benchmarks.memory_speeds import Task, gain
 from outrider import Sampling
 from outrider.core import Context
-from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 from outrider.runtime.kv_cache.footprint import Footprint
 from outrider.runtime.kv_cache.storage import KvDtype
@@ -175,7 +172,7 @@ def _ratio(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parses the options, measures, and writes the report after each part."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument(
         "--texts", type=int, default=8, help="0 keeps the earlier results of KV buffers"
     )
@@ -186,27 +183,17 @@ def main() -> None:
         "--rounds", type=int, default=10_000, help="0 keeps the earlier results of rounds"
     )
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="added to the page, for example other load")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     file = options.out / "memory.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
     def keep(where: dict[str, Any], name: str, found: dict[str, Any], flags: str) -> None:
-        about = {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "note": f" {options.note}" if options.note else "",
-            "command": f"python -m benchmarks.memory {flags}",
-        }
+        note = f" {options.note}" if options.note else ""
+        about = page.about(f"python -m benchmarks.memory {flags}", note=note)
         where[name] = {"about": about} | found
-        options.out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(report, indent=1) + "\n")
-        (options.out / "memory.md").write_text(markdown(report))
+        page.write(options.out, "memory", report, markdown(report))
 
     for key in options.engines if options.rounds else ():
         life = ENGINES[key]

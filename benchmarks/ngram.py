@@ -21,7 +21,6 @@ sampled drafts, and of p(argmax q) for drafts of argmaxes.
 Legend: B rows, T tokens, V vocabulary.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -30,7 +29,6 @@ import statistics
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -40,12 +38,12 @@ import torch
 from torch import Tensor
 
 import outrider
+from benchmarks import page
 from outrider import Sampling
 from outrider.assets import target_path
 from outrider.core import Budget, Context, Prefix, Role, draw
 from outrider.drafters.ngram.drafter import How, NgramDrafter, vocabulary_digest
 from outrider.drafters.ngram.table import NgramTable
-from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel, load_tokenizer
 from outrider.sampling import Warp
 from outrider.train.ngram import build_ngram
@@ -263,64 +261,58 @@ def alphas(files: Sequence[Path], order: int, num_texts: int) -> list[list[dict[
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about, tables = report["about"], report["tables"]
-    lines = [
-        f"# {about['order']}-gram drafts from {about['tokens'] / 1e6:.0f} million tokens",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch {about['torch']}"
-        f"{about['note']}. Corpus: the Python source installed here.",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        "| vocabulary | grams seen | tokens, millions | grams by order, millions | file, MB | "
-        "building, s | peak memory, GB | opening, s: cached, uncached |",
-        "|---:|---|---:|---|---:|---:|---:|---|",
-    ]
-    for row in tables:
-        grams = ", ".join(f"{count / 1e6:.2f}" for count in row["grams"])
-        warm, cold = row["opening"]["warm"], row["opening"]["cold"]
-        lines.append(
-            f"| {row['vocabulary']:,} | {_seen(row)} | {row['tokens'] / 1e6:.1f} | {grams} | "
-            f"{row['bytes'] / 1e6:.0f} | {row['seconds']:.0f} | {row['peak_gb']:.1f} | "
-            f"{warm:.2f}, {cold:.2f} |"
-        )
-    lines += [
-        "",
-        f"| vocabulary | drafting, γ = {GAMMA} | rows | µs per drafted token, median (quartiles) |",
-        "|---:|---|---:|---:|",
-    ]
-    for row in report["drafting"]:
-        low, middle, high = row["microseconds"]
-        lines.append(
-            f"| {row['vocabulary']:,} | {row['draw']} | {row['rows']} | {middle:.1f} "
-            f"({low:.1f} to {high:.1f}) |"
-        )
+    title = f"{about['order']}-gram drafts from {about['tokens'] / 1e6:.0f} million tokens"
+    settings = f"corpus: the Python source installed here{about['note']}."
+    lines = page.header(title, about, settings)
+    heads = (
+        "vocabulary|grams seen|tokens, millions|grams by order, millions|file, MB|building, s|"
+        "peak memory, GB|opening, s: cached, uncached"
+    )
+    lines += page.table(heads.split("|"), map(_table_row, tables), left=2)
+    heads = f"vocabulary|drafting, γ = {GAMMA}|rows|µs per drafted token, median (quartiles)"
+    lines += page.table(heads.split("|"), map(_drafting_row, report["drafting"]), left=2)
     names = list(report["split"][0]["microseconds"])
-    lines += [
-        "",
-        f"| vocabulary | {' | '.join(f'{name}, µs' for name in names)} |",
-        f"|---:|{'---:|' * len(names)}",
+    split_rows = [
+        (f"{row['vocabulary']:,}", *(f"{row['microseconds'][name]:.1f}" for name in names))
+        for row in report["split"]
     ]
-    for row in report["split"]:
-        cells = " | ".join(f"{row['microseconds'][name]:.1f}" for name in names)
-        lines.append(f"| {row['vocabulary']:,} | {cells} |")
+    lines += page.table(("vocabulary", *(f"{name}, µs" for name in names)), split_rows, left=0)
     lines += [
         "",
         f"α on {about['texts']} outputs, up to {_NEW_TOKENS} tokens each, of the embedded target:",
-        "",
-        "| order | grams seen | T=0 | T=1, sampled | T=1, argmax | Leviathan et al., Table 3 |",
-        "|---:|---|---:|---:|---:|---|",
     ]
-    lines += [
-        f"| {row['order']} | {_seen(table)} | {row['T=0']:.3f} | {row['T=1 sample']:.3f} | "
-        f"{row['T=1 argmax']:.3f} | {row['leviathan']} |"
+    heads = "order|grams seen|T=0|T=1, sampled|T=1, argmax|Leviathan et al., Table 3"
+    shares = ("T=0", "T=1 sample", "T=1 argmax")
+    alpha_rows = [
+        (row["order"], _seen(table), *(f"{row[key]:.3f}" for key in shares), row["leviathan"])
         for table in tables
         for row in table.get("alpha", ())
     ]
-    lines += ["", "| bar | measured | at most | met |", "|---|---:|---:|---|"]
-    for name, value in bars(report).items():
-        met = "yes" if value <= BARS[name] else "no"
-        lines.append(f"| {name} | {value:.2f} | {BARS[name]:g} | {met} |")
-    return "\n".join(lines) + "\n"
+    lines += page.table(heads.split("|"), alpha_rows, left=2)
+    found = [
+        (f"{name}: at most {BARS[name]:g}", f"{value:.2f}", value <= BARS[name])
+        for name, value in bars(report).items()
+    ]
+    return "\n".join(lines + page.bars_table(found)) + "\n"
+
+
+def _table_row(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['vocabulary']:,}",
+        _seen(row),
+        f"{row['tokens'] / 1e6:.1f}",
+        ", ".join(f"{count / 1e6:.2f}" for count in row["grams"]),
+        f"{row['bytes'] / 1e6:.0f}",
+        f"{row['seconds']:.0f}",
+        f"{row['peak_gb']:.1f}",
+        f"{row['opening']['warm']:.2f}, {row['opening']['cold']:.2f}",
+    )
+
+
+def _drafting_row(row: dict[str, Any]) -> tuple[str, ...]:
+    low, middle, high = row["microseconds"]
+    times = f"{middle:.1f} ({low:.1f} to {high:.1f})"
+    return f"{row['vocabulary']:,}", row["draw"], row["rows"], times
 
 
 def bars(report: dict[str, Any]) -> dict[str, float]:
@@ -341,16 +333,14 @@ def _seen(table: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--tokens", type=int, default=40_000_000)
     parser.add_argument("--order", type=int, default=4)
     parser.add_argument("--large-vocabulary", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=200)
     parser.add_argument("--texts", type=int, default=24)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--note", default="", help="added to the page after the hardware")
     parser.add_argument("--work", type=Path, default=Path("runs/ngram"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -373,27 +363,19 @@ def main() -> None:
     for (_, numbers), rows in zip(built, alphas(ours, options.order, options.texts), strict=False):
         numbers["alpha"] = rows
     report = {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "order": options.order,
-            "tokens": options.tokens,
-            "texts": options.texts,
-            "note": f", {options.note}" if options.note else "",
-            "command": f"python -m benchmarks.ngram --tokens {options.tokens} "
-            f"--order {options.order} --threads {options.threads}",
-        },
+        "about": page.about(
+            f"python -m benchmarks.ngram --tokens {options.tokens} --order {options.order} "
+            f"--threads {options.threads}",
+            order=options.order,
+            tokens=options.tokens,
+            texts=options.texts,
+            note=f", {options.note}" if options.note else "",
+        ),
         "tables": [numbers for _, numbers in built],
         "drafting": drafted,
         "split": parts,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "ngram.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "ngram.md").write_text(page)
-    print(page)
+    page.publish(options.out, "ngram", report, markdown(report))
 
 
 if __name__ == "__main__":

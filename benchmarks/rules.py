@@ -17,21 +17,17 @@ any rule reads where a chain stops. Writes JSON and a Markdown table.
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import outrider.verifiers
+from benchmarks import page
 from outrider.core import Draft, Stream, Verifier, row_keys
-from outrider.lab.metadata import hardware
 
 NUM_DRAFTS = 8
 BARS = {"Block": 1.5, "Mentored": 3.0}  # times rejection
@@ -120,29 +116,21 @@ def markdown(report: dict[str, Any]) -> str:
     about, sizes = report["about"], report["sizes"]
     heads = [f"V={s['V']:,} B={s['B']} γ={s['gamma']}" for s in sizes]
     rate = statistics.fmean(s["alpha"] for s in sizes)
-    lines = [
-        "# The time of a verdict",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, float32, torch "
-        f"{about['torch']}; means of {about['repeats']} interleaved repeats. Synthetic "
-        f"distributions (normal logits, standard deviation 3, noise 0.8) with an acceptance rate "
-        f"of {rate:.2f}.",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        "| | " + " | ".join(heads) + " |",
-        "|---|" + "---:|" * len(sizes),
-        "| Rejection, ms | " + " | ".join(f"{_ms(s, 'Rejection')}" for s in sizes) + " |",
-        "| one pass, ms | " + " | ".join(f"{_ms(s, 'pass')}" for s in sizes) + " |",
-        "| Rejection, passes | " + " | ".join(f"{s['passes']:.1f}" for s in sizes) + " |",
+    settings = (
+        f"float32, means of {about['repeats']} interleaved repeats. Synthetic distributions "
+        f"(normal logits, standard deviation 3, noise 0.8) with an acceptance rate of {rate:.2f}."
+    )
+    rows = [
+        ["Rejection, ms", *(_ms(s, "Rejection") for s in sizes)],
+        ["one pass, ms", *(_ms(s, "pass") for s in sizes)],
+        ["Rejection, passes", *(f"{s['passes']:.1f}" for s in sizes)],
     ]
     for name in sizes[0]["ratios"]:
         if name != "Rejection":
-            ratios = " | ".join(f"{s['ratios'][name]:.2f}×" for s in sizes)
-            lines.append(f"| {name} | {ratios} |")
-    lines += ["", "| bar | worst | met |", "|---|---:|---|"]
-    for text, worst, bar in bars(sizes):
-        lines.append(f"| {text} | {worst:.2f} | {'yes' if worst <= bar else 'no'} |")
+            rows.append([name, *(f"{s['ratios'][name]:.2f}×" for s in sizes)])
+    found = [(text, f"{worst:.2f}", worst <= bar) for text, worst, bar in bars(sizes)]
+    lines = page.header("The time of a verdict", about, settings)
+    lines += page.table(["", *heads], rows) + page.bars_table(found, "worst")
     return "\n".join(lines) + "\n"
 
 
@@ -162,13 +150,11 @@ def _ms(size: dict[str, Any], name: str) -> str:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 128_000])
     parser.add_argument("--gammas", type=int, nargs="+", default=[5, 16])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     sizes = [
@@ -178,21 +164,12 @@ def main() -> None:
         for gamma in options.gammas
     ]
     report = {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "repeats": options.repeats,
-            "command": f"python -m benchmarks.rules --repeats {options.repeats}",
-        },
+        "about": page.about(
+            f"python -m benchmarks.rules --repeats {options.repeats}", repeats=options.repeats
+        ),
         "sizes": sizes,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "rules.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "rules.md").write_text(page)
-    print(page)
+    page.publish(options.out, "rules", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -10,21 +10,17 @@ measured over all held-out pairs and several seeds in batches of 16; speed on a 
 time, in repeats whose order rotates. Writes JSON and a Markdown table.
 """
 
-import argparse
-import json
 import statistics
 from collections.abc import Mapping
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks import page
 from outrider import Engine, Sampling, load
-from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel, load_model
 from outrider.train.models import num_parameters
 from recipes.seq2seq_pair import SOURCE_WIDTH, TEXT_WIDTH
@@ -102,47 +98,46 @@ def speeds(
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Encoder-decoders: a small T5 that writes calls from signatures",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, float32, torch "
-        f"{about['torch']}, transformers {about['transformers']}. {about['note']}",
-        "",
-        f"Target {about['target']}, draft {about['draft']}; γ = {GAMMA}. {about['pairs']} held-out "
-        f"pairs, seeds at temperature 1: {about['seeds']}; speed from {about['timed']} pairs, one "
-        f"at a time, median of {about['repeats']} interleaved repeats (lowest to highest).",
-        "",
-        f"Command: `{about['command']}`, after `python -m recipes.seq2seq_pair --out DIR`.",
-        "",
-        "| | T | exact match | α | acceptance rate | acceptance length | KL per token | tokens/s "
-        "| to plain |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in report["rows"]:
-        plain = row["label"] == "plain"
-        shown = ["" if plain else f"{row[k]:.3f}" for k in ("alpha", "acceptance_rate")]
-        if row["label"].startswith("prompt"):
-            shown[0] = ""
-        kl = f"{row['kl_per_token']:.4f}" if "D=" in row["label"] else "0" if not plain else ""
-        low, high = min(row["speeds"]), max(row["speeds"])
-        lines.append(
-            f"| {row['label']} | {row['temperature']:g} | {row['exact_match']:.3f} | {shown[0]} "
-            f"| {shown[1]} | {row['acceptance_length']:.2f} | {kl} "
-            f"| {row['speed']:.0f} ({low:.0f}-{high:.0f}) | {row['to_plain']:.2f}× |"
-        )
+    settings = (
+        f"transformers {about['transformers']}, float32. {about['note']} Target {about['target']}, "
+        f"draft {about['draft']}; γ = {GAMMA}. {about['pairs']} held-out pairs, seeds at "
+        f"temperature 1: {about['seeds']}; speed from {about['timed']} pairs, one at a time, "
+        f"median of {about['repeats']} interleaved repeats (lowest to highest)."
+    )
+    lines = page.header(
+        "Encoder-decoders: a small T5 that writes calls from signatures", about, settings
+    )
+    lines[-1] += ", after `python -m recipes.seq2seq_pair --out DIR`."
+    heads = "|T|exact match|α|acceptance rate|acceptance length|KL per token|tokens/s|to plain"
+    lines += page.table(heads.split("|"), map(_row, report["rows"]))
     return "\n".join(lines) + "\n"
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    plain = row["label"] == "plain"
+    shown = ["" if plain else f"{row[key]:.3f}" for key in ("alpha", "acceptance_rate")]
+    if row["label"].startswith("prompt"):
+        shown[0] = ""
+    return (
+        row["label"],
+        f"{row['temperature']:g}",
+        f"{row['exact_match']:.3f}",
+        *shown,
+        f"{row['acceptance_length']:.2f}",
+        f"{row['kl_per_token']:.4f}" if "D=" in row["label"] else "0" if not plain else "",
+        f"{row['speed']:.0f} ({min(row['speeds']):.0f}-{max(row['speeds']):.0f})",
+        f"{row['to_plain']:.2f}×",
+    )
 
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, threads=1)
     parser.add_argument("--pair", type=Path, required=True, help="folder that the recipe wrote")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--timed", type=int, default=24, help="number of timed pairs")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--note", default="", help="added to the page, for example other load")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target, draft = (
@@ -170,29 +165,20 @@ def main() -> None:
         for label, temperature in batched
     ]
     report = {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "target": _about(target),
-            "draft": _about(draft),
-            "pairs": len(pairs),
-            "seeds": options.seeds,
-            "timed": min(options.timed, len(pairs)),
-            "repeats": options.repeats,
-            "note": options.note,
-            "command": f"python -m benchmarks.seq2seq --pair DIR --repeats {options.repeats} "
+        "about": page.about(
+            f"python -m benchmarks.seq2seq --pair DIR --repeats {options.repeats} "
             f"--seeds {options.seeds} --timed {options.timed} --threads {options.threads}",
-        },
+            target=_about(target),
+            draft=_about(draft),
+            pairs=len(pairs),
+            seeds=options.seeds,
+            timed=min(options.timed, len(pairs)),
+            repeats=options.repeats,
+            note=options.note,
+        ),
         "rows": rows,
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "seq2seq.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "seq2seq.md").write_text(page)
-    print(page)
+    page.publish(options.out, "seq2seq", report, markdown(report))
 
 
 def _about(model: HFModel) -> str:

@@ -12,26 +12,23 @@ interleaved. Writes JSON and a Markdown table.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import outrider
+from benchmarks import page
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Sampling
 from outrider.core import Context, Draft
 from outrider.drafters.tree.topology import Topology
 from outrider.engine import Engine
 from outrider.lab.analysis.tree_plan import best_tree
-from outrider.lab.metadata import hardware
 from outrider.lab.tree_plan import count_ranks
 from outrider.methods import find_method
 from outrider.runtime import HFModel
@@ -207,16 +204,13 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, bool]]:
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Trees against chains",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, embedded pair in "
-        f"{about['dtype']}, torch {about['torch']}; {about['texts']} outputs of "
-        f"{about['tokens']} tokens. Tokens per round, the target's own included, ± standard error "
-        "over outputs; milliseconds per round of single sequences.",
-        "",
-        f"Command: `{about['command']}`",
-    ]
+    settings = (
+        f"embedded pair in {about['dtype']}, {about['texts']} outputs of {about['tokens']} tokens. "
+        "Tokens per round, the target's own included, ± standard error over outputs; milliseconds "
+        "per round of single sequences."
+    )
+    lines = page.header("Trees against chains", about, settings)
+    heads = "draft|nodes|tokens per round|draft ms|target ms|other ms|other share".split("|")
     for temperature, part in report["temperatures"].items():
         ranks = {kind: " ".join(f"{a:.3f}" for a in shares[:5]) for kind, shares in part["ranks"]}
         lines += [
@@ -225,26 +219,22 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             "Share of positions at which the child of rank 1, 2, … is accepted: "
             + "; ".join(f"{kind} {shares}" for kind, shares in ranks.items()),
-            "",
-            "| draft | nodes | tokens per round | draft ms | target ms | other ms | other share |",
-            "|---|---:|---:|---:|---:|---:|---:|",
+            *page.table(heads, map(_row, part["rows"])),
         ]
-        for row in part["rows"]:
-            ms = row["milliseconds"]
-            lines.append(
-                f"| {row['name']} | {row['nodes']:.1f} | {row['tokens_per_round']:.2f} ± "
-                f"{row['error']:.2f} | {ms['draft']:.1f} | {ms['target']:.1f} | "
-                f"{ms['other']:.1f} | {row['other_share']:.1%} |"
-            )
-    lines += ["", "## The target's pass", "", "| dtype | 16 nodes, ms | chain of 6, ms |"]
-    lines.append("|---|---:|---:|")
-    for dtype, times in report["passes"].items():
-        lines.append(f"| {dtype} | {1e3 * times['tree']:.1f} | {1e3 * times['chain']:.1f} |")
-    lines += ["", "| bar | measured | met |", "|---|---:|---|"]
-    lines += [
-        f"| {text} | {value} | {'yes' if met else 'no'} |" for text, value, met in bars(report)
+    passes = [
+        (dtype, f"{1e3 * times['tree']:.1f}", f"{1e3 * times['chain']:.1f}")
+        for dtype, times in report["passes"].items()
     ]
+    lines += ["", "## The target's pass"]
+    lines += page.table(("dtype", "16 nodes, ms", "chain of 6, ms"), passes)
+    lines += page.bars_table(bars(report))
     return "\n".join(lines) + "\n"
+
+
+def _row(row: dict[str, Any]) -> tuple[str, ...]:
+    ms = [f"{row['milliseconds'][name]:.1f}" for name in ("draft", "target", "other")]
+    tokens = f"{row['tokens_per_round']:.2f} ± {row['error']:.2f}"
+    return row["name"], f"{row['nodes']:.1f}", tokens, *ms, f"{row['other_share']:.1%}"
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -267,17 +257,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             rows.append(measure(pair, each, sampling, options.texts))
         temperatures[str(temperature)] = {"ranks": ranks, "rows": rows}
     return {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "dtype": str(engine.target.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-            "texts": options.texts,
-            "tokens": options.tokens,
-            "command": f"python -m benchmarks.trees --texts {options.texts} --tokens "
-            f"{options.tokens} --repeats {options.repeats}",
-        },
+        "about": page.about(
+            f"python -m benchmarks.trees --texts {options.texts} --tokens {options.tokens} "
+            f"--repeats {options.repeats}",
+            dtype=str(engine.target.dtype).removeprefix("torch."),
+            texts=options.texts,
+            tokens=options.tokens,
+        ),
         "temperatures": temperatures,
         "passes": {
             dtype: pass_times(outrider.load(method="plain", dtype=dtype).target, options.repeats)
@@ -288,21 +274,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     report = run(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "trees.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "trees.md").write_text(page)
-    print(page)
+    page.publish(options.out, "trees", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -18,18 +18,15 @@ JSON and a Markdown table.
 Legend: V the draft's vocabulary, H hidden width.
 """
 
-import argparse
 import copy
 import json
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks import page
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling, assets
 from outrider.methods import METHODS
@@ -130,23 +127,19 @@ def measure(
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Drafts with another vocabulary",
-        "",
-        f"{about['date']}, embedded pair, float32, γ = {NUM_SPECULATIVE_TOKENS}, "
-        f"{about['prompts']} prompts × {about['max_new_tokens']} tokens, torch {about['torch']}, "
-        f"transformers {about['transformers']}. Tokens per pass of the target; in brackets α.",
-        "",
-        f"Command: `{about['command']}`",
-    ]
+    settings = (
+        f"transformers {about['transformers']}, embedded pair, float32, γ = "
+        f"{NUM_SPECULATIVE_TOKENS}, {about['prompts']} prompts × {about['max_new_tokens']} tokens. "
+        "Tokens per pass of the target; in brackets α."
+    )
+    lines = page.header("Drafts with another vocabulary", about, settings)
     for temperature, rows in report["temperatures"].items():
         names = list(rows["tli"])
-        lines += ["", f"Temperature {temperature}:", ""]
-        lines += ["| draft's vocabulary | " + " | ".join(names) + " |"]
-        lines += ["|---|" + "---:|" * len(names)]
-        for method, cells in rows.items():
-            shown = (_cell(cells.get(name)) for name in names)
-            lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        shown = [
+            (method, *(_cell(cells.get(name)) for name in names)) for method, cells in rows.items()
+        ]
+        lines += ["", f"Temperature {temperature}:"]
+        lines += page.table(("draft's vocabulary", *names), shown)
     return "\n".join(lines) + "\n"
 
 
@@ -158,31 +151,23 @@ def _cell(found: dict[str, float] | None) -> str:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, threads=None)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     target = load_model(assets.target_path(), dtype="float32", device="cpu", role="target")
     draft = load_model(assets.draft_path(), dtype="float32", device="cpu", role="draft")
     report = {
-        "about": {
-            "date": date.today().isoformat(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "prompts": len(PROMPTS),
-            "max_new_tokens": options.max_new_tokens,
-            "command": f"{COMMAND} --max-new-tokens {options.max_new_tokens}",
-        },
+        "about": page.about(
+            f"{COMMAND} --max-new-tokens {options.max_new_tokens}",
+            prompts=len(PROMPTS),
+            max_new_tokens=options.max_new_tokens,
+        ),
         "temperatures": {
             str(temperature): measure(target, draft, temperature, options.max_new_tokens)
             for temperature in (0.0, 0.8)
         },
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "vocabularies.json").write_text(json.dumps(report, indent=2) + "\n")
-    page = markdown(report)
-    (options.out / "vocabularies.md").write_text(page)
-    print(page)
+    page.publish(options.out, "vocabularies", report, markdown(report))
 
 
 if __name__ == "__main__":

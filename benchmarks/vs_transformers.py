@@ -9,23 +9,19 @@ medians, the spread from the slowest to the fastest repeat, and ratios. Writes J
 table.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
 import outrider
+from benchmarks import page
 from benchmarks.configurations import Configuration, Outrider, Transformers
 from outrider import Stats
-from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 
 PROMPTS = (
@@ -142,46 +138,36 @@ def ratios(rows: dict[str, dict[str, Any]], gammas: Sequence[int]) -> dict[str, 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
-    lines = [
-        "# Outrider against transformers",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, {about['dtype']}, "
-        f"torch {about['torch']}, transformers {about['transformers']}, eager. "
-        f"{about['max_new_tokens']} new tokens per prompt, median of {about['repeats']} "
-        f"interleaved repeats.",
-        "",
-        f"Command: `{about['command']}`",
-    ]
+    settings = (
+        f"transformers {about['transformers']}, {about['dtype']}, eager. {about['max_new_tokens']} "
+        f"new tokens per prompt, median of {about['repeats']} interleaved repeats."
+    )
+    lines = page.header("Outrider against transformers", about, settings)
+    heads = ("", "tokens/s", "spread", "acceptance length", "α", "outside the models")
     for temperature, part in report["temperatures"].items():
-        lines += [
-            "",
-            f"## Temperature {temperature}",
-            "",
-            "| | tokens/s | spread | acceptance length | α | outside the models |",
-            "|---|---:|---:|---:|---:|---:|",
-        ]
-        for name, row in part["rows"].items():
-            more = "| | | |"
-            if "rounds" in row:
-                alpha = f"{row['alpha']:.2f}" if row["drafted"] else "–"
-                more = f"| {row['acceptance_length']:.2f} | {alpha} | {row['other_share']:.1%} |"
-            lines.append(
-                f"| {name} | {row['median']:.1f} | {row['slowest']:.1f}–{row['fastest']:.1f} {more}"
-            )
-        lines += ["", "| ratio of medians | |", "|---|---:|"]
-        lines += [f"| {name} | {value:.2f} |" for name, value in part["ratios"].items()]
+        ratios = [(name, f"{value:.2f}") for name, value in part["ratios"].items()]
+        lines += ["", f"## Temperature {temperature}"]
+        lines += page.table(heads, (_row(*each) for each in part["rows"].items()))
+        lines += page.table(("ratio of medians", ""), ratios)
     return "\n".join(lines) + "\n"
+
+
+def _row(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    more = ["", "", ""]
+    if "rounds" in row:
+        alpha = f"{row['alpha']:.2f}" if row["drafted"] else "–"
+        more = [f"{row['acceptance_length']:.2f}", alpha, f"{row['other_share']:.1%}"]
+    return name, f"{row['median']:.1f}", f"{row['slowest']:.1f}–{row['fastest']:.1f}", *more
 
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, threads=None)
     parser.add_argument("--target", default="embedded", help="folder or hub id")
     parser.add_argument("--draft", help="folder or hub id; not needed with the embedded target")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--gammas", type=int, nargs="+", default=[3, 5, 8])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
 
     transformers.logging.set_verbosity_error()
@@ -190,19 +176,14 @@ def main() -> None:
     assert draft is not None
     prompts = [engine.encode(prompt) for prompt in PROMPTS]
     report: dict[str, Any] = {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": torch.get_num_threads(),
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "target": options.target,
-            "repeats": options.repeats,
-            "max_new_tokens": options.max_new_tokens,
-            "command": "python -m benchmarks.vs_transformers"
+        "about": page.about(
+            "python -m benchmarks.vs_transformers"
             + (f" --target {options.target}" if options.target != "embedded" else ""),
-        },
+            dtype=str(target.dtype).removeprefix("torch."),
+            target=options.target,
+            repeats=options.repeats,
+            max_new_tokens=options.max_new_tokens,
+        ),
         "temperatures": {},
     }
     for temperature in (0.0, 0.8):
@@ -212,11 +193,7 @@ def main() -> None:
             "rows": rows,
             "ratios": ratios(rows, options.gammas),
         }
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "vs_transformers.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "vs_transformers.md").write_text(page)
-    print(page)
+    page.publish(options.out, "vs_transformers", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import torch
 from tiny_models import byte_tokenizer, full_logits, tiny_module
 
+from benchmarks import page
 from benchmarks.vocabularies import drafts, markdown, measure
 from outrider.runtime import HFModel
 
@@ -36,10 +37,8 @@ def test_measurements_are_on_the_page() -> None:
         rows = measure(TARGET, DRAFT, 0.0, 3, (270,))
     assert rows["tli"]["own"] == rows["tli"]["shuffled"] == rows["speculative"]["own"]
     assert set(rows) == {"speculative", "sample-match", "tli", "slem", "transformers"}
-    about = dict.fromkeys(
-        ("date", "torch", "transformers", "prompts", "max_new_tokens", "command"), "x"
-    )
+    about = page.about("x", prompts=2, max_new_tokens=3)
     report = {"about": about, "temperatures": {"0.0": rows}}
-    page = markdown(report)
-    assert all(f"| {method} |" in page for method in rows)
+    text = markdown(report)
+    assert all(f"| {method} |" in text for method in rows)
     assert json.loads(json.dumps(report)) == report
