@@ -52,9 +52,7 @@ class Client:
         request = {"verb": "generate", "row": row, "prompt": list(prompt), "num_tokens": num_tokens}
         return Answer(**self._ask(request, self.limit))
 
-    def decode_all(
-        self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int
-    ) -> Batch:
+    def decode_all(self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int) -> Batch:
         """See :class:`Batching`; raises :class:`PeerError`."""
         request = {"verb": "decode_all", "prompts": [list(each) for each in prompts]}
         return Batch(

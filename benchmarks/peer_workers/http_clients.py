@@ -30,18 +30,14 @@ class HttpClients:
         self._url = url
         self._more = more
 
-    def decode_all(
-        self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int
-    ) -> Batch:
+    def decode_all(self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int) -> Batch:
         body = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, **self._more}
         return Batch(asyncio.run(self._run(list(prompts), clients, body)))
 
     def close(self) -> None:
         pass
 
-    async def _run(
-        self, waiting: list[Sequence[int]], clients: int, body: dict[str, Any]
-    ) -> float:
+    async def _run(self, waiting: list[Sequence[int]], clients: int, body: dict[str, Any]) -> float:
         limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
         async with httpx.AsyncClient(base_url=self._url, timeout=None, limits=limits) as http:
 

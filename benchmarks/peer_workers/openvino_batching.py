@@ -37,9 +37,7 @@ class OpenVINOBatching:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
         with watch() as spent:
-            self.pipeline = genai.ContinuousBatchingPipeline(
-                str(target), cache, "CPU", properties
-            )
+            self.pipeline = genai.ContinuousBatchingPipeline(str(target), cache, "CPU", properties)
         return Ready(
             precision=job.dtype,
             threads=job.threads,
@@ -48,9 +46,7 @@ class OpenVINOBatching:
             export_seconds=exported.seconds,
         )
 
-    def decode_all(
-        self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int
-    ) -> Batch:
+    def decode_all(self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int) -> Batch:
         config = genai.GenerationConfig()
         config.max_new_tokens = num_tokens
         config.ignore_eos = True

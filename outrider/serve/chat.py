@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from outrider.serve.choice import Part, chat_logprobs, token_fields, wants_tokens
 from outrider.serve.conversation import Messages, Text
+from outrider.serve.documented import generation_responses
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, Chunks, EventStream
 from outrider.serve.fields import Body, GenerationFields, Neutral
@@ -83,7 +84,7 @@ class ChatRequest(GenerationFields):
         return tool_use(functions, self.tool_choice, self.parallel_tool_calls)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=generation_responses())
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answers a conversation."""
     service: Service = http.app.state.service

@@ -21,6 +21,7 @@ from outrider.serve.choice import (
     token_fields,
     wants_tokens,
 )
+from outrider.serve.documented import generation_responses
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.events import DONE, Chunks, EventStream
 from outrider.serve.fields import GenerationFields, Neutral
@@ -89,7 +90,7 @@ class CompletionRequest(GenerationFields):
         return self
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=generation_responses())
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continues each prompt."""
     service: Service = http.app.state.service
