@@ -101,13 +101,13 @@ class Metrics:
         for done in step.done:
             self._generation_tokens.inc(done.emitted)
             counts.add(done)
-            if step.index not in ends:
+            if step.output not in ends:
                 self._first_token.observe(done.at - generation.began)
             elif done.emitted:
-                share = (done.at - ends[step.index]) / done.emitted
+                share = (done.at - ends[step.output]) / done.emitted
                 for _ in range(done.emitted):
                     self._between.observe(share)
-            ends[step.index] = done.at
+            ends[step.output] = done.at
         if step.over:
             self._finish(generation, step)
 
@@ -121,7 +121,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _finish(self, generation: Generation, step: Step) -> None:
-        request, reason = generation.requests[step.index], step.event.finish_reason
+        request, reason = generation.requests[step.output], step.event.finish_reason
         assert reason is not None
         self._success.labels(*self._labels, FINISH_REASONS[reason]).inc()
         self._whole.observe(step.done[-1].at - generation.began)

@@ -262,11 +262,11 @@ class Service:
                 parts: dict[int, Part] = {}
                 for step in steps:
                     self.metrics.observe(generation, step)
-                    part = asked.choices[step.index].take(step)
-                    if step.index in parts:
-                        parts[step.index].add(part)
+                    part = asked.choices[step.output].take(step)
+                    if step.output in parts:
+                        parts[step.output].add(part)
                     else:
-                        parts[step.index] = part
+                        parts[step.output] = part
                 for index, part in parts.items():
                     yield index, part
 

@@ -51,7 +51,7 @@ class Step(NamedTuple):
     """What one round, or several in a row, did to one output.
 
     Attributes:
-        index: which output of the HTTP request.
+        output: which output of the HTTP request.
         event: the new text and tokens.
         done: the rounds.
         row: the output so far. Another thread changes it until it is over.
@@ -59,7 +59,7 @@ class Step(NamedTuple):
         recorded: what was recorded of the rounds, where the subscriber wants it.
     """
 
-    index: int
+    output: int
     event: Event
     done: tuple[RoundDone, ...]
     row: Row
