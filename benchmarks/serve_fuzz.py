@@ -1,16 +1,18 @@
 """Random requests against one server: whatever the body, a documented status and no row left.
 
-    python -m benchmarks.serve_fuzz                     # 100,000 requests
-    python -m benchmarks.serve_fuzz --requests 10000 --seed 3
+    python -m benchmarks.serve_fuzz                         # 2,000 requests
+    python -m benchmarks.serve_fuzz --requests 100000       # the bar
 
 Bodies are nearly right: the field that the endpoint needs and a few others, each of values that are
-mostly of its type. ``tests/serve/test_fuzz.py`` sends a few hundred of them. Writes
-``runs/serve/fuzz.json``; fails if a status is not documented, if an error is not in OpenAI's
-format, or if an output is left.
+mostly of its type. ``tests/serve/test_fuzz.py`` sends a few hundred of them. Requests come in parts
+of 1,000, each with a seed of its own. Writes ``runs/serve/fuzz.json`` after each part; the same
+command goes on after the last one. Fails if a status is not documented, if an error is not in
+OpenAI's format, or if an output is left.
 """
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -20,6 +22,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+PART = 1_000
 DOCUMENTED = {200, 400, 404, 408, 413, 429, 503}
 PATHS = [
     "/v1/completions",
@@ -202,13 +205,43 @@ def check(client: Any, path: str, body: Any) -> int:
     return status
 
 
+def fuzz_part(client: Any, service: Any, part_seed: int, num: int) -> Counter[str]:
+    """Sends so many requests; how often each path had which status."""
+    statuses: Counter[str] = Counter()
+
+    @seed(part_seed)
+    @settings(
+        max_examples=num,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(requests())
+    def fuzz(request: tuple[str, Any]) -> None:
+        status = check(client, *request)
+        assert service.num_open == 0
+        statuses[f"{request[0]} {status}"] += 1
+
+    fuzz()
+    return statuses
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--requests", type=int, default=100_000)
+    options.add_argument("--requests", type=int, default=2_000)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--output", type=Path, default=Path("runs/serve/fuzz.json"))
     return options
+
+
+def earlier_parts(path: Path, first_seed: int) -> list[dict[str, Any]]:
+    """The parts that an earlier run with this seed has done."""
+    if not path.exists():
+        return []
+    kept = json.loads(path.read_text())
+    return list(kept["parts"]) if kept.get("seed") == first_seed else []
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -221,37 +254,25 @@ def main(arguments: list[str] | None = None) -> int:
     from outrider.serve.app import create_app
     from outrider.serve.settings import ServerSettings
 
-    statuses: Counter[str] = Counter()
-    began = time.monotonic()
+    parts = earlier_parts(given_.output, given_.seed)
+    given_.output.parent.mkdir(parents=True, exist_ok=True)
     app = create_app(calling_engine(context=384), ServerSettings(max_methods=3, request_timeout=60))
     with TestClient(app, raise_server_exceptions=False) as client:
-
-        @seed(given_.seed)
-        @settings(
-            max_examples=given_.requests,
-            deadline=None,
-            database=None,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(requests())
-        def fuzz(request: tuple[str, Any]) -> None:
-            status = check(client, *request)
-            assert app.state.service.num_open == 0
-            statuses[f"{request[0]} {status}"] += 1
-            if sum(statuses.values()) % 500 == 0:
-                print(
-                    f"{sum(statuses.values())} requests, {time.monotonic() - began:.0f} s",
-                    flush=True,
-                )
-
-        fuzz()
-        worker = app.state.service.worker
+        service = app.state.service
+        for number in range(len(parts), math.ceil(given_.requests / PART)):
+            began = time.monotonic()
+            statuses = fuzz_part(client, service, given_.seed + number, PART)
+            seconds = time.monotonic() - began
+            parts.append({"seconds": seconds, "statuses": dict(statuses)})
+            kept = {"seed": given_.seed, "parts": parts}
+            given_.output.write_text(json.dumps(kept, indent=1))
+            print(f"{(number + 1) * PART} requests, the last {PART} in {seconds:.0f} s", flush=True)
+        worker = service.worker
         left = worker.call(lambda: worker.num_running + worker.num_waiting).result()
-    told = {"seconds": time.monotonic() - began, "statuses": dict(statuses), "left": left}
-    given_.output.parent.mkdir(parents=True, exist_ok=True)
-    given_.output.write_text(json.dumps(told, indent=1))
-    print(f"{sum(statuses.values())} requests; {dict(sorted(statuses.items()))}; {left} left")
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part["statuses"])
+    print(f"{sum(total.values())} requests; {dict(sorted(total.items()))}; {left} left")
     return 1 if left else 0
 
 

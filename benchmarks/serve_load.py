@@ -1,13 +1,14 @@
 """Many concurrent streams against one server, with clients that leave at random.
 
-    python -m benchmarks.serve_load                                   # 200 streams, 5 minutes
-    python -m benchmarks.serve_load --streams 60 --seconds 120
+    python -m benchmarks.serve_load                                   # 60 streams, a minute
+    python -m benchmarks.serve_load --streams 200 --seconds 300       # the bar
 
 Every client sends one request after another: greedy and sampled ones with a seed, by several
 methods and lengths, with grammars, stop strings and several outputs. Before, each
 request runs alone. Every stream must then have the same text, a part of which remains where the
 client leaves. At the end no row may be left, the memory must be flat, and SIGTERM must end the
-server with status 0 while streams run. Writes ``runs/serve/load.json``; fails if anything does.
+server with status 0 while streams run. The load is one run of one server, so an interrupted run
+starts again. Writes ``runs/serve/load.json``; fails if anything does.
 """
 
 import argparse
@@ -232,8 +233,8 @@ async def end(server: Server, streams: int, report: Report) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--streams", type=int, default=200)
-    options.add_argument("--seconds", type=float, default=300.0)
+    options.add_argument("--streams", type=int, default=60)
+    options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--cases", type=int, default=60, help="different requests")
     options.add_argument("--growth", type=float, default=2.0, help="most MiB per minute")
     options.add_argument("--threads", type=int, default=2)

@@ -4,10 +4,12 @@
     python -m benchmarks.serving --clients 1 8 --requests 2 --repeats 1     # a quick look
 
 All have the embedded target in float32 and the same prompts as token ids, the same number of new
-tokens, temperature 0 and threads. A client sends one request after the other, as streams. The
-engine decodes as many prompts with as many rows, in this process. In each repeat every row runs
-once, in an order that rotates; only one of them runs at a time. llama.cpp's server takes part if
-``--llama-server`` or the environment variable ``OUTRIDER_LLAMA_SERVER`` names it. Writes
+tokens, temperature 0 and threads. A client sends one request after the other, as streams; the
+clients of a server are a process of their own. The engine decodes as many prompts with as many
+rows, in this process. OpenVINO has no server of its own: requests enter its continuous batching
+in its process, as many at a time as there are clients. In each repeat every row runs once, in an
+order that rotates; only one of them runs at a time. docs/peers.md says how the peers are installed;
+those that are not are named on the page. A run that was interrupted goes on where it ended. Writes
 ``benchmarks/results/serving.json`` and ``serving.md``.
 
 Bars: at one client the server has at least 0.97 of the engine's tokens per second, at eight at
@@ -15,7 +17,6 @@ least 0.9.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import shutil
@@ -27,7 +28,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +35,63 @@ import httpx
 import torch
 
 import outrider
+from benchmarks.page import about, bars_table, header, parser, publish
+from benchmarks.page import table as markdown_table
+from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.gguf_export import export
-from benchmarks.peer_workers.pairs import embedded
+from benchmarks.peer_workers.pairs import Pair, embedded
+from benchmarks.peer_workers.protocol import Job
 from benchmarks.peers import rotated, say, texts
 from benchmarks.serve_process import serving
 from outrider import Sampling
 from outrider.lab.metadata import hardware
 from outrider.runtime.hf.load import load_tokenizer
 
-RESULTS = Path("benchmarks/results")
 METHODS = ("plain", "speculative")
 BARS = {1: 0.97, 8: 0.9}
+PROMPT_TOKENS = 48
+LIMIT = 1800.0  # seconds of a measurement
+
+Table = dict[str, dict[int, list[float]]]
+"""Speeds by row and number of clients, one per repeat."""
 
 Prompts = Sequence[Sequence[int]]
 Measure = Callable[[int, Prompts, int], float]
 """From the number of clients, their prompts and the new tokens of each to seconds."""
+
+
+class Speeds:
+    """Tokens per second by row, clients and repeat, kept in a file, so that a run that was
+    interrupted goes on where it ended.
+
+    Args:
+        path: the file.
+        settings: what the speeds depend on; those of other settings are dropped.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self._path = path
+        self._settings = settings
+        self._found: dict[str, float] = {}
+        if path.exists():
+            kept = json.loads(path.read_text())
+            if kept["settings"] == settings:
+                self._found = kept["speeds"]
+
+    def get(self, row: str, clients: int, repeat: int) -> float | None:
+        """A speed; None if it was not measured."""
+        return self._found.get(f"{row}|{clients}|{repeat}")
+
+    def add(self, row: str, clients: int, repeat: int, speed: float) -> None:
+        """Notes a speed in the file."""
+        self._found[f"{row}|{clients}|{repeat}"] = speed
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps({"settings": self._settings, "speeds": self._found}))
+
+    def of(self, row: str, clients: int, repeats: int) -> list[float]:
+        """The speeds of all repeats."""
+        found = [self.get(row, clients, repeat) for repeat in range(repeats)]
+        return [speed for speed in found if speed is not None]
 
 
 @dataclass
@@ -59,15 +101,10 @@ class Row:
     Attributes:
         name: in the table.
         measure: decodes prompts.
-        speeds: tokens per second by the number of clients, one per repeat.
     """
 
     name: str
     measure: Measure
-    speeds: dict[int, list[float]]
-
-    def median(self, clients: int) -> float:
-        return statistics.median(self.speeds[clients])
 
 
 def engine_row(target: Path, draft: Path, method: str, clients: Sequence[int], compile: Any) -> Row:
@@ -84,38 +121,39 @@ def engine_row(target: Path, draft: Path, method: str, clients: Sequence[int], c
         engines[num].generate([list(ids) for ids in prompts], sampling)
         return time.perf_counter() - began
 
-    return Row(f"engine, {method}", measure, {num: [] for num in clients})
+    return Row(f"engine, {method}", measure)
 
 
-def http_row(name: str, url: str, clients: Sequence[int], more: dict[str, Any]) -> Row:
-    """A server with OpenAI's interface."""
+def worker_row(name: str, worker: Client) -> Row:
+    """A worker that decodes as many prompts at a time as there are clients."""
 
     def measure(num: int, prompts: Prompts, num_tokens: int) -> float:
-        body = {"max_tokens": num_tokens, "temperature": 0, "ignore_eos": True, **more}
-        return asyncio.run(_clients(url, num, prompts, body))
+        return worker.decode_all(prompts, num, num_tokens).seconds
 
-    return Row(name, measure, {num: [] for num in clients})
+    return Row(name, measure)
 
 
-async def _clients(url: str, num: int, prompts: Prompts, body: dict[str, Any]) -> float:
-    """Seconds in which so many clients have all prompts continued, as streams."""
-    waiting = list(prompts)
-    limits = httpx.Limits(max_connections=num, max_keepalive_connections=num)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
+def http_row(name: str, url: str, more: dict[str, Any], log: Path, stack: ExitStack) -> Row:
+    """A server with OpenAI's interface, and a process with its clients."""
+    module = "benchmarks.peer_workers.http_clients"
+    command = [sys.executable, "-m", module, url, json.dumps(more)]
+    return worker_row(name, stack.enter_context(Client(command, log, LIMIT)))
 
-        async def client() -> None:
-            while waiting:
-                request = {**body, "prompt": list(waiting.pop(0)), "stream": True}
-                async with http.stream("POST", "/v1/completions", json=request) as response:
-                    if response.status_code != 200:
-                        raise RuntimeError((await response.aread()).decode())
-                    async for _ in response.aiter_bytes():
-                        pass
 
-        await http.get("/health")
-        began = time.perf_counter()
-        await asyncio.gather(*[client() for _ in range(num)])
-        return time.perf_counter() - began
+def openvino_row(given: argparse.Namespace, job: Job, most: int, stack: ExitStack) -> Row:
+    """OpenVINO's continuous batching.
+
+    Raises:
+        FileNotFoundError: its environment is not installed.
+        PeerError: it cannot load the model.
+    """
+    python = Path(given.openvino or given.peers / "openvino" / "bin" / "python")
+    if not python.exists():
+        raise FileNotFoundError(f"no interpreter at {python}")
+    command = [str(python), "-m", "benchmarks.peer_workers.openvino_batching"]
+    worker = stack.enter_context(Client(command, given.exports / "openvino.log", LIMIT))
+    worker.prepare(str(most), job)
+    return worker_row("OpenVINO's continuous batching, plain", worker)
 
 
 @contextmanager
@@ -123,7 +161,7 @@ def llama_server(
     program: str, target: Path, exports: Path, slots: int, context: int, threads: int
 ) -> Iterator[str]:
     """llama.cpp's server with the same weights; its URL."""
-    weights = exports / "embedded-f32.gguf"
+    weights = exports / "embedded-target-f32.gguf"
     if not weights.exists():
         export(target, weights, "f32")
     with closing(socket.socket()) as free:
@@ -156,7 +194,47 @@ def _wait(url: str, process: subprocess.Popen[Any]) -> None:
     raise TimeoutError("llama-server was not ready after a minute")
 
 
-def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace) -> None:
+def our_rows(given: argparse.Namespace, pair: Pair, most: int, stack: ExitStack) -> list[Row]:
+    """The engine and its server, by method."""
+    rows: list[Row] = []
+    for method in METHODS:
+        rows.append(engine_row(pair.target, pair.draft, method, given.clients, given.compile))
+        serve = [str(pair.target), "--method", method, "--dtype", "float32"]
+        serve += ["--compile", given.compile, "--max-batch-size", str(most)]
+        serve += ["--prefix-cache", "0"]
+        serve += ["--draft", str(pair.draft)] if method == "speculative" else []
+        log = given.exports / f"serve-{method}.log"
+        server = stack.enter_context(serving(serve, log, given.threads))
+        rows.append(http_row(f"outrider serve, {method}", server.url, {}, log, stack))
+    return rows
+
+
+def peer_rows(
+    given: argparse.Namespace, pair: Pair, most: int, stack: ExitStack
+) -> tuple[list[Row], list[str]]:
+    """The other servers that are installed, and why the others are missing."""
+    rows: list[Row] = []
+    missing: list[str] = []
+    length = PROMPT_TOKENS + given.max_new_tokens
+    built = given.peers / "llama.cpp" / "bin" / "llama-server"
+    program = given.llama_server or shutil.which("llama-server") or built
+    if Path(program).exists():
+        peer = llama_server(str(program), pair.target, given.exports, most, length, given.threads)
+        url, log = stack.enter_context(peer), given.exports / "llama.cpp.log"
+        rows.append(http_row("llama.cpp's server, plain", url, {"cache_prompt": False}, log, stack))
+    else:
+        missing.append(f"llama.cpp's server: not installed, there is no {program}")
+    job = Job(
+        str(pair.target), str(pair.draft), 1, given.threads, length, str(given.exports.absolute())
+    )
+    try:
+        rows.append(openvino_row(given, job, most, stack))
+    except (FileNotFoundError, PeerError) as error:
+        missing.append(f"OpenVINO's continuous batching: not measured, {error}")
+    return rows, missing
+
+
+def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace, speeds: Speeds) -> None:
     """Measures every row in every repeat, once it is warm."""
     for row in rows:
         for num in given.clients:
@@ -166,118 +244,118 @@ def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace) -> Non
         for num in given.clients:
             several = [prompts[i % len(prompts)] for i in range(num * given.requests)]
             for row in rotated(list(rows), repeat):
+                if speeds.get(row.name, num, repeat) is not None:
+                    continue
                 seconds = row.measure(num, several, given.max_new_tokens)
-                row.speeds[num].append(len(several) * given.max_new_tokens / seconds)
-                say(f"{row.name}, {num} clients: {row.speeds[num][-1]:.1f} tokens/s")
+                speed = len(several) * given.max_new_tokens / seconds
+                speeds.add(row.name, num, repeat, speed)
+                say(f"{row.name}, {num} clients: {speed:.1f} tokens/s")
 
 
-def ratios(rows: Sequence[Row], clients: Sequence[int]) -> dict[str, dict[int, float]]:
+def ratios(table: Table, clients: Sequence[int]) -> dict[str, dict[int, float]]:
     """Of each method, the server's speed over the engine's: the median over the repeats."""
-    by_name = {row.name: row for row in rows}
-    found: dict[str, dict[int, float]] = {}
-    for method in METHODS:
-        engine, server = by_name[f"engine, {method}"], by_name[f"outrider serve, {method}"]
-        found[method] = {
+    return {
+        method: {
             num: statistics.median(
-                s / e for s, e in zip(server.speeds[num], engine.speeds[num], strict=True)
+                s / e
+                for s, e in zip(
+                    table[f"outrider serve, {method}"][num],
+                    table[f"engine, {method}"][num],
+                    strict=True,
+                )
             )
             for num in clients
         }
-    return found
+        for method in METHODS
+    }
 
 
-def markdown(rows: Sequence[Row], about: dict[str, Any], found: dict[str, Any]) -> str:
+def page(report: dict[str, Any], table: Table) -> str:
     """The results as a page."""
-    clients = about["clients"]
-    lines = [
-        "# Servers",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{about['torch']}; embedded target in float32, compile={about['compile']!r}. Tokens per "
-        f"second of all clients together, {about['max_new_tokens']} new tokens per request, "
-        f"temperature 0; median of {about['repeats']} interleaved repeats (least to most). Load "
-        f"average before: {about['load']:.1f}.",
-        "",
-        "| | " + " | ".join(f"{num} clients" if num > 1 else "1 client" for num in clients) + " |",
-        "|---|" + "---:|" * len(clients),
-    ]
-    for row in rows:
-        cells = [
-            f"{row.median(num):.1f} ({min(row.speeds[num]):.1f} to {max(row.speeds[num]):.1f})"
-            for num in clients
-        ]
-        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
-    lines += ["", "The server over its engine:", ""]
-    for method, by_clients in found.items():
-        for num, ratio in by_clients.items():
-            bar = BARS.get(num)
-            wanted = "" if bar is None else f" (bar: {bar}, {'met' if ratio >= bar else 'missed'})"
-            lines.append(f"- {method}, {num} clients: {ratio:.3f}{wanted}")
-    lines += ["", f"Command: `{about['command']}`", ""]
-    return "\n".join(lines)
+    where, found = report["about"], report["ratios"]
+    clients = where["clients"]
+    lines = header(
+        "Servers",
+        where,
+        f"embedded target in float32, compile={where['compile']!r}. Tokens per second of all "
+        f"clients together, {where['max_new_tokens']} new tokens per request, temperature 0; "
+        f"median of {where['repeats']} interleaved repeats (least to most). Load average before: "
+        f"{where['load']:.1f}.",
+    )
+    heads = ["", *(f"{num} clients" if num > 1 else "1 client" for num in clients)]
+    lines += markdown_table(
+        heads,
+        (
+            [name, *(_cell(by_clients[num]) for num in clients)]
+            for name, by_clients in table.items()
+        ),
+    )
+    lines += ["", *(f"{each}." for each in where["missing"])]
+    lines += bars_table(
+        (f"server over engine, {method}, {num} clients: ≥ {bar}", f"{ratio:.3f}", ratio >= bar)
+        for method, by_clients in found.items()
+        for num, ratio in by_clients.items()
+        if (bar := BARS.get(num)) is not None
+    )
+    return "\n".join([*lines, ""])
 
 
-def parser() -> argparse.ArgumentParser:
+def _cell(speeds: Sequence[float]) -> str:
+    return f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})"
+
+
+def options() -> argparse.ArgumentParser:
     """The command line."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
-    options.add_argument("--requests", type=int, default=4, help="of each client")
-    options.add_argument("--max-new-tokens", type=int, default=64)
-    options.add_argument("--repeats", type=int, default=5)
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--compile", default="auto")
-    options.add_argument("--llama-server", default=os.environ.get("OUTRIDER_LLAMA_SERVER"))
-    options.add_argument("--exports", type=Path, default=Path("runs/benchmarks/peers"))
-    options.add_argument("--results", type=Path, default=RESULTS)
-    return options
+    made = parser(__doc__)
+    made.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8, 16])
+    made.add_argument("--requests", type=int, default=2, help="of each client")
+    made.add_argument("--max-new-tokens", type=int, default=64)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--compile", default="auto")
+    made.add_argument("--llama-server", default=os.environ.get("OUTRIDER_LLAMA_SERVER"))
+    made.add_argument("--openvino", type=Path, help="the interpreter of OpenVINO's environment")
+    made.add_argument("--peers", type=Path, default=Path("runs/peers"), help="see docs/peers.md")
+    made.add_argument("--exports", type=Path, default=Path("runs/peers/exports"))
+    made.add_argument(
+        "--kept", type=Path, default=Path("runs/serve/serving.json"), help="of a run in progress"
+    )
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the benchmark; the exit status says whether the bars are met."""
-    given = parser().parse_args(arguments)
+    given = options().parse_args(arguments)
     torch.set_num_threads(given.threads)
     load = os.getloadavg()[0]
+    given.exports.mkdir(parents=True, exist_ok=True)
     pair = embedded(given.exports)
     tokenizer: Any = load_tokenizer(pair.target)
-    prompts = [tokenizer(text)["input_ids"][:48] for text in texts(9)]
-    most = max(given.clients)
+    prompts = [tokenizer(text)["input_ids"][:PROMPT_TOKENS] for text in texts(9)]
+    names = ("clients", "requests", "max_new_tokens", "repeats", "compile")
+    settings = {name: getattr(given, name) for name in names}
+    speeds = Speeds(given.kept, settings | {"threads": given.threads, "hardware": hardware()})
     with ExitStack() as stack:
-        rows: list[Row] = []
-        for method in METHODS:
-            rows.append(engine_row(pair.target, pair.draft, method, given.clients, given.compile))
-            serve = [str(pair.target), "--method", method, "--dtype", "float32"]
-            serve += ["--compile", given.compile, "--max-batch-size", str(most)]
-            serve += ["--prefix-cache", "0"]
-            serve += ["--draft", str(pair.draft)] if method == "speculative" else []
-            log = given.exports / f"serve-{method}.log"
-            server = stack.enter_context(serving(serve, log, given.threads))
-            rows.append(http_row(f"outrider serve, {method}", server.url, given.clients, {}))
-        program = given.llama_server or shutil.which("llama-server")
-        if program:
-            peer = llama_server(
-                program, pair.target, given.exports, most, 48 + given.max_new_tokens, given.threads
-            )
-            url, more = stack.enter_context(peer), {"cache_prompt": False}
-            rows.append(http_row("llama.cpp's server, plain", url, given.clients, more))
-        else:
-            say("llama.cpp's server: not found; --llama-server names it")
-        run(rows, prompts, given)
-    found = ratios(rows, given.clients)
-    about = {
-        "date": str(date.today()),
-        "hardware": hardware(),
-        "torch": torch.__version__,
-        "load": load,
-        "command": " ".join(["python -m benchmarks.serving", *(arguments or sys.argv[1:])]),
-        **{key: value for key, value in vars(given).items() if isinstance(value, int | str | list)},
+        most = max(given.clients)
+        rows = our_rows(given, pair, most, stack)
+        peers, missing = peer_rows(given, pair, most, stack)
+        for each in missing:
+            say(each)
+        rows += peers
+        run(rows, prompts, given, speeds)
+    table = {
+        row.name: {num: speeds.of(row.name, num, given.repeats) for num in given.clients}
+        for row in rows
     }
-    given.results.mkdir(parents=True, exist_ok=True)
-    told = {"about": about, "rows": {row.name: row.speeds for row in rows}, "ratios": found}
-    (given.results / "serving.json").write_text(json.dumps(told, indent=1) + "\n")
-    (given.results / "serving.md").write_text(markdown(rows, about, found))
-    print(markdown(rows, about, found))
+    command = " ".join(["python -m benchmarks.serving", *(arguments or sys.argv[1:])])
+    report = {
+        "about": about(command, load=load, missing=missing, **settings),
+        "rows": table,
+        "ratios": ratios(table, given.clients),
+    }
+    publish(given.out, "serving", report, page(report, table))
+    given.kept.unlink(missing_ok=True)
     is_met = [
-        found[method][num] >= bar for method in METHODS for num, bar in BARS.items()
+        report["ratios"][method][num] >= bar for method in METHODS for num, bar in BARS.items()
         if num in given.clients
     ]  # fmt: skip
     return 0 if all(is_met) else 1

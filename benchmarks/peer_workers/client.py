@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_workers.protocol import Answer, Job, Ready
+from benchmarks.peer_workers.protocol import Answer, Batch, Job, Ready
 
 ROOT = Path(__file__).parents[2]
 GENERATE_SECONDS = 300.0  # limit for a continuation
@@ -51,6 +51,13 @@ class Client:
         """See :class:`Peer`; raises :class:`PeerError`."""
         request = {"verb": "generate", "row": row, "prompt": list(prompt), "num_tokens": num_tokens}
         return Answer(**self._ask(request, self.limit))
+
+    def decode_all(self, prompts: Sequence[Sequence[int]], clients: int, num_tokens: int) -> Batch:
+        """See :class:`Batching`; raises :class:`PeerError`."""
+        request = {"verb": "decode_all", "prompts": [list(each) for each in prompts]}
+        return Batch(
+            **self._ask({**request, "clients": clients, "num_tokens": num_tokens}, self.limit)
+        )
 
     def close(self) -> None:
         """Ends the process."""

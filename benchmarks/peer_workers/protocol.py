@@ -5,6 +5,9 @@
     {"verb": "generate", "row": "speculative", "prompt": […], "num_tokens": 64}
         → {"tokens": […], "seconds": 0.3, …}
 
+    {"verb": "decode_all", "prompts": [[…], …], "clients": 4, "num_tokens": 64}
+        → {"seconds": 2.5}
+
 A failed request is answered by ``{"error": "…"}``, and the process continues. This module imports
 only Python's standard library, since it runs in every peer's environment.
 """
@@ -88,6 +91,17 @@ class Answer:
     accepted: int | None = None
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Many continuations, of as many at a time as there are clients.
+
+    Attributes:
+        seconds: from the first request to the end of the last continuation.
+    """
+
+    seconds: float
+
+
 class Peer(Protocol):
     """The interface of a worker."""
 
@@ -101,7 +115,18 @@ class Peer(Protocol):
         """Frees all resources of the worker."""
 
 
-def serve(peer: Peer) -> None:
+class Batching(Protocol):
+    """The interface of a worker that continues many prompts."""
+
+    def decode_all(self, prompts: list[list[int]], clients: int, num_tokens: int) -> Batch:
+        """Continues every prompt by exactly ``num_tokens`` tokens; each of the clients asks for one
+        continuation after the other."""
+
+    def close(self) -> None:
+        """Frees all resources of the worker."""
+
+
+def serve(peer: Peer | Batching) -> None:
     """Answers requests on standard output; output of libraries is redirected to standard error."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -115,10 +140,15 @@ def serve(peer: Peer) -> None:
     peer.close()
 
 
-def _answer(peer: Peer, request: dict[str, Any]) -> Ready | Answer:
+def _answer(peer: Any, request: dict[str, Any]) -> Ready | Answer | Batch:
+    answer: Ready | Answer | Batch
     if request["verb"] == "prepare":
-        return peer.prepare(request["row"], Job(**request["job"]))
-    return peer.generate(request["row"], request["prompt"], request["num_tokens"])
+        answer = peer.prepare(request["row"], Job(**request["job"]))
+    elif request["verb"] == "decode_all":
+        answer = peer.decode_all(request["prompts"], request["clients"], request["num_tokens"])
+    else:
+        answer = peer.generate(request["row"], request["prompt"], request["num_tokens"])
+    return answer
 
 
 def _first_line(error: Exception) -> str:

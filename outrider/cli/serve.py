@@ -149,6 +149,7 @@ def _settings(listening: Listening, limits: Limits, target: str) -> "ServerSetti
         max_methods=limits.max_methods,
         request_timeout=limits.request_timeout or None,
         shutdown_timeout=limits.shutdown_timeout or None,
+        stream_interval=limits.stream_interval,
         allowed_origins=_origins(listening.allowed_origins),
         speculation_metrics=cast("Any", wanted),
     )

@@ -50,6 +50,7 @@ class ForcedTokens:
         drafter: drafts where too few tokens are forced.
         num_tokens: the target's vocabulary.
         dtype: of the distributions that the rule reads.
+        rows: which rows may have forced tokens; None for all.
 
     Attributes:
         limits: of each row, the most tokens that may be forced; None for as many as the budget
@@ -58,7 +59,11 @@ class ForcedTokens:
     """
 
     def __init__(
-        self, drafter: Drafter[Any], num_tokens: int, dtype: torch.dtype = torch.float32
+        self,
+        drafter: Drafter[Any],
+        num_tokens: int,
+        dtype: torch.dtype = torch.float32,
+        rows: Sequence[bool] | None = None,
     ) -> None:
         self.drafter = drafter
         self.drawn = drafter.drawn
@@ -67,6 +72,7 @@ class ForcedTokens:
         self.numbers: list[int] = []
         self._num_tokens = num_tokens
         self._dtype = dtype
+        self._rows = rows
         self._alone: list[bool] = []
         self._inner: Draft | None = None
 
@@ -81,6 +87,8 @@ class ForcedTokens:
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         room = _room(budget, context)
         limits = room if self.limits is None else self.limits
+        if self._rows is not None:
+            limits = [most if may else 0 for most, may in zip(limits, self._rows, strict=True)]
         forced = [_cut(context, b, _forced(context, b), most) for b, most in enumerate(limits)]
         self._alone = [
             most == 0 or 2 * len(tokens) >= most for tokens, most in zip(forced, room, strict=True)

@@ -274,12 +274,18 @@ class RunningBatch:
         self._forced = self._forcing() if any(map(_has_grammar, rows)) else None
 
     def _forcing(self) -> ForcedTokens | None:
-        """The drafter with the tokens that grammars force in front, where the rules allow."""
-        rules = self._choose(True), self._choose(False)
-        if self._has_rules or not all(can_force(self._drafter, rule) for rule in rules):
+        """The drafter with the tokens that grammars force in front, in the rows whose rules allow
+        it; None if there is no such row."""
+        rows = [_has_grammar(row) and self._may_force(row) for row in self.rows]
+        if not any(rows):
             return None
         dtype = torch.promote_types(self._target.dtype, torch.float32)
-        return ForcedTokens(self._drafter, self._target.num_tokens, dtype)
+        return ForcedTokens(self._drafter, self._target.num_tokens, dtype, rows)
+
+    def _may_force(self, row: Row) -> bool:
+        """Whether the rules that may verify a row allow forced tokens."""
+        rules = self._choose(True), row.request.rule or self._choose(False)
+        return all(can_force(self._drafter, rule) for rule in rules)
 
     def _release(self) -> None:
         """Gives back the reserved memory once no row is left."""

@@ -8,12 +8,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from outrider import __version__
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
 from outrider.serve import chat, completions, methods, page, responses, tokens
+from outrider.serve.documented import describe, errors
 from outrider.serve.errors import ApiError, json_response, respond
 from outrider.serve.limits import ApiKeys, BodyLimit, RequestLog
 from outrider.serve.service import Service
@@ -62,6 +63,7 @@ def create_app(
     for module in (completions, chat, responses, tokens, methods, page):
         app.include_router(module.router)
     _add_status(app, service)
+    describe(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(ApiKeys, keys=settings.api_keys)
     if settings.allowed_origins:
@@ -92,12 +94,12 @@ def _add_status(app: FastAPI, service: Service) -> None:
             "max_model_len": service.engine.limit,
         }
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=errors())
     async def models() -> Response:
         """The models, of which there is one."""
         return json_response({"object": "list", "data": [model()]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=errors(404))
     async def one_model(name: str) -> Response:
         """The model of that name."""
         service.check_model(name)
@@ -113,7 +115,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """The version of Outrider."""
         return json_response({"version": __version__})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(http: Request) -> Response:
         """Metrics in Prometheus's text format."""
         kind = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,8 +15,9 @@ from starlette.responses import Response
 
 from outrider.serve.choice import Part, chat_logprobs, token_fields, wants_tokens
 from outrider.serve.conversation import Messages, Text
+from outrider.serve.documented import generation_responses
 from outrider.serve.errors import ApiError, json_response
-from outrider.serve.events import DONE, EventStream, event
+from outrider.serve.events import DONE, Chunks, EventStream
 from outrider.serve.fields import Body, GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
 from outrider.serve.tools.fields import Tool, ToolChoice, ToolUse, tool_use
@@ -83,7 +84,7 @@ class ChatRequest(GenerationFields):
         return tool_use(functions, self.tool_choice, self.parallel_tool_calls)
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=generation_responses())
 async def chat_completions(body: ChatRequest, http: Request) -> Response:
     """Answers a conversation."""
     service: Service = http.app.state.service
@@ -122,6 +123,7 @@ class _Answer:
             "created": int(time.time()),
             "model": service.model_name,
         }
+        self._chunks = Chunks(self._head)
 
     def document(self) -> dict[str, object]:
         """The whole response."""
@@ -155,10 +157,10 @@ class _Answer:
                     yield self._chunk(index, {}, self._reason(index))
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            last = self._head | {"choices": [], "usage": self._asked.usage}
+            last: dict[str, object] = {"choices": [], "usage": self._asked.usage}
             if (metrics := self._asked.metrics) is not None:
                 last["metrics"] = metrics
-            yield event(last)
+            yield self._chunks.event(last)
         yield DONE
 
     def _reason(self, index: int) -> str | None:
@@ -175,11 +177,11 @@ class _Answer:
         choice = {"index": index, "delta": delta, "finish_reason": reason}
         if part is not None:
             choice |= self._tokens(part)
-        chunk: dict[str, object] = {**self._head, "choices": [choice]}
+        chunk: dict[str, object] = {"choices": [choice]}
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self._asked.usage if options.continuous_usage_stats else None
-        return event(chunk)
+        return self._chunks.event(chunk)
 
     def _tokens(self, part: Part) -> dict[str, object]:
         """What the request wants to know of single tokens."""

@@ -20,7 +20,7 @@ LEAST = -9999.0
 
 @dataclass
 class Part:
-    """New text and tokens of an output: those of one round, or all of them.
+    """New text and tokens of an output: those of some rounds, or all of them.
 
     Attributes:
         text, token_ids, origins, logprobs, top: as in :class:`outrider.engine.Event`.
@@ -38,7 +38,7 @@ class Part:
 
     @classmethod
     def of(cls, step: Step, texts: TokenTexts | None = None) -> "Part":
-        """What a round added; ``texts`` splits it into pieces."""
+        """What a step added; ``texts`` splits it into pieces."""
         event = step.event
         return cls(
             event.text,
@@ -47,7 +47,7 @@ class Part:
             list(event.logprobs),
             list(event.top_logprobs),
             [] if texts is None else list(texts.split(event)),
-            list(step.rounds),
+            list(step.recorded),
         )
 
     def add(self, other: "Part") -> None:
@@ -80,10 +80,10 @@ class Choice:
     texts: TokenTexts | None = None
 
     def take(self, step: Step) -> Part:
-        """Adds a round; what it added."""
+        """Adds a step; what it added."""
         part = Part.of(step, self.texts)
         self.part.add(part)
-        self.rounds.append((step.drafted, step.accepted))
+        self.rounds += [(done.drafted, done.accepted) for done in step.done]
         self.row = step.row
         reason = step.event.finish_reason
         self.finish_reason = None if reason is None else FINISH_REASONS[reason]

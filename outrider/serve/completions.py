@@ -21,8 +21,9 @@ from outrider.serve.choice import (
     token_fields,
     wants_tokens,
 )
+from outrider.serve.documented import generation_responses
 from outrider.serve.errors import ApiError, json_response
-from outrider.serve.events import DONE, EventStream, event
+from outrider.serve.events import DONE, Chunks, EventStream
 from outrider.serve.fields import GenerationFields, Neutral
 from outrider.serve.service import Asked, Service
 
@@ -89,7 +90,7 @@ class CompletionRequest(GenerationFields):
         return self
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=generation_responses())
 async def completions(body: CompletionRequest, http: Request) -> Response:
     """Continues each prompt."""
     service: Service = http.app.state.service
@@ -154,6 +155,7 @@ class _Answer:
             "created": int(time.time()),
             "model": service.model_name,
         }
+        self._chunks = Chunks(self._head)
         self._offsets = [0] * len(asked.choices)
 
     def document(self) -> dict[str, object]:
@@ -180,10 +182,10 @@ class _Answer:
                     yield self._chunk(index, part, reason)
         options = self._body.stream_options
         if options is not None and options.include_usage:
-            last = self._head | {"choices": [], "usage": self._usage()}
+            last: dict[str, object] = {"choices": [], "usage": self._usage()}
             if (metrics := self._asked.metrics) is not None:
                 last["metrics"] = metrics
-            yield event(last)
+            yield self._chunks.event(last)
         yield DONE
 
     @property
@@ -216,11 +218,11 @@ class _Answer:
         return whole
 
     def _chunk(self, index: int, part: Part, reason: str | None) -> str:
-        chunk = self._head | {"choices": [self._choice(index, part, reason)]}
+        chunk: dict[str, object] = {"choices": [self._choice(index, part, reason)]}
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self._usage() if options.continuous_usage_stats else None
-        return event(chunk)
+        return self._chunks.event(chunk)
 
     def _choice(self, index: int, part: Part, reason: str | None) -> dict[str, object]:
         choice: dict[str, object] = {

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,21 @@ def event(document: object, name: str | None = None) -> str:
     """One event."""
     line = f"data: {json.dumps(document, separators=(',', ':'))}\n\n"
     return line if name is None else f"event: {name}\n{line}"
+
+
+class Chunks:
+    """The events of a stream whose documents begin with the same fields.
+
+    Args:
+        head: these fields.
+    """
+
+    def __init__(self, head: Mapping[str, object]) -> None:
+        self._head = event(head).removesuffix("}\n\n")
+
+    def event(self, more: Mapping[str, object]) -> str:
+        """A document with more fields, at least one."""
+        return f"{self._head},{json.dumps(more, separators=(',', ':'))[1:]}\n\n"
 
 
 class EventStream(StreamingResponse):

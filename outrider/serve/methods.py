@@ -4,13 +4,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.methods import METHODS, Method
+from outrider.serve.documented import errors
 from outrider.serve.errors import json_response
 from outrider.serve.service import Service
 
 router = APIRouter()
 
 
-@router.get("/methods")
+@router.get("/methods", responses=errors())
 async def methods(http: Request) -> Response:
     """The server's own method and γ, and the methods that requests may choose instead."""
     service: Service = http.app.state.service

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from outrider.sampling import Grammar
 from outrider.serve.choice import token_fields
 from outrider.serve.conversation import CalledFunction, ChatMessage, Text, ToolCall
+from outrider.serve.documented import generation_responses
 from outrider.serve.errors import json_response
 from outrider.serve.events import EventStream, event
 from outrider.serve.fields import Body, GenerationFields, Neutral
@@ -171,7 +172,7 @@ class ResponseRequest(GenerationFields):
         return Grammar.json_object()
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=generation_responses())
 async def responses(body: ResponseRequest, http: Request) -> Response:
     """Answers a conversation."""
     service: Service = http.app.state.service

@@ -15,6 +15,7 @@ from outrider.core.errors import PromptError
 from outrider.engine import Engine, Request
 from outrider.engine.prompts import Prompt
 from outrider.engine.request import request_numbers
+from outrider.engine.speculation import check_tokens
 from outrider.engine.token_texts import TokenTexts
 from outrider.serve.choice import Choice, Part, speculation_metrics, usage
 from outrider.serve.engines import EnginePool
@@ -30,6 +31,9 @@ from outrider.serve.tools.toolset import Toolset
 from outrider.serve.worker import Worker
 
 T = TypeVar("T")
+_WHOLE_INTERVAL = 0.25
+"""Seconds from one step to the next of an output that the client wants as a whole. They are for the
+metrics alone."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,7 @@ class Service:
                 "adaptation: leave it out",
                 param="return_rounds",
             )
+        gamma = self._gamma(fields.num_speculative_tokens, engine)
         num = len(prompts) * fields.num_choices
         self._check_room(num)
         grammar = fields.grammar if tools is None else tools.grammar(fields.grammar)
@@ -207,7 +212,7 @@ class Service:
                     ids,
                     fields.sampling(max_new_tokens or engine.limit - len(ids), logprobs, grammar),
                     request_number=number,
-                    num_speculative_tokens=fields.num_speculative_tokens,
+                    num_speculative_tokens=gamma,
                     prediction=prediction,
                 )
                 for ids, number in zip(sequences, numbers, strict=True)
@@ -220,6 +225,7 @@ class Service:
             engine,
             requests,
             self.settings.request_timeout,
+            interval=self.settings.stream_interval if fields.stream else _WHOLE_INTERVAL,
             wants_rounds=bool(fields.return_rounds),
         )
         self._generations.add(generation)
@@ -249,11 +255,20 @@ class Service:
             )
 
     async def parts(self, asked: Asked) -> AsyncGenerator[tuple[int, Part], None]:
-        """What each round adds to which output. Closing the iterator aborts what is not over."""
+        """What the rounds add to which output: one round, or all that have arrived while the last
+        part was on its way. Closing the iterator aborts what is not over."""
         with asked.generation as generation:
-            async for step in generation:
-                self.metrics.observe(generation, step)
-                yield step.index, asked.choices[step.index].take(step)
+            async for steps in generation:
+                parts: dict[int, Part] = {}
+                for step in steps:
+                    self.metrics.observe(generation, step)
+                    part = asked.choices[step.output].take(step)
+                    if step.output in parts:
+                        parts[step.output].add(part)
+                    else:
+                        parts[step.output] = part
+                for index, part in parts.items():
+                    yield index, part
 
     async def collect(self, asked: Asked, http: HttpRequest) -> list[Choice]:
         """Runs a generation to its end; ends it early if the client leaves.
@@ -278,6 +293,17 @@ class Service:
         if not predicts and chosen == (None, None, None):
             return self.engine
         return await self.between_steps(lambda: self.pool.find(fields, predicts=predicts))
+
+    def _gamma(self, wanted: int | None, engine: Engine) -> int | None:
+        """A request's γ, at most the server's or the method's own, whichever is more; None if the
+        request has none. A method whose own γ is less drafts no more than that.
+
+        Raises:
+            InvalidParameterError: a γ outside this range.
+        """
+        own = engine.num_speculative_tokens
+        wanted = check_tokens(wanted, max(own, self.engine.num_speculative_tokens))
+        return None if wanted is None else min(wanted, own)
 
     def _check_room(self, num: int) -> None:
         if num > self.max_open:

@@ -23,6 +23,8 @@ class ServerSettings:
             for all of them.
         allowed_origins: origins of web pages that may call the server, such as
             ``https://chat.example.org``; ``*`` is any; empty leaves them to the browser's rule.
+        stream_interval: least seconds from one chunk of a stream to the next. Tokens that arrive
+            sooner share a chunk, since sending one takes about as long as a round of a tiny model.
         speculation_metrics: what responses say about speculation where requests do not choose.
     """
 
@@ -35,4 +37,5 @@ class ServerSettings:
     request_timeout: float | None = 600.0
     shutdown_timeout: float | None = 60.0
     allowed_origins: tuple[str, ...] = ()
+    stream_interval: float = 0.02
     speculation_metrics: SpeculationMetrics | None = None

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from transformers import PreTrainedTokenizerBase
 
 from outrider.serve.conversation import Messages
+from outrider.serve.documented import body_errors, errors
 from outrider.serve.errors import ApiError, json_response
 from outrider.serve.fields import Body, Neutral
 from outrider.serve.service import Service
@@ -49,7 +50,7 @@ class DetokenizeRequest(Body):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=body_errors())
 async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     """The token ids of a prompt or a conversation."""
     service: Service = http.app.state.service
@@ -74,7 +75,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> Response:
     )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=body_errors())
 async def detokenize(body: DetokenizeRequest, http: Request) -> Response:
     """The text of token ids."""
     service: Service = http.app.state.service
@@ -89,7 +90,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> Response:
     return json_response({"prompt": _tokenizer(service).decode(body.tokens)})
 
 
-@router.get("/tokenizer_info")
+@router.get("/tokenizer_info", responses=errors(400))
 async def tokenizer_info(http: Request) -> Response:
     """What clients ask of a tokenizer."""
     service: Service = http.app.state.service

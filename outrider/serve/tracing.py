@@ -96,8 +96,8 @@ def _generation(asked: Asked, model_name: str) -> dict[str, str | int | float | 
     for name in ("temperature", "top_p", "top_k"):
         if (value := getattr(sampling, name)) is not None:
             told[f"gen_ai.request.{name}"] = value
-    if generation.first_step is not None:
-        told["gen_ai.response.time_to_first_chunk"] = generation.first_step - generation.began
+    if generation.first_round is not None:
+        told["gen_ai.response.time_to_first_chunk"] = generation.first_round - generation.began
     return told
 
 

@@ -1,21 +1,25 @@
 """The thread that runs the rounds of all engines.
 
 The event loop hands it jobs: requests to add, requests to abort, functions to call between two
-rounds. What a round adds to an output returns to the loop, once per step for all requests. Each
-engine that has requests runs a step in its turn. Nothing but this thread touches a scheduler or the
-models.
+rounds. What a round adds to an output returns to the loop, once per step for all requests. Rounds
+that follow each other quickly return several at a time, since each return takes time from the next
+round. Each engine that has requests runs a step in its turn. Nothing but this thread
+touches a scheduler or the models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
+from operator import sub
 from threading import Condition, Thread
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine, Event, Request, Row, Scheduler
@@ -25,29 +29,42 @@ T = TypeVar("T")
 logger = logging.getLogger("outrider.serve")
 
 
-@dataclass(frozen=True)
-class Step:
-    """What a round did to one output.
+class RoundDone(NamedTuple):
+    """A round of an output, in numbers.
 
     Attributes:
-        index: which output of the HTTP request.
-        event: the new text and tokens; empty where an error ended the output.
         drafted: tokens that were drafted.
         accepted: of these, the ones that were emitted.
         forced: of these, the ones that a grammar had forced.
-        row: the output so far. Another thread changes it until it is over.
-        over: whether this was the last round.
-        rounds: what was recorded of the rounds, where the subscriber wants it.
+        emitted: tokens that the round added.
+        at: when it ended, as ``time.perf_counter`` counts.
     """
 
-    index: int
-    event: Event
     drafted: int
     accepted: int
     forced: int
+    emitted: int
+    at: float
+
+
+class Step(NamedTuple):
+    """What one round, or several in a row, did to one output.
+
+    Attributes:
+        output: which output of the HTTP request.
+        event: the new text and tokens.
+        done: the rounds.
+        row: the output so far. Another thread changes it until it is over.
+        over: whether these were the last rounds.
+        recorded: what was recorded of the rounds, where the subscriber wants it.
+    """
+
+    output: int
+    event: Event
+    done: tuple[RoundDone, ...]
     row: Row
     over: bool
-    rounds: tuple[RecordedRound, ...] = ()
+    recorded: tuple[RecordedRound, ...] = ()
 
 
 class Subscriber:
@@ -56,8 +73,10 @@ class Subscriber:
     Args:
         engine: the engine of the requests.
         requests: the requests.
-        take: called in the event loop with each step, or with the exception that ended an output.
+        take: called in the event loop with new steps, and with the exception that ended an output.
         loop: the event loop.
+        interval: least seconds from one step of an output to the next. Rounds that end sooner
+            are handed over together with a later one.
         wants_rounds: whether the rounds are to be recorded.
     """
 
@@ -65,36 +84,45 @@ class Subscriber:
         self,
         engine: Engine,
         requests: Sequence[Request],
-        take: Callable[[Step | Exception], None],
+        take: Callable[[list[Step | Exception]], None],
         loop: asyncio.AbstractEventLoop,
+        interval: float = 0.0,
         wants_rounds: bool = False,
     ) -> None:
         self.engine = engine
         self.requests = requests
         self.take = take
         self.loop = loop
+        self.interval = interval
         self.wants_rounds = wants_rounds
         self.ids: list[int] = []
 
 
-@dataclass
 class _Output:
-    """An output that runs: whose it is, and its counts after the rounds before."""
+    """An output that runs: whose it is, and the rounds that were not handed over."""
 
-    subscriber: Subscriber
-    index: int
-    drafted: int = 0
-    accepted: int = 0
-    forced: int = 0
+    def __init__(self, subscriber: Subscriber, index: int) -> None:
+        self.subscriber = subscriber
+        self._index = index
+        self._before = (0, 0, 0, 0)
+        self._done: list[RoundDone] = []
+        self._last = -math.inf  # when rounds were handed over
 
-    def step(self, row: Row, rounds: tuple[RecordedRound, ...]) -> Step | Exception:
-        if row.error is not None:
-            return _reportable(row.error)
+    def note(self, row: Row) -> bool:
+        """Notes a round; whether it is time to hand over."""
         stats = row.stats
-        drafted, accepted = stats.drafted - self.drafted, stats.accepted - self.accepted
-        forced = stats.forced - self.forced
-        self.drafted, self.accepted, self.forced = stats.drafted, stats.accepted, stats.forced
-        return Step(self.index, row.event(), drafted, accepted, forced, row, row.over, rounds)
+        counts = (stats.drafted, stats.accepted, stats.forced, len(row.token_ids))
+        drafted, accepted, forced, emitted = map(sub, counts, self._before)
+        now = time.perf_counter()
+        self._before = counts
+        self._done.append(RoundDone(drafted, accepted, forced, emitted, now))
+        return row.over or now - self._last >= self.subscriber.interval
+
+    def step(self, row: Row, recorded: tuple[RecordedRound, ...]) -> Step:
+        """The rounds since the last call."""
+        done, self._done = tuple(self._done), []
+        self._last = done[-1].at
+        return Step(self._index, row.event(), done, row, row.over, recorded)
 
 
 class _Running:
@@ -132,8 +160,11 @@ class _Running:
             output = self.outputs.get(request_id)
             if output is None:
                 continue  # aborted while the step ran
-            rounds = self._recorder.take(row.request)
-            done.append((output.subscriber, output.step(row, rounds)))
+            if row.error is not None:
+                done.append((output.subscriber, _reportable(row.error)))
+            elif output.note(row):
+                recorded = self._recorder.take(row.request)
+                done.append((output.subscriber, output.step(row, recorded)))
             if row.over:
                 self._recorder.unwatch(row.request)
                 del self.outputs[request_id]
@@ -263,15 +294,17 @@ class Worker:
 
     def _deliver(self, steps: list[tuple[Subscriber, Step | Exception]]) -> None:
         """Hands the steps to their subscribers, with one call per event loop."""
-        loops = {subscriber.loop for subscriber, _ in steps}
-        for loop in loops:
-            mine = [each for each in steps if each[0].loop is loop]
-            try:
-                loop.call_soon_threadsafe(_take_all, mine)
-            except RuntimeError:  # the loop is closed, and nobody waits for these
-                continue
+        loops: dict[asyncio.AbstractEventLoop, _BySubscriber] = {}
+        for subscriber, step in steps:
+            loops.setdefault(subscriber.loop, {}).setdefault(subscriber, []).append(step)
+        for loop, by_subscriber in loops.items():
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits for these
+                loop.call_soon_threadsafe(_take_all, by_subscriber)
 
 
-def _take_all(steps: list[tuple[Subscriber, Step | Exception]]) -> None:
-    for subscriber, step in steps:
-        subscriber.take(step)
+_BySubscriber = dict[Subscriber, list[Step | Exception]]
+
+
+def _take_all(steps: _BySubscriber) -> None:
+    for subscriber, its in steps.items():
+        subscriber.take(its)

@@ -1,34 +1,99 @@
-"""The table of the servers' benchmark."""
+"""The table of the servers' benchmark, and its workers."""
 
+import sys
 from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
 
-from benchmarks.serving import METHODS, Row, markdown, ratios, run
+import pytest
+import uvicorn
+from tiny_servers import tiny_engine
+
+from benchmarks.peer_workers.client import Client, PeerError
+from benchmarks.serving import METHODS, Measure, Row, Speeds, page, ratios, run
+from outrider.serve.app import create_app
+
+GIVEN = Namespace(clients=[1, 8], requests=2, repeats=3, max_new_tokens=4)
+PROMPTS = [[1, 2], [3]] * 8
 
 
-def rows() -> list[Row]:
-    """Engines that take a millisecond, and servers that take a little longer."""
-    made = []
-    for method in METHODS:
-        for name, seconds in (("engine, ", 1.0), ("outrider serve, ", 1.02)):
-            made.append(
-                Row(name + method, lambda num, prompts, new, s=seconds: s / num, {1: [], 8: []})
-            )
-    return made
+def rows(measure: Callable[[float], Measure]) -> list[Row]:
+    """Engines that take a second, and servers that take a little longer."""
+    return [
+        Row(name + method, measure(seconds))
+        for method in METHODS
+        for name, seconds in (("engine, ", 1.0), ("outrider serve, ", 1.02))
+    ]
 
 
-def test_ratios_and_bars() -> None:
-    measured = rows()
-    given = Namespace(clients=[1, 8], requests=2, repeats=3, max_new_tokens=4)
-    run(measured, [[1, 2], [3]] * 8, given)
-    assert measured[0].speeds[1] == [8.0] * 3  # two requests of four tokens in a second
-    found = ratios(measured, given.clients)
+def shared(seconds: float) -> Measure:
+    return lambda num, prompts, num_tokens: seconds / num
+
+
+def measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[int, list[float]]]:
+    speeds = Speeds(path, settings)
+    run(rows(shared), PROMPTS, GIVEN, speeds)
+    return {row.name: {num: speeds.of(row.name, num, 3) for num in (1, 8)} for row in rows(shared)}
+
+
+def test_ratios_and_bars(tmp_path: Path) -> None:
+    table = measured(tmp_path / "kept.json", {})
+    assert table["engine, plain"][1] == [8.0] * 3  # two requests of four tokens in a second
+    found = ratios(table, GIVEN.clients)
     assert all(abs(found[method][num] - 1 / 1.02) < 1e-9 for method in METHODS for num in (1, 8))
-    about = {
+    where = {
         "date": "2026-11-22", "hardware": "a machine", "torch": "2", "load": 0.0, "command": "x",
         "threads": 1, "compile": "off", "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
+        "missing": ["a peer: not installed"],
     }  # fmt: skip
-    page = markdown(measured, about, found)
-    assert "| | 1 client | 8 clients |" in page
-    assert "speculative, 8 clients: 0.980 (bar: 0.9, met)" in page
+    text = page({"about": where, "ratios": found}, table)
+    assert "|  | 1 client | 8 clients |" in text
+    assert "a peer: not installed." in text
+    assert "| server over engine, speculative, 8 clients: ≥ 0.9 | 0.980 | yes |" in text
     found["plain"][1] = 0.9
-    assert "plain, 1 clients: 0.900 (bar: 0.97, missed)" in markdown(measured, about, found)
+    text = page({"about": where, "ratios": found}, table)
+    assert "| server over engine, plain, 1 clients: ≥ 0.97 | 0.900 | no |" in text
+
+
+def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path, count = tmp_path / "kept.json", 0
+
+    def interrupted(seconds: float) -> Measure:
+        def measure(num: int, prompts: Any, num_tokens: int) -> float:
+            nonlocal count
+            count += 1
+            if count == 13:  # of 8 to warm up and 24 measurements
+                raise KeyboardInterrupt
+            return seconds
+
+        return measure
+
+    with pytest.raises(KeyboardInterrupt):
+        run(rows(interrupted), PROMPTS, GIVEN, Speeds(path, {"repeats": 3}))
+    assert count == 13
+    run(rows(interrupted), PROMPTS, GIVEN, Speeds(path, {"repeats": 3}))
+    assert count == 13 + 8 + 24 - 4  # four had been measured
+    assert Speeds(path, {"repeats": 4}).get("engine, plain", 1, 0) is None
+
+
+def test_clients_in_a_process_of_their_own(tmp_path: Path) -> None:
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(tiny_engine()), port=0, log_config=None, lifespan="on")
+    )
+    thread = Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            thread.join(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        command = [sys.executable, "-m", "benchmarks.peer_workers.http_clients"]
+        url = f"http://127.0.0.1:{port}"
+        with Client([*command, url, "{}"], tmp_path / "log") as worker:
+            assert worker.decode_all([[1, 2], [3], [4]], 2, 6).seconds > 0
+            with pytest.raises(PeerError, match="out of range"):
+                worker.decode_all([[999]], 1, 6)
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -17,7 +17,7 @@ from tiny_models import engine_of, tiny, token_ids
 from tiny_servers import tiny_engine, tiny_target
 from torch import Tensor
 
-from outrider import Grammar, Sampling
+from outrider import Grammar, Sampling, Speculation
 from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.engine.forced import ForcedTokens
@@ -235,6 +235,26 @@ MIXED = (
     "speculative block suffix staged specinfer sequoia spectr traversal top-k-tree dynamic-tree "
     "coupled hybrid slem"
 )
+
+
+def test_a_rule_of_one_row_leaves_the_forced_tokens_of_others() -> None:
+    """A lossy rule takes no forced tokens; a lossless one in the same batch does."""
+    engine = tiny_engine()
+    sampling = Sampling(temperature=1.0, max_new_tokens=60, seed=5, grammar=FIXED)
+    rows = [
+        (sampling, None),
+        (sampling, Speculation(method="mentored", divergence_budget=0.3)),
+        (sampling, Speculation(method="block")),
+        (replace(sampling, grammar=None), Speculation(method="mentored", divergence_budget=0.3)),
+    ]
+    prompts = ["a", "bc", "def", "g"]
+    together = engine.generate(
+        prompts, [each for each, _ in rows], speculation=[own for _, own in rows]
+    )
+    for prompt, (each, own), result in zip(prompts, rows, together, strict=True):
+        alone = engine.generate(prompt, each, speculation=own)
+        assert (alone.token_ids, alone.origins) == (result.token_ids, result.origins)
+    assert [each.stats.forced > 0 for each in together] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("method", MIXED.split())

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from tiny_servers import calling_engine
 
-from benchmarks.serve_fuzz import check, requests
+from benchmarks.serve_fuzz import DOCUMENTED, PATHS, check, requests
 from outrider.serve.app import create_app
 from outrider.serve.settings import ServerSettings
 
@@ -30,3 +30,19 @@ def server() -> Iterator[TestClient]:
 def test_only_documented_status_codes(server: TestClient, request_: tuple[str, Any]) -> None:
     check(server, *request_)
     assert server.app.state.service.num_open == 0  # type: ignore[attr-defined]
+
+
+def test_the_schema_documents_the_statuses_that_may_occur(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in PATHS:
+        responses = paths[path]["post"]["responses"]
+        told = {int(status) for status in responses}
+        assert "422" not in responses
+        assert {200, 400, 401, 404, 413} <= told
+        for status in told - {200}:
+            schema = responses[str(status)]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/ErrorResponse"}
+    generating = paths["/v1/chat/completions"]["post"]["responses"]
+    assert {int(status) for status in generating} == DOCUMENTED | {401, 500}
+    assert "text/event-stream" in generating["200"]["content"]
+    assert "text/plain" in paths["/metrics"]["get"]["responses"]["200"]["content"]

@@ -257,6 +257,19 @@ def test_speculation_is_chosen_and_reported_per_request(client: TestClient) -> N
     assert told["lossy"]["kl_per_token"] > 0
 
 
+def test_the_draft_length_of_another_method_is_at_most_the_servers_or_its_own(
+    client_of: Callable[..., TestClient],
+) -> None:
+    client = client_of(tiny_engine(γ=8))
+    body = TEXT | {"method": "suffix", "speculation_metrics": "summary", "max_tokens": 4}
+    suffix = client.post(COMPLETIONS, json=body).json()["metrics"]["speculative_decoding"]
+    most = max(8, suffix["num_spec_tokens"])
+    for number, status in ((0, 200), (8, 200), (most, 200), (most + 1, 400), (-1, 400)):
+        response = client.post(COMPLETIONS, json=body | {"num_speculative_tokens": number})
+        assert response.status_code == status, response.text
+    assert f"from 0 (off) to {most}" in response.json()["error"]["message"]
+
+
 def test_a_stream_has_its_usage_and_metrics_last(client: TestClient) -> None:
     body = TEXT | {"max_tokens": 9, "stream": True, "speculation_metrics": "summary"}
     body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}

@@ -150,6 +150,17 @@ OtlpTracesEndpoint = Annotated[
 ]
 
 
+StreamInterval = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Least seconds between two chunks of a stream; tokens that come sooner share one.",
+        rich_help_panel=LIMITS,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where a server listens, and to whom."""
@@ -176,6 +187,7 @@ class Limits:
     max_body_size: MaxBodySize = "4MiB"
     request_timeout: RequestTimeout = 600.0
     shutdown_timeout: ShutdownTimeout = 60.0
+    stream_interval: StreamInterval = 0.02
 
 
 NumReplicas = Annotated[
