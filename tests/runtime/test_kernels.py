@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider.core.errors import KernelError, OutriderWarning
-from outrider.runtime.kernels import NARROW, build, use_kernels
+from outrider.runtime.kernels import NARROW, build, processors, use_kernels
 from outrider.runtime.kernels.build import load_kernels
 
 pytestmark = [
@@ -200,6 +200,102 @@ def test_says_that_it_does_not_know_the_processor(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(OutriderWarning, match="torch reports RVV on this .* portable code"):
         build._warn_of_portable_code()
     assert "-DCPU_CAPABILITY=DEFAULT" in build._flags()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (131, 70), (1, 150), (33, 17)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_bfloat16_inputs_have_the_bits_of_float32_sums(
+    inputs: int, outputs: int, bias: bool
+) -> None:
+    """Whether the processor multiplies pairs of bfloat16 numbers or widens them: one result for all
+    processors, at every width, so that exact models take it."""
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs).bfloat16()
+    load_kernels()
+    pairs = torch.ops.outrider.pack(weight, False)
+    floats = torch.ops.outrider.pack(weight.float(), True)
+    assert (pairs.dtype, floats.dtype) == (torch.bfloat16, torch.float32)
+    b = torch.randn(outputs) if bias else None
+    for tokens in (1, 2, 3, 5, 11, 12, 13, 15, 40):
+        x = torch.randn(tokens, inputs).bfloat16()
+        wanted = torch.ops.outrider.linear(x.float(), floats, b, outputs, 2**62)
+        assert torch.equal(torch.ops.outrider.linear(x.float(), pairs, b, outputs, 2**62), wanted)
+        ours = torch.ops.outrider.linear(x, pairs, b, outputs, 2**62)
+        assert torch.equal(ours, wanted.bfloat16())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "groups", "queries", "slots", "width", "values"),
+    [(4, 2, 33, 71, 20, 9), (3, 3, 17, 100, 7, 70), (9, 3, 64, 64, 64, 64), (2, 1, 9, 9, 8, 33)],
+)
+def test_wide_attention_equals_torch(
+    dtype: torch.dtype, heads: int, groups: int, queries: int, slots: int, width: int, values: int
+) -> None:
+    """Chains with hidden slots at both ends, as sliding windows have them, for grouped heads; within
+    1e-5, or two units in the last place of bfloat16. The second row sees half as much."""
+    load_kernels()
+    torch.manual_seed(0)
+    q = torch.randn(2, heads, queries, width).to(dtype)
+    k, v = (torch.randn(2, groups, slots, size).to(dtype) for size in (width, values))
+    position = torch.arange(slots - queries, slots)[:, None]
+    slot = torch.arange(slots)
+    hidden = (slot > position) | (slot <= position - 40)
+    hidden = torch.stack([hidden, hidden | ((slot < slots // 2) & (slot != position))])[:, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
+    ours = torch.ops.outrider.attend(q, k, v, mask, 0.2, 8).transpose(1, 2)
+    double = (x.double() for x in (q, k, v))
+    theirs = scaled_dot_product_attention(*double, mask.double(), scale=0.2, enable_gqa=True)
+    allowed = 1e-5 if dtype == torch.float32 else 2**-6
+    assert ours.dtype == dtype
+    assert float((ours - theirs).abs().max()) <= allowed * float(theirs.abs().max())
+
+
+@torch.inference_mode()
+def test_wide_attention_reads_no_slot_after_the_last_visible_panel() -> None:
+    """Slots that no query token of a block attends to may hold anything."""
+    load_kernels()
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 2, 20, 16), torch.randn(1, 1, 400, 16), torch.randn(1, 1, 400, 16)
+    mask = torch.zeros(1, 1, 20, 400)
+    mask[..., 20:] = torch.finfo().min
+    wanted = torch.ops.outrider.attend(q, k, v, mask, 0.2, 8)
+    k[:, :, 64:], v[:, :, 64:] = torch.nan, torch.nan
+    assert torch.equal(torch.ops.outrider.attend(q, k, v, mask, 0.2, 8), wanted)
+
+
+@pytest.mark.parametrize("kind", processors.PROCESSORS, ids=lambda kind: kind.name)
+def test_each_kind_of_processor_has_a_build_of_its_own(
+    kind: processors.Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "processor", lambda: kind)
+    keys = {build.kernels_key()}
+    for other in processors.PROCESSORS:
+        monkeypatch.setattr(build, "processor", lambda other=other: other)
+        keys.add(build.kernels_key())
+    assert len(keys) == len(processors.PROCESSORS)
+
+
+@pytest.mark.parametrize(
+    ("capability", "found", "kind"),
+    [
+        ("DEFAULT", {"avx512_bf16": True}, processors.PORTABLE),
+        ("RVV", {}, processors.PORTABLE),
+        ("AVX2", {"avx512_bf16": True, "amx_bf16": True, "amx_tile": True}, processors.AVX2),
+        ("AVX512", {}, processors.AVX512),
+        ("AVX512", {"avx512_bf16": True}, processors.AVX512_BF16),
+        ("AVX512", {"avx512_bf16": True, "amx_bf16": True, "amx_tile": True}, processors.AMX),
+        ("AVX512", {"amx_bf16": True, "amx_tile": True}, processors.AVX512),
+    ],
+)
+def test_the_kind_is_what_the_processor_and_the_user_allow(
+    capability: str, found: dict[str, bool], kind: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert processors.processor() is kind
 
 
 def test_weights_lie_side_by_side_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

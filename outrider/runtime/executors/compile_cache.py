@@ -68,7 +68,7 @@ _LIST = f"const {_HANDLE}*, int64_t"
 _SHIMS = {
     "linear": f"{_HANDLE}, {_HANDLE}, const {_HANDLE}*, int64_t, int64_t",
     "linears": f"{_HANDLE}, {_LIST}, {_LIST}, const int64_t*, int64_t, int64_t",
-    "attend": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, double",
+    "attend": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, double, int64_t",
     "mean": f"{_HANDLE}, int32_t",
     "layer_norm": f"{_HANDLE}, const {_HANDLE}*, const {_HANDLE}*, double",
     "truncated": f"{_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}, {_HANDLE}",

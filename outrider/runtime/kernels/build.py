@@ -1,4 +1,4 @@
-"""Compiles the kernels once per machine and version of torch, and loads them.
+"""Compiles the kernels once per kind of processor and version of torch, and loads them.
 
 The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
 ``~/.cache``, each with ``outrider`` below it) under a hash of all that it was compiled from.
@@ -20,12 +20,9 @@ import torch
 from torch.utils import cpp_extension
 
 from outrider.core.errors import KernelError, OutriderWarning
+from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-_INSTRUCTIONS = {
-    "AVX2": ["-mavx2", "-mfma", "-mf16c"],
-    "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"],
-}
 
 
 def cache_folder() -> Path:
@@ -63,10 +60,10 @@ def load_kernels() -> bool:
 def _warn_of_portable_code() -> None:
     """Warns where the kernels have no instructions for the processor's vectors, unless the user
     asked torch for none."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in _INSTRUCTIONS and "ATEN_CPU_CAPABILITY" not in os.environ:
+    if processor() is PORTABLE and "ATEN_CPU_CAPABILITY" not in os.environ:
+        capability = torch.backends.cpu.get_cpu_capability()
         warnings.warn(
-            f"the kernels know {' and '.join(_INSTRUCTIONS)}, and torch reports {capability} on "
+            f"the kernels know AVX2 and AVX512, and torch reports {capability} on "
             f"this {platform.machine()} processor: they run as portable code, which is slower",
             OutriderWarning,
             stacklevel=3,
@@ -90,15 +87,14 @@ def _read() -> list[Path]:
 
 
 def _flags() -> list[str]:
-    capability = torch.backends.cpu.get_cpu_capability()
-    if capability not in _INSTRUCTIONS:
-        capability = "DEFAULT"
-    define = [] if capability == "DEFAULT" else [f"-DCPU_CAPABILITY_{capability}"]
+    here = processor()
+    define = [] if here is PORTABLE else [f"-DCPU_CAPABILITY_{here.capability}"]
     return [
         *("-O3", "-std=c++20", "-fPIC", "-shared", "-fopenmp", "-w"),
         "-ffp-contract=off",  # products and sums are fused only where the code says so
-        *(f"-DCPU_CAPABILITY={capability}", "-DAT_PARALLEL_OPENMP=1", *define),
-        *_INSTRUCTIONS.get(capability, []),
+        *(f"-DCPU_CAPABILITY={here.capability}", "-DAT_PARALLEL_OPENMP=1", *define),
+        *(f"-DOUTRIDER_TILES_FROM={here.tiles_from}", f"-DOUTRIDER_GROUPS_FROM={here.groups_from}"),
+        *here.flags,
     ]
 
 

@@ -108,6 +108,7 @@ struct Step<4, Offset> {
 // Consecutive panels of a layer with K inputs.
 template <int Bits, bool Offset>
 struct GroupedPanels {
+  static constexpr bool kOffset = Offset;
   static constexpr int64_t kHead = (Offset ? 2 : 1) * kHalfRows * kPanel;  // bytes before integers
   static constexpr int64_t kStepBytes = kStep * kPanel * Bits / 8;
   const int8_t* bytes;

@@ -15,12 +15,15 @@
 #include <vector>
 
 #include "attend.h"
+#include "attend_wide.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "pages.h"
 #include "truncate.h"
 
 namespace outrider {
+
+constexpr int64_t kAnyNumber = int64_t{1} << 62;  // the `widest` of exact layers (layers.py)
 
 at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
                    at::IntArrayRef outputs, int64_t widest) {
@@ -35,17 +38,27 @@ at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList b
   const int64_t N = std::accumulate(outputs.begin(), outputs.end(), int64_t{0});
   c10::SmallVector<int64_t, 4> sizes(x.sizes().begin(), x.sizes().end());
   sizes.back() = N;
-  at::Tensor out = at::empty(sizes, x.options().dtype(at::kFloat));
-  float* y = out.mutable_data_ptr<float>();
   Layers layers;
+  int64_t first = 0;
   for (size_t i = 0; i < weights.size(); i++) {
     const at::Tensor bias = biases.empty() ? at::Tensor() : biases[i].to(at::kFloat).contiguous();
-    layers.push_back({weights[i].contiguous(), bias, y, outputs[i],
+    layers.push_back({weights[i].contiguous(), bias, first, outputs[i],
                       (outputs[i] + kPanel - 1) / kPanel});
-    y += outputs[i];
+    first += outputs[i];
   }
+  const Pairs kernel = x.scalar_type() == at::kBFloat16
+                           ? pairs_for(layers, M, K, widest >= kAnyNumber)
+                           : Pairs::kNone;
+  if (kernel != Pairs::kNone) {
+    at::Tensor out = at::empty(sizes, x.options());
+    const at::Tensor input = x.contiguous();
+    multiply_pairs(kernel, input.const_data_ptr<BFloat16>(), out.mutable_data_ptr<BFloat16>(),
+                   layers, M, K, N);
+    return out;
+  }
+  at::Tensor out = at::empty(sizes, x.options().dtype(at::kFloat));
   const at::Tensor input = x.to(at::kFloat).contiguous();
-  multiply(input.const_data_ptr<float>(), layers, M, K, N);
+  multiply(input.const_data_ptr<float>(), out.mutable_data_ptr<float>(), layers, M, K, N);
   return out.to(x.scalar_type());
 }
 
@@ -54,18 +67,19 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
   return linears(x, weight, bias ? at::TensorList(*bias) : at::TensorList(), outputs, widest);
 }
 
-// Packs weights (N, K) as packed.h reads them, (⌈N / kPanel⌉, K, kPanel): in bfloat16 where that
-// loses nothing, unless the dtype is to be kept.
+// Packs weights (N, K) as packed.h reads them, (⌈N / kPanel⌉, K, kPanel): in bfloat16, with an even
+// number of inputs, where that loses nothing, unless the dtype is to be kept.
 static at::Tensor pack(const at::Tensor& weight, bool keep_dtype) {
   const int64_t N = weight.size(0), K = weight.size(1), panels = (N + kPanel - 1) / kPanel;
   const at::Tensor narrow = weight.to(at::kBFloat16);
   const bool lossless = !keep_dtype && narrow.to(weight.scalar_type()).equal(weight);
   const at::Tensor kept = lossless ? narrow : weight;
-  const at::Tensor padded = at::constant_pad_nd(kept, {0, 0, 0, panels * kPanel - N});
-  const at::Tensor split = padded.view({panels, 2, kLanes, K});
   const bool pairs = kept.scalar_type() == at::kBFloat16;
-  const at::Tensor ordered = pairs ? split.permute({0, 3, 2, 1}) : split.permute({0, 3, 1, 2});
-  return ordered.reshape({panels, K, kPanel}).contiguous();
+  const int64_t rows = pairs ? K + K % 2 : K, count = pairs ? 2 : 1;
+  const at::Tensor padded =
+      at::constant_pad_nd(kept, {0, rows - K, 0, panels * kPanel - N});
+  const at::Tensor split = padded.view({panels, kPanel, rows / count, count}).flip({3});
+  return split.permute({0, 2, 1, 3}).reshape({panels, rows, kPanel}).contiguous();
 }
 
 // Packs 8-bit integers (N, K) and their scales (N,) to (⌈N / kPanel⌉, K + 4, kPanel).
@@ -115,19 +129,37 @@ static at::Tensor pack_groups(const at::Tensor& values, const at::Tensor& scale,
   return at::cat(parts, 2);
 }
 
+// As attend, for many query tokens of a row.
+template <typename T>
+static at::Tensor attend_wide(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& mask, float scale) {
+  at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options());
+  if (mask.scalar_type() == at::kBFloat16)
+    WideAttention<T, BFloat16>{q, k, v, mask, scale, out}.run();
+  else
+    WideAttention<T, float>{q, k, v, mask, scale, out}.run();
+  return out;
+}
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const at::Tensor& mask, double scale) {
+                  const at::Tensor& mask, double scale, int64_t widest) {
   auto along = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
-  const at::Tensor query = along(q.to(at::kFloat)), key = along(k), value = along(v);
-  const at::Tensor bias =
-      along(mask.to(at::kFloat).expand({q.size(0), 1, q.size(2), k.size(2)}));
+  const at::Tensor key = along(k), value = along(v);
+  const at::Tensor bias = along(mask.expand({q.size(0), 1, q.size(2), k.size(2)}));
+  const float factor = static_cast<float>(scale);
+  const auto dtype = q.scalar_type();
+  const bool same = dtype == k.scalar_type() && dtype == v.scalar_type();
+  if (q.size(2) > widest && same) {
+    const auto act = dtype == at::kBFloat16 ? attend_wide<BFloat16> : attend_wide<float>;
+    return act(along(q), key, value, bias, factor);
+  }
+  const at::Tensor query = along(q.to(at::kFloat)), floats = bias.to(at::kFloat);
   at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)},
                              q.options().dtype(at::kFloat));
-  const float factor = static_cast<float>(scale);
   if (k.scalar_type() == at::kBFloat16)
-    Attention<BFloat16>{query, key, value, bias, factor, out}.run();
+    Attention<BFloat16>{query, key, value, floats, factor, out}.run();
   else
-    Attention<float>{query, key, value, bias, factor, out}.run();
+    Attention<float>{query, key, value, floats, factor, out}.run();
   return out.to(q.scalar_type());
 }
 
@@ -138,7 +170,8 @@ TORCH_LIBRARY(outrider, library) {
       "linear(Tensor x, Tensor weight, Tensor? bias, int outputs, int widest) -> Tensor");
   library.def(
       "linears(Tensor x, Tensor[] weights, Tensor[] biases, int[] outputs, int widest) -> Tensor");
-  library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale) -> Tensor");
+  library.def("attend(Tensor q, Tensor k, Tensor v, Tensor mask, float scale, "
+              "int widest=9223372036854775807) -> Tensor");
   library.def("pack(Tensor weight, bool keep_dtype) -> Tensor");
   library.def("pack_int8(Tensor weight, Tensor scale) -> Tensor");
   library.def("pack_groups(Tensor values, Tensor scale, Tensor? offset, int bits) -> Tensor");

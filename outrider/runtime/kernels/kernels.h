@@ -21,8 +21,9 @@ at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList b
                    at::IntArrayRef outputs, int64_t widest);
 
 // softmax(scale q kᵀ + mask) v for q (B, H, N, C), k (B, G, S, C), v (B, G, S, D) and mask
-// (B or 1, 1, N, S), as (B, N, H, D).
+// (B or 1, 1, N, S), as (B, N, H, D); for more than `widest` query tokens in sums whose order depends
+// on their number (attend_wide.h).
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const at::Tensor& mask, double scale);
+                  const at::Tensor& mask, double scale, int64_t widest);
 
 }  // namespace outrider

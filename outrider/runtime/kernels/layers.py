@@ -27,6 +27,9 @@ from outrider.runtime.kernels.grouped import GroupedLinear
 NARROW = 32
 """Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
 
+_QUERIES = 16
+"""Most query tokens of a row whose attention is computed one token at a time (``attend.h``)."""
+
 _ANY = 2**62
 _DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; torch computes the others
 _SPECIAL = ("softcap", "s_aux", "position_bias")  # what the kernel does not support
@@ -171,24 +174,22 @@ def _attention(widest: int) -> Any:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        B, _, N, C = query.shape
         special = any(kwargs.get(name) is not None for name in _SPECIAL)
         masked = attention_mask is not None and attention_mask.shape[1] == 1
-        # a bound on sizes would split a traced program into two
-        wide = not torch.compiler.is_compiling() and widest < B * N
-        if special or wide or not masked:
+        if special or not masked:
             result: tuple[Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, dropout, scaling, **kwargs
             )
             return result
-        scale = C**-0.5 if scaling is None else float(scaling)
-        return torch.ops.outrider.attend(query, key, value, attention_mask, scale), None
+        scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+        arguments = query, key, value, attention_mask, scale, widest
+        return torch.ops.outrider.attend(*arguments), None
 
     return attend
 
 
 for _widest, _name in _NAMES.items():
-    AttentionInterface.register(_name, _attention(_widest))
+    AttentionInterface.register(_name, _attention(_ANY if _widest == _ANY else _QUERIES))
     AttentionMaskInterface.register(_name, eager_mask)  # else it gets no mask
 
 
@@ -204,7 +205,9 @@ def _fake_linears(
     return x.new_empty((*x.shape[:-1], sum(outputs)))
 
 
-def _fake_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def _fake_attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, widest: int
+) -> Tensor:
     B, H, N, _ = q.shape
     return q.new_empty((B, N, H, v.shape[3]))
 

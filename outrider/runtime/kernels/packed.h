@@ -5,8 +5,9 @@
 // whatever the number of tokens.
 //
 //     float32   the weights themselves
-//     bfloat16  the two vectors of a panel interleaved, so that one vector of pairs becomes both by
-//               a shift and a mask
+//     bfloat16  a 32-bit word per output and pair of inputs, the first input in its upper half: as
+//               instructions for pairs read them (dots.h), and a shift or a mask makes floats; an
+//               odd number of inputs is filled up with a zero
 //     int8      four more rows, which hold the panel's scales as float32
 //
 // Weights with a scale per group of inputs are in grouped.h.
@@ -28,14 +29,6 @@ struct Pair {
 
 inline Pair load_pair(const float* from) { return {V::loadu(from), V::loadu(from + kLanes)}; }
 
-inline Pair load_pair(const BFloat16* from) {
-  typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
-  Words both;
-  std::memcpy(&both, from, sizeof both);
-  const Words low = both << 16, high = both & 0xffff0000u;
-  return {V::loadu(&low), V::loadu(&high)};
-}
-
 inline V load_bytes(const int8_t* from) {
 #if defined(CPU_CAPABILITY_AVX512)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
@@ -52,10 +45,39 @@ inline V load_bytes(const int8_t* from) {
 
 inline Pair load_pair(const int8_t* from) { return {load_bytes(from), load_bytes(from + kLanes)}; }
 
-// Rows of a panel: one per input, and the rows of the scales.
+// The weights of the inputs that are loaded at once.
+template <typename W>
+struct Inputs {
+  static constexpr int kCount = 1;
+  const W* from;
+
+  explicit Inputs(const W* weights) : from(weights) {}
+  Pair at(int) const { return load_pair(from); }
+};
+
+template <>
+struct Inputs<BFloat16> {
+  static constexpr int kCount = 2;
+  typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+  Words low, high;
+
+  explicit Inputs(const BFloat16* weights) {
+    std::memcpy(&low, weights, sizeof low);
+    std::memcpy(&high, weights + kPanel, sizeof high);
+  }
+  static V floats(const Words& words, int input) {
+    const Words bits = input ? words << 16 : words & 0xffff0000u;
+    return V::loadu(&bits);
+  }
+  Pair at(int input) const { return {floats(low, input), floats(high, input)}; }
+};
+
+// Rows of a panel: one per input, those that fill up the last pair, and those of the scales.
 template <typename W>
 constexpr int64_t rows_of(int64_t K) {
-  return std::is_same_v<W, int8_t> ? K + static_cast<int64_t>(sizeof(float)) : K;
+  return std::is_same_v<W, int8_t>     ? K + static_cast<int64_t>(sizeof(float))
+         : std::is_same_v<W, BFloat16> ? K + K % 2
+                                       : K;
 }
 
 // Consecutive panels of a layer with K inputs.
@@ -69,12 +91,19 @@ struct Panels {
 
 // Where a panel's sums are stored, and the bias that is added first; the last panel has fewer
 // outputs.
-struct Target {
-  float* y;
+template <typename Y>
+struct TargetOf {
+  Y* y;
   int64_t stride;
   const float* bias;
   int64_t outputs;
+
+  TargetOf at(int64_t token, int64_t output) const {
+    return {y + token * stride + output, stride, bias ? bias + output : nullptr, outputs - output};
+  }
 };
+
+using Target = TargetOf<float>;
 
 inline void store(const V& sums, float* to, const float* bias, int64_t count) {
   if (count >= kLanes) {
@@ -93,23 +122,31 @@ inline void store_half(const V& sums, const Target& to, int m, int64_t first) {
 // y = x wᵀ + bias for M tokens and P panels.
 template <int M, int P, typename W>
 inline void tile(const float* x, const Panels<W>& panels, const Target& to) {
+  constexpr int kCount = Inputs<W>::kCount;
   const W* w = panels.weights;
   const int64_t K = panels.K;
   V sums[P][M][2];
   for (int p = 0; p < P; p++)
     for (int m = 0; m < M; m++) sums[p][m][0] = sums[p][m][1] = V(0.f);
-  for (int64_t k = 0; k < K; k++) {
+  auto add = [&](int64_t k, int count) __attribute__((always_inline)) {
     for (int p = 0; p < P; p++) {
       const W* from = w + (p * rows_of<W>(K) + k) * kPanel;
-      __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
-      const Pair weights = load_pair(from);
-      for (int m = 0; m < M; m++) {
-        const V input(x[m * K + k]);
-        sums[p][m][0] = at::vec::fmadd(input, weights.low, sums[p][m][0]);
-        sums[p][m][1] = at::vec::fmadd(input, weights.high, sums[p][m][1]);
+      for (int64_t i = 0; i < kCount; i++)
+        __builtin_prefetch(reinterpret_cast<const char*>(from + i * kPanel) + kAhead);
+      const Inputs<W> inputs(from);
+      for (int i = 0; i < count; i++) {
+        const Pair weights = inputs.at(i);
+        for (int m = 0; m < M; m++) {
+          const V input(x[m * K + k + i]);
+          sums[p][m][0] = at::vec::fmadd(input, weights.low, sums[p][m][0]);
+          sums[p][m][1] = at::vec::fmadd(input, weights.high, sums[p][m][1]);
+        }
       }
     }
-  }
+  };
+  int64_t k = 0;
+  for (; k + kCount <= K; k += kCount) add(k, kCount);
+  if (k < K) add(k, 1);
   for (int p = 0; p < P; p++)
     for (int m = 0; m < M; m++)
       for (int half = 0; half < 2; half++) {
@@ -180,8 +217,7 @@ void multiply_panels(int64_t M, const float* x, const Weights& weights, Target t
     auto all_tiles = [&](const auto& panel) {
       for (int64_t i = 0; i < tiles; i++) {
         const int64_t first = M * i / tiles, last = M * (i + 1) / tiles;
-        Target part{to.y + first * to.stride + p * kPanel, to.stride,
-                    to.bias ? to.bias + p * kPanel : nullptr, to.outputs - p * kPanel};
+        const Target part = to.at(first, p * kPanel);
         tokens_of(last - first, x + first * weights.K, panel, part, 1);
       }
     };

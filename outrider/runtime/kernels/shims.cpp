@@ -52,10 +52,10 @@ AOTITorchError aoti_torch_cpu_linears(AtenTensorHandle x, const AtenTensorHandle
 
 AOTITorchError aoti_torch_cpu_attend(AtenTensorHandle q, AtenTensorHandle k,
                                      AtenTensorHandle v, AtenTensorHandle mask, double scale,
-                                     AtenTensorHandle* result) {
+                                     int64_t widest, AtenTensorHandle* result) {
   AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
     *result = new_tensor_handle(
-        outrider::attend(tensor(q), tensor(k), tensor(v), tensor(mask), scale));
+        outrider::attend(tensor(q), tensor(k), tensor(v), tensor(mask), scale, widest));
   });
 }
 

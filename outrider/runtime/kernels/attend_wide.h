@@ -1,0 +1,179 @@
+// Attention of many query tokens of a row over KV buffers, as two matrix products.
+//
+// Keys and values are packed as the weights of linear layers are (packed.h): the slots are the
+// outputs of one layer and the inputs of the next. A block of query tokens, with all heads of a
+// group, computes its scores of all slots from the first to the last that one of its tokens attends
+// to; slots after them, most of which are those of later tokens, cost nothing. Sums depend on the
+// blocks, so exact models do without this.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attend.h"
+#include "dots.h"
+#include "packed.h"
+#include "share.h"
+
+namespace outrider {
+
+constexpr int64_t kScores = 1 << 17;  // numbers of a block that stay in the processor's cache
+
+inline int64_t panels_of(int64_t count) { return (count + kPanel - 1) / kPanel; }
+
+// What multiplies: floats, or pairs of bfloat16 where the processor has instructions for them. A row
+// of inputs, and of a panel, consists of 32-bit words: floats or pairs.
+struct FloatProducts {
+  static constexpr int64_t kInputs = 1;
+
+  template <typename T>
+  static void pair(const T* from, int64_t K, float* to) {
+    std::copy(from, from + K, to);
+  }
+  template <typename T>
+  static void zip(const T* first, const T*, int64_t count, float* to) {
+    std::copy(first, first + count, to);
+  }
+  static void multiply(int64_t M, const float* x, const float* panels, int64_t K, const Target& to,
+                       int64_t count) {
+    multiply_panels(M, x, Panels<float>{panels, K}, to, count);
+  }
+};
+
+struct PairProducts {
+  static constexpr int64_t kInputs = 2;
+
+  template <typename T>
+  static void pair(const T* from, int64_t K, float* to) {
+    pair_up(from, K, reinterpret_cast<int32_t*>(to));
+  }
+  static void zip(const BFloat16* first, const BFloat16* second, int64_t count, float* to) {
+    uint32_t* words = reinterpret_cast<uint32_t*>(to);
+    for (int64_t i = 0; i < count; i++)
+      words[i] = static_cast<uint32_t>(first[i].x) << 16 | (second ? second[i].x : 0);
+  }
+  static void multiply(int64_t M, const float* x, const float* panels, int64_t K, const Target& to,
+                       int64_t count) {
+    const PairedInputs paired{reinterpret_cast<const int32_t*>(x), words_of(K)};
+    multiply_dots(M, paired, Panels<BFloat16>{reinterpret_cast<const BFloat16*>(panels), K}, to,
+                  count);
+  }
+};
+
+// T is the type of queries, keys and values, and of the result; U that of the mask.
+template <typename T, typename U>
+struct WideAttention {
+  using Products =
+      std::conditional_t<kHasDots && std::is_same_v<T, BFloat16>, PairProducts, FloatProducts>;
+  static constexpr int64_t kInputs = Products::kInputs;
+
+  const at::Tensor &q, &k, &v, &mask;
+  float scale;
+  at::Tensor& out;
+  int64_t H = q.size(1), N = q.size(2), C = q.size(3), S = k.size(2), D = v.size(3);
+  int64_t G = k.size(1), group = H / G;
+  int64_t slots = panels_of(S) * kPanel;  // in whole panels
+  int64_t key_words = (C + kInputs - 1) / kInputs, key_size = key_words * slots;
+  int64_t value_size = panels_of(D) * kPanel * slots / kInputs;
+
+  // Packs the keys and values of a group of heads.
+  void pack(int64_t b, int64_t g, float* keys, float* values) const {
+    thread_local std::vector<float> row;
+    row.resize(key_words);
+    std::fill(keys, keys + key_size, 0.f);
+    std::fill(values, values + value_size, 0.f);
+    const T* key = k.const_data_ptr<T>() + b * k.stride(0) + g * k.stride(1);
+    const T* value = v.const_data_ptr<T>() + b * v.stride(0) + g * v.stride(1);
+    for (int64_t s = 0; s < S; s++) {
+      Products::pair(key + s * k.stride(2), C, row.data());
+      float* to = keys + s / kPanel * kPanel * key_words + s % kPanel;
+      for (int64_t i = 0; i < key_words; i++) std::memcpy(to + i * kPanel, &row[i], sizeof(float));
+    }
+    for (int64_t s = 0; s < S; s += kInputs)
+      for (int64_t d = 0; d < D; d += kPanel) {
+        const T* first = value + s * v.stride(2) + d;
+        Products::zip(first, s + 1 < S ? first + v.stride(2) : nullptr, std::min(kPanel, D - d),
+                      values + (d * slots + s * kPanel) / kInputs);
+      }
+  }
+
+  // The slots, in whole panels, that some of these query tokens attend to.
+  std::pair<int64_t, int64_t> visible(const U* biases, int64_t count) const {
+    int64_t begin = S, end = 0;
+    for (int64_t i = 0; i < count; i++, biases += mask.stride(2)) {
+      int64_t last = S, first = 0;
+      while (last > end && static_cast<float>(biases[last - 1]) <= kHidden) last--;
+      while (first < begin && static_cast<float>(biases[first]) <= kHidden) first++;
+      begin = std::min(begin, first), end = std::max(end, last);
+    }
+    if (begin >= end) return {0, slots};
+    return {begin / kPanel * kPanel, panels_of(end) * kPanel};
+  }
+
+  // Turns `count` scores into weights that are not normalised; returns their sum.
+  float weights(float* scores, const U* biases, int64_t count, int64_t known) const {
+    int64_t s = 0;
+    for (; s + kLanes <= known; s += kLanes)
+      at::vec::fmadd(V::loadu(scores + s), V(scale), load(biases + s)).store(scores + s);
+    for (; s < known; s++) scores[s] = scores[s] * scale + static_cast<float>(biases[s]);
+    std::fill(scores + known, scores + count, -kInfinity);
+    return exponentials(scores, count);
+  }
+
+  // Query tokens n to n + count with all the heads of a group.
+  void block(int64_t b, int64_t g, int64_t n, int64_t count, const float* keys,
+             const float* values) const {
+    thread_local std::vector<float> inputs, scores, results, totals;
+    const int64_t M = count * group;
+    const U* biases = mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
+    const auto [begin, end] = visible(biases, count);
+    const int64_t width = end - begin, weight_words = width / kInputs;
+    inputs.resize(M * std::max(key_words, weight_words));
+    scores.resize(M * width), results.resize(M * D), totals.resize(M);
+    for (int64_t m = 0; m < M; m++) {
+      const int64_t h = g * group + m % group, token = n + m / group;
+      const T* query = q.const_data_ptr<T>() + b * q.stride(0) + h * q.stride(1);
+      Products::pair(query + token * q.stride(2), C, inputs.data() + m * key_words);
+    }
+    Products::multiply(M, inputs.data(), keys + begin * key_words, C,
+                       {scores.data(), width, nullptr, width}, width / kPanel);
+    for (int64_t m = 0; m < M; m++) {
+      float* row = scores.data() + m * width;
+      totals[m] = weights(row, biases + m / group * mask.stride(2) + begin, width,
+                          std::min(width, S - begin));
+      Products::pair(row, width, inputs.data() + m * weight_words);
+    }
+    for (int64_t d = 0; d < D; d += kPanel)
+      Products::multiply(M, inputs.data(), values + (d * slots + begin * kPanel) / kInputs, width,
+                         {results.data() + d, D, nullptr, D - d}, 1);
+    for (int64_t m = 0; m < M; m++) {
+      T* to = out.mutable_data_ptr<T>() + ((b * N + n + m / group) * H + g * group + m % group) * D;
+      const float factor = 1 / totals[m];
+      for (int64_t d = 0; d < D; d++) to[d] = static_cast<T>(results[m * D + d] * factor);
+    }
+  }
+
+  void run() const {
+    const int64_t B = q.size(0), size = key_size + value_size;
+    const at::Tensor packed = at::empty({B * G, size}, at::TensorOptions().dtype(at::kFloat));
+    float* base = packed.mutable_data_ptr<float>();
+    share(B * G, 1, size, [&](int64_t i, int64_t last) {
+      for (; i < last; i++) pack(i / G, i % G, base + i * size, base + i * size + key_size);
+    });
+    const int64_t tokens = std::clamp<int64_t>(kScores / slots / group, 1, std::min<int64_t>(N, 64));
+    const int64_t blocks = (N + tokens - 1) / tokens;
+    share(B * G * blocks, 1, tokens * group * S * (C + D) / 2, [&](int64_t task, int64_t last) {
+      for (; task < last; task++) {
+        const int64_t i = task / blocks, n = task % blocks * tokens;
+        block(i / G, i % G, n, std::min(tokens, N - n), base + i * size,
+              base + i * size + key_size);
+      }
+    });
+  }
+};
+
+}  // namespace outrider

@@ -1,0 +1,54 @@
+"""The kinds of processors that the kernels are compiled for, and which kernel each of them uses for
+how many tokens.
+
+A kind is what torch's CPUID look-up and ``ATEN_CPU_CAPABILITY`` leave: the narrowest setting wins.
+Numbers of tokens were measured by ``benchmarks.wide`` on the processor named beside them, or, where
+none was at hand, declared.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Processor(NamedTuple):
+    """A kind of processor.
+
+    Attributes:
+        name: what results and messages call it.
+        capability: torch's name of its vectors.
+        flags: the compiler's options for its instructions.
+        tiles_from: tokens from which its matrix unit multiplies bfloat16 layers, if it has one.
+        groups_from: tokens from which weights of few bits and bfloat16 inputs are multiplied in
+            pairs (``grouped_dots.h``), if it has instructions for pairs.
+    """
+
+    name: str
+    capability: str
+    flags: tuple[str, ...] = ()
+    tiles_from: int = 16
+    groups_from: int = 6
+
+
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c")
+_AVX512_BF16 = (*_AVX512, "-mavx512bf16")
+
+PORTABLE = Processor("portable", "DEFAULT")
+AVX2 = Processor("AVX2", "AVX2", _AVX2)
+AVX512 = Processor("AVX-512", "AVX512", _AVX512)
+AVX512_BF16 = Processor("AVX-512 BF16", "AVX512", _AVX512_BF16)  # AMD EPYC (Zen 5)
+AMX = Processor("AMX BF16", "AVX512", (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"))  # declared
+
+PROCESSORS = (PORTABLE, AVX2, AVX512, AVX512_BF16, AMX)
+
+
+def processor() -> Processor:
+    """The kind of this machine's processor."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX512":
+        found = torch.cpu.get_capabilities()
+        if found.get("avx512_bf16"):
+            return AMX if found.get("amx_bf16") and found.get("amx_tile") else AVX512_BF16
+        return AVX512
+    return AVX2 if capability == "AVX2" else PORTABLE

@@ -1,0 +1,49 @@
+"""The kernel for matrix units (AMX), which the processor at hand need not have: it compiles for them,
+and computes by emulated blocks what it should."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import cpp_extension
+
+from outrider.runtime.kernels import build, processors
+
+KERNELS = Path(build.__file__).parent
+PROGRAM = Path(__file__).parent / "tiles.cpp"
+
+pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+
+
+def compiled(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Compiles the program, without optimisation."""
+    includes = [f"-I{path}" for path in (KERNELS, *cpp_extension.include_paths())]
+    command = [str(build.find_compiler()), "-std=c++20", "-w", str(PROGRAM), "-o", str(out)]
+    command += [*includes, *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="panels have 32 outputs there"
+)
+def test_blocks_add_up_to_the_products(tmp_path: Path) -> None:
+    """All numbers are small integers, so that every order of sums is exact."""
+    libraries = cpp_extension.library_paths()
+    links = [flag for path in libraries for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    links += ["-lc10", "-ltorch_cpu", "-ltorch", "-fopenmp"]
+    defines = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512", "-DOUTRIDER_EMULATED_TILES"]
+    out = tmp_path / "tiles"
+    done = compiled(out, *processors.AVX512.flags, *defines, *links)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ran = subprocess.run([str(out)], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.returncode) == ("right", 0)
+
+
+def test_the_kernel_compiles_for_matrix_units(tmp_path: Path) -> None:
+    defines = ["-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512", "-c"]
+    out = tmp_path / "tiles.o"
+    done = compiled(out, *processors.AMX.flags, *defines)
+    if "unrecognized" in done.stderr or "unknown argument" in done.stderr:
+        pytest.skip(f"the compiler does not know them: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, done.stderr[-3000:]
