@@ -58,7 +58,7 @@ def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]
     end = 3 if each.kind.tree_shape is None else 4
     first = [inputs[0], inputs[1:end]]
     if not isinstance(each, FusedVerification):
-        return first
+        return [*first, *inputs[end:]]
     return [*first, inputs[end : end + 2], *grouped(inputs[end + 2 :], 0)]
 
 

@@ -54,6 +54,8 @@ class Capabilities(Generic[M]):
         runs_trees: whether its own models run over trees.
         fused_tokens: length of the drafts that its models make by one compiled program: 1 if each
             token takes one, 0 if none does.
+        fused_tree: the trees of γ levels that its models grow by one compiled program
+            (``runtime.executors.fused_draft.DraftPlan``); None if none does.
         stops_early: whether it ends its drafts by a stopping rule that it was given; the engine
             then puts no other around it.
         handles_context_limit: whether it goes on, without drafts, in rows that have filled its
@@ -63,6 +65,7 @@ class Capabilities(Generic[M]):
             anew from the context.
         drafts_freely: whether some of its sources can draft without its models
             (``Budget.free_only``).
+        keeps_logits: whether its drafts of greedy rows carry its model's logits.
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """
 
@@ -77,8 +80,10 @@ class Capabilities(Generic[M]):
     tree_shape: TreeShape | None = None
     runs_trees: bool = False
     fused_tokens: int = 0
+    fused_tree: object | None = None
     stops_early: bool = False
     handles_context_limit: bool = False
     rewindable: bool = False
     drafts_freely: bool = False
+    keeps_logits: bool = False
     own_vocabulary: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 from outrider.core import Context, Drafter, Ends, prompt_reader
 from outrider.engine.request import Row
 from outrider.runtime import HFModel
+from outrider.runtime.kernels.truncation import truncated
 from outrider.runtime.prefill import Prefilling, PrefillsInSteps, begin
 from outrider.sampling import Warp
 
@@ -93,7 +94,9 @@ class Newcomers:
 def warp_of(rows: Sequence[Row], target: HFModel) -> Warp:
     """The sampling distribution of rows."""
     samplings = [row.request.sampling for row in rows]
-    return Warp(samplings, target.num_tokens, target.device)
+    on_cpu = target.device.type == "cpu"
+    truncate = truncated if on_cpu and target.compiled is not None and not target.exact else None
+    return Warp(samplings, target.num_tokens, target.device, truncate)
 
 
 def _context(rows: Sequence[Row], target: HFModel) -> Context:

@@ -7,10 +7,12 @@ and of its own models, fused drafts, and whether programs can verify what it pro
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import torch
 
 from outrider.engine.engine import Engine
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.executors.fused_verification import DraftKind
 from outrider.runtime.executors.prepare import stages
 
@@ -43,10 +45,11 @@ def _seal(engine: Engine, sealed: bool) -> None:
 
 def _passes(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
-    seen = [(engine.target, 0, able.drafts_trees)]
-    seen += [(model, able.fused_tokens, able.runs_trees) for model in able.models]
-    for model, drafts, trees in seen:
-        for what, make in stages(model, drafts, trees=trees):
+    for what, make in stages(engine.target, trees=able.drafts_trees):
+        yield f"{what} of {engine.target.name}", make
+    plan = cast("DraftPlan | None", able.fused_tree)
+    for model in able.models:
+        for what, make in stages(model, able.fused_tokens, trees=able.runs_trees, plan=plan):
             yield f"{what} of {model.name}", make
 
 
@@ -57,7 +60,8 @@ def _rules(engine: Engine) -> Iterator[Stage]:
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    greedy = engine.recipe.greedy_verifier, DraftKind("chosen", able.tree_shape)
+    chosen = DraftKind("chosen", able.tree_shape, able.keeps_logits)
+    greedy = engine.recipe.greedy_verifier, chosen
     sampled = engine.recipe.verifier, DraftKind(drafter.drawn, able.tree_shape)
     for rule, kind in dict.fromkeys((greedy, sampled)):
         if verification.can_compile(rule, kind):

@@ -26,14 +26,16 @@ def _no_draft(parts: Parts) -> NoDraft:
     return NoDraft()
 
 
-def _chain(parts: Parts) -> ModelDrafter:
+def _chain(parts: Parts, *, keep_logits: bool = False) -> ModelDrafter:
     draft, num_tokens = parts.draft_model, parts.target.num_tokens
     num_fused = 1 if parts.stop is not None or parts.lengths_vary else parts.fixed_length
-    return FusedModelDrafter(draft, num_tokens, parts.stop, num_fused=num_fused)
+    return FusedModelDrafter(
+        draft, num_tokens, parts.stop, num_fused=num_fused, keep_logits=keep_logits
+    )
 
 
 def _chain_with_logits(parts: Parts) -> ModelDrafter:
-    return ModelDrafter(parts.draft_model, parts.target.num_tokens, parts.stop, keep_logits=True)
+    return _chain(parts, keep_logits=True)
 
 
 def _coupled_chain(parts: Parts) -> ModelDrafter:
@@ -44,7 +46,8 @@ def _bild(parts: Parts, *, fallback: float = 0.6, mode: str = "original") -> Mod
     """The MJSD variant keeps the unsure token and verifies it, as the confidence stop does."""
     if mode == "original":
         return BildDrafter(parts.draft_model, parts.target.num_tokens, fallback)
-    return ModelDrafter(parts.draft_model, parts.target.num_tokens, fallback)
+    num_tokens = parts.target.num_tokens
+    return FusedModelDrafter(parts.draft_model, num_tokens, fallback, num_fused=1)
 
 
 _LEVIATHAN = "Leviathan et al., ICML 2023; Chen et al., 2023"

@@ -150,7 +150,8 @@ def tree_mask(
     """Every committed slot is visible, and of the nodes after them the ancestors and the node
     itself."""
     B, N, M = nodes.ancestors_BNM.shape
-    if window is None and length_B.device.type == "cpu" and (length_B == span - M).all():
+    reads = length_B.device.type == "cpu" and not torch.compiler.is_compiling()
+    if window is None and reads and (length_B == span - M).all():
         mask_BNS = torch.zeros(B, N, span, dtype=dtype)  # the nodes are the last slots of each row
         mask_BNS[..., span - M :].masked_fill_(~nodes.ancestors_BNM, torch.finfo(dtype).min)
         return mask_BNS[:, None]

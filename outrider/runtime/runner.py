@@ -13,6 +13,7 @@ from outrider.core.clock import Stopwatch
 from outrider.core.health import Checked
 from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledExecutor
 from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.sampling.warp import RowParameters
@@ -92,35 +93,36 @@ def fused_draft(
     model: Runnable,
     cache: KVCache,
     tokens_BN: Tensor,
-    depth: int,
+    plan: DraftPlan,
     parameters: RowParameters | None,
     u_BD: Tensor | None,
-) -> tuple[Tensor, Tensor] | None:
-    """A draft of ``depth`` (D) tokens by one compiled program; commits nothing.
+) -> tuple[Tensor, ...] | None:
+    """A draft of D tokens by one compiled program; commits nothing.
 
     Args:
         model: the draft model.
         cache: its lengths say where the query tokens go.
         tokens_BN: the query tokens, root last, as many in each row.
-        depth: D.
+        plan: the chain or tree.
         parameters: of the rows' distributions; None for greedy ones.
         u_BD: the numbers in [0, 1) to draw with; None for greedy rows.
 
     Returns:
-        Distributions, or logits of greedy rows, (B, D + 1, V), zero for the last token, and the
-        chain (B, D + 1), root first; None where there is no such program.
+        Distributions, or logits of greedy rows, (B, D + 1, V), zero for tokens without children,
+        and the tokens (B, D + 1), root first; of a tree also which of them exist, (B, D + 1). None
+        where there is no such program.
     """
     compiled = compiled_executor(model, cache, tokens_BN.shape[1])
     if compiled is None:
         return None
-    cache.begin(tokens_BN.shape[1] + depth - 1)
+    cache.begin(tokens_BN.shape[1] + plan.num_slots)
     with model.watch:
-        found = compiled.draft(cache, tokens_BN, depth, parameters, u_BD)
+        found = compiled.draft(cache, tokens_BN, plan, parameters, u_BD)
     if found is None:
         return None
-    recorded_BNV, health_B, tokens_BN = found
+    recorded_BNV, health_B, *tokens = found
     cache.health.add(model, health_B)
-    return recorded_BNV, tokens_BN
+    return recorded_BNV, *tokens
 
 
 def compiled_executor(

@@ -61,6 +61,8 @@ class Warp:
         samplings: the sampling parameters of each row.
         num_tokens: size of the vocabulary, i.e. the width of the logits.
         device: the device of the logits.
+        truncate: what restricts the distributions, such as a kernel; None ranks the tokens with
+            torch's operators and does no more than the parameters require.
 
     Attributes:
         samplings: the parameters as given, with defaults filled in.
@@ -72,10 +74,15 @@ class Warp:
     """
 
     def __init__(
-        self, samplings: Sequence[Sampling], num_tokens: int, device: torch.device | str = "cpu"
+        self,
+        samplings: Sequence[Sampling],
+        num_tokens: int,
+        device: torch.device | str = "cpu",
+        truncate: Truncate | None = None,
     ) -> None:
         self.samplings = samplings = tuple(sampling.with_defaults() for sampling in samplings)
         self._num_tokens = num_tokens
+        self._truncate = truncate
         self._device = torch.device(device)
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
         self.greedy = all(s.greedy for s in samplings)
@@ -99,6 +106,7 @@ class Warp:
             or self._forced_BZ2 is not None
         )
         truncates = any(self._top_k) or any(p < 1 for p in self._top_p) or any(self._min_p)
+        self._truncates = truncates
         self.fuses = self.keeps_logits and not self._any_greedy
         self.only_scales = self.fuses and not truncates
         self.is_softmax = self.only_scales and not self._scales
@@ -106,7 +114,7 @@ class Warp:
     def of_rows(self, rows: Sequence[int]) -> "Warp":
         """The warp of a subset of the rows."""
         samplings = [self.samplings[row] for row in rows]
-        return Warp(samplings, self._num_tokens, self._device)
+        return Warp(samplings, self._num_tokens, self._device, self._truncate)
 
     @cached_property
     def temperature_B(self) -> Tensor:
@@ -143,6 +151,14 @@ class Warp:
             z_BMV = _force(z_BMV, self._forced_BZ2, prefix)
         return z_BMV
 
+    def sampling_logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
+        """Logits whose :func:`distributions`, under :attr:`row_parameters`, are those of the rows:
+        as :meth:`logits`, with 0 at the argmax of greedy rows and -inf elsewhere."""
+        z_BMV = self.logits(logits_BMV, prefix)
+        if not self._any_greedy:
+            return z_BMV
+        return torch.where(self._greedy_B[:, None, None], _point_mass(z_BMV).log(), z_BMV)
+
     def __call__(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution at every position; each sums to one."""
         z_BMV = self.logits(logits_BMV, prefix)
@@ -154,6 +170,8 @@ class Warp:
         return p_BMV
 
     def _truncated(self, z_BMV: Tensor) -> Tensor:
+        if self._truncate is not None and self._truncates:
+            return distributions(z_BMV, self.row_parameters, self._truncate)
         if self._scales:
             temperature_B = per_row(tuple(self._temperature), z_BMV.dtype, self._device)
             z_BMV = scaled(z_BMV, temperature_B)
@@ -243,21 +261,18 @@ def scaled(logits: Tensor, temperature_B: Tensor) -> Tensor:
     return logits / temperature_B.to(logits.dtype).view(-1, *ones)
 
 
-def softmax_at(logits: Tensor, temperature_B: Tensor) -> Tensor:
-    """The distributions softmax(z / T), shaped as the logits (B, …, V)."""
-    return scaled(logits, temperature_B).softmax(-1)
-
-
 def distributions(z_BMV: Tensor, by: RowParameters, truncate: Truncate = truncated) -> Tensor:
     """The distributions of logits under a temperature and truncation per row. Compiled programs
     trace this function.
 
     Args:
-        z_BMV: logits, (B, M, V).
+        z_BMV: logits, (B, M, V). A bias of 1e38 may overflow when a temperature below 1 divides
+            it; such logits become the largest finite number.
         by: the rows' parameters.
         truncate: what restricts the distributions.
     """
-    return truncate(softmax_at(z_BMV, by.temperature_B), by.truncation)
+    scaled_BMV = scaled(z_BMV, by.temperature_B).clamp(max=torch.finfo(z_BMV.dtype).max)
+    return truncate(scaled_BMV.softmax(-1), by.truncation)
 
 
 def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:

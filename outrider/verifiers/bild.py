@@ -59,6 +59,7 @@ class Bild:
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.rollback >= 0:

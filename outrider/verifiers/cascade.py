@@ -101,6 +101,7 @@ class Cascade:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.deferral, self.alpha)
@@ -166,6 +167,7 @@ class CascadeGreedy:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "logits"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.deferral, self.alpha)

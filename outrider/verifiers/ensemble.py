@@ -68,6 +68,7 @@ class Ensemble:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)
@@ -108,6 +109,7 @@ class EnsembleGreedy:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "logits"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_weight(self.weight)

@@ -18,11 +18,12 @@ from torch.nn.functional import pad
 
 from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import InvalidParameterError
-from outrider.drafters.chain.model import ModelDrafter, ModelState
+from outrider.drafters.chain.fused_model import FusedModelDrafter
+from outrider.drafters.chain.model import ModelState
 from outrider.runtime import HFModel
 
 
-class BildDrafter(ModelDrafter):
+class BildDrafter(FusedModelDrafter):
     """Greedy drafts that end before the first token of low confidence; for temperature 0.
 
     Args:
@@ -37,7 +38,7 @@ class BildDrafter(ModelDrafter):
     def __init__(self, model: HFModel, num_tokens: int, fallback: float = 0.6) -> None:
         if not 0 <= fallback <= 1:
             raise InvalidParameterError(f"fallback={fallback!r}: must be in [0, 1]; 0 is never")
-        super().__init__(model, num_tokens, fallback, keep_logits=True)
+        super().__init__(model, num_tokens, fallback, num_fused=1, keep_logits=True)
         self.fallback = fallback
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:

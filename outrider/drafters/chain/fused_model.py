@@ -27,7 +27,7 @@ class FusedModelDrafter(ModelDrafter):
     """Samples a chain from a draft model.
 
     Args:
-        model, num_tokens, stop: as for :class:`ModelDrafter`.
+        model, num_tokens, stop, keep_logits: as for :class:`ModelDrafter`.
         num_fused: length of the drafts that one compiled program makes: γ, or 1 for one program per
             token, which a drafter with a stop needs; 0 if none does.
 
@@ -44,8 +44,9 @@ class FusedModelDrafter(ModelDrafter):
         stop: Stop | float | None = None,
         *,
         num_fused: int = 0,
+        keep_logits: bool = False,
     ) -> None:
-        super().__init__(model, num_tokens, stop)
+        super().__init__(model, num_tokens, stop, keep_logits=keep_logits)
         self.num_fused = num_fused
 
     @property
@@ -64,7 +65,7 @@ class FusedModelDrafter(ModelDrafter):
         """Whether the compiled program can make this draft."""
         if self.num_fused != budget.max_tokens or self.stop is not None:
             return False
-        return self._can_draw(context.distribution) and self._can_catch_up(state, context)
+        return self._can_draw(context.distribution) and self._can_align(state, context)
 
     def _can_draw(self, distribution: Distribution) -> bool:
         """:meth:`_draws`, remembered, since most rounds keep their distribution."""
@@ -72,12 +73,6 @@ class FusedModelDrafter(ModelDrafter):
         if last is None or last[0]() is not distribution:
             self._last = last = ref(distribution), self._draws(distribution)
         return last[1]
-
-    def _can_catch_up(self, state: ModelState, context: Context) -> bool:
-        """Whether all rows have as many tokens as the row that lacks most."""
-        self._drop_uncommitted(state, context)
-        self._read_backlog(state, context)
-        return max(self._lacking(state, context)) <= min(context.lengths)
 
     def _draws(self, distribution: Distribution) -> bool:
         """Whether the compiled program can draw from such a distribution."""
@@ -111,7 +106,7 @@ class FusedModelDrafter(ModelDrafter):
         self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
     ) -> tuple[list[Tensor], list[Tensor]]:
         by_program = self.num_fused == 1 and γ > 0 and self._can_draw(context.distribution)
-        if by_program and self._can_catch_up(state, context):
+        if by_program and self._can_align(state, context):
             found = self._token_by_token(state, context, γ, rng, going)
             if found is not None:
                 return found
@@ -150,14 +145,10 @@ class FusedModelDrafter(ModelDrafter):
     ) -> tuple[Tensor, Tensor] | None:
         """What ``runner.fused_draft`` returns; the cache then holds what the model has read."""
         cache, γ = state.cache, self.num_fused
-        lacking = self._lacking(state, context)
-        K = max(lacking)
-        if min(lacking) < K:
-            cache.rollback(context.sequence_lengths - K)
-        tokens_BK = self._uncached(state, context, K)
+        tokens_BK = self._aligned(state, context)
         done = self.model.draft(cache, tokens_BK, γ, parameters, u_BD)
         if done is not None:
-            cache.append(K + γ - 1)  # nobody has read the last token
+            cache.append(tokens_BK.shape[1] + γ - 1)  # nobody has read the last token
         return done
 
 

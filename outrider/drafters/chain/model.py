@@ -121,6 +121,22 @@ class ModelBacked:
         last_B = (context.length_B - first_B - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
+    def _can_align(self, state: ModelState, context: Context) -> bool:
+        """Whether all rows can be fed as many tokens as the row that lacks most. Reads the
+        backlog."""
+        self._drop_uncommitted(state, context)
+        self._read_backlog(state, context)
+        return max(self._lacking(state, context)) <= min(context.lengths)
+
+    def _aligned(self, state: ModelState, context: Context) -> Tensor:
+        """The committed tokens that the cache lacks, root last, as many in each row, (B, K). A row
+        that lacks fewer is fed its last ones again, which rewrites what the cache holds already."""
+        lacking = self._lacking(state, context)
+        K = max(lacking)
+        if min(lacking) < K:
+            state.cache.rollback(context.sequence_lengths - K)
+        return self._uncached(state, context, K)
+
     def _drop_uncommitted(self, state: ModelState, context: Context) -> None:
         """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again."""
         if min(self._lacking(state, context)) < 1:
@@ -209,7 +225,7 @@ class ModelDrafter(ModelBacked):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         stops = self.stop is not None
-        return replace(super().capabilities, stops_early=stops)
+        return replace(super().capabilities, stops_early=stops, keeps_logits=self.keep_logits)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy

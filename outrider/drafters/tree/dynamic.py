@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Prefix, Stream
+from outrider.core.capabilities import TreeShape
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
 from outrider.drafters.tree.topology import MAX_DEPTH, MAX_DRAFTED
@@ -70,11 +71,15 @@ class DynamicTreeDrafter(ModelBacked):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
+        num_candidates = self.width + (self.depth - 1) * self.width**2
+        num_nodes = 1 + min(self.num_nodes - 1, num_candidates)
+        shape = TreeShape(num_nodes, self._walk_length(self.depth, num_nodes))
         return replace(
             super().capabilities,
             depth=self.depth,
             max_nodes=lambda num_tokens: max(self.num_nodes, self.width * self.depth) + 1,
             drafts_trees=True,
+            tree_shape=None if self.width == 1 else shape,
             runs_trees=True,
         )
 
@@ -93,10 +98,14 @@ class DynamicTreeDrafter(ModelBacked):
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
         parents_BR = _renumbered(parent_BC, kept_BR, mask_BR)
         parents_BN = torch.cat([torch.full_like(root_B1, -1), parents_BR], 1)
-        max_walk_length = min(depth * self.width, tokens_BN.shape[1] - 1)
+        max_walk_length = self._walk_length(depth, tokens_BN.shape[1])
         return Draft(
             tokens_BN, parents_BN, mask_BN, None, "chosen", max_walk_length=max_walk_length
         )
+
+    def _walk_length(self, depth: int, num_nodes: int) -> int:
+        """``Draft.max_walk_length``: at most ``width`` siblings per level."""
+        return min(depth * self.width, num_nodes - 1)
 
     def _grow(
         self, state: ModelState, context: Context, depth: int

@@ -16,7 +16,7 @@ nodes with children, k children at most, C children in all, K nodes drafted abov
 draft model's cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -105,6 +105,9 @@ class StaticTree:
         num_tokens: width of the target's logits; the source's are cut or padded to it.
         device: of the batches.
 
+    Attributes:
+        levels: of the topology, from the root down.
+
     Raises:
         InvalidParameterError: any other kind of children.
     """
@@ -119,7 +122,7 @@ class StaticTree:
         self.topology = topology
         self.drawn: Drawn = children
         self.num_tokens = num_tokens
-        self._levels = [Level.of(topology, d, device) for d in range(topology.depth)]
+        self.levels = [Level.of(topology, d, device) for d in range(topology.depth)]
         self._parents_N = torch.tensor(topology.parents, device=device)
 
     def grow(
@@ -139,36 +142,75 @@ class StaticTree:
             logits: the source.
             drafts_B: which rows get a tree; None for all. The others get a root alone.
         """
-        levels = self._levels[: budget.max_tokens]
+        levels = self.levels[: budget.max_tokens]
         if not levels:
             return Draft.root_only(context.root_B)
         drawn: Drawn = "chosen" if context.distribution.greedy else self.drawn
         warp = context.distribution.logits if drawn == "chosen" else context.distribution
         u_BR = None if drawn == "chosen" else rng.uniform(Role.DRAFT, levels[-1].num_nodes - 1)
-        tokens_BN = context.root_B[:, None]
-        mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
-        distributions = []
-        for level in levels:
+
+        def children(
+            tokens_BN: Tensor, mask_BN: Tensor, level: Level
+        ) -> tuple[Tensor, Tensor, Tensor]:
             logits_BnV = fitted(logits(tokens_BN, level), self.num_tokens)
             q_BnV = warp(logits_BnV, _prefix(context, tokens_BN, mask_BN, level))
-            token_Bnk, exists_Bnk = _children(q_BnV, drawn, level, u_BR)
-            exists_BC = exists_Bnk.flatten(1)[:, level.slot_C] & mask_BN[:, level.parent_C]
-            if budget.tokens_B is not None:
-                exists_BC = exists_BC & (budget.tokens_B > level.depth)[:, None]
-            if drafts_B is not None:
-                exists_BC = exists_BC & drafts_B[:, None]
-            tokens_BN = torch.cat([tokens_BN, token_Bnk.flatten(1)[:, level.slot_C]], 1)
-            mask_BN = torch.cat([mask_BN, exists_BC], 1)
-            distributions.append(q_BnV)
+            return q_BnV, *children_of(q_BnV, drawn, level, u_BR)
+
+        def within(level: Level) -> list[Tensor]:
+            limits = [] if budget.tokens_B is None else [budget.tokens_B > level.depth]
+            return limits if drafts_B is None else [*limits, drafts_B]
+
+        root_B1 = context.root_B[:, None]
+        tokens_BN, mask_BN, recorded = grow_levels(root_B1, levels, children, within)
+        probs_BNV = None if drawn == "chosen" else by_node(recorded, levels, tokens_BN.shape[1])
+        return self.draft(tokens_BN, mask_BN, probs_BNV, drawn)
+
+    def draft(
+        self, tokens_BN: Tensor, mask_BN: Tensor, probs_BNV: Tensor | None, drawn: Drawn
+    ) -> Draft:
+        """The draft of a tree that was grown to some level; arguments as of ``Draft``."""
         N = tokens_BN.shape[1]
-        probs_BNV = None if drawn == "chosen" else _by_node(distributions, levels, N)
-        if len(levels) == N - 1:
+        if self.topology.depths[N - 1] == N - 1:
             return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn)
         parents_BN = self._parents_N[:N].expand_as(tokens_BN)
         max_walk_length = max(self.topology.walk_steps[:N])
         return Draft(
             tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
         )
+
+
+LevelChildren = Callable[[Tensor, Tensor, Level], tuple[Tensor, Tensor, Tensor]]
+"""From tokens and mask so far, (B, N), and a level to what is recorded of the level's nodes that
+have children, (B, n, V), the tokens of their children, (B, n, k), and which of these exist."""
+
+
+def grow_levels(
+    root_B1: Tensor,
+    levels: Sequence[Level],
+    children: LevelChildren,
+    within: Callable[[Level], Sequence[Tensor]] = lambda level: (),
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Grows a tree level by level. Eager code and compiled programs share this loop.
+
+    Args:
+        root_B1: the last committed token of each row.
+        levels: from the root down.
+        children: draws a level's children.
+        within: which rows get the children of a level, tensors (B,) all of which must be true.
+
+    Returns:
+        Tokens and mask of the nodes, (B, N), and what was recorded of each level.
+    """
+    tokens_BN, mask_BN, recorded = root_B1, torch.ones_like(root_B1, dtype=torch.bool), []
+    for level in levels:
+        q_BnV, token_Bnk, exists_Bnk = children(tokens_BN, mask_BN, level)
+        exists_BC = exists_Bnk.flatten(1)[:, level.slot_C] & mask_BN[:, level.parent_C]
+        for rows_B in within(level):
+            exists_BC = exists_BC & rows_B[:, None]
+        tokens_BN = torch.cat([tokens_BN, token_Bnk.flatten(1)[:, level.slot_C]], 1)
+        mask_BN = torch.cat([mask_BN, exists_BC], 1)
+        recorded.append(q_BnV)
+    return tokens_BN, mask_BN, recorded
 
 
 def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) -> Prefix:
@@ -183,7 +225,7 @@ def _prefix(context: Context, tokens_BN: Tensor, mask_BN: Tensor, level: Level) 
     )
 
 
-def _children(
+def children_of(
     q_BnV: Tensor, drawn: Drawn, level: Level, u_BR: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Tokens of the children, (B, n, k), and which of them exist."""
@@ -196,7 +238,7 @@ def _children(
     return token_Bnk, torch.ones_like(token_Bnk, dtype=torch.bool)
 
 
-def _by_node(distributions: list[Tensor], levels: list[Level], num_nodes: int) -> Tensor:
+def by_node(distributions: Sequence[Tensor], levels: Sequence[Level], num_nodes: int) -> Tensor:
     """The distribution of every node, (B, N, V); zeros for nodes without children."""
     B, _, V = distributions[0].shape
     probs_BNV = distributions[0].new_zeros(B, num_nodes, V)

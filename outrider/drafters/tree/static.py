@@ -14,7 +14,9 @@ The next round's first pass takes the accepted path along with the new root, whi
 than a pass over one token while reading the weights dominates. So nothing is ever moved within the
 cache.
 
-How a level's children are drawn, and what a budget cuts, is in ``grow.py``.
+How a level's children are drawn, and what a budget cuts, is in ``grow.py``. Where the model is
+compiled, a tree of all levels is one program (``fused.py``), unless its distributions depend on
+more than logits, temperature and truncation.
 
 Legend: B rows, N nodes (node 0 is the root), V vocabulary, n nodes of a level that have children.
 """
@@ -22,14 +24,17 @@ Legend: B rows, N nodes (node 0 is the root), V vocabulary, n nodes of a level t
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Role, Stream
 from outrider.core.capabilities import TreeShape
 from outrider.drafters.chain.model import ModelBacked, ModelState
+from outrider.drafters.tree.fused import tree_plan
 from outrider.drafters.tree.grow import Children, Level, StaticTree
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel, Nodes
+from outrider.sampling import Warp
 
 
 class TreeDrafter(ModelBacked):
@@ -51,6 +56,8 @@ class TreeDrafter(ModelBacked):
     ) -> None:
         super().__init__(model, num_tokens)
         self._tree = StaticTree(topology, children, num_tokens, model.device)
+        self._plan = tree_plan(self._tree)
+        self._depth_N = torch.tensor(topology.depths, device=model.device)
 
     @property
     def topology(self) -> Topology:
@@ -70,10 +77,51 @@ class TreeDrafter(ModelBacked):
             drafts_trees=not tree.is_chain,
             tree_shape=None if tree.is_chain else TreeShape(tree.num_nodes, max(tree.walk_steps)),
             runs_trees=True,
+            fused_tree=self._plan if self.model.num_tokens == self.num_tokens else None,
         )
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
+        if self._fits(context, budget) and self._can_align(state, context):
+            draft = self._fused(state, context, budget, rng)
+            if draft is not None:
+                return draft
         return self._tree.grow(context, budget, rng, partial(self._logits, state, context))
+
+    def _fits(self, context: Context, budget: Budget) -> bool:
+        """Whether the compiled program can grow this tree."""
+        compiled, distribution = self.model.compiled, context.distribution
+        return (
+            compiled is not None
+            and not compiled.failed
+            and budget.max_tokens >= self.topology.depth
+            and self.model.num_tokens == self.num_tokens
+            and isinstance(distribution, Warp)
+            and (distribution.keeps_logits if self._picks(context) else distribution.fuses)
+        )
+
+    def _picks(self, context: Context) -> bool:
+        """Whether children are the best tokens by rank."""
+        return context.distribution.greedy or self.drawn == "chosen"
+
+    def _fused(
+        self, state: ModelState, context: Context, budget: Budget, rng: Stream
+    ) -> Draft | None:
+        """The tree by one program; None if there is none after all."""
+        parameters, u_BR = None, None
+        if not self._picks(context):
+            assert isinstance(context.distribution, Warp)
+            parameters = context.distribution.row_parameters
+            u_BR = rng.uniform(Role.DRAFT, self._plan.num_draws)
+        tokens_BK = self._aligned(state, context)
+        done = self.model.draft_by(self._plan, state.cache, tokens_BK, parameters, u_BR)
+        if done is None:
+            return None
+        state.cache.append(tokens_BK.shape[1])  # and forget the nodes
+        probs_BNV, tokens_BN, mask_BN = done
+        if budget.tokens_B is not None:
+            mask_BN = mask_BN & (budget.tokens_B[:, None] >= self._depth_N)
+        drawn: Drawn = "chosen" if u_BR is None else self.drawn
+        return self._tree.draft(tokens_BN, mask_BN, None if drawn == "chosen" else probs_BNV, drawn)
 
     def _logits(
         self, state: ModelState, context: Context, tokens_BN: Tensor, level: Level

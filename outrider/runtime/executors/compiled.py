@@ -10,7 +10,7 @@ Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from threading import RLock
 from typing import ClassVar, Literal, get_args
 
@@ -24,7 +24,7 @@ from outrider.core.errors import OutriderWarning
 from outrider.core.values import check_choice
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compile_cache import Program, compiled_program, first_line
-from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
+from outrider.runtime.executors.fused_draft import DraftPlan, GreedyDraft
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForward, trace
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
@@ -96,7 +96,7 @@ class CompiledExecutor:
         self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
             (): (ChainForward(module, spec), TreeForward(module, spec))
         }
-        self._drafts: dict[int, tuple[GreedyDraft, GreedyDraft]] = {}
+        self._drafts: dict[Hashable, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=next(module.parameters()).device)
         self._lock = RLock()
@@ -139,30 +139,29 @@ class CompiledExecutor:
         self,
         cache: KVCache,
         tokens_BN: Tensor,
-        depth: int,
+        plan: DraftPlan,
         parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
-        """Drafts ``depth`` (D) tokens after the query tokens: a fused draft.
+        """Drafts D tokens after the query tokens: a fused draft.
 
         Args:
             cache: its forward pass has begun, with room for all drafted tokens but the last.
             tokens_BN: the query tokens.
-            depth: D.
+            plan: the chain or tree.
             parameters: of the rows' distributions; None for greedy ones.
             u_BD: numbers in [0, 1) to draw with; None for greedy rows.
 
         Returns:
             Distributions, or logits of greedy rows, (B, D + 1, V); the sum of the logits' health
-            (B,); the chain from the root on (B, D + 1). None as :meth:`forward`.
+            (B,); the tokens from the root on (B, D + 1). None as :meth:`forward`.
         """
         if self._spec.original is not None or not cache.make_room():
             return None
         with self._lock:
-            if depth not in self._drafts:
-                arguments = self._module, self._spec, depth
-                self._drafts[depth] = GreedyDraft(*arguments), SampledDraft(*arguments)
-        greedy, sampled = self._drafts[depth]
+            if plan not in self._drafts:
+                self._drafts[plan] = plan.programs(self._module, self._spec)
+        greedy, sampled = self._drafts[plan]
         inputs = [tokens_BN, cache.length_B, self._slots(cache)]
         if parameters is None or u_BD is None:
             return self._run(greedy, cache, lambda: inputs)

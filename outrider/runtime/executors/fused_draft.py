@@ -11,7 +11,8 @@ V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,48 @@ from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling.warp import RowParameters, distributions
+
+
+class DraftPlan(Protocol):
+    """What is drafted, besides how: a chain of so many tokens, or a tree of some shape. Equal plans
+    have the same programs.
+
+    Attributes:
+        num_slots: slots that the forward passes after the first one fill.
+        num_draws: numbers in [0, 1) that a row is drawn with.
+    """
+
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def num_draws(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def programs(
+        self, module: nn.Module, spec: AttentionSpec
+    ) -> "tuple[GreedyDraft, SampledDraft]":
+        """The programs of this draft by a model: the greedy one and the sampled one."""
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """A chain of ``depth`` (γ) tokens."""
+
+    depth: int
+
+    @property
+    def num_slots(self) -> int:
+        return self.depth - 1
+
+    @property
+    def num_draws(self) -> int:
+        return self.depth
+
+    def programs(
+        self, module: nn.Module, spec: AttentionSpec
+    ) -> "tuple[GreedyDraft, SampledDraft]":
+        return GreedyDraft(module, spec, self.depth), SampledDraft(module, spec, self.depth)
 
 
 class GreedyDraft(ChainForward):
@@ -129,8 +172,10 @@ class SampledDraft(GreedyDraft):
         return *super().sizes(), [{0: ROWS}] * len(RowParameters._fields), {0: ROWS}
 
     def drawn_from(self, z_BV: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """The distributions that tokens are drawn from, (B, V)."""
-        return distributions(z_BV[:, None], RowParameters(*parameters), truncated)[:, 0]
+        """The distributions that tokens are drawn from, of logits (B, V) or (B, n, V)."""
+        z_BnV = z_BV if z_BV.ndim == 3 else z_BV[:, None]
+        q_BnV = distributions(z_BnV, RowParameters(*parameters), truncated)
+        return q_BnV.view_as(z_BV)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether drafted tokens are the draws from what is recorded of them."""

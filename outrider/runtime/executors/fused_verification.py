@@ -5,12 +5,14 @@ them.
 before it and the estimate of the overlap after it. The rule's random numbers are inputs of the
 program, so that it decides as the rule itself would, up to rounding. Temperature and truncation of
 each row are inputs too, and so are the nodes that exist: one program serves every batch and chains
-of every length. Trees have a program for each shape.
+of every length. Trees have a program for each shape. What else changes logits (penalties, biases,
+processors, grammars, forced tokens, temperature 0 among rows that sample) does so before the
+program (``Warp.sampling_logits``), so that all sampling parameters share one program.
 
 A rule opts in by ``traceable: ClassVar[bool] = True``, if its code, while it is traced, reads no
 number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` alone. The rule itself
-verifies what is left: trees of other shapes, distributions that depend on more than logits,
-temperature and truncation, and, where bits must not depend on the executor, all that are sampled.
+verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
+that are sampled.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
@@ -36,6 +38,7 @@ from outrider.core import (
     Draft,
     Drawn,
     Overlap,
+    Prefix,
     Role,
     Stream,
     Verdict,
@@ -80,25 +83,47 @@ class DraftKind(NamedTuple):
     Attributes:
         drawn: how the tokens are obtained.
         tree_shape: of trees; None for chains, of which any length has the same program.
+        with_logits: whether they carry the draft model's logits.
     """
 
     drawn: Drawn
     tree_shape: TreeShape | None = None
+    with_logits: bool = False
 
     @classmethod
     def of(cls, draft: Draft) -> "DraftKind":
         """That of a draft."""
-        if draft.is_chain:
-            return cls(draft.drawn)
-        return cls(draft.drawn, TreeShape(draft.num_nodes, draft.walk_length_bound))
+        shape = TreeShape(draft.num_nodes, draft.walk_length_bound)
+        with_logits = draft.logits_BNV is not None
+        return cls(draft.drawn, None if draft.is_chain else shape, with_logits)
 
-    def draft(self, nodes: Sequence[Tensor], q_BNV: Tensor | None = None) -> Draft:
-        """A draft of this kind of tokens, mask and, of trees, parents, each (B, N)."""
+    def of_model(self, draft: Draft) -> Tensor | None:
+        """What a draft of this kind carries of the draft model, (B, N, V): its logits, or the
+        distributions that tokens were drawn from."""
+        return draft.logits_BNV if self.with_logits else draft.probs_BNV
+
+    def draft(self, nodes: Sequence[Tensor], of_model_BNV: Tensor | None = None) -> Draft:
+        """A draft of this kind.
+
+        Args:
+            nodes: tokens, mask and, of trees, parents, each (B, N).
+            of_model_BNV: as :meth:`of_model`.
+        """
         tokens_BN, mask_BN, *parents = nodes
+        given = of_model_BNV, None
+        logits_BNV, q_BNV = given if self.with_logits else given[::-1]
         if self.tree_shape is None:
-            return Draft.chain(tokens_BN, mask_BN, q_BNV, self.drawn)
+            return Draft.chain(tokens_BN, mask_BN, q_BNV, self.drawn, logits_BNV)
         (parents_BN,), walk_length = parents, self.tree_shape.walk_length
-        return Draft(tokens_BN, parents_BN, mask_BN, q_BNV, self.drawn, max_walk_length=walk_length)
+        return Draft(
+            tokens_BN,
+            parents_BN,
+            mask_BN,
+            q_BNV,
+            self.drawn,
+            logits_BNV=logits_BNV,
+            max_walk_length=walk_length,
+        )
 
 
 class FusedLogitVerification(nn.Module):
@@ -120,12 +145,13 @@ class FusedLogitVerification(nn.Module):
         """All that the program depends on."""
         return f"{self.verifier!r}, {self.sizes}, {self.kind}, {_sources()}"
 
-    def forward(self, logits_BNV: Tensor, nodes: list[Tensor]) -> tuple[Tensor, ...]:
+    def forward(
+        self, logits_BNV: Tensor, nodes: list[Tensor], of_model_BNV: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         """Accepted tokens and the next one, both (B,), the path (B, D), and the emitted tokens
-        (B, N). ``nodes`` are those of :meth:`DraftKind.draft`."""
-        z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
-        draft = self.kind.draft(nodes)
-        return _decisions(draft, self.verifier(draft, z_BNV, GivenNumbers.of(nodes[0])))
+        (B, N). ``nodes`` and ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
+        draft = self.kind.draft(nodes, of_model_BNV)
+        return _decisions(draft, self.verifier(draft, logits_BNV, GivenNumbers.of(nodes[0])))
 
 
 class FusedVerification(FusedLogitVerification):
@@ -137,21 +163,20 @@ class FusedVerification(FusedLogitVerification):
         nodes: list[Tensor],
         numbers: list[Tensor],
         parameters: list[Tensor],
-        q_BNV: Tensor | None = None,
+        of_model_BNV: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """The same, then the target's distributions (B, N, V), and the two parts of the overlap,
         each (B, D).
 
         Args:
-            logits_BNV: of the target.
+            logits_BNV: of the target, as ``Warp.sampling_logits`` returns them.
             nodes: as before.
             numbers: random numbers to accept with, and for next tokens, each (B, N).
             parameters: ``RowParameters``.
-            q_BNV: the draft's distributions; chosen tokens have none.
+            of_model_BNV: the draft's distributions; chosen tokens have none.
         """
-        z_BNV = logits_BNV.to(torch.promote_types(logits_BNV.dtype, torch.float32))
-        p_BNV = distributions(z_BNV, RowParameters(*parameters), truncated)
-        draft = self.kind.draft(nodes, q_BNV)
+        p_BNV = distributions(logits_BNV, RowParameters(*parameters), truncated)
+        draft = self.kind.draft(nodes, of_model_BNV)
         verdict = self.verifier(draft, p_BNV, GivenNumbers.of(nodes[0], *numbers))
         return *_decisions(draft, verdict), p_BNV, *estimated_overlap(draft, p_BNV)
 
@@ -222,32 +247,38 @@ class CompiledVerifier:
             draft = context.ends.cut(draft)
         N = draft.num_nodes
         more = max(3 - N, 0)
+        warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
+        by_distribution = verifier.needs == "distribution"
+        z_BNV = (warp.sampling_logits if by_distribution else warp.logits)(logits_BNV, prefix)
         nodes = [draft.tokens_BN, draft.mask_BN, *([] if draft.is_chain else [draft.parents_BN])]
-        inputs = [_longer(each, more) for each in (logits_BNV, *nodes)]
-        if verifier.needs == "distribution":
+        inputs = [_longer(each, more) for each in (z_BNV, *nodes)]
+        if by_distribution:
             inputs += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
-            inputs += cast(Warp, context.distribution).row_parameters
-            inputs += [] if draft.probs_BNV is None else [_longer(draft.probs_BNV, more)]
+            inputs += warp.row_parameters
+        of_model_BNV = DraftKind.of(draft).of_model(draft)
+        inputs += [] if of_model_BNV is None else [_longer(of_model_BNV.float(), more)]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
         path_BD, emitted_BK, *of_distribution = found if not more else _shorter(found, N)
         verdict = Verdict(path_BD, num_accepted_B, next_B)
         if not of_distribution:
-            return Verification(draft, logits_BNV, verdict, emitted_BK)
+            return Verification(draft, z_BNV, verdict, emitted_BK, dead_BN=prefix.dead_BM)
         p_BNV, *overlap = of_distribution
-        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap))
+        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap), prefix.dead_BM)
 
     def warm_up(self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor) -> None:
         """Compiles a rule for such drafts, and logits of this shape and dtype, if it can be
         compiled."""
         if self.can_compile(verifier, kind):
-            q_BNV = None if kind.drawn == "chosen" else logits_BNV.float()
-            self._program_of(verifier, kind, logits_BNV, q_BNV)
+            carries = kind.drawn != "chosen" or kind.with_logits
+            self._program_of(verifier, kind, logits_BNV, carries)
 
     def can_compile(self, verifier: Verifier, kind: DraftKind) -> bool:
         """Whether a rule may have a program for such drafts."""
         by_distribution = verifier.needs == "distribution"
-        fits = kind.drawn != "searched" if by_distribution else kind.drawn == "chosen"
+        fits = kind.drawn == "chosen"
+        if by_distribution:
+            fits = kind.drawn != "searched" and not kind.with_logits
         shape = kind.tree_shape
         known = shape is None or (shape == self._tree_shape and shape.walk_length <= _LONGEST_WALK)
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
@@ -256,8 +287,7 @@ class CompiledVerifier:
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
     ) -> Program | None:
         fits = 1 < draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
-        others = draft.logits_BNV, draft.step_probs_BN, draft.drawn_probs_BN
-        bare = all(each is None for each in others)
+        bare = draft.step_probs_BN is None and draft.drawn_probs_BN is None
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         kind = DraftKind.of(draft)
@@ -265,30 +295,30 @@ class CompiledVerifier:
         if last is not None and last[0]() is distribution and last[1] == asked:
             return last[2]  # usually the same from round to round
         program = None
-        if _is_fused(verifier, distribution) and self.can_compile(verifier, kind):
-            program = self._program_of(verifier, kind, logits_BNV, draft.probs_BNV)
+        if isinstance(distribution, Warp) and self.can_compile(verifier, kind):
+            carries = kind.of_model(draft) is not None
+            program = self._program_of(verifier, kind, logits_BNV, carries)
         self._last = ref(distribution), asked, program
         return program
 
     def _program_of(
-        self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, q_BNV: Tensor | None
+        self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, carries: bool
     ) -> Program | None:
-        dtypes = logits_BNV.dtype, None if q_BNV is None else q_BNV.dtype
-        name = verifier, f"{logits_BNV.shape[2]}, {dtypes}", kind
+        name = verifier, f"{logits_BNV.shape[2]}, {carries=}", kind
         with self._lock:
             if name not in self._programs and not self.sealed:
                 by_distribution = verifier.needs == "distribution"
                 each = (FusedVerification if by_distribution else FusedLogitVerification)(*name)
-                self._programs[name] = self._compiled(each, logits_BNV, q_BNV)
+                self._programs[name] = self._compiled(each, logits_BNV, carries)
             return self._programs.get(name)
 
     def _compiled(
-        self, each: FusedLogitVerification, logits_BNV: Tensor, q_BNV: Tensor | None
+        self, each: FusedLogitVerification, logits_BNV: Tensor, carries: bool
     ) -> Program | None:
         def inputs(rows: int, num_nodes: int) -> list[Any]:
             shape = each.kind.tree_shape
             num_nodes = num_nodes if shape is None else shape.num_nodes
-            return _examples(each, rows, num_nodes, logits_BNV, q_BNV)
+            return _examples(each, rows, num_nodes, logits_BNV, carries)
 
         name = type(each.verifier).__name__
         try:
@@ -327,13 +357,6 @@ def _shorter(found: Sequence[Tensor], N: int) -> list[Tensor]:
     return [path_BD, *(each[:, :N] for each in by_node), *overlap]
 
 
-def _is_fused(verifier: Verifier, distribution: Distribution) -> bool:
-    """Whether programs compute what the rule needs of a distribution."""
-    return isinstance(distribution, Warp) and (
-        distribution.fuses if verifier.needs == "distribution" else distribution.keeps_logits
-    )
-
-
 def _is_traceable(verifier: Verifier) -> bool:
     """Whether a rule opts in, is the same in all rounds, and its representation names all of its
     parameters."""
@@ -347,10 +370,12 @@ def _is_traceable(verifier: Verifier) -> bool:
 
 def _trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
     by_node = {0: ROWS, 1: NODES} if each.kind.tree_shape is None else {0: ROWS}
-    sizes: list[Any] = [by_node, [by_node] * len(inputs[1])]
+    _, nodes, *rest = inputs
+    sizes: list[Any] = [by_node, [by_node] * len(nodes)]
     if isinstance(each, FusedVerification):
-        _, _, numbers, parameters, *q = inputs
-        sizes += [[by_node] * len(numbers), [{0: ROWS}] * len(parameters), *[by_node] * len(q)]
+        numbers, parameters, *rest = rest
+        sizes += [[by_node] * len(numbers), [{0: ROWS}] * len(parameters)]
+    sizes += [by_node] * len(rest)
     with torch.no_grad():
         return torch.export.export(each, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
 
@@ -360,13 +385,14 @@ def _examples(
     rows: int,
     num_nodes: int,
     logits_BNV: Tensor,
-    q_BNV: Tensor | None,
+    carries: bool,
 ) -> list[Any]:
     """Inputs like those of a round; some of the drafted tokens are the target's argmax, and some
-    rows have fewer nodes and another truncation than others."""
+    rows have fewer nodes and another truncation than others. ``carries`` says whether drafts carry
+    anything of the draft model."""
     V, N, device = logits_BNV.shape[2], num_nodes, logits_BNV.device
     wave_BNV = (torch.arange(rows * N * V, device=device) * 0.7).sin().view(rows, N, V)
-    z_BNV = (4 * wave_BNV).to(logits_BNV.dtype)
+    z_BNV = 4 * wave_BNV
     best_BN = z_BNV.argmax(-1).roll(1, 1)
     index_BN = torch.arange(rows * N, device=device).view(rows, N)
     row_B = index_BN[:, 0] // N
@@ -375,8 +401,9 @@ def _examples(
     nodes = [tokens_BN, mask_BN]
     if each.kind.tree_shape is not None:  # two paths from the root on
         nodes.append(((index_BN % N) - 2).clamp(min=0) - (index_BN % N == 0).long())
+    of_model_BNV = 3 * wave_BNV.roll(1, 2)
     if not isinstance(each, FusedVerification):
-        return [z_BNV, nodes]
+        return [z_BNV, nodes, *[of_model_BNV] * carries]
     stream = Stream(tokens_BN[:, 0], tokens_BN[:, 1])
     numbers = [stream.uniform(role, N).contiguous() for role in (Role.ACCEPT, Role.NEXT)]
     samplings = [
@@ -384,15 +411,11 @@ def _examples(
         for row in range(rows)
     ]
     parameters = list(Warp(samplings, V, device).row_parameters)
-    inputs = [z_BNV, nodes, numbers, parameters]
-    if q_BNV is None:
-        return inputs
-    return [*inputs, (3 * wave_BNV.roll(1, 2)).softmax(-1).to(q_BNV.dtype)]
+    return [z_BNV, nodes, numbers, parameters, *[of_model_BNV.softmax(-1)] * carries]
 
 
 def _compare(each: FusedLogitVerification, inputs: list[Any], found: list[Tensor]) -> str:
-    """How a program's results differ from the rule's; "" where they agree. Both compute in float32,
-    whatever the dtype of the logits."""
+    """How a program's results differ from the rule's; "" where they agree."""
     wanted = each(*inputs)
     if len(found) != len(wanted):
         return f"it has {len(found)} results, where the rule has {len(wanted)}"

@@ -28,6 +28,7 @@ from outrider.runtime.attention_metadata import Nodes
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.compiled import CompiledExecutor, Compiler, SpanRule, check_compile
 from outrider.runtime.executors.cuda_graphs import CudaRecorder, graphed, rounded_span
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import HFModel
 from outrider.runtime.hf.recurrent import RecurrentModel
@@ -87,15 +88,16 @@ def prepare(
 
 
 def stages(
-    model: HFModel, drafts: int = 0, *, trees: bool = False
+    model: HFModel, drafts: int = 0, *, trees: bool = False, plan: DraftPlan | None = None
 ) -> list[tuple[str, Callable[[], None]]]:
     """The programs of a compiled model, each with a function that compiles it if necessary: for
     chains, for trees, and for fused drafts.
 
     Args:
         model: the model.
-        drafts: tokens of its fused drafts; 0 if it makes none.
+        drafts: tokens of its fused drafts of chains; 0 if it makes none.
         trees: whether it runs over trees as well.
+        plan: its fused drafts of trees, if it makes any.
     """
     if model.compiled is None:
         return []
@@ -106,11 +108,24 @@ def stages(
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
     if drafts:
-        found.append(("greedy drafts", partial(_draft, model, drafts, None, None)))
-        u_BD = torch.zeros(1, drafts, dtype=torch.float64, device=model.device)
-        parameters = Warp([Sampling(temperature=1)], model.num_tokens, model.device).row_parameters
-        found.append(("sampled drafts", partial(_draft, model, drafts, parameters, u_BD)))
+        found += _drafts(model, "drafts", partial(_chain_draft, model, drafts), drafts)
+    if plan is not None:
+        found += _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
     return found
+
+
+Numbers = tuple[RowParameters | None, Tensor | None]
+"""What tokens are drawn with; nothing for greedy rows."""
+
+
+def _drafts(
+    model: HFModel, name: str, draft: Callable[[Numbers], None], num_draws: int
+) -> list[tuple[str, Callable[[], None]]]:
+    """The greedy and the sampled fused draft of one kind."""
+    u_BD = torch.zeros(1, num_draws, dtype=torch.float64, device=model.device)
+    parameters = Warp([Sampling(temperature=1)], model.num_tokens, model.device).row_parameters
+    greedy, sampled = partial(draft, (None, None)), partial(draft, (parameters, u_BD))
+    return [(f"greedy {name}", greedy), (f"sampled {name}", sampled)]
 
 
 @torch.inference_mode()
@@ -135,12 +150,17 @@ def _run(model: HFModel, nodes: Nodes | None = None) -> None:
 
 
 @torch.inference_mode()
-def _draft(
-    model: HFModel, drafts: int, parameters: RowParameters | None, u_BD: Tensor | None
-) -> None:
+def _chain_draft(model: HFModel, depth: int, numbers: Numbers) -> None:
     context = unsampled_context(model, [0, 0, 0])
     cache = model.start(context)
-    model.draft(cache, context.tokens_BT[:, :2], drafts, parameters, u_BD)
+    model.draft(cache, context.tokens_BT[:, :2], depth, *numbers)
+
+
+@torch.inference_mode()
+def _tree_draft(model: HFModel, plan: DraftPlan, numbers: Numbers) -> None:
+    context = unsampled_context(model, [0, 0, 0])
+    cache = model.start(context)
+    model.draft_by(plan, cache, context.tokens_BT[:, :2], *numbers)
 
 
 @torch.inference_mode()

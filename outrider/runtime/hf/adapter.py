@@ -26,6 +26,7 @@ from outrider.runtime import runner
 from outrider.runtime.attention_metadata import AttentionSpec, Nodes
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.eager import EagerExecutor
+from outrider.runtime.executors.fused_draft import ChainPlan, DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.generation_config import with_demands
 from outrider.runtime.hf.longrope import long_rows, original_length, with_factors_per_row
@@ -308,8 +309,23 @@ class HFModel:
         parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
+        """A chain by one compiled program: see ``runner.fused_draft``."""
+        found = self.draft_by(ChainPlan(depth), cache, tokens_BN, parameters, u_BD)
+        if found is None:
+            return None
+        recorded_BNV, chain_BN = found
+        return recorded_BNV, chain_BN
+
+    def draft_by(
+        self,
+        plan: DraftPlan,
+        cache: KVCache,
+        tokens_BN: Tensor,
+        parameters: RowParameters | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, ...] | None:
         """A draft by one compiled program: see ``runner.fused_draft``."""
-        return runner.fused_draft(self, cache, tokens_BN, depth, parameters, u_BD)
+        return runner.fused_draft(self, cache, tokens_BN, plan, parameters, u_BD)
 
     def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
         """The executor that runs a batch where no compiled one does."""
