@@ -62,7 +62,7 @@ def adapting(engine: "Engine", options: Adapting, models: Models) -> Iterator[Le
 
 def _default_folder(models: Models) -> Path:
     """The folder of a pair of models in the cache."""
-    from outrider.runtime.kernels.build import cache_folder
+    from outrider.runtime.cache_folder import cache_folder
 
     key = "\0".join((str(models.target), str(models.draft), str(models.dtype)))
     return cache_folder() / "adapted" / hashlib.sha256(key.encode()).hexdigest()[:16]

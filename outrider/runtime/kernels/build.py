@@ -1,7 +1,7 @@
 """Compiles the kernels once per machine and version of torch, and loads them.
 
-The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
-``~/.cache``, each with ``outrider`` below it) under a hash of all that it was compiled from.
+The library lies in the cache folder (``runtime/cache_folder.py``) under a hash of all that it was
+compiled from.
 """
 
 import ctypes
@@ -20,20 +20,13 @@ import torch
 from torch.utils import cpp_extension
 
 from outrider.core.errors import KernelError, OutriderWarning
+from outrider.runtime.cache_folder import cached_file, locked, space_note
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _INSTRUCTIONS = {
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
     "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"],
 }
-
-
-def cache_folder() -> Path:
-    """The folder of compiled kernels and programs, all of which can be compiled again."""
-    if folder := os.environ.get("OUTRIDER_CACHE"):
-        return Path(folder).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
 
 
 def load_kernels() -> bool:
@@ -48,10 +41,15 @@ def load_kernels() -> bool:
     if kernels_are_loaded():
         return False
     _warn_of_portable_code()
-    library = cache_folder() / "kernels" / f"{kernels_key()}.so"
+    library = cached_file("kernels", f"{kernels_key()}.so")
     missing = not library.exists()
     if missing:
-        compile_kernels(library)
+        try:
+            with locked(library):
+                if not library.exists():
+                    compile_kernels(library)
+        except OSError as error:
+            raise KernelError(f"cannot compile the kernels to {library.parent}: {error}") from error
     try:
         # global, since compiled programs look up the shims in it
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -139,4 +137,5 @@ def _run(command: list[str]) -> None:
         raise KernelError(f"cannot run the C++ compiler {command[0]}: {error}") from error
     if done.returncode:
         wrong = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise KernelError(f"{command[0]} cannot compile the kernels: {wrong[0].strip()}")
+        note = space_note(Path(command[-1]).parent)
+        raise KernelError(f"{command[0]} cannot compile the kernels: {wrong[0].strip()}{note}")
