@@ -10,6 +10,7 @@ from outrider.cli.analyse import analyse
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
+from outrider.cli.compile import compile_ahead
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.distill import distill
@@ -74,6 +75,7 @@ add_command(app, demo, "demo")
 add_command(app, generate, "generate")
 add_command(app, chat, "chat")
 add_command(app, serve, "serve")
+add_command(app, compile_ahead, "compile")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")

@@ -28,8 +28,15 @@ def open_engine(
     max_memory: str | None = None,
     prefix_cache: str | None = None,
     generation_config: bool = True,
+    background: bool = False,
+    time_left: bool = False,
 ) -> "Engine":
-    """Loads the models and builds the engine. Options are checked before any model is loaded."""
+    """Loads the models and builds the engine. Options are checked before any model is loaded.
+
+    Args:
+        background: compile missing programs while requests run, as commands that run many do.
+        time_left: show how long the compiler will take.
+    """
     from outrider.engine import load
     from outrider.methods import find_method
 
@@ -37,7 +44,7 @@ def open_engine(
     row = None if method in (None, AUTO) else find_method(method)
     if draft is not None and row is not None and not row.needs_draft and not row.needs_head:
         say(f"note: method '{method}' uses no draft model; --draft {draft} is ignored")
-    with Progress() as progress:
+    with Progress(time_left=time_left) as progress:
         return load(
             models.target,
             draft,
@@ -59,6 +66,7 @@ def open_engine(
             compile=cast("Compile", models.compile),
             exact=models.exact,
             generation_config=generation_config,
+            background=background,
             report=progress.show,
         )
 

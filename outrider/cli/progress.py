@@ -1,7 +1,13 @@
 """Progress display of long commands."""
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -11,14 +17,16 @@ class Progress:
 
     Args:
         quiet: show nothing.
+        time_left: show the estimated time that is left.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, *, time_left: bool = False) -> None:
         console = Console(stderr=True)
         self._shown = console.is_terminal and not quiet
         stage = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         columns = SpinnerColumn(), TextColumn("{task.description}", table_column=stage)
-        ends = BarColumn(bar_width=16), TimeElapsedColumn()
+        ends = [BarColumn(bar_width=16), TimeElapsedColumn()]
+        ends += [TextColumn("left"), TimeRemainingColumn()] if time_left else []
         self._bar = Bar(*columns, *ends, console=console, transient=True, expand=True)
         self._task = self._bar.add_task("starting", total=None)
 

@@ -76,6 +76,7 @@ def serve(
         max_memory=str(max(1, num_bytes // parts)),
         prefix_cache=str(max(1, kept // parts)) if kept else None,
         generation_config=not no_generation_config,
+        background=True,
     )
     if listening.host not in _LOCAL and not settings.api_keys:
         say(f"note: anybody who reaches {listening.host} can use this server: set --api-key")

@@ -25,6 +25,9 @@ from outrider.runtime.executors.compile_cache import Missing
 MOST_PROCESSES = 3
 """Each loads the models for itself."""
 
+News = dict[str, Any]
+"""What a process tells: see ``compiler_process.py``."""
+
 Start = Callable[[Mapping[str, Any]], "Popen[bytes]"]
 """Starts a process that compiles the programs of the engine of these arguments."""
 
@@ -50,8 +53,8 @@ class BackgroundCompiler:
         num_processes: int = 1,
         start: Start = compiler_process.start,
     ) -> None:
-        self._waiting = {stage.what: stage for stage in todo}
-        self._news: deque[dict[str, str]] = deque()
+        self._waiting = {stage.number: stage for stage in todo}
+        self._news: deque[News] = deque()
         self._ready: list[Stage] = []
         self.num_programs = len(self._waiting)
         self._threads = []
@@ -88,7 +91,7 @@ class BackgroundCompiler:
             news = self._news.popleft()
             if "warning" in news:
                 warnings.warn(news["warning"], OutriderWarning, stacklevel=2)
-            elif stage := self._waiting.pop(news.get("compiled", ""), None):
+            elif stage := self._waiting.pop(news.get("compiled", -1), None):
                 self._ready.append(stage)
         taken = [stage for stage in self._ready if idle or stage.exact]
         for stage in taken:
@@ -122,7 +125,7 @@ def compiling_beside(
             _stop(process)
 
 
-def _listen(process: "Popen[bytes]", news: deque[dict[str, str]]) -> None:
+def _listen(process: "Popen[bytes]", news: deque[News]) -> None:
     """Queues what a process tells, and that it failed."""
     assert process.stdout is not None
     news.extend(_documents(process.stdout))
@@ -135,7 +138,7 @@ def _listen(process: "Popen[bytes]", news: deque[dict[str, str]]) -> None:
         )
 
 
-def _documents(lines: IO[bytes]) -> Iterator[dict[str, str]]:
+def _documents(lines: IO[bytes]) -> Iterator[News]:
     for line in lines:
         try:
             document = json.loads(line)

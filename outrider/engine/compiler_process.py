@@ -4,7 +4,7 @@
 
 It reads the pickled arguments of ``load`` from its standard input, loads the same engine, and
 compiles what no other process is compiling. It writes one JSON document per line to its standard
-output: ``{"warning": …}``, and ``{"compiled": …}`` with the names of the programs that it is done
+output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it is done
 with. Once its standard input ends, as when its parent has ended, it stops at once; programs appear
 in the cache folder complete or not at all.
 """
@@ -62,7 +62,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
     os.nice(PRIORITY)
 
-    def tell(**document: str) -> None:
+    def tell(**document: str | int) -> None:
         answers.write(json.dumps(document) + "\n")
 
     def warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
@@ -96,7 +96,7 @@ def compile_programs(arguments: Mapping[str, Any], tell: Any) -> None:
         left = []
         for stage in todo:
             if make(stage, missing):
-                tell(compiled=stage.what)
+                tell(compiled=stage.number)
             else:
                 left.append(stage)
         todo = left

@@ -29,11 +29,13 @@ class Stage(NamedTuple):
         what: how messages call it.
         make: loads it, or compiles it if it is missing.
         exact: whether it computes the same bits as what runs in its place while it is missing.
+        number: tells it from the engine's other programs, in another process, too.
     """
 
     what: str
     make: Callable[[], None]
     exact: bool
+    number: int = 0
 
 
 def warm_up(engine: Engine, report: Report | None = None, *, shared: bool = False) -> None:
@@ -84,7 +86,8 @@ def make(stage: Stage, missing: Missing) -> bool:
 
 def programs_of(engine: Engine) -> list[Stage]:
     """The programs that an engine needs, the most important ones first."""
-    return [*_passes(engine), *_rules(engine)]
+    found = [*_passes(engine), *_rules(engine)]
+    return [stage._replace(number=number) for number, stage in enumerate(found)]
 
 
 def _seal(engine: Engine, sealed: bool) -> None:

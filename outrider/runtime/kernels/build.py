@@ -23,6 +23,9 @@ from outrider.core.errors import KernelError, OutriderWarning
 from outrider.runtime.cache_folder import cached_file, locked, space_note
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+_JOINED = ("elementwise", "exact_mode", "shims", "truncate")
+"""Sources that are compiled as one, since the compiler takes longest to read torch's headers."""
+
 _INSTRUCTIONS = {
     "AVX2": ["-mavx2", "-mfma", "-mf16c"],
     "AVX512": ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mf16c"],
@@ -119,10 +122,14 @@ def compile_kernels(library: Path) -> None:
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
-        objects = [str(Path(scratch, source.stem)) for source in SOURCES]
+        joined = Path(scratch, "joined.cpp")
+        together = [source for source in SOURCES if source.stem in _JOINED]
+        joined.write_text("".join(f'#include "{source}"\n' for source in together))
+        units = [joined, *(source for source in SOURCES if source not in together)]
+        objects = [str(Path(scratch, unit.stem)) for unit in units]
         commands = [
-            [compiler, "-c", *_flags(), *includes, str(source), "-o", compiled]
-            for source, compiled in zip(SOURCES, objects, strict=True)
+            [compiler, "-c", *_flags(), *includes, str(unit), "-o", compiled]
+            for unit, compiled in zip(units, objects, strict=True)
         ]
         list(pool.map(_run, commands))
         whole = str(Path(scratch, "whole"))
