@@ -128,7 +128,8 @@ def compiling_beside(
 def _listen(process: "Popen[bytes]", news: deque[News]) -> None:
     """Queues what a process tells, and that it failed."""
     assert process.stdout is not None
-    news.extend(_documents(process.stdout))
+    with process.stdout:
+        news.extend(_documents(process.stdout))
     if code := process.wait():
         news.append(
             {

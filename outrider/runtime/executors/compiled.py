@@ -127,6 +127,11 @@ class CompiledExecutor:
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
         return twin
 
+    @property
+    def has_programs(self) -> bool:
+        """Whether there is a program to run."""
+        return any(self._programs.values())
+
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
         """Runs a batch; None where there is no program for it, or where a layer has no KV buffer
         yet, which a program cannot allocate."""
