@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 from outrider.core.errors import OutriderError, OutriderWarning
 
@@ -57,7 +57,7 @@ def start(arguments: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
 def main() -> None:
     """Compiles what the standard input asks for."""
     arguments = pickle.load(sys.stdin.buffer)
-    Thread(target=_stop_at_end, args=(sys.stdin.buffer,), daemon=True).start()
+    Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
     os.nice(PRIORITY)
@@ -102,9 +102,10 @@ def compile_programs(arguments: Mapping[str, Any], tell: Any) -> None:
         todo = left
 
 
-def _stop_at_end(stream: IO[bytes]) -> None:
+def _stop_at_end(descriptor: int) -> None:
     """Ends this process, and the C++ compilers that it runs, when a stream ends."""
-    stream.read()
+    while os.read(descriptor, 1):  # not by a buffered stream, whose lock Python needs to exit
+        pass
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
