@@ -1,10 +1,13 @@
-"""Duration of the first use: compiling kernels and programs of the embedded pair.
+"""Duration of the first use: compiling kernels and programs.
 
     python -m benchmarks.first_use [--dtypes float32 bfloat16] [--method speculative]
+        [--target embedded]
 
 Each precision is loaded with ``compile="auto"`` in its own process with empty cache folders, and
 then a second time with the filled caches. For each program, measures the wall clock and the
-processor time (Python, and the C++ compilers that it runs). Writes JSON and Markdown.
+processor time (Python, and the C++ compilers that it runs). A third process, again with empty
+folders, is loaded with ``background=True`` and generates one output after the other: when do the
+first token and the first token of a compiled program come? Writes JSON and Markdown.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from typing import Any
 
 from outrider.lab.metadata import run_metadata
 
+EMBEDDED = "embedded"
 KERNELS = "kernels, and loading the models"
 
 
@@ -38,7 +42,7 @@ def now() -> list[float]:
     ]
 
 
-def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
+def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
     """Loads the engine in this process; returns the seconds of each program, and warnings."""
     import torch
 
@@ -54,7 +58,7 @@ def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OutriderWarning)
-        outrider.load(method=method, dtype=dtype, compile="auto", report=report)
+        outrider.load(target, method=method, dtype=dtype, compile="auto", report=report)
     marks.append(("", now()))
     stages = []
     for (what, began), (_, ended) in pairwise(marks):
@@ -64,23 +68,60 @@ def load(method: str, dtype: str, threads: int) -> dict[str, Any]:
     return {"stages": stages, "warnings": ours}
 
 
-def measure(method: str, dtype: str, threads: int) -> dict[str, Any]:
-    """Measures the first load and the second one, each in its own process."""
-    with tempfile.TemporaryDirectory() as folder:
-        empty = {
-            "OUTRIDER_CACHE": f"{folder}/outrider",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
-        }
-        command = [sys.executable, "-m", __spec__.name, "--load", method, dtype, str(threads)]
-        loads = [
-            json.loads(
-                subprocess.run(
-                    command, env=os.environ | empty, stdout=subprocess.PIPE, check=True, text=True
-                ).stdout.splitlines()[-1]
-            )
-            for _ in range(2)
-        ]
-    return {"dtype": dtype, "first": loads[0], "second": loads[1]}
+def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
+    """Seconds from the start of this process, of Python included, to the first token, to the first
+    one of a compiled forward pass of the target, and until no program is missing; None for what
+    does not come."""
+    import torch
+
+    import outrider
+
+    torch.set_num_threads(threads)
+    engine = outrider.load(target, method=method, dtype=dtype, compile="auto", background=True)
+    sampling = outrider.Sampling(temperature=0, max_new_tokens=16, ignore_eos=True)
+    seconds: dict[str, float] = {}
+    running = True
+    while running:
+        running = engine.compiler is not None and engine.compiler.is_running
+        for _ in engine.stream("def read_text(path):\n", sampling):
+            compiled = engine.target.compiled is not None and engine.target.compiled.has_programs
+            what = "first compiled token" if compiled else "first token"
+            seconds.setdefault(what, time.time() - _began())
+        if engine.compiler is not None:
+            engine.compiler.wait(1)
+    seconds["all programs"] = time.time() - _began()
+    return {"seconds": seconds, "missing": engine.compiler.num_missing if engine.compiler else 0}
+
+
+def _began() -> float:
+    """When this process started, in seconds since 1970."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
+    """Measures the first load and the second one, and the first tokens in the background, each in
+    its own process."""
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        first, second, tokens = (
+            _in_process(what, [method, dtype, str(threads), target], folder)
+            for what, folder in (("--load", one), ("--load", one), ("--tokens", other))
+        )
+    return {"dtype": dtype, "first": first, "second": second, "background": tokens}
+
+
+def _in_process(what: str, arguments: list[str], folder: str) -> Any:
+    """What this script prints in a process of its own with these cache folders."""
+    folders = {
+        "OUTRIDER_CACHE": f"{folder}/outrider",
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+    }
+    command = [sys.executable, "-m", __spec__.name, what, *arguments]
+    done = subprocess.run(
+        command, env=os.environ | folders, stdout=subprocess.PIPE, check=True, text=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def total(loaded: dict[str, Any]) -> tuple[float, float]:
@@ -93,7 +134,7 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     metadata = report["about"]
     lines = [
-        "# First use, embedded pair",
+        f"# First use, {report['target']}",
         "",
         f"{metadata['date']}, {metadata['hardware']}, {metadata['threads']} threads, torch "
         f'{metadata["versions"]["torch"]}; `compile="auto"`, method {report["method"]}, γ 5, from '
@@ -118,6 +159,10 @@ def markdown(report: dict[str, Any]) -> str:
         for stage in run["first"]["stages"]:
             cells = (f"{stage[key]:.1f}" for key in ("wall", "python", "compilers"))
             lines.append(f"| {stage['what']} | {' | '.join(cells)} |")
+        times = run["background"]["seconds"].items()
+        shown = "; ".join(f"{what} after {seconds:.0f} s" for what, seconds in times)
+        missing = run["background"]["missing"]
+        lines += ["", f"In the background: {shown}; {missing} programs missing at the end."]
         lines += ["", *(f"Warning: {text}" for text in run["first"]["warnings"])]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -129,19 +174,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--method", default="speculative")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--load", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--target", default=EMBEDDED)
+    parser.add_argument("--load", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--tokens", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.load:
-        method, dtype, threads = options.load
-        print(json.dumps(load(method, dtype, int(threads))))
+    if asked := options.load or options.tokens:
+        method, dtype, threads, target = asked
+        run = load if options.load else first_tokens
+        print(json.dumps(run(method, dtype, int(threads), target)))
         return
     dtypes = " ".join(options.dtypes)
     report = {
         "about": run_metadata(repeats=1) | {"threads": options.threads, "load": os.getloadavg()[0]},
         "command": f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
-        f"--threads {options.threads}",
+        f"--threads {options.threads} --target {options.target}",
         "method": options.method,
-        "runs": [measure(options.method, each, options.threads) for each in options.dtypes],
+        "target": options.target,
+        "runs": [
+            measure(options.method, each, options.threads, options.target)
+            for each in options.dtypes
+        ],
     }
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "first_use.json"

@@ -11,6 +11,7 @@ from outrider.cli.batch import batch
 from outrider.cli.bench import bench
 from outrider.cli.certify import certify
 from outrider.cli.chat import chat
+from outrider.cli.compile import compile_ahead
 from outrider.cli.config import config
 from outrider.cli.demo import demo
 from outrider.cli.distill import distill
@@ -80,6 +81,7 @@ add_command(app, generate, "generate")
 add_command(app, chat, "chat")
 add_command(app, serve, "serve")
 add_command(app, batch, "batch")
+add_command(app, compile_ahead, "compile")
 add_command(app, methods, "methods")
 add_command(app, certify, "certify")
 add_command(app, bench, "bench")

@@ -82,6 +82,7 @@ def chat(
         max_memory=max_memory,
         prefix_cache=None if prefix_cache == "0" else prefix_cache,
         generation_config=not no_generation_config,
+        background=True,
     )
     require_template(engine, models, "continue a text with outrider generate")
     engine.settled(sampling)  # reports wrong parameters before the first message

@@ -27,8 +27,15 @@ def open_engine(
     max_memory: str | None = None,
     prefix_cache: str | None = None,
     generation_config: bool = True,
+    background: bool = False,
+    time_left: bool = False,
 ) -> "Engine":
-    """Loads the models and builds the engine. Options are checked before any model is loaded."""
+    """Loads the models and builds the engine. Options are checked before any model is loaded.
+
+    Args:
+        background: compile missing programs while requests run, as commands that run many do.
+        time_left: show how long the compiler will take.
+    """
     from outrider.engine import load
 
     arguments = load_arguments(
@@ -39,8 +46,8 @@ def open_engine(
         prefix_cache=prefix_cache,
         generation_config=generation_config,
     )
-    with Progress() as progress:
-        return load(**arguments, verifier=verifier, report=progress.show)
+    with Progress(time_left=time_left) as progress:
+        return load(**arguments, verifier=verifier, background=background, report=progress.show)
 
 
 def load_arguments(

@@ -77,7 +77,7 @@ def serve(
     if replicas.replicas is not None:
         serve_replicas(loading, settings, listening, limits, replicas)
         return
-    engine = open_engine(models, speculation, **loading.limits())
+    engine = open_engine(models, speculation, **loading.limits(), background=True)
     if listening.host not in _LOCAL and not settings.api_keys:
         say(f"note: anybody who reaches {listening.host} can use this server: set --api-key")
     log_to_stderr()

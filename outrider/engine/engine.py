@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from weakref import WeakSet
 
 from outrider.core.errors import PromptError
 from outrider.core.protocols import Drafter, Verifier
@@ -35,6 +36,7 @@ from outrider.runtime.kv_cache.storage import KvDtype
 from outrider.sampling import Sampling
 
 if TYPE_CHECKING:
+    from outrider.engine.background import BackgroundCompiler
     from outrider.train.online import Adaptation, AdaptSettings
 
 T = TypeVar("T")
@@ -95,6 +97,8 @@ class Engine:
         prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
             which a change of a model's weights requires.
         observed: who watches the rounds.
+        compiler: what compiles missing programs in the background; None once the engine has them
+            all.
         governor: what ``num_speculative_tokens="auto"`` has learned; ``governor.beliefs(rows)``
             shows it. None where γ is given.
 
@@ -175,6 +179,8 @@ class Engine:
         self.prefixes = parts.prefixes
         self._settings = settings
         self.observed = Observed()
+        self.compiler: BackgroundCompiler | None = None
+        self._schedulers: WeakSet[Scheduler] = WeakSet()
         self._hint = ChatHint.of(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -436,14 +442,25 @@ class Engine:
     def new_scheduler(self) -> Scheduler:
         """A scheduler of its own, beside the one that all calls of this engine share: for a server
         or a test that runs its steps itself."""
-        return Scheduler(
+        scheduler = Scheduler(
             self._builder.row,
             self._kind_of,
             self._new_batch,
             self.max_batch_size,
             self._memory,
             self.prefixes,
+            self._take_over_programs,
         )
+        self._schedulers.add(scheduler)
+        return scheduler
+
+    def _take_over_programs(self) -> None:
+        """Loads programs that were compiled in the background, between two rounds."""
+        if self.compiler is not None:
+            idle = not any(scheduler.num_running for scheduler in self._schedulers)
+            self.compiler.take_over(idle=idle)
+            if not self.compiler.num_missing:
+                self.compiler = None
 
     def request(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ from outrider.core.values import check_flag, shown
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
+from outrider.engine.background import BackgroundCompiler, compiling_beside, num_processes
 from outrider.engine.engine import Engine
 from outrider.engine.governor.governor import MOST
 from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, Settings
-from outrider.engine.warming import Report, warm_up
+from outrider.engine.warming import Report, load_compiled, warm_up
 from outrider.methods import Method, find_method
 from outrider.runtime import HFModel, load_model
 from outrider.runtime.executors.compiled import Compile, check_compile
@@ -59,8 +61,9 @@ def load(
     compile: Compile = "off",
     exact: bool = False,
     generation_config: bool = True,
+    background: bool = False,
     report: Report | None = None,
-    build: Callable[..., Engine] = Engine,
+    make: Callable[..., Engine] = Engine,
 ) -> Engine:
     """Loads a target, a draft if the method needs one, and builds the engine.
 
@@ -105,22 +108,85 @@ def load(
             ``int4:32`` or ``int4:128``, or ``keep`` for the blocks of a GGUF file as they are.
             Lossless methods stay so.
         quantize_target: the same for the target, which makes it another target.
-        compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled graphs, made now:
-            three minutes of processor time for the embedded pair the first time; ``max``, which
-            also tries ways to multiply. What does not compile runs eagerly, after a warning.
+        compile: ``off``; ``auto``, our kernels for few tokens (CPU) and compiled programs, which
+            are compiled the first time and kept in the cache folder (``outrider compile`` does that
+            ahead); ``max``, which also tries ways to multiply. What does not compile runs eagerly,
+            after a warning.
         exact: give a token's logits the same bits whatever else is in the forward pass, so that
             greedy and coupled outputs equal plain decoding's in any precision, token for token. On
             a CPU only.
         generation_config: obey the target's generation config: its temperature, repetition penalty
             and the like where ``Sampling`` leaves them None, and its rules for every output, such
             as suppressed tokens. False ignores it.
+        background: do not wait for programs that are missing. They are compiled by other processes
+            at low priority, and the engine takes each over between two rounds, where that changes
+            no output: with ``exact``, programs of forward passes at once; all others while no
+            request runs, so that the outputs before and after may differ by their rounding. Of no
+            effect for models in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
-        build: makes the engine of the loaded models, with the arguments of :class:`Engine`.
+        make: makes the engine of the loaded models, with the arguments of :class:`Engine`.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
     """
+    arguments = dict(locals())
+    del arguments["background"], arguments["report"]
+    check_flag("background", background)
+    if report is not None and not callable(report):
+        raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
+    engine = build(**arguments, report=report)
+    if compile == "off" or make is not Engine or not _can_be_loaded_again(engine, target, draft):
+        warm_up(engine, report)
+    elif not _load_programs(engine, arguments, background, report):
+        return engine  # its rounds will be faster once the programs are there
+    measure_round_times(engine, report)
+    return engine
+
+
+def _load_programs(
+    engine: Engine, arguments: Mapping[str, Any], background: bool, report: Report | None
+) -> bool:
+    """Loads the engine's programs, and compiles those that are missing, here and in other
+    processes, or in these alone. Returns whether all are there now."""
+    missing = load_compiled(engine)
+    if background and missing:
+        with suppress(Exception):  # no other process can be started, or told the arguments
+            num = num_processes(len(missing)) or 1
+            engine.compiler = BackgroundCompiler(arguments, missing, num)
+            return False
+    with compiling_beside(arguments, num_processes(len(missing) - 1)) as shared:
+        warm_up(engine, report, shared=shared)
+    return True
+
+
+def build(
+    target: Source,
+    draft: Source | Head | None,
+    method: str | None,
+    num_speculative_tokens: int | Literal["auto"] | None,
+    *,
+    options: Mapping[str, object] | None,
+    verifier: Verifier | None,
+    measure: bool,
+    draft_confidence: float,
+    draft_length: str | Sequence[Sequence[int]] | DraftLength | None,
+    max_batch_size: int,
+    max_memory: int | str | None,
+    prefix_cache: int | str | None,
+    kv_dtype: KvDtype,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    trust_remote_code: bool,
+    quantize_draft: str | None,
+    quantize_target: str | None,
+    compile: Compile,
+    exact: bool,
+    generation_config: bool,
+    make: Callable[..., Engine],
+    report: Report | None = None,
+) -> Engine:
+    """The engine of :func:`load`, which has no program yet."""
     head = format_of(draft)
     if isinstance(method, str) and method == AUTO:
         method, options = _automatic(target, draft, head, options)
@@ -146,8 +212,6 @@ def load(
         if kind is not None:
             check_kind(kind, f"quantize_{role}")
     check_compile(compile)
-    if report is not None and not callable(report):
-        raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     for name, flag in (("exact", exact), ("trust_remote_code", trust_remote_code)):
         check_flag(name, flag)
     if draft is None and not row.needs_head and isinstance(target, str) and target == EMBEDDED:
@@ -186,10 +250,13 @@ def load(
         loaded_draft = model(model_source, "draft")
     elif row.needs_head:
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
-    engine = build(loaded_target, loaded_draft, row, **settings)
-    warm_up(engine, report)
-    measure_round_times(engine, report)
-    return engine
+    return make(loaded_target, loaded_draft, row, **settings)
+
+
+def _can_be_loaded_again(engine: Engine, *sources: Source | Head | None) -> bool:
+    """Whether another process finds the same models, and has memory of its own for them."""
+    on_cpu = engine.target.device.type == "cpu"
+    return on_cpu and all(each is None or isinstance(each, str | Path) for each in sources)
 
 
 def _method_for(draft: object, head: HeadFormat | None) -> str:

@@ -61,6 +61,7 @@ class Scheduler:
         max_batch_size: most rows that run or are prefilled at the same time, of all kinds.
         memory: the bound of the KV buffers; None sets none.
         prefixes: the prefix cache, which is dropped where memory runs out; None without one.
+        between_rounds: called before each step.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class Scheduler:
         max_batch_size: int,
         memory: KVMemory | None = None,
         prefixes: PrefixCache | None = None,
+        between_rounds: Callable[[], None] | None = None,
     ) -> None:
+        self._between_rounds = between_rounds
         self._make_row = make_row
         self._kind_of = kind_of
         self._make_batch = make_batch
@@ -131,6 +134,8 @@ class Scheduler:
         is raised here. Either way the other requests go on from the tokens that they have.
         """
         with self._lock:
+            if self._between_rounds is not None:
+                self._between_rounds()
             self._read_inbox()
             self._thread = get_ident()
             try:

@@ -1,17 +1,20 @@
-"""Compilation before the first request: graphs of the models, programs of the verification rules.
+"""Compilation before the first request: programs of the models' forward passes and drafts, and of
+the verification rules.
 
-Nothing is compiled afterwards: requests never wait for the compiler, and whatever has no graph by
-then runs eagerly. The drafter's ``capabilities`` say what it needs: chains or trees of the target
+Nothing is compiled afterwards: requests never wait for the compiler, and whatever has no program by
+then runs eagerly. Programs that other processes compile meanwhile are loaded between rounds
+(``background.py``). The drafter's ``capabilities`` say what it needs: chains or trees of the target
 and of its own models, fused drafts, and whether programs can verify what it proposes.
 """
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 
 from outrider.engine.engine import Engine
+from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.executors.fused_verification import DraftKind
 from outrider.runtime.executors.prepare import stages
@@ -19,20 +22,73 @@ from outrider.runtime.executors.prepare import stages
 Report = Callable[[str, float | None], None]
 """Called with what is being done and the share that is done, or None where it is not known."""
 
-Stage = tuple[str, Callable[[], None]]
-"""The name of a graph or program, and a function that makes it if it is missing."""
+
+class Stage(NamedTuple):
+    """A program that an engine needs.
+
+    Attributes:
+        what: how messages call it.
+        make: loads it, or compiles it if it is missing.
+        exact: whether it computes the same bits as what runs in its place while it is missing.
+        number: tells it from the engine's other programs, in another process, too.
+    """
+
+    what: str
+    make: Callable[[], None]
+    exact: bool
+    number: int = 0
 
 
-def warm_up(engine: Engine, report: Report | None = None) -> None:
-    """Makes every missing graph that the engine will need: three minutes of processor time for the
-    embedded pair, the first time on a machine. The engine makes no graphs afterwards."""
+def warm_up(engine: Engine, report: Report | None = None, *, shared: bool = False) -> None:
+    """Loads or compiles every program that the engine will need. The engine compiles none
+    afterwards.
+
+    Args:
+        engine: the engine.
+        report: called before each program.
+        shared: whether other processes compile the same programs now. Those that one of them is
+            compiling are then loaded at the end.
+    """
     _seal(engine, False)
-    todo = [*_passes(engine), *_rules(engine)]
-    for done, (what, make) in enumerate(todo):
-        if report is not None:
-            report(f"compiling, once: {what}", done / len(todo))
-        make()
+    todo = programs_of(engine)
+    num = len(todo)
+    num_done = 0
+    for missing in [Missing.COMPILE_UNLOCKED] * shared + [Missing.COMPILE]:
+        left = []
+        for stage in todo:
+            if report is not None:
+                report(f"compiling, once: {stage.what}", num_done / num)
+            if make(stage, missing):
+                num_done += 1
+            else:
+                left.append(stage)
+        todo = left
     _seal(engine, True)
+
+
+def load_compiled(engine: Engine) -> list[Stage]:
+    """Loads the programs that are in the cache folder; returns those that are missing, which the
+    engine does without."""
+    _seal(engine, True)
+    return [stage for stage in programs_of(engine) if not make(stage, Missing.LEAVE)]
+
+
+def make(stage: Stage, missing: Missing) -> bool:
+    """Makes a program; returns whether it is there, or known not to compile.
+
+    Args:
+        stage: the program.
+        missing: what becomes of it if it is not in the cache folder.
+    """
+    with when_missing(missing) as left:
+        stage.make()
+    return not left
+
+
+def programs_of(engine: Engine) -> list[Stage]:
+    """The programs that an engine needs, the most important ones first."""
+    found = [*_passes(engine), *_rules(engine)]
+    return [stage._replace(number=number) for number, stage in enumerate(found)]
 
 
 def _seal(engine: Engine, sealed: bool) -> None:
@@ -45,12 +101,13 @@ def _seal(engine: Engine, sealed: bool) -> None:
 
 def _passes(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
-    for what, make in stages(engine.target, trees=able.drafts_trees):
-        yield f"{what} of {engine.target.name}", make
     plan = cast("DraftPlan | None", able.fused_tree)
-    for model in able.models:
-        for what, make in stages(model, able.fused_tokens, trees=able.runs_trees, plan=plan):
-            yield f"{what} of {model.name}", make
+    own = [(model, able.fused_tokens, able.runs_trees, plan) for model in able.models]
+    for model, drafts, trees, fused in [(engine.target, 0, able.drafts_trees, None), *own]:
+        num_forwards = len(stages(model, trees=trees))
+        for number, (what, make) in enumerate(stages(model, drafts, trees=trees, plan=fused)):
+            exact = model.exact and number < num_forwards
+            yield Stage(f"{what} of {model.name}", make, exact)
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:
@@ -66,4 +123,4 @@ def _rules(engine: Engine) -> Iterator[Stage]:
     for rule, kind in dict.fromkeys((greedy, sampled)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)
-            yield f"rule {type(rule).__name__}", make
+            yield Stage(f"rule {type(rule).__name__}", make, rule.needs != "distribution")

@@ -1,9 +1,12 @@
 """The benchmark of the first use: the time of each program, and the page."""
 
 import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import outrider
 from benchmarks import first_use
@@ -11,7 +14,7 @@ from outrider.core.errors import OutriderWarning
 
 
 def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*, report: Any, **_: Any) -> None:
+    def load(target: str, *, report: Any, **_: Any) -> None:
         report("compiling, once: passes of target /a/folder/target", 0.0)
         warnings.warn("it differs", OutriderWarning, stacklevel=1)
         report("compiling, once: rule Greedy", 0.5)
@@ -31,8 +34,42 @@ def test_the_page_shows_both_loads() -> None:
     about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "load": 0}
     first = {"stages": stages * 2, "warnings": ["it differs"]}
     second = {"stages": [stages[0] | {"wall": 0.5, "compilers": 0.0}], "warnings": []}
-    runs = [{"dtype": "bfloat16", "first": first, "second": second}]
-    page = first_use.markdown({"about": about, "command": "c", "method": "m", "runs": runs})
+    tokens = {"seconds": {"first token": 4.0, "first compiled token": 21.0}, "missing": 1}
+    runs = [{"dtype": "bfloat16", "first": first, "second": second, "background": tokens}]
+    page = first_use.markdown(
+        {"about": about, "command": "c", "method": "m", "target": "t", "runs": runs}
+    )
     assert "First use 18 s (16 s of processor time); later loads 0.5 s (3.0 s)." in page
     assert page.count("| rule Greedy | 9.0 | 3.0 | 5.0 |") == 2
+    assert "first token after 4 s; first compiled token after 21 s; 1 programs missing" in page
     assert "Warning: it differs" in page
+
+
+def test_the_first_tokens_are_timed_until_all_programs_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program of the target is taken over within the second output."""
+
+    class Compiler:
+        num_missing, is_running = 0, True
+
+        def wait(self, seconds: float) -> None:
+            self.is_running = False
+
+    class Engine:
+        compiler = Compiler()
+        target = SimpleNamespace(compiled=SimpleNamespace(has_programs=False))
+        outputs = 0
+
+        def stream(self, prompt: str, sampling: object) -> Iterator[int]:
+            self.outputs += 1
+            yield 1
+            self.target.compiled.has_programs = self.outputs == 2
+            yield 2
+
+    engine = Engine()
+    monkeypatch.setattr(outrider, "load", lambda *_, **settings: engine)
+    found = first_use.first_tokens("speculative", "bfloat16", torch.get_num_threads())
+    assert list(found["seconds"]) == ["first token", "first compiled token", "all programs"]
+    assert engine.outputs == 2
+    assert found["missing"] == 0

@@ -112,9 +112,9 @@ Compile = Annotated[
     str,
     typer.Option(
         metavar="LEVEL",
-        help="off; auto (compiled graphs, and CPU kernels for few tokens; the first use takes "
-        "three minutes of processor time for the embedded pair, later ones load the result from a "
-        "cache); max (the compiler also autotunes matrix products).",
+        help="off; auto (compiled programs, and CPU kernels for few tokens; what is compiled is "
+        "kept in a cache, and outrider compile does it ahead; chat and serve answer meanwhile, "
+        "other commands wait for it); max (the compiler also autotunes matrix products).",
         autocompletion=_complete_compile,
         rich_help_panel=MODELS,
     ),
@@ -148,6 +148,19 @@ PrefixCache = Annotated[
 ]
 
 
+DemoCompile = Annotated[
+    str,
+    typer.Option(
+        "--compile",
+        metavar="LEVEL",
+        help="off; auto or max (the models run by compiled programs. On a CPU, those that are "
+        "missing are compiled meanwhile).",
+        autocompletion=_complete_compile,
+        rich_help_panel=MODELS,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Models:
     """The pair of models and how it runs."""
@@ -162,3 +175,10 @@ class Models:
     kv_dtype: KvDtype = "auto"
     compile: Compile = "off"
     exact: Exact = False
+
+
+@dataclass(frozen=True)
+class DemoModels(Models):
+    """The same, compiled by default."""
+
+    compile: DemoCompile = "auto"

@@ -90,7 +90,7 @@ def load(
         method,
         num_speculative_tokens,
         trust_remote_code=trust_remote_code,
-        build=partial(ShardedEngine, ranks),
+        make=partial(ShardedEngine, ranks),
         **settings,
     )
     assert isinstance(engine, ShardedEngine)

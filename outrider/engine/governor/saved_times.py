@@ -20,7 +20,7 @@ import transformers
 
 from outrider.runtime import HFModel
 from outrider.runtime.hardware import hardware
-from outrider.runtime.kernels.build import cache_folder
+from outrider.runtime.cache_folder import cache_folder
 
 _FORMAT = "1"
 

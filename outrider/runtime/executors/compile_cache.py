@@ -13,7 +13,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +28,10 @@ from torch.export.graph_signature import InputKind
 
 from outrider.core import draw
 from outrider.core.chain import draft_chain
+from outrider.core.errors import OutriderWarning
 from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
+from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
@@ -36,7 +41,6 @@ from outrider.runtime.kernels import (
     kernels_are_loaded,
     truncation,
 )
-from outrider.runtime.kernels.build import cache_folder
 from outrider.runtime.kernels.join import JoinLinears
 from outrider.runtime.kv_cache.storage import write_at
 from outrider.sampling.truncate import truncated
@@ -76,6 +80,38 @@ _SHIMS = {
 }
 
 
+class Missing(Enum):
+    """What becomes of a program that the cache folder lacks."""
+
+    COMPILE = "compiled, or awaited where another process compiles it"
+    COMPILE_UNLOCKED = "compiled, unless another process compiles it"
+    LEAVE = "left for later"
+
+
+class ProgramMissingError(Exception):
+    """A program is not in the cache folder, and is not to be compiled now."""
+
+
+_MISSING = ContextVar("_MISSING", default=(Missing.COMPILE, list[Path]()))
+
+
+@contextmanager
+def when_missing(choice: Missing) -> Iterator[list[Path]]:
+    """Says, for this thread, what becomes of programs that the cache folder lacks; yields a list
+    that those which are left are added to."""
+    left: list[Path] = []
+    token = _MISSING.set((choice, left))
+    try:
+        yield left
+    finally:
+        _MISSING.reset(token)
+
+
+def only_loads() -> bool:
+    """Whether programs are loaded in this thread, and none is compiled."""
+    return _MISSING.get()[0] is Missing.LEAVE
+
+
 def compiled_program(
     module: nn.Module,
     trace: Callable[[], ExportedProgram],
@@ -94,6 +130,8 @@ def compiled_program(
         device: where the program runs.
 
     Raises:
+        ProgramMissingError: it is not in the cache folder, and :func:`when_missing` says to leave
+            it.
         Exception: whatever the tracer or the compiler raise, which is of many kinds.
     """
     program = None if own else trace()
@@ -101,9 +139,28 @@ def compiled_program(
     if program is not None:
         parts += [str(program.graph), str(program.range_constraints)]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    path = cache_folder() / "programs" / f"{key}.pt2"
-    if not path.exists():
-        _compile(trace() if program is None else program, path, _options(module, thorough))
+    path = cached_file("programs", f"{key}.pt2")
+    if path.exists():
+        try:
+            return _load(path, _tensors(module), device)
+        except Exception as error:  # of many kinds: a file cut short, a library that is missing
+            _warn(f"cannot load the program {path}, so it is compiled anew: {first_line(error)}")
+    choice, left = _MISSING.get()
+    if choice is Missing.LEAVE:
+        left.append(path)
+        raise ProgramMissingError(str(path))
+    damaged = _identity(path)
+    try:
+        with locked(path, wait=choice is Missing.COMPILE):
+            if _identity(path) == damaged:  # no other process compiled it in the meantime
+                _warn_of_another_version(path.parent)
+                found = trace() if program is None else program
+                _compile(found, path, _options(module, thorough))
+    except LockedError as error:
+        left.append(path)
+        raise ProgramMissingError(str(error)) from error
+    except OSError as error:
+        raise OSError(f"{first_line(error)}{space_note(path.parent)}") from error
     return _load(path, _tensors(module), device)
 
 
@@ -166,6 +223,8 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
         "size_asserts": False,
         "cpp.dynamic_threads": True,
         "max_autotune": thorough,
+        # else it compiles a program per instruction set to see whether the compiler knows them
+        "cpp.vec_isa_ok": True if kernels_are_loaded() else None,
         # fused operators round where the model does, so that all programs have the same bits
         "emulate_precision_casts": is_exact(module),
     }
@@ -184,15 +243,64 @@ def _options(module: nn.Module, thorough: bool) -> dict[str, Any]:
 def _compile(program: ExportedProgram, path: Path, options: dict[str, Any]) -> None:
     """Compiles to a file, which appears under its name once it is complete. Tensors that only the
     program has go to a second file beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.pt2")
-    torch.save(_literals(program), path.with_suffix(".pt"))
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(scratch), inductor_configs=options
+    literals = path.with_suffix(f".{os.getpid()}.pt")
+    try:
+        torch.save(_literals(program), literals)
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.filterwarnings("ignore", category=FutureWarning, module=copyreg.__name__)
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=str(scratch), inductor_configs=options
+            )
+        literals.replace(path.with_suffix(".pt"))
+        scratch.replace(path)
+    finally:
+        literals.unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Tells a file from another one that replaces it; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _versions() -> dict[str, str]:
+    """What all programs of a cache folder depend on."""
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "Python": sys.version.split()[0],
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _warn_of_another_version(folder: Path) -> None:
+    """Warns where the programs of a folder were compiled by another version, which cannot be used,
+    and notes the version of those to come."""
+    file, now = folder / "versions.json", _versions()
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = now
+    changed = [f"{name} {before.get(name)}" for name in now if before.get(name) != now[name]]
+    if changed:
+        _warn(
+            f"the programs in {folder} were compiled for {', '.join(changed)}, and are compiled "
+            f"anew for {', '.join(f'{name} {now[name]}' for name in now)}; delete the folder to "
+            f"free its memory"
         )
-    scratch.replace(path)
+    if changed or not file.exists():
+        scratch = file.with_suffix(f".{os.getpid()}.json")
+        scratch.write_text(json.dumps(now), encoding="utf-8")
+        scratch.replace(file)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, OutriderWarning, stacklevel=3)
 
 
 def _literals(program: ExportedProgram) -> dict[str, Tensor]:

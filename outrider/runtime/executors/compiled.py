@@ -11,6 +11,7 @@ Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
 import copy
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import ClassVar, Literal, get_args
 
@@ -23,7 +24,13 @@ from transformers import PreTrainedModel
 from outrider.core.errors import OutriderWarning
 from outrider.core.values import check_choice
 from outrider.runtime.attention_metadata import AttentionSpec
-from outrider.runtime.executors.compile_cache import Program, compiled_program, first_line
+from outrider.runtime.executors.compile_cache import (
+    Program,
+    ProgramMissingError,
+    compiled_program,
+    first_line,
+    only_loads,
+)
 from outrider.runtime.executors.fused_draft import DraftPlan, GreedyDraft
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForward, trace
@@ -70,7 +77,8 @@ class CompiledExecutor:
         make, read: as given.
         failed: whether a program did not compile, so that no other is tried.
         sealed: whether no more programs are compiled: what has none runs eagerly. Compiling takes
-            many seconds, which a running request should not wait for.
+            many seconds, which a running request should not wait for. Programs that another process
+            compiles are loaded all the same, where a thread only loads (``when_missing``).
     """
 
     runs_forwards: ClassVar[bool] = True
@@ -90,6 +98,7 @@ class CompiledExecutor:
         self.name = name
         self.failed = self.sealed = False
         self._module, self._spec = module, spec
+        self._exact = exact
         self._trace = _exact_trace if exact else trace
         self.make, self.read = make, read
         self._recording = recording
@@ -117,6 +126,11 @@ class CompiledExecutor:
         twin._forwards = {(): (ChainForward(module, self._spec), TreeForward(module, self._spec))}
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
         return twin
+
+    @property
+    def has_programs(self) -> bool:
+        """Whether there is a program to run."""
+        return any(self._programs.values())
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput | None:
         """Runs a batch; None where there is no program for it, or where a layer has no KV buffer
@@ -208,8 +222,10 @@ class CompiledExecutor:
         is."""
         buffers = self._buffers(cache)
         with self._lock:
-            if each not in self._programs and not self.failed and not self.sealed:
-                self._programs[each] = self._compiled(each, buffers)
+            may_look = not self.sealed or only_loads()
+            if each not in self._programs and not self.failed and may_look:
+                with suppress(ProgramMissingError):
+                    self._programs[each] = self._compiled(each, buffers)
             program = self._programs.get(each)
             if program is None:
                 return None
@@ -225,12 +241,15 @@ class CompiledExecutor:
         try:
             with torch.inference_mode(False):
                 program = self.make(each, lambda: self._trace(each, buffers))
+        except ProgramMissingError:
+            raise
         except Exception as error:  # the compiler's own exceptions are of many kinds
             self.failed = True
             _warn(f"{self.name} does not compile, so it runs eagerly: {first_line(error)}")
             return None
         try:
-            difference = compare(each, program, buffers)
+            bits = self._exact and not isinstance(each, GreedyDraft)
+            difference = compare(each, program, buffers, bits=bits)
         except Exception as error:
             difference = f"it fails when it is run: {first_line(error)}"
         if difference:

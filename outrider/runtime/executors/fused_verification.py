@@ -22,6 +22,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from threading import RLock
@@ -49,7 +50,12 @@ from outrider.core import (
 from outrider.core.capabilities import TreeShape
 from outrider.core.errors import OutriderWarning
 from outrider.core.overlap import estimated_overlap
-from outrider.runtime.executors.compile_cache import Program, first_line
+from outrider.runtime.executors.compile_cache import (
+    Program,
+    ProgramMissingError,
+    first_line,
+    only_loads,
+)
 from outrider.runtime.executors.parity import flat
 from outrider.runtime.executors.traced import ROWS
 from outrider.runtime.kernels.truncation import truncated
@@ -306,10 +312,12 @@ class CompiledVerifier:
     ) -> Program | None:
         name = verifier, f"{logits_BNV.shape[2]}, {carries=}", kind
         with self._lock:
-            if name not in self._programs and not self.sealed:
+            if name not in self._programs and (not self.sealed or only_loads()):
                 by_distribution = verifier.needs == "distribution"
                 each = (FusedVerification if by_distribution else FusedLogitVerification)(*name)
-                self._programs[name] = self._compiled(each, logits_BNV, carries)
+                with suppress(ProgramMissingError):
+                    self._programs[name] = self._compiled(each, logits_BNV, carries)
+                self._last = None  # it may remember that there is no program
             return self._programs.get(name)
 
     def _compiled(
@@ -325,6 +333,8 @@ class CompiledVerifier:
             with torch.inference_mode(False):
                 own = type(each.verifier).__module__.startswith("outrider.verifiers.")
                 program = self._make(each, lambda: _trace(each, inputs(*_TRACED)), own)
+        except ProgramMissingError:
+            raise
         except Exception as error:  # the compiler's own exceptions are of many kinds
             _warn(f"{name} does not compile, so it verifies as it is: {first_line(error)}")
             return None

@@ -30,13 +30,14 @@ _SIZES = ((1, 1, 7, 7), (3, 4, 9, 12))
 """Rows, query tokens, span and slots to compare with: sizes that no program is traced with."""
 
 
-def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:
+def compare(each: TreeForward, program: Program, buffers: KVBuffers, *, bits: bool = False) -> str:
     """How a program's results differ from those of its forward pass; "" where they agree.
 
     Args:
         each: the forward pass.
         program: the compiled program of it.
         buffers: keys and values like those that it runs over.
+        bits: whether they may not differ in a single bit, as those of exact models may not.
     """
     wanted_PV, found_PV, follows = [], [], True
     wanted_PH: list[Tensor] = []
@@ -57,6 +58,8 @@ def compare(each: TreeForward, program: Program, buffers: KVBuffers) -> str:
             wanted_PH += [hidden_BNH.flatten(0, 1) for hidden_BNH in wanted[2:]]
             found_PH += [hidden_BNH.flatten(0, 1) for hidden_BNH in found[2:]]
     one_PV, other_PV = torch.cat(wanted_PV).double(), torch.cat(found_PV).double()
+    if bits and not torch.equal(one_PV, other_PV):
+        return "its results are not the model's to the bit"
     if isinstance(each, SampledDraft):
         one_PV, other_PV = _logarithm(one_PV), _logarithm(other_PV)
     masked = torch.finfo(each.dtype).min / 2  # a model may hide tokens itself (``core/health.py``)

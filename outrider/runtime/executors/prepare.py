@@ -81,10 +81,10 @@ def prepare(
             _warn(f"{model.name} runs eagerly: {error}")
             return
     model.exact = exact
-    if compile != "off":
-        _compile(model, own, thorough=compile == "max")
     if exact:
         check_exact(model)
+    if compile != "off":
+        _compile(model, own, thorough=compile == "max")
 
 
 def stages(

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from outrider.core.errors import ModelLoadError, UnsupportedModelError
-from outrider.runtime.kernels.build import cache_folder
+from outrider.runtime.cache_folder import cache_folder
 
 MAGIC = b"GGUF"
 _VERSION = 1  # of the converted folders; a change of this file's results changes it

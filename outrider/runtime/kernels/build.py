@@ -1,7 +1,7 @@
 """Compiles the kernels once per kind of processor and version of torch, and loads them.
 
-The library lies in the user's cache folder (``OUTRIDER_CACHE``, else ``XDG_CACHE_HOME``, else
-``~/.cache``, each with ``outrider`` below it) under a hash of all that it was compiled from.
+The library lies in the cache folder (``runtime/cache_folder.py``) under a hash of all that it was
+compiled from.
 """
 
 import ctypes
@@ -20,17 +20,12 @@ import torch
 from torch.utils import cpp_extension
 
 from outrider.core.errors import KernelError, OutriderWarning
+from outrider.runtime.cache_folder import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-
-
-def cache_folder() -> Path:
-    """The folder of compiled kernels and programs, all of which can be compiled again."""
-    if folder := os.environ.get("OUTRIDER_CACHE"):
-        return Path(folder).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "outrider"
+_JOINED = ("elementwise", "exact_mode", "shims", "truncate")
+"""Sources that are compiled as one, since the compiler takes longest to read torch's headers."""
 
 
 def load_kernels() -> bool:
@@ -45,10 +40,15 @@ def load_kernels() -> bool:
     if kernels_are_loaded():
         return False
     _warn_of_portable_code()
-    library = cache_folder() / "kernels" / f"{kernels_key()}.so"
+    library = cached_file("kernels", f"{kernels_key()}.so")
     missing = not library.exists()
     if missing:
-        compile_kernels(library)
+        try:
+            with locked(library):
+                if not library.exists():
+                    compile_kernels(library)
+        except OSError as error:
+            raise KernelError(f"cannot compile the kernels to {library.parent}: {error}") from error
     try:
         # global, since compiled programs look up the shims in it
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
@@ -117,10 +117,14 @@ def compile_kernels(library: Path) -> None:
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
-        objects = [str(Path(scratch, source.stem)) for source in SOURCES]
+        joined = Path(scratch, "joined.cpp")
+        together = [source for source in SOURCES if source.stem in _JOINED]
+        joined.write_text("".join(f'#include "{source}"\n' for source in together))
+        units = [joined, *(source for source in SOURCES if source not in together)]
+        objects = [str(Path(scratch, unit.stem)) for unit in units]
         commands = [
-            [compiler, "-c", *_flags(), *includes, str(source), "-o", compiled]
-            for source, compiled in zip(SOURCES, objects, strict=True)
+            [compiler, "-c", *_flags(), *includes, str(unit), "-o", compiled]
+            for unit, compiled in zip(units, objects, strict=True)
         ]
         list(pool.map(_run, commands))
         whole = str(Path(scratch, "whole"))
@@ -135,4 +139,5 @@ def _run(command: list[str]) -> None:
         raise KernelError(f"cannot run the C++ compiler {command[0]}: {error}") from error
     if done.returncode:
         wrong = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise KernelError(f"{command[0]} cannot compile the kernels: {wrong[0].strip()}")
+        note = space_note(Path(command[-1]).parent)
+        raise KernelError(f"{command[0]} cannot compile the kernels: {wrong[0].strip()}{note}")

@@ -1,0 +1,159 @@
+"""Compilation in the background: requests run at once, by our kernels without a program, while
+other processes compile; the engine takes over each program between two rounds.
+
+A program must not change an output. Programs of an exact model's forward passes compute the same
+bits as the model, so they are taken over between any two rounds. All others round elsewhere, so
+they are taken over while no request runs: each output comes from one arithmetic throughout.
+"""
+
+import json
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from subprocess import Popen
+from threading import Thread
+from typing import IO, Any
+from weakref import finalize
+
+from outrider.core.errors import OutriderWarning
+from outrider.engine import compiler_process
+from outrider.engine.warming import Stage, make
+from outrider.runtime.executors.compile_cache import Missing
+
+MOST_PROCESSES = 3
+"""Each loads the models for itself."""
+
+News = dict[str, Any]
+"""What a process tells: see ``compiler_process.py``."""
+
+Start = Callable[[Mapping[str, Any]], "Popen[bytes]"]
+"""Starts a process that compiles the programs of the engine of these arguments."""
+
+
+class BackgroundCompiler:
+    """Processes that compile an engine's programs, and the programs that the engine has not taken
+    over yet.
+
+    Args:
+        arguments: of ``load``.
+        todo: the programs, the most important ones first.
+        num_processes: how many processes compile.
+        start: starts a process.
+
+    Raises:
+        Exception: no process can be started, or the arguments cannot be pickled; of many kinds.
+    """
+
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        todo: Sequence[Stage],
+        num_processes: int = 1,
+        start: Start = compiler_process.start,
+    ) -> None:
+        self._waiting = {stage.number: stage for stage in todo}
+        self._news: deque[News] = deque()
+        self._ready: list[Stage] = []
+        self.num_programs = len(self._waiting)
+        self._threads = []
+        for _ in range(num_processes):
+            process = start(arguments)
+            assert process.stdin is not None
+            finalize(self, _stop, process)
+            thread = Thread(target=_listen, args=(process, self._news), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def num_missing(self) -> int:
+        """Programs that the engine has not taken over."""
+        return len(self._waiting) + len(self._ready)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some process still compiles."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Waits until the processes have ended; at most so many seconds."""
+        for thread in self._threads:
+            thread.join(seconds)
+
+    def take_over(self, *, idle: bool) -> None:
+        """Loads programs that are compiled; called between two rounds.
+
+        Args:
+            idle: whether no request runs. Programs that are not exact wait for that.
+        """
+        while self._news:
+            news = self._news.popleft()
+            if "warning" in news:
+                warnings.warn(news["warning"], OutriderWarning, stacklevel=2)
+            elif stage := self._waiting.pop(news.get("compiled", -1), None):
+                self._ready.append(stage)
+        taken = [stage for stage in self._ready if idle or stage.exact]
+        for stage in taken:
+            make(stage, Missing.LEAVE)
+            self._ready.remove(stage)
+
+
+def num_processes(most: int) -> int:
+    """How many processes may compile besides this one: one per processor core, but for one."""
+    can_tell = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+    return max(0, min(num_cores - 1, MOST_PROCESSES, most))
+
+
+@contextmanager
+def compiling_beside(
+    arguments: Mapping[str, Any], num: int, start: Start = compiler_process.start
+) -> Iterator[bool]:
+    """Lets so many processes compile the programs of an engine while this one does, too; yields
+    whether there are any."""
+    processes: list[Popen[bytes]] = []
+    try:
+        for _ in range(num):
+            processes.append(start(arguments))
+    except Exception:  # without them it takes longer; of many kinds, such as pickle's
+        pass
+    try:
+        yield bool(processes)
+    finally:
+        for process in processes:
+            _stop(process)
+
+
+def _listen(process: "Popen[bytes]", news: deque[News]) -> None:
+    """Queues what a process tells, and that it failed."""
+    assert process.stdout is not None
+    with process.stdout:
+        news.extend(_documents(process.stdout))
+    if code := process.wait():
+        news.append(
+            {
+                "warning": f"the process that compiles in the background ended (exit code {code}): "
+                f"what it has not compiled runs eagerly"
+            }
+        )
+
+
+def _documents(lines: IO[bytes]) -> Iterator[News]:
+    for line in lines:
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(document, dict):
+            yield document
+
+
+def _stop(process: "Popen[bytes]") -> None:
+    """Ends a process; it may have ended."""
+    try:
+        assert process.stdin is not None
+        process.stdin.close()
+    except OSError:
+        pass
+    process.wait()

@@ -1,0 +1,113 @@
+"""A process that compiles the programs of an engine into the cache folder, at low priority.
+
+    python -m outrider.engine.compiler_process
+
+It reads the pickled arguments of ``load`` from its standard input, loads the same engine, and
+compiles what no other process is compiling. It writes one JSON document per line to its standard
+output: ``{"warning": …}``, and ``{"compiled": …}`` with the number of each program that it is done
+with. Once its standard input ends, as when its parent has ended, it stops at once; programs appear
+in the cache folder complete or not at all.
+"""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from threading import Thread
+from typing import Any
+
+from outrider.core.errors import OutriderError, OutriderWarning
+
+PRIORITY = 10
+"""By how much its niceness exceeds that of the process that starts it."""
+
+_MODULE = "outrider.engine.compiler_process"
+
+
+def start(arguments: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+    """Starts the process; closing its ``stdin`` ends it.
+
+    Args:
+        arguments: of ``load``.
+
+    Raises:
+        OSError: it cannot be started.
+        Exception: arguments that cannot be pickled; of many kinds.
+    """
+    message = pickle.dumps(dict(arguments))
+    process = subprocess.Popen(
+        [sys.executable, "-m", _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # the terminal's Ctrl-C is its parent's to handle
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)},
+    )
+    assert process.stdin is not None
+    process.stdin.write(message)
+    process.stdin.flush()
+    return process
+
+
+def main() -> None:
+    """Compiles what the standard input asks for."""
+    arguments = pickle.load(sys.stdin.buffer)
+    Thread(target=_stop_at_end, args=(sys.stdin.fileno(),), daemon=True).start()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print
+    os.nice(PRIORITY)
+
+    def tell(**document: str | int) -> None:
+        answers.write(json.dumps(document) + "\n")
+
+    def warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+        if issubclass(category, OutriderWarning):
+            tell(warning=str(message))
+
+    warnings.simplefilter("always", OutriderWarning)
+    warnings.showwarning = warn
+    try:
+        compile_programs(arguments, tell)
+    except OutriderError as error:
+        tell(warning=f"nothing is compiled in the background: {error}")
+
+
+def compile_programs(arguments: Mapping[str, Any], tell: Any) -> None:
+    """Loads an engine and compiles what no other process is compiling, and waits for the rest.
+
+    Args:
+        arguments: of ``load``.
+        tell: called with ``compiled=…`` after each program.
+    """
+    import torch
+
+    from outrider.engine.loading import build
+    from outrider.engine.warming import make, programs_of
+    from outrider.runtime.executors.compile_cache import Missing
+
+    torch.set_num_threads(1)
+    todo = programs_of(build(**arguments))
+    for missing in (Missing.COMPILE_UNLOCKED, Missing.COMPILE):
+        left = []
+        for stage in todo:
+            if make(stage, missing):
+                tell(compiled=stage.number)
+            else:
+                left.append(stage)
+        todo = left
+
+
+def _stop_at_end(descriptor: int) -> None:
+    """Ends this process, and the C++ compilers that it runs, when a stream ends."""
+    while os.read(descriptor, 1):  # not by a buffered stream, whose lock Python needs to exit
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

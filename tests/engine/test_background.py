@@ -1,0 +1,166 @@
+"""Programs that other processes compile are taken over between rounds, and change no output."""
+
+import io
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from interpreted_graphs import untraced
+from tiny_models import engine_of, greedy, ragged_prompts, tiny
+from torch import nn
+
+from outrider import Engine, Sampling
+from outrider.core.errors import OutriderWarning
+from outrider.engine.background import BackgroundCompiler, News, compiling_beside
+from outrider.engine.warming import Stage, load_compiled, programs_of
+from outrider.runtime import HFModel
+from outrider.runtime.executors.compile_cache import _MISSING, Missing, Program, ProgramMissingError
+from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.fused_verification import CompiledVerifier
+
+γ = 3
+
+
+class Cache:
+    """A compile cache that another process fills: empty until ``filled``."""
+
+    def __init__(self) -> None:
+        self.filled = False
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, trace: Any, own: bool = False) -> Program:
+        choice, left = _MISSING.get()
+        assert choice is Missing.LEAVE, "a request compiles"
+        if not self.filled:
+            left.append(module)  # type: ignore[arg-type]
+            raise ProgramMissingError
+        program = untraced(module)
+
+        def counted(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            self.calls += 1
+            return program(inputs)
+
+        return counted
+
+    def give(self, model: HFModel) -> HFModel:
+        model.compiled = CompiledExecutor(model.module, model.spec, "model", self)
+        return model
+
+
+class Process:
+    """A process that compiles: it has said what it has to say."""
+
+    def __init__(self, said: list[News], code: int = 0) -> None:
+        lines = "".join(json.dumps(each) + "\n" for each in said)
+        self.stdin = io.BytesIO()
+        self.stdout = io.BytesIO(f"no document\n{lines}".encode())
+        self._code = code
+
+    def wait(self) -> int:
+        return self._code
+
+
+def engine_with(cache: Cache) -> Engine:
+    engine = engine_of(cache.give(tiny()), cache.give(tiny(seed=1)), "speculative", γ)
+    engine.verification = CompiledVerifier(cache)
+    return engine
+
+
+def compiler(todo: list[Stage], said: list[News], code: int = 0) -> BackgroundCompiler:
+    found = BackgroundCompiler({}, todo, start=lambda _: Process(said, code))  # type: ignore[arg-type, return-value]
+    found.wait()
+    return found
+
+
+def all_of(engine: Engine) -> list[News]:
+    return [{"compiled": stage.number} for stage in programs_of(engine)]
+
+
+def test_requests_run_while_programs_are_missing_and_use_them_afterwards() -> None:
+    cache = Cache()
+    engine = engine_with(cache)
+    missing = load_compiled(engine)
+    assert len(missing) == len(programs_of(engine)) == 6
+    prompts = ragged_prompts([9, 30])
+    samplings = greedy(8), Sampling(max_new_tokens=8, seed=3)
+    engine.compiler = compiler(missing, [])
+    before = [engine.generate(prompts, each) for each in samplings]
+    assert cache.calls == 0
+    cache.filled = True
+    engine.compiler = compiler(missing, all_of(engine))
+    after = [engine.generate(prompts, each) for each in samplings]
+    assert cache.calls > 0
+    assert engine.compiler is None
+    for one, other in zip(before, after, strict=True):
+        assert [r.token_ids for r in one] == [r.token_ids for r in other]
+    assert engine.target.compiled is not None
+    assert engine.verification is not None
+    assert all(engine.verification._programs.values())
+
+
+def test_programs_that_round_elsewhere_wait_until_no_request_runs() -> None:
+    """Also of the requests that another caller runs."""
+    cache = Cache()
+    engine = engine_with(cache)
+    missing = load_compiled(engine)
+    (first, second) = ragged_prompts([9, 12])
+    rows = engine.run(first, greedy(12))
+    next(rows)
+    cache.filled = True
+    engine.compiler = compiler(missing, all_of(engine))
+    engine.generate([second], greedy(2))
+    assert engine.compiler is not None
+    assert engine.compiler.num_missing == 5  # greedy decisions are exact
+    list(rows)
+    engine.generate([second], greedy(2))
+    assert engine.compiler is None
+
+
+def test_exact_programs_are_taken_over_while_requests_run() -> None:
+    made: list[str] = []
+    todo = [
+        Stage("rounded", partial(made.append, "rounded"), False, 0),
+        Stage("exact", partial(made.append, "exact"), True, 1),
+    ]
+    found = compiler(todo, [{"compiled": 0}, {"compiled": 1}])
+    found.take_over(idle=False)
+    assert (made, found.num_missing) == (["exact"], 1)
+    found.take_over(idle=True)
+    assert (made, found.num_missing) == (["exact", "rounded"], 0)
+
+
+def test_only_forward_passes_of_exact_models_are_exact() -> None:
+    cache = Cache()
+    engine = engine_with(cache)
+    assert [stage.what for stage in programs_of(engine) if stage.exact] == ["rule Greedy"]
+    engine.target.exact = True
+    exact = [stage.what for stage in programs_of(engine) if stage.exact]
+    assert exact == [f"forward passes of {engine.target.name}", "rule Greedy"]
+
+
+def test_warnings_and_the_end_of_the_process_are_passed_on() -> None:
+    found = compiler([], [{"warning": "m does not compile, so it runs eagerly"}], code=3)
+    with pytest.warns(OutriderWarning) as seen:
+        found.take_over(idle=True)
+    texts = [str(each.message) for each in seen]
+    assert texts[0] == "m does not compile, so it runs eagerly"
+    assert "exit code 3" in texts[1]
+    assert not found.is_running
+
+
+def test_helpers_that_cannot_be_started_are_done_without() -> None:
+    def fail(_: Mapping[str, Any]) -> Any:
+        raise OSError("no more processes")
+
+    with compiling_beside({}, 2, fail) as shared:
+        assert not shared
+
+
+def test_helpers_are_ended() -> None:
+    process = Process([])
+    with compiling_beside({}, 1, lambda _: process) as shared:  # type: ignore[arg-type, return-value]
+        assert shared
+    assert process.stdin.closed

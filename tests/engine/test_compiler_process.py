@@ -1,0 +1,82 @@
+"""The process that compiles in the background."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import byte_tokenizer, tiny_module
+
+from outrider.engine import compiler_process, loading, warming
+from outrider.engine.warming import Stage
+from outrider.runtime.executors.compile_cache import _MISSING, Missing
+
+
+def test_compiles_what_no_other_process_compiles_and_awaits_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, Missing]] = []
+
+    def make(number: int) -> None:
+        choice, left = _MISSING.get()
+        if choice is Missing.COMPILE_UNLOCKED and number == 0:  # another process has its lock
+            left.append(Path("program"))
+            return
+        made.append((number, choice))
+
+    stages = [Stage(str(n), lambda n=n: make(n), False, n) for n in range(3)]  # type: ignore[misc]
+    monkeypatch.setattr(loading, "build", lambda **settings: settings)
+    monkeypatch.setattr(warming, "programs_of", lambda engine: stages if engine else [])
+    told: list[dict[str, int]] = []
+    compiler_process.compile_programs({"target": "t"}, lambda **document: told.append(document))
+    assert made == [
+        (1, Missing.COMPILE_UNLOCKED),
+        (2, Missing.COMPILE_UNLOCKED),
+        (0, Missing.COMPILE),
+    ]
+    assert told == [{"compiled": 1}, {"compiled": 2}, {"compiled": 0}]
+
+
+@pytest.mark.slow
+def test_the_process_loads_the_models_and_ends(tmp_path: Path) -> None:
+    """Nothing is compiled here, so it has nothing to say."""
+    process = compiler_process.start(arguments(tmp_path))
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.read() == b""
+    assert process.wait() == 0
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+@pytest.mark.slow
+def test_the_process_says_what_is_wrong(tmp_path: Path) -> None:
+    process = compiler_process.start(arguments(tmp_path) | {"target": str(tmp_path / "gone")})
+    assert process.stdout is not None
+    with process.stdout:
+        assert b"nothing is compiled in the background" in process.stdout.read()
+    assert process.wait() == 0
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def arguments(folder: Path) -> dict[str, Any]:
+    """Those of ``load`` for a tiny model, plainly and eagerly."""
+    tiny_module().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return {
+        **dict.fromkeys(
+            "draft num_speculative_tokens options verifier max_memory prefix_cache "
+            "quantize_draft quantize_target".split()
+        ),
+        **dict.fromkeys(("trust_remote_code", "exact"), False),
+        **dict.fromkeys(("measure", "generation_config"), True),
+        "target": str(folder),
+        "method": "plain",
+        "draft_confidence": 0.0,
+        "draft_length": "fixed",
+        "max_batch_size": 1,
+        "kv_dtype": "auto",
+        "dtype": "float32",
+        "device": "cpu",
+        "compile": "off",
+    }
