@@ -10,8 +10,9 @@ acceptance.
 
 All hyperparameters are in this file. Without the kernels of ``mamba_ssm`` the time and memory of a
 step grow with the width of a chunk of the scan times the state, so both are small here; a step of
-the target takes two seconds on a core of a server, and the run an hour. Stages whose result exists are skipped, and
-training resumes from its checkpoints, so the command can be repeated after any interruption.
+the target takes two seconds on a core of a server, and the run an hour. Stages whose result exists
+are skipped, and training resumes from its checkpoints, so the command can be repeated after any
+interruption.
 ``--smoke`` runs all stages with a few steps of tiny models on the sources of pip.
 """
 
