@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,25 @@ def with_processor(folder: Path, processor: Any) -> tuple[float, Any]:
     try:
         run(folder, main, "llama", {"timeout": 6.0})
     except Exception as error:
-        return time.monotonic() - began, error
+        seconds = time.monotonic() - began
+        if stopped := re.search(r"process (\d+)", str(error)):
+            with suppress(ProcessLookupError):
+                os.kill(int(stopped[1]), signal.SIGKILL)
+        return seconds, error
     return time.monotonic() - began, None
 
 
-@pytest.mark.parametrize("dead", [1, 0])
-def test_a_killed_rank_is_reported(
+@pytest.mark.parametrize(
+    ("dead", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
+)
+def test_a_rank_that_is_gone_is_reported(
     ranks: RankProcesses,  # noqa: F811
     models: Path,  # noqa: F811
     dead: int,
+    number: signal.Signals,
 ) -> None:
-    found = ranks.run(with_processor, models, Dies(dead, signal.SIGKILL), size=2)
+    """Killed, or stopped, as a machine without power is."""
+    found = ranks.run(with_processor, models, Dies(dead, number), size=2)
     assert found[dead] == "dead"
     seconds, error = found[1 - dead]
     assert isinstance(error, RankLostError)

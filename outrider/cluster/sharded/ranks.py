@@ -176,7 +176,14 @@ class Ranks:
         raise RankLostError(self._diagnosis(error)) from error
 
     def close(self) -> None:
-        """Leaves the others."""
+        """Leaves the others. Rank 0 leaves last, within a few seconds, since the store may end with
+        it, from which the others read why."""
+        with suppress(dist.DistError):
+            deadline = time.monotonic() + 2 * _PULSE
+            num_left = self._store.add("closed", 1)
+            while self.leads and num_left < self.size and time.monotonic() < deadline:
+                time.sleep(_POLL)
+                num_left = self._store.add("closed", 0)
         self._over.set()
         self._pulse.join(2 * _PULSE)
         if dist.is_initialized():
@@ -234,7 +241,7 @@ class Ranks:
         try:
             while not self._store.check(keys):
                 for rank in range(self.size):
-                    if reason := self._reason_of(rank):
+                    if (reason := self._reason_of(rank)) and not self._store.check(keys):
                         raise RankLostError(f"rank {rank} of {self.size} has failed: {reason}")
                 if time.monotonic() > deadline:
                     missing = [key for key in keys if not self._store.check([key])]
