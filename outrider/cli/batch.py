@@ -74,7 +74,8 @@ def batch(
     The same command continues a run that was interrupted, and loses nothing. Lines that are
     malformed are reported with their numbers, and the others are answered. On a Ray cluster:
 
-      outrider batch prompts.jsonl -o answers.jsonl --ray auto --workers 64 --gpus-per-worker 1
+      outrider batch prompts.jsonl -o answers.jsonl --workers 64 --ray auto \\
+        --gpus-per-worker 1
     """
     if lines.system is not None and not lines.chat:
         raise fail("--system is the system prompt of --chat: add --chat")

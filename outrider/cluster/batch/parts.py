@@ -74,12 +74,13 @@ class Parts:
 
     def errors(self) -> tuple[int, list[tuple[int, str]]]:
         """How many lines failed, and the numbers and errors of the first of them."""
-        count, first = 0, []
+        count = 0
+        first: list[tuple[int, str]] = []
         for path in sorted(self.folder.glob("*.errors")):
-            errors = json.loads(path.read_text(encoding="utf-8"))
+            errors = [(line, why) for line, why in json.loads(path.read_text(encoding="utf-8"))]
             count += len(errors)
             first += errors[: _TOLD - len(first)]
-        return count, [(number, message) for number, message in first]
+        return count, first
 
     def join(self, num_blocks: int) -> None:
         """Writes the output and removes the folder."""
