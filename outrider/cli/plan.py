@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,9 +179,13 @@ def _simulated(found: "Plan", simulation: Simulation) -> dict[str, Any]:
                 found.question,
                 option,
                 simulation,
-                lambda at, what=what: progress.show(f"{what}: hour {at / 3600:.0f}"),
+                partial(_show_hour, progress, what),
             )
     return results
+
+
+def _show_hour(progress: Progress, what: str, seconds: float) -> None:
+    progress.show(f"{what}: hour {seconds / 3600:.0f}")
 
 
 def _simulate(
