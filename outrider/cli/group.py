@@ -5,7 +5,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
         each.name: each.annotation for each in taken if is_dataclass(each.annotation)
     }
     given = [
-        inspect.Parameter(field.name, each.KEYWORD_ONLY, default=field.default, annotation=kind)
+        inspect.Parameter(field.name, each.KEYWORD_ONLY, default=_default(field), annotation=kind)
         for each in taken
         for field, kind in (
             [(field, field.type) for field in fields(classes[each.name])]
@@ -109,6 +109,11 @@ def expanded(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in given}
     return command
+
+
+def _default(parameter: Any) -> Any:
+    """The default of a function's parameter, or of a field; empty for a required one."""
+    return inspect.Parameter.empty if parameter.default is MISSING else parameter.default
 
 
 def _from_home(value: Any) -> Any:

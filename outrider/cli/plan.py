@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,12 +173,27 @@ def _simulated(found: "Plan", simulation: Simulation) -> dict[str, Any]:
     with Progress() as progress:
         results = {}
         for name, option in options.items():
-            progress.show(f"simulating {option.replicas} replicas, {name}")
-            results[name] = _simulate(found.question, option, simulation)
+            what = f"simulating {option.replicas} replicas, {name}"
+            progress.show(what)
+            results[name] = _simulate(
+                found.question,
+                option,
+                simulation,
+                partial(_show_hour, progress, what),
+            )
     return results
 
 
-def _simulate(question: "Question", option: "Option", simulation: Simulation) -> dict[str, Any]:
+def _show_hour(progress: Progress, what: str, seconds: float) -> None:
+    progress.show(f"{what}: hour {seconds / 3600:.0f}")
+
+
+def _simulate(
+    question: "Question",
+    option: "Option",
+    simulation: Simulation,
+    progress: Callable[[float], None],
+) -> dict[str, Any]:
     from outrider.lab.plan import Fleet, Traffic, simulate
 
     replica, hours = option.replica, simulation.mean_hours_to_failure
@@ -191,7 +208,8 @@ def _simulate(question: "Question", option: "Option", simulation: Simulation) ->
     )
     work = question.workload
     traffic = Traffic(work.load, work.output_tokens, swing=simulation.swing)
-    return simulate(fleet, traffic, simulation.simulate * 3600, simulation.seed).as_dict()
+    seconds = simulation.simulate * 3600
+    return simulate(fleet, traffic, seconds, simulation.seed, progress=progress).as_dict()
 
 
 def _finite(value: Any) -> Any:

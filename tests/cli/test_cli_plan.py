@@ -80,6 +80,15 @@ def test_without_a_draft_decoding_is_plain(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "option"), [(("--load", 5), "--target"), (("--target", "8B"), "--load")]
+)
+def test_target_and_load_are_required(run: Run, arguments: tuple[Any, ...], option: str) -> None:
+    result = run("plan", *arguments)
+    assert result.exit_code == 2
+    assert f"Missing option '{option}'" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--load", "many"), "--load many: must be a rate above 0, such as 50rps"),

@@ -73,6 +73,9 @@ def test_experts_are_read_as_far_as_tokens_touch_them(tmp_path: Path) -> None:
     six = 8 * (1 - 0.75**6)
     assert size.read_bytes(6) == pytest.approx(2 * (size.shared + six * size.expert))
     assert size.operations(1, 0) == 2 * (size.shared + 2 * size.expert)
+    (tmp_path / "config.json").write_text(json.dumps(values | {"num_experts_per_tok": None}))
+    with pytest.raises(InvalidParameterError, match="num_experts_per_tok=None"):
+        model_size(str(tmp_path))
 
 
 @pytest.mark.parametrize(

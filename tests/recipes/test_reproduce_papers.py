@@ -148,7 +148,10 @@ def test_distillation_needs_an_interval_above_0(low: float, outcome: str) -> Non
         patch.setattr(distill_grid, "distill_grid", stand_in)
         findings = distill_grid.evaluate(document)
     assert findings.effects[0].outcome == outcome
-    assert len(findings.tables[0].rows) == 2
+    grid, listed = findings.tables
+    assert grid.head == ["divergence", "target", "ground-truth"]
+    assert grid.rows == [["forward-kl", "0.500", "–"], ["cross-entropy", "–", "0.500"]]
+    assert len(listed.rows) == 2
 
 
 def test_the_prompts_of_tasks_have_references_where_a_metric_needs_them() -> None:

@@ -22,6 +22,8 @@ class PlannedModels:
     target: Annotated[
         str,
         typer.Option(
+            "--target",
+            "--target-config",
             metavar="SIZE",
             help="The target: its parameters such as 70B, or a folder with a config.json.",
             rich_help_panel=_MODELS,
@@ -30,6 +32,8 @@ class PlannedModels:
     draft: Annotated[
         str | None,
         typer.Option(
+            "--draft",
+            "--draft-config",
             metavar="SIZE",
             help="The draft model, likewise. Without one, decoding is plain.",
             rich_help_panel=_MODELS,

@@ -164,7 +164,10 @@ def _of_config(
     )
     if experts > 1:
         inner = config.get("moe_intermediate_size") or _count(name, config, "intermediate_size")
-        expert, per_token = _GATED * width * inner * layers, int(config["num_experts_per_tok"])
+        expert, per_token = (
+            _GATED * width * inner * layers,
+            _count(name, config, "num_experts_per_tok"),
+        )
         shared += layers * width * experts  # the router
     else:
         shared += _GATED * width * _count(name, config, "intermediate_size") * layers

@@ -16,7 +16,7 @@ Legend: R replicas, S rows of a replica, Q requests in its queue, I replicas of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -135,11 +135,11 @@ class Histogram:
         return self.total / self.num if self.num else math.nan
 
     def quantile(self, share: float) -> float:
-        """A quantile within 1 %; NaN without values."""
+        """A quantile within 1 %; below 0.1 ms it is 0. NaN without values."""
         if not self.num:
             return math.nan
         at = int(np.searchsorted(np.cumsum(self.counts), share * self.num))
-        return _SHORTEST * math.exp((at + 0.5) / _BINS_PER_E)
+        return _SHORTEST * math.exp((at + 0.5) / _BINS_PER_E) if at else 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Mean and quantiles as JSON."""
@@ -208,6 +208,7 @@ def simulate(
     seed: int = 0,
     warmup: float = 0.0,
     window: float = 1.0,
+    progress: Callable[[float], None] = lambda seconds: None,
 ) -> Simulated:
     """Runs the fleet, which begins empty.
 
@@ -218,6 +219,7 @@ def simulate(
         seed: of arrivals, lengths, routing and failures.
         warmup: simulated time before anything is counted.
         window: seconds between two moments at which the router sees the loads.
+        progress: called with the simulated seconds so far, once per simulated hour.
 
     Raises:
         InvalidParameterError: a time that is not above 0.
@@ -226,7 +228,7 @@ def simulate(
         if not (value > 0 and math.isfinite(value)):
             raise InvalidParameterError(f"{name}={value!r}: must be above 0")
     check_at_least("warmup", warmup, 0)
-    return _Simulation(fleet, traffic, seed).run(seconds, warmup, window)
+    return _Simulation(fleet, traffic, seed).run(seconds, warmup, window, progress)
 
 
 class _Simulation:
@@ -261,7 +263,10 @@ class _Simulation:
 
     # ------------------------------------------------------------------------------ time
 
-    def run(self, seconds: float, warmup: float, window: float) -> Simulated:
+    def run(
+        self, seconds: float, warmup: float, window: float, progress: Callable[[float], None]
+    ) -> Simulated:
+        """The whole simulation; arguments as those of :func:`simulate`."""
         end, at = warmup + seconds, 0.0
         counted = warmup == 0
         hour = [0.0, 0, 0.0]  # seconds, arrivals, row seconds
@@ -285,6 +290,7 @@ class _Simulation:
                     }
                 )
                 hour = [0.0, 0, 0.0]
+                progress(at - warmup)
         self.found.seconds = seconds
         return self.found
 
