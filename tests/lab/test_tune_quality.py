@@ -1,4 +1,4 @@
-"""Lossy sources judged by a metric: the share of the target's score, decided by intervals."""
+"""Lossy sources assessed by a metric: the share of the target's score, decided by intervals."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from outrider.lab.bench.engines import Engines
 from outrider.lab.data import DataSet, Example
 from outrider.lab.quality.errors import MissingReferenceError
 from outrider.lab.tune.engine_machine import EngineMachine
-from outrider.lab.tune.quality import METRICS, QualityFloor, judge, with_references
+from outrider.lab.tune.quality import METRICS, QualityFloor, assess, with_references
 from outrider.lab.tune.run import Candidates, run_tune
 from outrider.lab.tune.sources import candidates
 from outrider.lab.tune.tuner import TuneSettings
@@ -38,7 +38,7 @@ def answers(share: float, seed: int = 0) -> Any:
     ("share", "holds", "most"), [(1.0, True, 64), (0.0, False, 4), (0.5, False, 32)]
 )
 def test_what_is_clear_takes_few_prompts(share: float, holds: bool, most: int) -> None:
-    found = judge(QualityFloor("exact_match", 0.9), REFERENCES, answers(1.0), answers(share))
+    found = assess(QualityFloor("exact_match", 0.9), REFERENCES, answers(1.0), answers(share))
     assert (found.holds, found.is_decided) == (holds, True)
     assert found.num_prompts <= most
 
@@ -46,7 +46,7 @@ def test_what_is_clear_takes_few_prompts(share: float, holds: bool, most: int) -
 def test_what_is_not_clear_takes_all_prompts_and_the_ratio_decides() -> None:
     floor = QualityFloor("exact_match", 0.9)
     texts = answers(0.9, seed=4)
-    found = judge(floor, REFERENCES, answers(1.0), texts)
+    found = assess(floor, REFERENCES, answers(1.0), texts)
     assert found.num_prompts == NUM
     assert not found.is_decided
     right = sum(map(str.__eq__, texts(range(NUM)), REFERENCES)) / NUM
@@ -58,25 +58,25 @@ def test_what_is_not_clear_takes_all_prompts_and_the_ratio_decides() -> None:
 def test_the_share_is_of_the_targets_own_score() -> None:
     """A target that is right half of the time, and a source that gives the same answers."""
     own = answers(0.5)
-    found = judge(QualityFloor("exact_match", 0.95), REFERENCES, own, own)
+    found = assess(QualityFloor("exact_match", 0.95), REFERENCES, own, own)
     assert found.ratio == 1.0
     assert found.holds
     assert found.target_score < 1
 
 
 def test_a_few_prompts_that_agree_prove_nothing() -> None:
-    found = judge(QualityFloor("exact_match", 0.95), REFERENCES[:8], answers(1.0), answers(1.0))
+    found = assess(QualityFloor("exact_match", 0.95), REFERENCES[:8], answers(1.0), answers(1.0))
     assert (found.num_prompts, found.is_decided, found.holds) == (8, False, True)
 
 
 def test_no_time_ends_after_the_first_look() -> None:
     floor, texts = QualityFloor("exact_match", 0.9), answers(0.9, seed=4)
-    assert judge(floor, REFERENCES, answers(1.0), texts, lambda: False).num_prompts == 4
+    assert assess(floor, REFERENCES, answers(1.0), texts, lambda: False).num_prompts == 4
 
 
 def test_a_target_that_scores_nothing_is_no_measure() -> None:
     with pytest.raises(InvalidParameterError, match="the target's own outputs score 0"):
-        judge(QualityFloor("exact_match"), REFERENCES, answers(0.0), answers(0.0))
+        assess(QualityFloor("exact_match"), REFERENCES, answers(0.0), answers(0.0))
 
 
 @pytest.mark.parametrize("name", METRICS)

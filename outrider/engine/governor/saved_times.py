@@ -67,8 +67,8 @@ def fingerprint(models: Sequence[HFModel], *others: object) -> str:
     parts = [_FORMAT, torch.__version__, transformers.__version__, hardware()]
     parts += [torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())]
     for model in models:
-        compiled = type(model.compiled).__name__
-        parts += [repr(model.module), str(model.device), compiled, str(model.exact)]
+        compiled = type(model.compiled).__name__, getattr(model.compiled, "failed", None)
+        parts += [repr(model.module), str(model.device), str(compiled), str(model.exact)]
         parts += [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in model.module.named_buffers()]
         parts += [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in _weights(model)]
     parts += map(repr, others)

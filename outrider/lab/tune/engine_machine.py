@@ -29,7 +29,7 @@ from outrider.lab.bench.record import BatchRecord
 from outrider.lab.data import DataSet
 from outrider.lab.quality.metrics import references
 from outrider.lab.tune.machine import Run, Source
-from outrider.lab.tune.quality import Quality, QualityFloor, judge
+from outrider.lab.tune.quality import Quality, QualityFloor, assess
 from outrider.sampling import Sampling, Warp
 
 _PASSES = 5  # timed repeats of a forward pass
@@ -242,7 +242,7 @@ class EngineMachine:
         self, source: Source, engine: Engine, floor: QualityFloor, sampling: Sampling
     ) -> None:
         end = self.clock() + self._quality_seconds
-        found = judge(
+        found = assess(
             floor,
             self._references,
             lambda prompts: self._texts(self.engines.plain, prompts, sampling),

@@ -131,7 +131,7 @@ class Quality:
         return asdict(self)
 
 
-def judge(
+def assess(
     floor: QualityFloor,
     references: Sequence[str],
     of_target: Texts,

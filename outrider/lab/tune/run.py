@@ -20,7 +20,7 @@ from outrider.lab.tune.tuner import Tuner, TuneSettings, Tuning
 HELD_OUT = 8
 """With as many prompts as this, a quarter of them is left for counting an n-gram table."""
 _COUNTING = 0.1  # share of the time
-_JUDGING = 0.1  # of the time, for each lossy source
+_ASSESSING = 0.1  # of the time, for each lossy source
 
 Report = Callable[[str, float], None]
 """Called with what is being done, and the share of the time that is over."""
@@ -86,7 +86,7 @@ def tuner_of(
         num_held_out=len(prompts) // 4 if counts else 0,
         divergence_budget=given.divergence_budget,
         quality=given.quality,
-        quality_seconds=_JUDGING * 60 * settings.minutes,
+        quality_seconds=_ASSESSING * 60 * settings.minutes,
         clock=clock,
     )
     file = given.ngram_file

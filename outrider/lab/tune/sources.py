@@ -2,7 +2,7 @@
 
     a folder of a head      by the head's own method
     a draft model           ``speculative``; also ``mentored`` with the divergence budget that is
-                            given, or with several where a metric judges the outputs
+                            given, or with several where a metric assesses the outputs
     prompt lookup, suffix   copy from the request itself
     an n-gram table         counted on the spot from the target's answers to held-out prompts
     early exit              the target's own first layers
@@ -29,7 +29,7 @@ from outrider.lab.tune.machine import Source
 
 LOOKUP, SUFFIX, EARLY_EXIT = "prompt-lookup", "suffix:corpus_tokens=0", "early-exit"
 BUDGETS = (0.05, 0.2, 0.5)
-"""Divergence budgets of ``mentored``, in nats, where only a metric judges the outputs."""
+"""Divergence budgets of ``mentored``, in nats, where only a metric assesses the outputs."""
 LONGEST = 8
 """The longest chain that is considered, unless the user says another."""
 
