@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -114,7 +115,30 @@ def api_error(error: Exception) -> ApiError:
 
 async def respond(request: Request, error: Exception) -> Response:
     """The exception handler of the application."""
+    if isinstance(error, RequestValidationError) and not _is_json(request):
+        return ApiError(
+            "the body is not declared as JSON: send the header 'Content-Type: application/json'",
+            code="invalid_content_type",
+        ).response
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        return _no_such_route(request, error).response
     return api_error(error).response
+
+
+def _is_json(request: Request) -> bool:
+    """Whether a request with a body says that it is JSON."""
+    has_body = request.headers.get("content-length", "0") != "0"
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
+    return not has_body or kind.endswith(("/json", "+json"))
+
+
+def _no_such_route(request: Request, error: HTTPException) -> ApiError:
+    path = request.url.path[:200]
+    what = f"there is no {path}: /openapi.json lists what there is"
+    if error.status_code == 405:
+        able = Headers(error.headers).get("allow", "another method")
+        what = f"{path} does not take {request.method}: use {able}"
+    return ApiError(what, status=error.status_code, headers=error.headers)
 
 
 def _param(message: str) -> str | None:

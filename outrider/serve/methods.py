@@ -13,7 +13,10 @@ router = APIRouter()
 
 @router.get("/methods", responses=errors())
 async def methods(http: Request) -> Response:
-    """The server's own method and γ, and the methods that requests may choose instead."""
+    """The server's own method and γ, and the methods that requests may choose instead.
+
+    ``governed`` says whether a governor chooses the draft lengths, up to γ.
+    """
     service: Service = http.app.state.service
     able = [each for each in METHODS.values() if service.pool.may_choose(each)]
     return json_response(
@@ -21,6 +24,7 @@ async def methods(http: Request) -> Response:
             "object": "list",
             "default": service.engine.method.name,
             "num_speculative_tokens": service.engine.num_speculative_tokens,
+            "governed": service.engine.governor is not None,
             "data": [_described(each) for each in able],
         }
     )

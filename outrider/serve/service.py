@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -88,7 +89,7 @@ class Service:
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
         self.engine = engine
         self.settings = settings
-        self.model_name = settings.model_name or engine.target.name
+        self.model_name = settings.model_name or _without_folder(engine.target.name)
         self.worker = Worker()
         self.pool = EnginePool(engine, self.worker, settings.max_methods)
         self.names = TokenNames(engine.target.tokenizer)
@@ -201,7 +202,7 @@ class Service:
             )
         gamma = self._gamma(fields.num_speculative_tokens, engine)
         num = len(prompts) * fields.num_choices
-        self._check_room(num)
+        self._check_room(num, "n" if fields.num_choices > 1 else "prompt")
         grammar = fields.grammar if tools is None else tools.grammar(fields.grammar)
         sequences = [ids for ids in prompts for _ in range(fields.num_choices)]
         numbers = request_numbers(sequences)
@@ -219,7 +220,7 @@ class Service:
             ]
 
         requests = await asyncio.to_thread(build)
-        self._check_room(num)
+        self._check_room(num, "n")
         generation = Generation(
             self.worker,
             engine,
@@ -305,12 +306,12 @@ class Service:
         wanted = check_tokens(wanted, max(own, self.engine.num_speculative_tokens))
         return None if wanted is None else min(wanted, own)
 
-    def _check_room(self, num: int) -> None:
+    def _check_room(self, num: int, param: str) -> None:
         if num > self.max_open:
             raise ApiError(
                 f"{num} outputs, and this server runs and queues at most {self.max_open}: lower n, "
                 f"or send fewer prompts at once",
-                param="n",
+                param=param,
             )
         num_open = self.num_open
         if num_open + num > self.max_open:
@@ -320,6 +321,12 @@ class Service:
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
+
+
+def _without_folder(name: str) -> str:
+    """A target's name; of a folder its last part, since clients need not know where it lies."""
+    folder = Path(name).expanduser()
+    return folder.resolve().name if folder.is_dir() else name
 
 
 async def _watch(http: HttpRequest, generation: Generation) -> None:

@@ -257,6 +257,33 @@ def test_speculation_is_chosen_and_reported_per_request(client: TestClient) -> N
     assert told["lossy"]["kl_per_token"] > 0
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/nothing", 404, "there is no /nothing"),
+        ("GET", COMPLETIONS, 405, "does not take GET: use POST"),
+        ("POST", COMPLETIONS, 400, "'Content-Type: application/json'"),
+    ],
+)
+def test_requests_that_no_route_reads(
+    client: TestClient, method: str, path: str, status: int, words: str
+) -> None:
+    kind = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d sends
+    body = json.dumps(TEXT) if method == "POST" else None
+    response = client.request(method, path, content=body, headers=kind if body else None)
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+
+
+def test_too_many_prompts_for_the_queue_are_a_wrong_prompt(
+    client_of: Callable[..., TestClient],
+) -> None:
+    client = client_of(tiny_engine(max_batch_size=2), max_queue=0)
+    for more, param in (({"prompt": ["a"] * 3}, "prompt"), ({"prompt": "a", "n": 3}, "n")):
+        response = client.post(COMPLETIONS, json=more)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 def test_the_draft_length_of_another_method_is_at_most_the_servers_or_its_own(
     client_of: Callable[..., TestClient],
 ) -> None:

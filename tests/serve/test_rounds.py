@@ -184,7 +184,9 @@ def test_methods_are_those_that_requests_may_choose(
     told = client.get("/methods").json()
     names = [each["id"] for each in told["data"]]
     assert told["default"] == "speculative"
-    assert told["num_speculative_tokens"] == 4
+    assert (told["num_speculative_tokens"], told["governed"]) == (4, False)
+    governed = client_of(tiny_engine(γ="auto")).get("/methods").json()
+    assert governed["governed"]
     assert {"plain", "suffix", "mentored"} <= set(names)
     assert not {"ngram", "eagle3"} & set(names)
     budgeted = {each["id"]: each["has_budget"] for each in told["data"]}

@@ -10,7 +10,7 @@ const WHO = {
   plain: "the target's token; nothing was drafted",
 };
 
-const server = { model: "", gamma: 1, methods: new Map(), standard: "", chats: false };
+const server = { model: "", gamma: 1, governed: false, methods: new Map(), standard: "", chats: false };
 let messages = [];
 let running = null; // the AbortController of what runs
 let shown = null; // the output whose figures and rounds are shown
@@ -63,6 +63,7 @@ async function connect() {
   server.model = models.data[0].id;
   server.chats = Boolean(info.chat_template);
   server.gamma = methods.num_speculative_tokens;
+  server.governed = methods.governed;
   server.standard = methods.default;
   server.methods = new Map(methods.data.map((each) => [each.id, each]));
   fillSettings();
@@ -100,6 +101,10 @@ function showSettings() {
   $("gamma").disabled = !method || method.id === "plain";
   for (const output of document.querySelectorAll(".field output")) {
     output.value = $(output.htmlFor.value).value;
+  }
+  const drafts = !$("gamma").disabled && Number($("gamma").value) > 0;
+  if (server.governed && drafts) {
+    document.querySelector("output[for=gamma]").value = `up to ${$("gamma").value}, as measured`;
   }
 }
 
