@@ -3,11 +3,11 @@
     python -m benchmarks.wide [--model runs/smollm2/model] [--tokens 1 4 16 32 128 512] \\
         [--prefill 512 4096] [--threads 1] [--out benchmarks/results]
 
-Times one linear layer per shape of the model: our kernels over packed bfloat16 weights with bfloat16
-and with float32 inputs, and torch's (oneDNN, MKL), in billions of products per second; and the
-prefill of prompts in tokens per second. With one thread, times are those that the processor spent on
-this process, which other load changes little; with more they are wall-clock times. Writes this
-processor's section of ``wide.json``, and ``wide.md``. The numbers of
+Times one linear layer per shape of the model: our kernels over packed bfloat16 weights with
+bfloat16 and with float32 inputs, and torch's (oneDNN, MKL), in billions of products per second; and
+the prefill of prompts in tokens per second. With one thread, times are those that the processor
+spent on this process, which other load changes little; with more they are wall-clock times. Writes
+this processor's section of ``wide.json``, and ``wide.md``. The numbers of
 ``outrider/runtime/kernels/processors.py`` are read from it.
 """
 
