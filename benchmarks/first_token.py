@@ -3,7 +3,7 @@
     python -m benchmarks.first_token [--tokens 5 10 24 48 100 128 300] [--repeats 25]
 
 The embedded pair, compiled, γ 5, temperature 0: wall-clock time of the prefill of both models and
-one round. Both modes alternate. Prompts of more than 128 tokens are always prefilled eagerly.
+one round. Both modes alternate. Prompts of more than 256 tokens are always prefilled eagerly.
 Writes JSON and Markdown.
 """
 

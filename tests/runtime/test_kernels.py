@@ -234,8 +234,8 @@ def test_bfloat16_inputs_have_the_bits_of_float32_sums(
 def test_wide_attention_equals_torch(
     dtype: torch.dtype, heads: int, groups: int, queries: int, slots: int, width: int, values: int
 ) -> None:
-    """Chains with hidden slots at both ends, as sliding windows have them, for grouped heads; within
-    1e-5, or two units in the last place of bfloat16. The second row sees half as much."""
+    """Chains with hidden slots at both ends, as sliding windows have them, for grouped heads;
+    within 1e-5, or two units in the last place of bfloat16. The second row sees half as much."""
     load_kernels()
     torch.manual_seed(0)
     q = torch.randn(2, heads, queries, width).to(dtype)

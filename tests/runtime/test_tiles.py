@@ -1,5 +1,5 @@
-"""The kernel for matrix units (AMX), which the processor at hand need not have: it compiles for them,
-and computes by emulated blocks what it should."""
+"""The kernel for matrix units (AMX), which the processor at hand need not have: it compiles for
+them, and computes by emulated blocks what it should."""
 
 import subprocess
 from pathlib import Path

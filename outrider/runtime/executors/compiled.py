@@ -40,7 +40,7 @@ from outrider.runtime.kv_cache.cache import KVCache
 from outrider.sampling.warp import RowParameters
 
 Compile = Literal["off", "auto", "max"]
-MOST_TOKENS = 128
+MOST_TOKENS = 256
 """Query tokens of a forward pass, over all rows, up to which the compiled program is used. Beyond
 it, as in a long prefill, arithmetic takes the time and not Python."""
 

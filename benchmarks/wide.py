@@ -1,0 +1,160 @@
+"""Linear layers of many tokens, and prefill: which kernel is fastest on this kind of processor.
+
+    python -m benchmarks.wide [--model runs/smollm2/model] [--tokens 1 4 16 32 128 512] \\
+        [--prefill 512 4096] [--threads 1] [--out benchmarks/results]
+
+Times one linear layer per shape of the model: our kernels over packed bfloat16 weights with
+bfloat16 and with float32 inputs, and torch's (oneDNN, MKL), in billions of products per second; and
+the prefill of prompts in tokens per second. With one thread, times are those that the processor
+spent on this process, which other load changes little; with more they are wall-clock times. Writes
+this processor's section of ``wide.json``, and ``wide.md``. The numbers of
+``outrider/runtime/kernels/processors.py`` are read from it.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from outrider import load_model
+from outrider.lab.metadata import run_metadata
+from outrider.runtime import HFModel
+from outrider.runtime.executors.prepare import prepare
+from outrider.runtime.kernels.build import load_kernels
+from outrider.runtime.kernels.processors import processor
+from outrider.runtime.prefill import unsampled_context
+
+DTYPES = ("bfloat16", "float32")
+
+
+def fastest(run: Callable[[], object], threads: int, seconds: float = 0.03) -> float:
+    """Seconds of the fastest of three series of runs."""
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    run()
+    best = float("inf")
+    for _ in range(3):
+        began, count = clock(), 0
+        while not count or clock() - began < seconds:
+            run()
+            count += 1
+        best = min(best, (clock() - began) / count)
+    return best
+
+
+def shapes(module: nn.Module) -> list[tuple[int, int]]:
+    """Inputs and outputs of the module's linear layers, each once."""
+    layers = (layer for layer in module.modules() if isinstance(layer, nn.Linear))
+    return sorted({(layer.in_features, layer.out_features) for layer in layers})
+
+
+def layer_speeds(inputs: int, outputs: int, tokens: int, threads: int) -> dict[str, float]:
+    """Billions of products per second of each kernel."""
+    weight = torch.randn(outputs, inputs).bfloat16()
+    packed, floats = torch.ops.outrider.pack(weight, False), weight.float()
+    x = torch.randn(tokens, inputs)
+    narrow, ours = x.bfloat16(), torch.ops.outrider.linear
+    runs: Mapping[str, Callable[[], object]] = {
+        "ours, bfloat16": lambda: ours(narrow, packed, None, outputs, 0),
+        "ours, float32": lambda: ours(x, packed, None, outputs, 0),
+        "torch, bfloat16": lambda: linear(narrow, weight),
+        "torch, float32": lambda: linear(x, floats),
+    }
+    products = inputs * outputs * tokens / 1e9
+    return {name: products / fastest(run, threads) for name, run in runs.items()}
+
+
+def prefill_speed(model: HFModel, tokens: int, threads: int) -> float:
+    """Tokens per second."""
+    prompt = [37 * i % (model.num_tokens - 10) + 10 for i in range(tokens + 1)]
+    return tokens / fastest(lambda: model.start(unsampled_context(model, prompt)), threads, 0)
+
+
+@torch.inference_mode()
+def measure(source: str, tokens: Sequence[int], prefill: Sequence[int], threads: int) -> Any:
+    """This processor's section."""
+    torch.set_num_threads(threads)
+    load_kernels()
+    layers: list[dict[str, Any]] = []
+    prefills: list[dict[str, Any]] = []
+    for dtype in DTYPES:
+        model = load_model(source, dtype=dtype, device="cpu")
+        if dtype == DTYPES[0]:
+            layers = [
+                {"shape": shape, "tokens": n, "speeds": layer_speeds(*shape, n, threads)}
+                for shape in shapes(model.module)
+                for n in tokens
+            ]
+        prepare(model, "auto", own=True)
+        prefills += [
+            {"dtype": dtype, "tokens": n, "speed": prefill_speed(model, n, threads)}
+            for n in prefill
+        ]
+    clock = "processor time" if threads == 1 else "wall-clock time"
+    about = run_metadata() | {"threads": threads, "model": Path(source).name, "clock": clock}
+    return {"about": about, "layers": layers, "prefill": prefills}
+
+
+def markdown(sections: Mapping[str, Any]) -> str:
+    """One section per kind of processor."""
+    lines = ["# Wide forward passes", ""]
+    for name, section in sections.items():
+        about = section["about"]
+        columns = list(section["layers"][0]["speeds"]) if section["layers"] else []
+        lines += [
+            f"## {name}",
+            "",
+            f"{about['date']}, {about['hardware']}, {about['threads']} threads ({about['clock']}), "
+            f"shapes of `{about['model']}`; billions of products per second.",
+            "",
+            f"| inputs × outputs | tokens | {' | '.join(columns)} |",
+            f"|---|---:|{'---:|' * len(columns)}",
+            *(
+                f"| {row['shape'][0]} × {row['shape'][1]} | {row['tokens']} | "
+                f"{' | '.join(f'{speed:.0f}' for speed in row['speeds'].values())} |"
+                for row in section["layers"]
+            ),
+            "",
+            "| prefill, tokens | dtype | tokens/s |",
+            "|---:|---|---:|",
+            *(
+                f"| {row['tokens']} | {row['dtype']} | {row['speed']:.0f} |"
+                for row in section["prefill"]
+            ),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def written(out: Path, name: str, section: Any) -> str:
+    """Adds a section to the report file, writes the page, and returns it."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / "wide.json"
+    sections = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    sections[name] = section
+    file.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
+    page = markdown(sections)
+    file.with_suffix(".md").write_text(page, encoding="utf-8")
+    return page
+
+
+def main() -> None:
+    """Parses the options, measures, and writes the page."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--model", default="runs/smollm2/model")
+    options.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 32, 128, 512])
+    options.add_argument("--prefill", type=int, nargs="+", default=[512, 4096])
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    asked = options.parse_args()
+    section = measure(asked.model, asked.tokens, asked.prefill, asked.threads)
+    print(written(asked.out, processor().name, section))
+
+
+if __name__ == "__main__":
+    main()
