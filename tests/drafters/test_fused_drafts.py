@@ -12,6 +12,7 @@ from outrider import Sampling
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.fused_draft import ChainPlan
 
 SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
 
@@ -97,7 +98,7 @@ def test_drafts_of_varying_lengths_take_one_program_per_token(
     for one, other in zip(found, wanted, strict=True):
         assert one.stats.drafted == other.stats.drafted
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
-    assert set(graph._drafts) == {1}
+    assert set(graph._drafts) == {ChainPlan(1)}
     assert graph.calls > 3
 
 

@@ -46,8 +46,10 @@ class TreePlan:
     device: torch.device
 
     @property
-    def num_slots(self) -> int:
-        return sum(map(bool, self.topology.num_children[1:]))
+    def widths(self) -> tuple[int, ...]:
+        tree = self.topology
+        inner = [d for d, num in zip(tree.depths, tree.num_children, strict=True) if num]
+        return tuple(inner.count(depth) for depth in range(1, tree.depth))
 
     @property
     def num_draws(self) -> int:
@@ -80,7 +82,7 @@ class _TreeDraft(GreedyDraft):
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        more = self.plan.num_slots - (self.depth - 1)  # a chain of as many tokens fills depth - 1
+        more = sum(self.plan.widths) - (self.depth - 1)  # a chain of as many tokens fills depth - 1
         arguments = buffers, rows, queries, span + more, slots + more
         tokens_BK, length_B, *rest = super().inputs(*arguments)
         return tokens_BK, length_B - more, *rest

@@ -27,6 +27,7 @@ from outrider.lab.profile.floor import (
     weight_bytes,
 )
 from outrider.runtime import HFModel, KVCache, runner
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.early_exit import EarlyExit
 
@@ -74,15 +75,17 @@ class PassCounter:
             return output
 
         def counted_draft(
-            model: Any, cache: KVCache, tokens_BN: Tensor, depth: int, *rest: Any
-        ) -> tuple[Tensor, Tensor] | None:
+            model: Any, cache: KVCache, tokens_BN: Tensor, plan: DraftPlan, *rest: Any
+        ) -> tuple[Tensor, ...] | None:
             lengths = sum(cache.lengths)
-            found = fused_draft(model, cache, tokens_BN, depth, *rest)
+            found = fused_draft(model, cache, tokens_BN, plan, *rest)
             if found is not None:
                 B, N = tokens_BN.shape
                 self._add(model, cache, B, N, 1, lengths)
-                for passes in range(1, depth):
-                    self._add(model, cache, B, 1, 1, lengths + B * (N + passes - 1))
+                for width in plan.widths:
+                    lengths += B * N
+                    N = width
+                    self._add(model, cache, B, N, N, lengths)
             return found
 
         runner.forward, runner.fused_draft = counted_forward, counted_draft  # type: ignore[assignment]

@@ -61,6 +61,7 @@ def recorded(engine: Engine, recorder: SpanRecorder) -> Iterator[None]:
             timed(model, "score", "score", track, _nodes)
             timed(model, "forward", "extend", track, _queries)
             timed(model, "draft", "extend", track, _fused_draft)
+            timed(model, "draft_by", "extend", track, _planned_draft)
             timed(model, "commit", "commit", track)
             stopwatch = partial(_RecordingStopwatch, recorder=recorder, track=track)
             stack.enter_context(_replaced(model, "watch", stopwatch))
@@ -127,6 +128,13 @@ def _fused_draft(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str
     """Mean tokens per pass of a fused draft, whose passes after the first have one token each."""
     tokens = (tokens_BN.shape[1] + depth - 1) / depth
     return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
+
+
+def _planned_draft(plan: Any, cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
+    """Mean tokens per pass of a fused draft of any plan."""
+    widths = [tokens_BN.shape[1], *plan.widths]
+    mean = sum(widths) / len(widths)
+    return {"tokens": mean, "context": max(cache.lengths), "passes": len(widths)}
 
 
 def _queries(batch: Any) -> dict[str, Any]:

@@ -30,12 +30,12 @@ class DraftPlan(Protocol):
     have the same programs.
 
     Attributes:
-        num_slots: slots that the forward passes after the first one fill.
+        widths: query tokens of each forward pass after the first one.
         num_draws: numbers in [0, 1) that a row is drawn with.
     """
 
     @property
-    def num_slots(self) -> int: ...
+    def widths(self) -> tuple[int, ...]: ...
     @property
     def num_draws(self) -> int: ...
 
@@ -54,8 +54,8 @@ class ChainPlan:
     depth: int
 
     @property
-    def num_slots(self) -> int:
-        return self.depth - 1
+    def widths(self) -> tuple[int, ...]:
+        return (1,) * (self.depth - 1)
 
     @property
     def num_draws(self) -> int:

@@ -310,7 +310,8 @@ class HFModel:
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """A chain by one compiled program: see ``runner.fused_draft``."""
-        found = self.draft_by(ChainPlan(depth), cache, tokens_BN, parameters, u_BD)
+        plan = ChainPlan(depth)
+        found = runner.fused_draft(self, cache, tokens_BN, plan, parameters, u_BD)
         if found is None:
             return None
         recorded_BNV, chain_BN = found
@@ -324,7 +325,7 @@ class HFModel:
         parameters: RowParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, ...] | None:
-        """A draft by one compiled program: see ``runner.fused_draft``."""
+        """A chain or tree by one compiled program: see ``runner.fused_draft``."""
         return runner.fused_draft(self, cache, tokens_BN, plan, parameters, u_BD)
 
     def eager_executor(self, batch: ForwardBatch) -> EagerExecutor:
