@@ -2,6 +2,7 @@
 other versions and damaged files. Each gives a warning that says so, and a correct result."""
 
 import errno
+import gc
 import json
 import warnings
 from collections import namedtuple
@@ -82,6 +83,17 @@ def programs(folder: Path) -> list[Path]:
 def test_a_program_is_compiled_once(compiler: Compiler, folder: Path) -> None:
     assert doubled() == doubled() == [2, 4, 6]
     assert compiler.num_compiled == len(programs(folder)) == 1
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_collection_is_as_it_was(compiler: Compiler, folder: Path, on: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        doubled()
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_a_folder_that_cannot_be_written_is_replaced(compiler: Compiler, folder: Path) -> None:

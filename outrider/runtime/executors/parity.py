@@ -17,6 +17,7 @@ Legend: B rows, N query tokens, D drafted tokens, P positions compared, V vocabu
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import KVBuffers, TreeForward
+from outrider.runtime.kernels.exact import exact_mode
 
 _SIZES = ((1, 1, 7, 7), (3, 4, 9, 12))
 """Rows, query tokens, span and slots to compare with: sizes that no program is traced with."""
@@ -44,9 +46,11 @@ def compare(each: TreeForward, program: Program, buffers: KVBuffers, *, bits: bo
     found_PH: list[Tensor] = []
     for sizes in _SIZES:
         with torch.inference_mode():
-            inputs = _examples(each, buffers, sizes)
+            with exact_mode() if bits else nullcontext():
+                inputs = _examples(each, buffers, sizes)
             found = program(flat(inputs))
-            wanted = each(*_examples(each, buffers, sizes))  # it writes to its KV buffers
+            with exact_mode() if bits else nullcontext():
+                wanted = each(*_examples(each, buffers, sizes))  # it writes to its KV buffers
         if isinstance(each, GreedyDraft):
             follows &= _follows(each, inputs, found)
             same_BD = (wanted[2] == found[2])[:, :-1].cumprod(1).bool()
