@@ -1,9 +1,12 @@
-"""How ``torchrun`` tells a process which rank it is."""
+"""How ``torchrun`` tells a process which rank it is. Imports torch for its errors only, so that
+help pages need not."""
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from outrider.core.errors import RankError
+if TYPE_CHECKING:
+    from outrider.core.errors import RankError
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -33,7 +36,7 @@ class Launch:
         if "RANK" in missing and "WORLD_SIZE" in missing:
             return None
         if missing:
-            raise RankError(
+            raise _rank_error(
                 f"the environment has no {missing[0]}, which torchrun sets: start the processes "
                 f"with torchrun"
             )
@@ -41,7 +44,7 @@ class Launch:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             text = os.environ.get(name, os.environ["RANK"])
             if not text.isdecimal():
-                raise RankError(f"{name}={text!r} in the environment must be a whole number")
+                raise _rank_error(f"{name}={text!r} in the environment must be a whole number")
             numbers[name] = int(text)
         return Launch(numbers["RANK"], numbers["WORLD_SIZE"], numbers["LOCAL_RANK"])
 
@@ -56,7 +59,14 @@ def check_size(wanted: int | None, launch: Launch | None) -> None:
     found = 1 if launch is None else launch.size
     if wanted is not None and wanted != found:
         started = "1 was" if found == 1 else f"{found} were"
-        raise RankError(
+        raise _rank_error(
             f"tensor_parallel={wanted} needs {wanted} processes, and {started} started: start "
             f"torchrun --nproc-per-node {wanted}"
         )
+
+
+def _rank_error(message: str) -> "RankError":
+    """The error for processes that cannot work together."""
+    from outrider.core.errors import RankError
+
+    return RankError(message)
