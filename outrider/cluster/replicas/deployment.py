@@ -33,6 +33,8 @@ from outrider.serve.run import log_to_stderr
 from outrider.serve.settings import ServerSettings
 
 APPLICATION, REPLICA = "outrider", "Replica"
+NUM_INGRESSES = 2
+"""Processes that read requests: with two, one of them answers while the other is restarted."""
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
@@ -111,6 +113,7 @@ def application(start: Callable[[], Engine], settings: ServerSettings, fleet: Fl
 
     front = serve.deployment(
         name="Ingress",
+        num_replicas=NUM_INGRESSES,
         max_ongoing_requests=limit + fleet.num_replicas * fleet.max_ongoing,
         graceful_shutdown_timeout_s=settings.shutdown_timeout or 24 * 3600,
         ray_actor_options={"num_cpus": 0},
