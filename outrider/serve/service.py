@@ -325,8 +325,9 @@ class Service:
 
 def _without_folder(name: str) -> str:
     """A target's name; of a folder its last part, since clients need not know where it lies."""
-    folder = Path(name).expanduser()
-    return folder.resolve().name if folder.is_dir() else name
+    bare = name.removeprefix("target ")  # the role of a model that load() has read
+    folder = Path(bare).expanduser()
+    return folder.resolve().name if folder.is_dir() else bare
 
 
 async def _watch(http: HttpRequest, generation: Generation) -> None:
