@@ -55,6 +55,10 @@ class TreePlan:
     def num_draws(self) -> int:
         return self.topology.num_nodes - 1
 
+    @property
+    def draws(self) -> bool:
+        return self.drawn != "chosen"
+
     def programs(self, module: nn.Module, spec: AttentionSpec) -> tuple[GreedyDraft, SampledDraft]:
         return GreedyTreeDraft(module, spec, self), SampledTreeDraft(module, spec, self)
 

@@ -101,7 +101,7 @@ class TreeDrafter(ModelBacked):
 
     def _picks(self, context: Context) -> bool:
         """Whether children are the best tokens by rank."""
-        return context.distribution.greedy or self.drawn == "chosen"
+        return context.distribution.greedy or not self._plan.draws
 
     def _fused(
         self, state: ModelState, context: Context, budget: Budget, rng: Stream

@@ -32,12 +32,15 @@ class DraftPlan(Protocol):
     Attributes:
         widths: query tokens of each forward pass after the first one.
         num_draws: numbers in [0, 1) that a row is drawn with.
+        draws: whether sampled rows are drawn; else the best tokens by rank are taken in all rows.
     """
 
     @property
     def widths(self) -> tuple[int, ...]: ...
     @property
     def num_draws(self) -> int: ...
+    @property
+    def draws(self) -> bool: ...
 
     def __hash__(self) -> int: ...
 
@@ -52,6 +55,7 @@ class ChainPlan:
     """A chain of ``depth`` (γ) tokens."""
 
     depth: int
+    draws: ClassVar[bool] = True
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -110,7 +110,8 @@ def stages(
     if drafts:
         found += _drafts(model, "drafts", partial(_chain_draft, model, drafts), drafts)
     if plan is not None:
-        found += _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
+        of_trees = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
+        found += of_trees if plan.draws else of_trees[:1]
     return found
 
 
