@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from outrider.runtime import HFModel
-from outrider.runtime.hardware import hardware
 from outrider.runtime.cache_folder import cache_folder
+from outrider.runtime.hardware import hardware
 
 _FORMAT = "1"
 
