@@ -76,6 +76,7 @@ def test_defaults_equal_those_of_the_python_interface() -> None:
     for name in negated:
         assert flags[f"no_{name}"].default is not engine[name].default
     own = negated | {"options", "verifier", "measure", "max_batch_size", "prefix_cache", "report"}
+    own |= {"background", "make"}
     for name in engine.keys() - own:
         assert flags[name].default == spelled.get(name, engine[name].default), name
 
