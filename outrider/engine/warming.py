@@ -106,7 +106,7 @@ def _passes(engine: Engine) -> Iterator[Stage]:
     for model, drafts, trees, fused in [(engine.target, 0, able.drafts_trees, None), *own]:
         num_forwards = len(stages(model, trees=trees))
         for number, (what, make) in enumerate(stages(model, drafts, trees=trees, plan=fused)):
-            exact = model.exact and number < num_forwards
+            exact = number < num_forwards and model.exact  # heads have no pass of their own
             yield Stage(f"{what} of {model.name}", make, exact)
 
 

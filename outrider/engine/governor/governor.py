@@ -457,7 +457,7 @@ class BatchGovernor:
         return None
 
     def _neighbours(self, best: Option, promises: Sequence[Promise]) -> Iterator[Option]:
-        lengths = promises[best.source].lengths
+        lengths = promises[best.source].draft_lengths
         place = lengths.index(best.length)
         for each in {max(place - 1, 0), min(place + 1, len(lengths) - 1), 0} - {place}:
             yield promises[best.source].option(each)
@@ -539,7 +539,7 @@ class Promise:
         catch_up: float,
     ) -> None:
         self.source = source
-        self.lengths = lengths
+        self.draft_lengths = lengths
         self._tokens, self._seconds, self._catch_up = tokens, seconds, catch_up
         late = catch_up / HORIZON
         self._rates = [n / (s + late) for n, s in zip(tokens, seconds, strict=True)]
@@ -560,7 +560,7 @@ class Promise:
         """The option of a length."""
         return Option(
             self.source,
-            self.lengths[place],
+            self.draft_lengths[place],
             Goodput(self._tokens[place], self._seconds[place]),
             self._catch_up if place else 0.0,
             rate=self._rates[place],
