@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
+import outrider
 from outrider.engine import Engine
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.saved_times import (
@@ -165,3 +166,18 @@ def test_measured_rounds_correct_what_was_assumed() -> None:
     costs.assume(4, 0, 0.0, 3.0)
     low, between, high = (costs.curve(rows, (0,))[0] for rows in (1, 2, 4))
     assert low < between < high
+
+
+class Lockstep(Engine):
+    """An engine whose processes run the same forward passes."""
+
+
+def test_processes_in_lockstep_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clocks and cache folders differ, and so would the rounds that they measure."""
+    rounds = count_rounds(monkeypatch)
+    for make, measures in ((Lockstep, False), (Engine, True)):
+        engine = outrider.load(
+            TARGET, DRAFT, num_speculative_tokens="auto", max_batch_size=1, make=make
+        )
+        assert type(engine) is make
+        assert bool(rounds) is measures
