@@ -8,6 +8,7 @@ they are taken over while no request runs: each output comes from one arithmetic
 
 import json
 import os
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,8 +79,9 @@ class BackgroundCompiler:
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until the processes have ended; at most so many seconds."""
+        ends = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
 
     def take_over(self, *, idle: bool) -> None:
         """Loads programs that are compiled; called between two rounds.

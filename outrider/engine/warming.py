@@ -123,4 +123,4 @@ def _rules(engine: Engine) -> Iterator[Stage]:
     for rule, kind in dict.fromkeys((greedy, sampled)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)
-            yield Stage(f"rule {type(rule).__name__}", make, rule.needs != "distribution")
+            yield Stage(f"rule {type(rule).__name__}", make, rule.needs == "argmax")

@@ -141,6 +141,15 @@ def test_only_forward_passes_of_exact_models_are_exact() -> None:
     assert exact == [f"forward passes of {engine.target.name}", "rule Greedy"]
 
 
+def test_rules_that_compute_with_logits_are_not_exact() -> None:
+    """A rounding error may move a probability across a threshold."""
+    cache = Cache()
+    engine = engine_of(cache.give(tiny()), cache.give(tiny(seed=1)), "relaxed", γ)
+    engine.verification = CompiledVerifier(cache)
+    rules = {stage.what: stage.exact for stage in programs_of(engine) if "rule" in stage.what}
+    assert rules == {"rule RelaxedGreedy": False, "rule Relaxed": False}
+
+
 def test_warnings_and_the_end_of_the_process_are_passed_on() -> None:
     found = compiler([], [{"warning": "m does not compile, so it runs eagerly"}], code=3)
     with pytest.warns(OutriderWarning) as seen:
