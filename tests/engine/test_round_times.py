@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import engine_of, greedy, ragged_prompts, random_head, tiny, token_ids
 
 import outrider
+from outrider.drafters.heads.medusa import MedusaDrafter
 from outrider.engine import Engine
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.saved_times import (
@@ -17,7 +18,7 @@ from outrider.engine.governor.saved_times import (
     read_times,
     write_times,
 )
-from outrider.engine.round_times import measure_round_times
+from outrider.engine.round_times import _drafter, measure_round_times
 from outrider.engine.running_batch import RunningBatch
 
 TARGET = tiny(dtype=torch.float64, std=0.2)
@@ -181,3 +182,23 @@ def test_processes_in_lockstep_measure_nothing(monkeypatch: pytest.MonkeyPatch) 
         )
         assert type(engine) is make
         assert bool(rounds) is measures
+
+
+def test_drafters_of_other_options_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tree(width: int) -> Engine:
+        return engine_of(
+            TARGET, DRAFT, "dynamic-tree", AUTO, options={"width": width}, max_batch_size=1
+        )
+
+    measure_round_times(tree(2), seconds=ENOUGH)
+    rounds = count_rounds(monkeypatch)
+    measure_round_times(tree(2), seconds=ENOUGH)
+    assert not rounds
+    measure_round_times(tree(3), seconds=ENOUGH)
+    assert rounds
+
+
+def test_a_head_without_a_model_drafts_in_measured_rounds() -> None:
+    engine = engine_of(TARGET, random_head("medusa", TARGET), "medusa", AUTO, max_batch_size=1)
+    assert not engine.drafter.capabilities.models
+    assert isinstance(_drafter(engine), MedusaDrafter)
