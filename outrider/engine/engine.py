@@ -390,7 +390,9 @@ class Engine:
         num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
-        the two engines may take ``max_memory`` and ``prefix_cache``.
+        the two engines may take ``max_memory`` and ``prefix_cache``. Both run by the models'
+        compiled programs. If this engine was loaded with programs, the other one compiles none: its
+        verification rules run by those that are in the cache folder, or eagerly.
 
         Args:
             method: a method that needs nothing else than the models, or the head, of this engine.
