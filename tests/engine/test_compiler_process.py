@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tiny_models import byte_tokenizer, tiny_module
 
-from outrider.engine import compiler_process, loading, warming
+from outrider.engine import Engine, compiler_process, loading, warming
 from outrider.engine.warming import Stage
 from outrider.runtime.executors.compile_cache import _MISSING, Missing
 
@@ -79,4 +79,5 @@ def arguments(folder: Path) -> dict[str, Any]:
         "dtype": "float32",
         "device": "cpu",
         "compile": "off",
+        "make": Engine,
     }
