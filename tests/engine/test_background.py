@@ -2,6 +2,8 @@
 
 import io
 import json
+import signal
+import subprocess
 from collections.abc import Mapping
 from functools import partial
 from threading import Thread
@@ -15,7 +17,7 @@ from torch import nn
 
 from outrider import Engine, Sampling
 from outrider.core.errors import OutriderWarning
-from outrider.engine import assembly
+from outrider.engine import assembly, background
 from outrider.engine.background import BackgroundCompiler, News, compiling_beside
 from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.warming import Stage, load_compiled, programs_of
@@ -63,7 +65,7 @@ class Process:
         self.stdout = io.BytesIO(f"no document\n{lines}".encode())
         self._code = code
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         return self._code
 
 
@@ -273,6 +275,23 @@ def test_helpers_that_cannot_be_started_are_done_without() -> None:
 
     with compiling_beside({}, 2, fail) as shared:
         assert not shared
+
+
+def test_a_process_whose_input_stays_open_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a process that was forked meanwhile has it, too."""
+    monkeypatch.setattr(background, "_PATIENCE", 0.0)
+    processes = []
+
+    def sleeper(_: Mapping[str, Any]) -> Any:
+        found = subprocess.Popen(
+            ["sleep", "1000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        processes.append(found)
+        return found
+
+    with compiling_beside({}, 1, sleeper) as shared:
+        assert shared
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 def test_helpers_are_ended() -> None:
