@@ -8,11 +8,13 @@ they are taken over while no request runs: each output comes from one arithmetic
 
 import json
 import os
+import signal
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from subprocess import Popen
+from contextlib import contextmanager, suppress
+from subprocess import Popen, TimeoutExpired
 from threading import Thread
 from typing import IO, Any
 from weakref import finalize
@@ -24,6 +26,8 @@ from outrider.runtime.executors.compile_cache import Missing
 
 MOST_PROCESSES = 3
 """Each loads the models for itself."""
+
+_PATIENCE = 5.0  # seconds in which a process ends by itself
 
 News = dict[str, Any]
 """What a process tells: see ``compiler_process.py``."""
@@ -78,8 +82,9 @@ class BackgroundCompiler:
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until the processes have ended; at most so many seconds."""
+        ends = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(None if ends is None else max(0.0, ends - time.monotonic()))
 
     def take_over(self, *, idle: bool) -> None:
         """Loads programs that are compiled; called between two rounds.
@@ -150,10 +155,13 @@ def _documents(lines: IO[bytes]) -> Iterator[News]:
 
 
 def _stop(process: "Popen[bytes]") -> None:
-    """Ends a process; it may have ended."""
-    try:
-        assert process.stdin is not None
+    """Ends a process; it may have ended. One that does not notice is killed, with its compilers: it
+    does not where a process that was forked meanwhile holds its standard input open."""
+    assert process.stdin is not None
+    with suppress(OSError):
         process.stdin.close()
-    except OSError:
-        pass
-    process.wait()
+    try:
+        process.wait(_PATIENCE)
+    except TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
+        process.wait()

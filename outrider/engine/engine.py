@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
-from weakref import WeakSet
 
 from outrider.core.errors import PromptError
 from outrider.core.protocols import Drafter, Verifier
@@ -27,6 +26,7 @@ from outrider.engine.round_observer import Observed
 from outrider.engine.running_batch import RunningBatch
 from outrider.engine.scheduler import BatchKind, Scheduler
 from outrider.engine.settings import AUTO, AUTO_GREEDY, Settings
+from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.speculation import Speculation, SpeculationReader
 from outrider.methods import METHODS, Method, Recipe
 from outrider.runtime import HFModel
@@ -97,8 +97,6 @@ class Engine:
         prefixes: what ``prefix_cache`` keeps; None without it. ``prefixes.clear()`` drops it,
             which a change of a model's weights requires.
         observed: who watches the rounds.
-        compiler: what compiles missing programs in the background; None once the engine has them
-            all.
         governor: what ``num_speculative_tokens="auto"`` has learned; ``governor.beliefs(rows)``
             shows it. None where γ is given.
 
@@ -179,8 +177,8 @@ class Engine:
         self.prefixes = parts.prefixes
         self._settings = settings
         self.observed = Observed()
-        self.compiler: BackgroundCompiler | None = None
-        self._schedulers: WeakSet[Scheduler] = WeakSet()
+        self._programs = SharedPrograms()
+        self._num_changes = 0
         self._hint = ChatHint.of(parts.target.tokenizer)
         self._dispatcher = Dispatcher(self.new_scheduler)
 
@@ -392,7 +390,9 @@ class Engine:
         num_speculative_tokens: int | Literal["auto", "auto-greedy"] | None = None,
     ) -> Engine:
         """An engine of another method on the same models, with this one's other settings. Each of
-        the two engines may take ``max_memory`` and ``prefix_cache``.
+        the two engines may take ``max_memory`` and ``prefix_cache``. Both run by the models'
+        compiled programs. If this engine was loaded with programs, the other one compiles none: its
+        verification rules run by those that are in the cache folder, or eagerly.
 
         Args:
             method: a method that needs nothing else than the models, or the head, of this engine.
@@ -408,7 +408,7 @@ class Engine:
         if draft is not None and not (method.needs_draft or method.needs_head):
             draft = None
         settings, stops = self._settings, method.stops_when_unsure
-        return Engine(
+        engine = Engine(
             target,
             draft,
             method,
@@ -423,6 +423,18 @@ class Engine:
             measure=settings.measure,
             generation_config=settings.generation_config,
         )
+        engine._share_programs_of(self)
+        return engine
+
+    @property
+    def compiler(self) -> BackgroundCompiler | None:
+        """What compiles missing programs of the models in the background; None once they are all
+        taken over."""
+        return self._programs.compiler
+
+    @compiler.setter
+    def compiler(self, compiler: BackgroundCompiler | None) -> None:
+        self._programs.compiler = compiler
 
     @property
     def length_policy(self) -> Literal["auto", "auto-greedy"] | None:
@@ -451,16 +463,28 @@ class Engine:
             self.prefixes,
             self._take_over_programs,
         )
-        self._schedulers.add(scheduler)
+        self._programs.add(scheduler)
         return scheduler
 
     def _take_over_programs(self) -> None:
-        """Loads programs that were compiled in the background, between two rounds."""
-        if self.compiler is not None:
-            idle = not any(scheduler.num_running for scheduler in self._schedulers)
-            self.compiler.take_over(idle=idle)
-            if not self.compiler.num_missing:
-                self.compiler = None
+        """Loads programs that were compiled in the background, between two rounds. What a governor
+        has measured without them is forgotten."""
+        self._programs.take_over()
+        if self._num_changes != self._programs.num_changes:
+            self._num_changes = self._programs.num_changes
+            if self.governor is not None:
+                self.governor.forget_times()
+
+    def _share_programs_of(self, other: Engine) -> None:
+        """Runs by the programs of another engine on the same models. Where that one compiles none
+        any more, neither does this one: of its rules' programs it loads those that are in the cache
+        folder."""
+        from outrider.engine.warming import load_rules
+
+        other._programs.add(*self._programs.schedulers)
+        self._programs, self._num_changes = other._programs, other._programs.num_changes
+        if other.verification is not None and other.verification.sealed:
+            load_rules(self)
 
     def request(
         self,

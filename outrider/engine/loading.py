@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,7 +126,11 @@ def load(
             effect for models in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
-        make: makes the engine of the loaded models, with the arguments of :class:`Engine`.
+        make: makes the engine of the loaded models: :class:`Engine`, a subclass of it, or a
+            ``functools.partial`` of one, which is called with the arguments of :class:`Engine`. All
+            programs of another engine than :class:`Engine` are compiled now, whatever
+            ``background`` is, and its governor learns the times of rounds from requests alone,
+            since processes that run in lockstep must not measure by clocks of their own.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -135,12 +140,14 @@ def load(
     check_flag("background", background)
     if report is not None and not callable(report):
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
+    _check_make(make)
     engine = build(**arguments, report=report)
     if compile == "off" or make is not Engine or not _can_be_loaded_again(engine, target, draft):
         warm_up(engine, report)
     elif not _load_programs(engine, arguments, background, report):
         return engine  # its rounds will be faster once the programs are there
-    measure_round_times(engine, report)
+    if make is Engine:
+        measure_round_times(engine, report)
     return engine
 
 
@@ -251,6 +258,14 @@ def build(
     elif row.needs_head:
         loaded_draft = draft if isinstance(draft, Head) else _load_head(draft, head, loaded_target)
     return make(loaded_target, loaded_draft, row, **settings)
+
+
+def _check_make(make: object) -> None:
+    kind = make.func if isinstance(make, partial) else make
+    if not (isinstance(kind, type) and issubclass(kind, Engine)):
+        raise InvalidParameterError(
+            f"make={shown(make)}: must be Engine, a subclass of it, or a functools.partial of one"
+        )
 
 
 def _can_be_loaded_again(engine: Engine, *sources: Source | Head | None) -> bool:

@@ -2,8 +2,8 @@
 
 A few real rounds are run on made-up prompts, for greedy and for sampled rows: with 1, 2, 4, … rows
 and four draft lengths, 0 among them. What lies between is interpolated (``governor/costs.py``), and
-the rounds of requests correct it. A drafter without models is replaced by one whose drafts always
-have full length, because it would find little to copy in such texts.
+the rounds of requests correct it. A drafter without models and heads is replaced by one whose
+drafts always have full length, because it would find little to copy in such texts.
 
 Measuring takes about a second once; larger batches that do not fit are measured while they run. The
 times are kept in the cache folder (``governor/saved_times.py``).
@@ -93,9 +93,12 @@ def _sizes(most: int) -> list[int]:
 def _key(engine: Engine) -> str:
     """The fingerprint of an engine's times."""
     rules = (type(engine.verifier_at(temperature)).__name__ for temperature in (0.0, 1.0))
+    able = engine.drafter.capabilities
     return fingerprint(
-        (engine.target, *engine.drafter.capabilities.models),
+        (engine.target, *able.models),
         engine.method.name,
+        sorted(engine.recipe.drafter_options.items()),
+        (able.stops_early, able.fused_tokens),
         *rules,
         engine.kv_dtype,
         engine.num_speculative_tokens,
@@ -107,7 +110,7 @@ def _drafter(engine: Engine) -> Drafter[Any]:
     """What drafts in the measured rounds. Where some source learns from outputs, it is another
     drafter than the engine's, which shall not learn from made-up texts."""
     able = engine.drafter.capabilities
-    if not able.models:
+    if not able.models and not able.hidden_layers:
         return FullDrafts()
     return engine.new_drafter() if able.drafts_freely else engine.drafter
 

@@ -109,6 +109,14 @@ class Scheduler:
         return sum(batch.num_rows for batch in self.batches)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no output has begun, nor begins in a step of another thread. An output that waits
+        to be resumed has begun."""
+        if self._lock.locked() and not self.is_stepping_here:
+            return False
+        return not self.num_running and not any(row.token_ids for row in list(self._rows.values()))
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for a free row, or for the next step."""
         return len(self._waiting) + sum(row is not None for _, row in list(self._inbox))
@@ -134,23 +142,28 @@ class Scheduler:
         is raised here. Either way the other requests go on from the tokens that they have.
         """
         with self._lock:
-            if self._between_rounds is not None:
-                self._between_rounds()
-            self._read_inbox()
             self._thread = get_ident()
             try:
-                self._advance()
-            except Exception as error:
-                if not self._at_work:
-                    raise
-                self._recover(error)
-            except BaseException:
-                self._recover(None)
-                raise
+                progress = self._step()
             finally:
                 self._thread = None
-            progress, self._progress = self._progress, []
         self._read_inbox_between_steps()
+        return progress
+
+    def _step(self) -> list[Progress]:
+        if self._between_rounds is not None:
+            self._between_rounds()
+        self._read_inbox()
+        try:
+            self._advance()
+        except Exception as error:
+            if not self._at_work:
+                raise
+            self._recover(error)
+        except BaseException:
+            self._recover(None)
+            raise
+        progress, self._progress = self._progress, []
         return progress
 
     def _advance(self) -> None:

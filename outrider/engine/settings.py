@@ -1,7 +1,7 @@
 """An engine's settings besides its models; checked before any model is loaded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
@@ -88,7 +88,7 @@ class Settings:
         check_flag("generation_config", generation_config)
         if verifier is not None:
             _check_verifier(verifier)
-            recipe = Recipe(verifier, verifier, recipe.drafter)
+            recipe = replace(recipe, verifier=verifier, greedy_verifier=verifier)
         confidence = as_python(draft_confidence)
         if not is_finite(confidence):
             raise InvalidParameterError(

@@ -73,6 +73,15 @@ def load_compiled(engine: Engine) -> list[Stage]:
     return [stage for stage in programs_of(engine) if not make(stage, Missing.LEAVE)]
 
 
+def load_rules(engine: Engine) -> None:
+    """Loads the programs of the engine's verification rules that are in the cache folder; it does
+    without the others, and compiles none afterwards."""
+    if engine.verification is not None:
+        engine.verification.sealed = True
+    for stage in _rules(engine):
+        make(stage, Missing.LEAVE)
+
+
 def make(stage: Stage, missing: Missing) -> bool:
     """Makes a program; returns whether it is there, or known not to compile.
 
@@ -123,4 +132,4 @@ def _rules(engine: Engine) -> Iterator[Stage]:
     for rule, kind in dict.fromkeys((greedy, sampled)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)
-            yield Stage(f"rule {type(rule).__name__}", make, rule.needs != "distribution")
+            yield Stage(f"rule {type(rule).__name__}", make, rule.needs == "argmax")

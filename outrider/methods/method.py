@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from outrider.core.errors import IncompatibleError
@@ -77,11 +77,13 @@ class Recipe:
         verifier: the rule for a batch in which some row samples.
         greedy_verifier: the rule for a batch whose rows are all at temperature 0.
         drafter: builds the drafter.
+        drafter_options: the values of the drafter's own options, by name.
     """
 
     verifier: Verifier
     greedy_verifier: Verifier
     drafter: Callable[[Parts], Drafter[Any]]
+    drafter_options: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @cached_property
     def greedy_only(self) -> bool:
@@ -192,4 +194,4 @@ class Method:
         mine = {name: values[name] for name in options_of(self.rule) if name in values}
         rule = self.rule(**mine)
         theirs = {name: values[name] for name in options_of(self.drafter) if name in values}
-        return Recipe(rule, self.greedy(rule), lambda parts: self.drafter(parts, **theirs))
+        return Recipe(rule, self.greedy(rule), partial(self.drafter, **theirs), theirs)

@@ -1,6 +1,8 @@
-"""The name of the hardware, as reports and tables of measured times give it."""
+"""The names of the hardware, as reports and tables of measured times give them, and as programs
+compiled for it are told apart."""
 
 import platform
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -8,8 +10,12 @@ import torch
 
 def hardware() -> str:
     """The name of the GPU, or of the processor if there is none."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
+
+
+@cache
+def processor_name() -> str:
+    """The name of the processor."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

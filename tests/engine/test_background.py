@@ -2,8 +2,11 @@
 
 import io
 import json
+import signal
+import subprocess
 from collections.abc import Mapping
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,8 +17,11 @@ from torch import nn
 
 from outrider import Engine, Sampling
 from outrider.core.errors import OutriderWarning
+from outrider.engine import assembly, background
 from outrider.engine.background import BackgroundCompiler, News, compiling_beside
+from outrider.engine.shared_programs import SharedPrograms
 from outrider.engine.warming import Stage, load_compiled, programs_of
+from outrider.methods import METHODS
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compile_cache import _MISSING, Missing, Program, ProgramMissingError
 from outrider.runtime.executors.compiled import CompiledExecutor
@@ -59,7 +65,7 @@ class Process:
         self.stdout = io.BytesIO(f"no document\n{lines}".encode())
         self._code = code
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         return self._code
 
 
@@ -119,6 +125,109 @@ def test_programs_that_round_elsewhere_wait_until_no_request_runs() -> None:
     assert engine.compiler is None
 
 
+def test_engines_of_other_methods_wait_for_each_other_and_share_the_programs() -> None:
+    cache = Cache()
+    engine = engine_with(cache)
+    missing = load_compiled(engine)
+    other = engine.with_method(METHODS["block"])
+    first, second = ragged_prompts([9, 12])
+    rows = other.run(first, greedy(12))
+    next(rows)
+    cache.filled = True
+    engine.compiler = compiler(missing, all_of(engine))
+    engine.generate([second], greedy(2))
+    assert engine.compiler is not None
+    assert engine.compiler.num_missing == 5  # greedy decisions are exact
+    list(rows)
+    other.generate([second], greedy(2))
+    assert engine.compiler is other.compiler is None
+
+
+def test_engines_of_other_methods_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache fails where a program is to be compiled."""
+    cache = Cache()
+    engine = engine_with(cache)
+    load_compiled(engine)
+    monkeypatch.setattr(assembly, "compiled_program", lambda *args, **_: cache(*args[:2]))
+    other = engine.with_method(METHODS["block"])
+    assert isinstance(other.verification, CompiledVerifier)
+    for sampling in (greedy(4), Sampling(max_new_tokens=4, seed=1)):
+        other.generate(ragged_prompts([9]), sampling)
+    assert cache.calls == 0
+    cache.filled = True
+    again = engine.with_method(METHODS["block"])
+    again.generate(ragged_prompts([9]), greedy(4))
+    assert cache.calls > 0
+
+
+def test_outputs_that_an_error_interrupts_are_not_over() -> None:
+    """They are resumed by the programs that they began with."""
+    cache = Cache()
+    engine = engine_with(cache)
+    missing = load_compiled(engine)
+    scheduler = engine.new_scheduler()
+    for prompt in ragged_prompts([9, 12]):
+        scheduler.add(engine.request(prompt, greedy(12)))
+    scheduler.step()
+    assert not scheduler.is_idle
+    batch = scheduler.batches[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "step", raises_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.step()
+    cache.filled = True
+    rounded = [{"compiled": stage.number} for stage in missing if not stage.exact]
+    engine.compiler = compiler(missing, rounded)
+    assert scheduler.num_running == 0
+    while scheduler.num_running + scheduler.num_waiting or not scheduler.is_idle:
+        scheduler.step()
+        assert cache.calls == 0
+    scheduler.add(engine.request(ragged_prompts([9])[0], greedy(2)))
+    scheduler.step()
+    assert engine.compiler.num_missing == 1
+
+
+def raises_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_governor_forgets_the_times_of_what_programs_replace() -> None:
+    cache = Cache()
+    model, draft = cache.give(tiny()), cache.give(tiny(seed=1))
+    engine = engine_of(model, draft, "speculative", "auto")
+    missing = load_compiled(engine)
+    engine.generate(ragged_prompts([9]), greedy(30))
+    assert engine.governor is not None
+    assert "seconds, draft" in engine.governor.beliefs(1, greedy=True)
+    cache.filled = True
+    engine.compiler = compiler(missing, all_of(engine))
+    seen: list[bool] = []
+    for _ in engine.run(ragged_prompts([9])[0], greedy(30)):
+        seen.append("seconds, draft" in engine.governor.beliefs(1, greedy=True))
+    assert not seen[0]
+    assert seen[-1]
+
+
+def test_two_threads_take_over_each_program_once() -> None:
+    made: list[str] = []
+    shared = SharedPrograms()
+
+    def make() -> None:
+        if not made:
+            made.append("first")
+            second.start()
+            second.join(0.1)
+        else:
+            made.append("again")
+
+    shared.compiler = compiler([Stage("rule", make, True, 0)], [{"compiled": 0}])
+    second = Thread(target=shared.take_over)
+    shared.take_over()
+    second.join()
+    assert made == ["first"]
+    assert (shared.compiler, shared.num_changes) == (None, 1)
+
+
 def test_exact_programs_are_taken_over_while_requests_run() -> None:
     made: list[str] = []
     todo = [
@@ -141,6 +250,15 @@ def test_only_forward_passes_of_exact_models_are_exact() -> None:
     assert exact == [f"forward passes of {engine.target.name}", "rule Greedy"]
 
 
+def test_rules_that_compute_with_logits_are_not_exact() -> None:
+    """A rounding error may move a probability across a threshold."""
+    cache = Cache()
+    engine = engine_of(cache.give(tiny()), cache.give(tiny(seed=1)), "relaxed", γ)
+    engine.verification = CompiledVerifier(cache)
+    rules = {stage.what: stage.exact for stage in programs_of(engine) if "rule" in stage.what}
+    assert rules == {"rule RelaxedGreedy": False, "rule Relaxed": False}
+
+
 def test_warnings_and_the_end_of_the_process_are_passed_on() -> None:
     found = compiler([], [{"warning": "m does not compile, so it runs eagerly"}], code=3)
     with pytest.warns(OutriderWarning) as seen:
@@ -157,6 +275,23 @@ def test_helpers_that_cannot_be_started_are_done_without() -> None:
 
     with compiling_beside({}, 2, fail) as shared:
         assert not shared
+
+
+def test_a_process_whose_input_stays_open_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a process that was forked meanwhile has it, too."""
+    monkeypatch.setattr(background, "_PATIENCE", 0.0)
+    processes = []
+
+    def sleeper(_: Mapping[str, Any]) -> Any:
+        found = subprocess.Popen(
+            ["sleep", "1000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        processes.append(found)
+        return found
+
+    with compiling_beside({}, 1, sleeper) as shared:
+        assert shared
+    assert processes[0].returncode == -signal.SIGKILL
 
 
 def test_helpers_are_ended() -> None:

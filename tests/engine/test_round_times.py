@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
+from tiny_models import engine_of, greedy, ragged_prompts, random_head, tiny, token_ids
 
+import outrider
+from outrider.drafters.heads.medusa import MedusaDrafter
 from outrider.engine import Engine
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.saved_times import (
@@ -16,7 +18,7 @@ from outrider.engine.governor.saved_times import (
     read_times,
     write_times,
 )
-from outrider.engine.round_times import measure_round_times
+from outrider.engine.round_times import _drafter, measure_round_times
 from outrider.engine.running_batch import RunningBatch
 
 TARGET = tiny(dtype=torch.float64, std=0.2)
@@ -165,3 +167,38 @@ def test_measured_rounds_correct_what_was_assumed() -> None:
     costs.assume(4, 0, 0.0, 3.0)
     low, between, high = (costs.curve(rows, (0,))[0] for rows in (1, 2, 4))
     assert low < between < high
+
+
+class Lockstep(Engine):
+    """An engine whose processes run the same forward passes."""
+
+
+def test_processes_in_lockstep_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clocks and cache folders differ, and so would the rounds that they measure."""
+    rounds = count_rounds(monkeypatch)
+    for make, measures in ((Lockstep, False), (Engine, True)):
+        engine = outrider.load(
+            TARGET, DRAFT, num_speculative_tokens="auto", max_batch_size=1, make=make
+        )
+        assert type(engine) is make
+        assert bool(rounds) is measures
+
+
+def test_drafters_of_other_options_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tree(width: int) -> Engine:
+        return engine_of(
+            TARGET, DRAFT, "dynamic-tree", AUTO, options={"width": width}, max_batch_size=1
+        )
+
+    measure_round_times(tree(2), seconds=ENOUGH)
+    rounds = count_rounds(monkeypatch)
+    measure_round_times(tree(2), seconds=ENOUGH)
+    assert not rounds
+    measure_round_times(tree(3), seconds=ENOUGH)
+    assert rounds
+
+
+def test_a_head_without_a_model_drafts_in_measured_rounds() -> None:
+    engine = engine_of(TARGET, random_head("medusa", TARGET), "medusa", AUTO, max_batch_size=1)
+    assert not engine.drafter.capabilities.models
+    assert isinstance(_drafter(engine), MedusaDrafter)

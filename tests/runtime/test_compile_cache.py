@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from outrider.runtime import HFModel
+from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.compile_cache import compiled_program, dependencies
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ChainForward, TreeForward
@@ -95,6 +96,13 @@ def test_names_what_it_was_made_from() -> None:
     assert parts(renamed) == same
     others = [tiny("qwen3"), tiny(rms_norm_eps=0.1), tiny(dtype=torch.bfloat16)]
     assert all(parts(other) != same for other in others)
+
+
+def test_programs_of_another_processor_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share a cache folder may lack instructions of each other's processor."""
+    before = parts(tiny())
+    monkeypatch.setattr(compile_cache, "processor_name", lambda: "another")
+    assert parts(tiny()) != before
 
 
 def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:

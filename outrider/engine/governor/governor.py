@@ -193,6 +193,11 @@ class Governor:
                         each.rows, each.length, draft, each.total - each.draft + draft
                     )
 
+    def forget_times(self) -> None:
+        """Forgets how long rounds take: from now on, other code runs them."""
+        with self.lock:
+            self._costs.clear()
+
     def of_batch(self) -> BatchGovernor:
         """The choices for a new running batch."""
         return BatchGovernor(self)

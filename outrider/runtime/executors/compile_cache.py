@@ -34,6 +34,7 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.hardware import processor_name
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
     NarrowLinear,
@@ -186,6 +187,7 @@ def dependencies(module: nn.Module) -> list[str]:
         transformers.__version__,
         sys.version,
         torch.backends.cpu.get_cpu_capability(),
+        processor_name(),  # the C++ compiler takes all of its instructions
         str((uses_kernels(module), kernels_are_loaded(), _SHIMS, JoinLinears().uuid())),
         repr(module),
         str([(name, tuple(x.shape), x.stride(), x.dtype, x.device.type) for name, x in tensors]),
