@@ -122,7 +122,7 @@ def model_size(name: str, weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> M
         raise InvalidParameterError(f"model {name!r}: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise InvalidParameterError(f"model {name!r}: {file} holds no JSON object")
-    return _of_config(name, config.get("text_config", config), weight_bytes, kv_bytes)
+    return _of_config(name, config.get("text_config") or config, weight_bytes, kv_bytes)
 
 
 def _like_known(name: str, parameters: float, weight_bytes: float, kv_bytes: float) -> ModelSize:

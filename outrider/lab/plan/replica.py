@@ -52,6 +52,11 @@ class Workload:
         check_count("output_tokens", self.output_tokens, 1)
 
     @property
+    def row_tokens(self) -> int:
+        """Tokens of a whole request, for which its row reserves memory."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
     def mean_context(self) -> float:
         """Mean number of positions that a token of an output attends to."""
         return self.prompt_tokens + self.output_tokens / 2
