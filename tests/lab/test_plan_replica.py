@@ -116,8 +116,8 @@ def test_gamma_at_batch_one_is_the_optimum_of_leviathan() -> None:
     assert flat.gammas == (optimal_gamma(0.8, 0.1),)
 
 
-def test_a_fixed_gamma_is_kept() -> None:
-    assert drafting(3, fixed_gamma=2).gammas == (2, 2, 2)
+def test_no_draft_is_longer_than_allowed() -> None:
+    assert drafting(3, max_gamma=2).gammas == (2, 2, 2)
     assert drafting(3, max_gamma=0).gammas == (0, 0, 0)
 
 

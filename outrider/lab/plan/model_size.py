@@ -45,7 +45,6 @@ class ModelSize:
         num_experts, per_token: experts per layer, and those that a token is routed to.
         weight_bytes: bytes per parameter.
         kv_bytes: bytes per number in the KV cache.
-        vocabulary: size of the output layer; 0 if it is unknown.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ModelSize:
     per_token: int = 1
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
-    vocabulary: int = 0
 
     @property
     def parameters(self) -> float:
@@ -184,7 +182,6 @@ def _of_config(
         per_token,
         weight_bytes,
         kv_bytes,
-        vocabulary,
     )
 
 
