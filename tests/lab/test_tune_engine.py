@@ -127,7 +127,9 @@ def test_the_candidates_of_a_target(tmp_path: Path) -> None:
         "the n-gram table",
         "early exit",
     ]
-    with_budget = candidates(tiny, ["draft"], divergence_budget=0.3)
+    assert len(candidates(tiny, ["draft"], divergence_budget=0.3, longest=5)) == len(names) - 1
+    sampled = machine(plan={"temperatures": [1.0]})
+    with_budget = candidates(sampled, ["draft"], divergence_budget=0.3)
     assert [each.method for each in with_budget if "mentored" in each.name] == [
         "mentored:budget=0.3"
     ]

@@ -187,6 +187,18 @@ def test_a_metric_allows_several_budgets() -> None:
     assert names[1:4] == [f"mentored {budget} with the draft draft" for budget in (0.05, 0.2, 0.5)]
 
 
+def test_mentored_is_no_candidate_where_its_outputs_cannot_be_assessed() -> None:
+    """At temperature 0 it is lossless, so nothing would be compared; other commands would then use
+    it at other temperatures."""
+    plan = tiny_plan(**GREEDY)
+    machine = EngineMachine(
+        Engines(plan, tiny_pair()), plan, tiny_data(4), quality=QualityFloor("exact_match")
+    )
+    assert not any(
+        "mentored" in each.name for each in candidates(machine, ["draft"], has_metric=True)
+    )
+
+
 def test_metrics_need_references(tmp_path: Path) -> None:
     bare = tiny_data(4)
     without = DataSet(
