@@ -230,7 +230,7 @@ class EngineMachine:
         prompts: Sequence[int],
         sampling: Sampling,
     ) -> None:
-        rule = engine.verifier_at(sampling.temperature)
+        rule = engine.verifier_at(self._plan.temperatures[0])
         if not is_measurable(rule) or engine.drafter.capabilities.drafts_trees:
             raise IncompatibleError(
                 f"{source.name}: how far it diverges from the target cannot be measured, so no "
