@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from outrider.lab.metadata import run_metadata
+from benchmarks import page
 
 EMBEDDED = "embedded"
 KERNELS = "kernels, and loading the models"
@@ -70,8 +70,8 @@ def load(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[
 
 def first_tokens(method: str, dtype: str, threads: int, target: str = EMBEDDED) -> dict[str, Any]:
     """Seconds from the start of this process, of Python included, to the first token, to the first
-    one of a compiled forward pass of the target, and until no program is missing; None for what
-    does not come."""
+    one of a compiled forward pass of the target, if one comes, and until the compiler has ended;
+    and the number of programs that are missing then."""
     import torch
 
     import outrider
@@ -132,18 +132,15 @@ def total(loaded: dict[str, Any]) -> tuple[float, float]:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    metadata = report["about"]
-    lines = [
-        f"# First use, {report['target']}",
-        "",
-        f"{metadata['date']}, {metadata['hardware']}, {metadata['threads']} threads, torch "
-        f'{metadata["versions"]["torch"]}; `compile="auto"`, method {report["method"]}, γ 5, from '
-        f"empty cache folders; one run. Processor time is that of Python and of the C++ "
-        f"compilers that it runs. Load average before: {metadata['load']:.1f}; on an idle machine, "
-        f"the wall-clock time is only slightly longer than the processor time.",
-        "",
-        f"Command: `{report['command']}`",
-    ]
+    about = report["about"]
+    lines = page.header(
+        f"First use, {about['target']}",
+        about,
+        f'`compile="auto"`, method {about["method"]}, γ 5, from empty cache folders; one run. '
+        f"Processor time is that of Python and of the C++ compilers that it runs. Load average "
+        f"before: {about['load']:.1f}; on an idle machine, the wall-clock time is only slightly "
+        f"longer than the processor time.",
+    )
     for run in report["runs"]:
         (wall, busy), (wall_2, busy_2) = total(run["first"]), total(run["second"])
         lines += [
@@ -152,13 +149,14 @@ def markdown(report: dict[str, Any]) -> str:
             "",
             f"First use {wall:.0f} s ({busy:.0f} s of processor time); later loads {wall_2:.1f} s "
             f"({busy_2:.1f} s).",
-            "",
-            "| compiled | wall clock, s | Python, s | C++ compilers, s |",
-            "|---|---:|---:|---:|",
         ]
-        for stage in run["first"]["stages"]:
-            cells = (f"{stage[key]:.1f}" for key in ("wall", "python", "compilers"))
-            lines.append(f"| {stage['what']} | {' | '.join(cells)} |")
+        lines += page.table(
+            ("compiled", "wall clock, s", "Python, s", "C++ compilers, s"),
+            (
+                (each["what"], *(f"{each[key]:.1f}" for key in ("wall", "python", "compilers")))
+                for each in run["first"]["stages"]
+            ),
+        )
         times = run["background"]["seconds"].items()
         shown = "; ".join(f"{what} after {seconds:.0f} s" for what, seconds in times)
         missing = run["background"]["missing"]
@@ -169,11 +167,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--method", default="speculative")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--target", default=EMBEDDED)
     parser.add_argument("--load", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", nargs=4, help=argparse.SUPPRESS)
@@ -184,22 +180,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(run(method, dtype, int(threads), target)))
         return
     dtypes = " ".join(options.dtypes)
-    report = {
-        "about": run_metadata(repeats=1) | {"threads": options.threads, "load": os.getloadavg()[0]},
-        "command": f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
+    about = page.about(
+        f"python -m benchmarks.first_use --dtypes {dtypes} --method {options.method} "
         f"--threads {options.threads} --target {options.target}",
-        "method": options.method,
-        "target": options.target,
+        method=options.method,
+        target=options.target,
+        load=os.getloadavg()[0],
+    )
+    report = {
+        "about": about | {"threads": options.threads},  # of the processes that are measured
         "runs": [
             measure(options.method, each, options.threads, options.target)
             for each in options.dtypes
         ],
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "first_use.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    file.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
-    print(markdown(report))
+    page.publish(options.out, "first_use", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ No model runs. The rounds' times and acceptances are drawn at random around fixe
 beliefs move as they do in use. The bar is 1 % of a round. Run it on an idle machine.
 """
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any
 
+from benchmarks import page
 from outrider.engine.governor.governor import MOST, Governor, RowMemory, Sources
-from outrider.lab.metadata import command_line, run_metadata
+from outrider.lab.metadata import command_line
 
 BATCHES = (1, 4, 16, 32)
 ACCEPTANCES = (0.8, 0.1)
@@ -64,43 +62,30 @@ def _accepted(drawn: random.Random, acceptance: float, length: int) -> int:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    about = report["about"]
-    lines = [
-        "# The cost of the governor per round",
-        "",
-        f"{about['date']}, {about['hardware']}. Command: `{about['command']}`. Microseconds.",
-        "",
-        "| batch | acceptance | choice | outcome | both | 99th percentile |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in report["cells"]:
-        numbers = (row[name] for name in ("choice", "outcome", "both", "99th percentile"))
-        cells = " | ".join(f"{number:.0f}" for number in numbers)
-        lines.append(f"| {row['batch']} | {row['acceptance']:g} | {cells} |")
+    names = ("choice", "outcome", "both", "99th percentile")
+    rows = (
+        (row["batch"], f"{row['acceptance']:g}", *(f"{row[name]:.0f}" for name in names))
+        for row in report["cells"]
+    )
+    lines = page.header("The cost of the governor per round", report["about"], "microseconds.")
+    lines += page.table(("batch", "acceptance", *names), rows, left=0)
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, threads=None)
     parser.add_argument("--choices", type=int, default=10_000)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--acceptances", type=float, nargs="+", default=ACCEPTANCES)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(arguments)
     cells = [
         {"batch": rows, "acceptance": acceptance} | measure(rows, acceptance, options.choices)
         for rows in options.batches
         for acceptance in options.acceptances
     ]
-    about = run_metadata(command=command_line(), repeats=1, tokens=options.choices)
-    report = {"about": about, "cells": cells}
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / "governor_cost.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    page = markdown(report)
-    file.with_suffix(".md").write_text(page, encoding="utf-8")
-    print(page)
+    report = {"about": page.about(command_line(), choices=options.choices), "cells": cells}
+    page.publish(options.out, "governor_cost", report, markdown(report))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import torch
 
 import outrider
 from benchmarks.inflate import Shape, inflate
+from benchmarks.page import bars_table
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
 from outrider.cli.profile_table import show
@@ -116,11 +117,7 @@ def markdown(report: dict[str, Any]) -> str:
         show(case, text)
         table = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
         lines += ["", f"## {case['name']}", "", f"Command: `{case['command']}`", ""]
-        lines += ["```", table.strip(), "```", ""]
-        lines += ["| bar | measured | met |", "|---|---:|---|"]
-        lines += [
-            f"| {bar} | {value} | {'yes' if met else 'no'} |" for bar, value, met in bars(case)
-        ]
+        lines += ["```", table.strip(), "```", *bars_table(bars(case))]
     lines += ["", f"## β: {report['cases'][0]['name']}", ""]
     lines += ["![Pass time and β by tokens in the pass](profile.svg)"]
     return "\n".join(lines) + "\n"

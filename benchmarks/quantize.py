@@ -22,11 +22,10 @@ The table is printed and written to ``quantize-NAME.md``.
 
 import argparse
 import copy
-import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import outrider
+from benchmarks import page
 from benchmarks.inflate import Shape, inflate
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Sampling, load_model
 from outrider.engine import Engine
-from outrider.lab.metadata import hardware
 from outrider.runtime import HFModel
 from outrider.runtime.hf.gguf import is_gguf
 from outrider.runtime.hf.quantize import KEEP, quantize
@@ -213,14 +212,18 @@ def quality_page(source: str, positions: int, rows: Sequence[Mapping[str, Any]])
         "",
         f"{date.today().isoformat()}, float32 arithmetic, {positions:,} positions of held-out text "
         "(this project's own sources). α is that of the kind as a draft of the unquantized model.",
-        "",
-        "| weights | MB | perplexity | against unquantized | α, T = 0 | α, T = 1 |",
-        "|---|---:|---:|---:|---:|---:|",
-        *(
-            f"| {row['kind']} | {row['bytes'] / 1e6:.1f} | {row['perplexity']:.3f} | "
-            f"{row['perplexity'] / first - 1:+.2%} | {row['alpha'][0]:.4f} | "
-            f"{row['alpha'][1]:.4f} |"
-            for row in rows
+        *page.table(
+            ("weights", "MB", "perplexity", "against unquantized", "α, T = 0", "α, T = 1"),
+            (
+                (
+                    row["kind"],
+                    f"{row['bytes'] / 1e6:.1f}",
+                    f"{row['perplexity']:.3f}",
+                    f"{row['perplexity'] / first - 1:+.2%}",
+                    *(f"{each:.4f}" for each in row["alpha"]),
+                )
+                for row in rows
+            ),
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -285,68 +288,91 @@ def verdict(report: Mapping[str, Any]) -> str:
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as a page."""
     about, quality = report["about"], report["quality"]
-    lines = [
-        "# Quantized weights",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{about['torch']}, torchao {about['torchao']}; activations and unquantized weights in "
-        f"{about['dtype']}. Passes over 1 and 6 tokens after {CONTEXT}; kinds alternate, medians "
-        f"of {about['repeats']} (inflated: a sixth of that). Compiled: a pass over as many tokens "
-        "without context. "
-        "'torchao int8' are torchao's own tensors, which are dequantized in every pass; int8 and "
-        "int4 are those of `quantize_draft` and `quantize_target`. The inflated draft is the "
-        "embedded one with parameters that contribute nothing.",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-        verdict(report),
-        "",
-        "| model | weights | MB | ms, 1 token | ms, 6 tokens | faster, 1 / 6 tokens |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for model in report["models"]:
-        plain = model["rows"][0]["seconds"]
-        for row in model["rows"]:
-            one, six = (row["seconds"][str(width)] for width in WIDTHS)
-            lines.append(
-                f"| {model['name']} | {row['kind']} | {row['bytes'] / 1e6:.1f} | {one * 1e3:.2f} | "
-                f"{six * 1e3:.2f} | {plain['1'] / one:.2f} / {plain['6'] / six:.2f} |"
-            )
+    lines = page.header(
+        "Quantized weights",
+        about,
+        f"torchao {about['torchao']}. Activations and unquantized weights in {about['dtype']}. "
+        f"Passes over 1 and 6 tokens after {CONTEXT}; kinds alternate, medians of "
+        f"{about['repeats']} (inflated: a sixth of that). Compiled: a pass over as many tokens "
+        "without context. 'torchao int8' are torchao's own tensors, which are dequantized in every "
+        "pass; int8 and int4 are those of `quantize_draft` and `quantize_target`. The inflated "
+        "draft is the embedded one with parameters that contribute nothing.",
+    )
+    lines += ["", verdict(report)]
+    lines += page.table(
+        ("model", "weights", "MB", "ms, 1 token", "ms, 6 tokens", "faster, 1 / 6 tokens"),
+        _pass_rows(report["models"]),
+        left=2,
+    )
     perplexity = quality["perplexity"]
     lines += [
         "",
         f"On {quality['places']:,} positions of held-out text (this project's own sources):",
-        "",
-        "| weights | perplexity of the target | of the draft |",
-        "|---|---:|---:|",
-        *(
-            f"| {kind} | {perplexity['target'][kind]:.3f} | {perplexity['draft'][kind]:.3f} |"
-            for kind in KINDS
+        *page.table(
+            ("weights", "perplexity of the target", "of the draft"),
+            (
+                (kind, f"{perplexity['target'][kind]:.3f}", f"{perplexity['draft'][kind]:.3f}")
+                for kind in KINDS
+            ),
         ),
-        "",
-        "| target | draft | α, T = 0 | α, T = 1 |",
-        "|---|---|---:|---:|",
-        *(
-            f"| {row['target']} | {row['draft']} | {row['alpha'][0]:.4f} | {row['alpha'][1]:.4f} |"
-            for row in quality["alpha"]
+        *page.table(
+            ("target", "draft", "α, T = 0", "α, T = 1"),
+            (
+                (row["target"], row["draft"], *(f"{each:.4f}" for each in row["alpha"]))
+                for row in quality["alpha"]
+            ),
+            left=2,
         ),
         "",
         f"Decoding, greedy, γ = 5, batch 1, 4 prompts of {about['tokens']} tokens, medians of "
         f"{about['rounds']}. With an unquantized target, all rows have the same output, whatever "
         "the draft.",
-        "",
-        "| target | draft | tokens/s | spread | acceptance length | against plain, unquantized |",
-        "|---|---|---:|---:|---:|---:|",
     ]
-    plain_rate = report["speeds"][0]["tokens_per_second"]
-    for row in report["speeds"]:
+    lines += page.table(
+        (
+            "target",
+            "draft",
+            "tokens/s",
+            "spread",
+            "acceptance length",
+            "against plain, unquantized",
+        ),
+        _speed_rows(report["speeds"]),
+        left=2,
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _pass_rows(models: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Bytes and pass times of each model with each kind of weights."""
+    for model in models:
+        plain = model["rows"][0]["seconds"]
+        for row in model["rows"]:
+            one, six = (row["seconds"][str(width)] for width in WIDTHS)
+            yield (
+                model["name"],
+                row["kind"],
+                f"{row['bytes'] / 1e6:.1f}",
+                f"{one * 1e3:.2f}",
+                f"{six * 1e3:.2f}",
+                f"{plain['1'] / one:.2f} / {plain['6'] / six:.2f}",
+            )
+
+
+def _speed_rows(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Speed of each pair; the first is plain decoding with unquantized weights."""
+    plain_rate = found[0]["tokens_per_second"]
+    for row in found:
         rate = row["tokens_per_second"]
         low, high = row["spread"]
-        lines.append(
-            f"| {row['target']} | {row['draft'] or '(plain)'} | {rate:.1f} | "
-            f"{low:.1f}-{high:.1f} | {row['acceptance_length']:.2f} | {rate / plain_rate:.2f} |"
+        yield (
+            row["target"],
+            row["draft"] or "(plain)",
+            f"{rate:.1f}",
+            f"{low:.1f}-{high:.1f}",
+            f"{row['acceptance_length']:.2f}",
+            f"{rate / plain_rate:.2f}",
         )
-    return "\n".join(lines) + "\n"
 
 
 @torch.no_grad()
@@ -372,20 +398,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             models.append({"name": f"{name}, compiled", "rows": rows})
             print(models[-1], flush=True)
     return {
-        "about": {
-            "date": date.today().isoformat(),
-            "hardware": hardware(),
-            "threads": options.threads,
-            "torch": torch.__version__,
-            "torchao": torchao.__version__,
-            "dtype": str(pair[0].dtype).removeprefix("torch."),
-            "repeats": options.repeats,
-            "tokens": options.tokens,
-            "rounds": options.rounds,
-            "command": f"python -m benchmarks.quantize --rows {options.rows} --repeats "
-            f"{options.repeats} --rounds {options.rounds} --tokens {options.tokens}"
+        "about": page.about(
+            f"python -m benchmarks.quantize --rows {options.rows} --repeats {options.repeats} "
+            f"--rounds {options.rounds} --tokens {options.tokens}"
             + (" --compile" if options.compile else ""),
-        },
+            torchao=torchao.__version__,
+            dtype=str(pair[0].dtype).removeprefix("torch."),
+            repeats=options.repeats,
+            tokens=options.tokens,
+            rounds=options.rounds,
+        ),
         "models": models,
         "quality": quality(pair, options.rows),
         "speeds": speeds(pair, options.tokens, options.rounds),
@@ -394,30 +416,26 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--model", help="measure only the quality of this folder or GGUF file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.model is not None:
         with torch.no_grad():
             rows = quality_of(options.model, options.rows)
-        page = quality_page(options.model, options.rows * (LENGTH - 1), rows)
-        (options.out / f"quantize-{Path(options.model).stem}.md").write_text(page)
-        print(page)
+        text = quality_page(options.model, options.rows * (LENGTH - 1), rows)
+        options.out.mkdir(parents=True, exist_ok=True)
+        file = options.out / f"quantize-{Path(options.model).stem}.md"
+        file.write_text(text, encoding="utf-8")
+        print(text)
         return
     report = run(options)
-    (options.out / "quantize.json").write_text(json.dumps(report, indent=1) + "\n")
-    page = markdown(report)
-    (options.out / "quantize.md").write_text(page)
-    print(page)
+    page.publish(options.out, "quantize", report, markdown(report))
 
 
 if __name__ == "__main__":

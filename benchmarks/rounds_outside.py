@@ -11,20 +11,18 @@ Methods of one compile mode share the loaded pair. Each method's row is written 
 so a run that is interrupted keeps what it has. Writes JSON and Markdown.
 """
 
-import argparse
-import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 import outrider
+from benchmarks import page
 from benchmarks.memory_rounds import TREE
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
 from outrider.core.errors import OutriderError
-from outrider.lab.metadata import command_line, run_metadata
+from outrider.lab.metadata import command_line
 from outrider.lab.profile.instrument import recorded
 from outrider.lab.profile.phases import Phases
 from outrider.lab.profile.rounds import generate_rounds
@@ -105,20 +103,20 @@ def row(
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about, tables = report["about"], report["milliseconds"]
-    lines = ["# Time per round outside the forward passes", ""]
-    lines += [f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "]
-    lines[-1] += f"{about['versions']['torch']}; {about['target']} target, {about['draft']} draft."
-    lines += ["", f"Command: `{about['command']}`"]
+    models = f"{about['target']} target, {about['draft']} draft."
+    lines = page.header("Time per round outside the forward passes", about, models)
     for mode, rows in tables.items():
         reference = rows.get(REFERENCE[0], {}).get(REFERENCE[1])
         samplings = list(dict.fromkeys(each for times in rows.values() for each in times))
         lines += ["", f"## compile={mode}", "", "Milliseconds per round; in parentheses, the ratio"]
         lines[-1] += f" to `{REFERENCE[0]}` at {REFERENCE[1]}."
-        lines += ["", "| method | " + " | ".join(samplings) + " |"]
-        lines += ["|---|" + "---:|" * len(samplings)]
-        for name, times in rows.items():
-            cells = [_cell(times.get(each), reference) for each in samplings]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines += page.table(
+            ("method", *samplings),
+            (
+                (name, *(_cell(times.get(each), reference) for each in samplings))
+                for name, times in rows.items()
+            ),
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -130,7 +128,7 @@ def _cell(time: float | None, reference: float | None) -> str:
 
 def main() -> None:
     """Parses the options, measures, and writes the report after each method."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--samplings", nargs="+", choices=SAMPLINGS, default=list(SAMPLINGS))
     parser.add_argument("--compile", nargs="+", choices=("off", "auto"), default=["off", "auto"])
@@ -138,11 +136,8 @@ def main() -> None:
     parser.add_argument("--draft", default="embedded")
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
     tables: dict[str, dict[str, Any]] = {}
     for mode in options.compile:
         load = outrider.load(options.target, options.draft, compile=mode)
@@ -156,10 +151,9 @@ def main() -> None:
                 options.repeats,
             )
             print(mode, name, tables[mode][name], flush=True)
-            about = run_metadata(target=options.target, draft=options.draft, command=command_line())
+            about = page.about(command_line(), target=options.target, draft=options.draft)
             report = {"about": about, "milliseconds": tables}
-            (options.out / "rounds_outside.json").write_text(json.dumps(report, indent=1) + "\n")
-            (options.out / "rounds_outside.md").write_text(markdown(report))
+            page.write(options.out, "rounds_outside", report, markdown(report))
 
 
 if __name__ == "__main__":

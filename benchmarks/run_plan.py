@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.copy_prompts import KINDS, prompts
+from benchmarks.page import bars_table
 from outrider.lab.bench import BenchPlan, CellResult, Progress, plan_of, read_plan, run_bench
 from outrider.lab.data import DataSet, Example
 from outrider.lab.data.hub import hash_of
@@ -78,8 +79,7 @@ def page(description: Mapping[str, Any], results: Sequence[CellResult]) -> str:
             lines += ["", f"{name[0].upper()}{name[1:]}:", "", *table(part, _written(name))]
     found = bars(description.get("bars", ()), results)
     if found:
-        lines += ["", "| bar | measured | met |", "|---|---:|---|"]
-        lines += [f"| {text} | {v:.2f} | {'yes' if met else 'no'} |" for text, v, met in found]
+        lines += bars_table((text, f"{value:.2f}", met) for text, value, met in found)
     return "\n".join(lines) + "\n"
 
 

@@ -6,8 +6,8 @@
 Bodies are nearly right: the field that the endpoint needs and a few others, each of values that are
 mostly of its type. ``tests/serve/test_fuzz.py`` sends a few hundred of them. Requests come in parts
 of 1,000, each with a seed of its own. Writes ``runs/serve/fuzz.json`` after each part; the same
-command goes on after the last one. Fails if a status is not documented, if an error is not in
-OpenAI's format, or if an output is left.
+command goes on after the last one, or begins anew where none was missing. Fails if a status is not
+documented, if an error is not in OpenAI's format, or if an output is left.
 """
 
 import argparse
@@ -236,12 +236,14 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def earlier_parts(path: Path, first_seed: int) -> list[dict[str, Any]]:
-    """The parts that an earlier run with this seed has done."""
+def earlier_parts(path: Path, first_seed: int, num: int) -> list[dict[str, Any]]:
+    """The parts that an earlier run with this seed has done of so many; none if it has done all,
+    so that the same command tests anew."""
     if not path.exists():
         return []
     kept = json.loads(path.read_text())
-    return list(kept["parts"]) if kept.get("seed") == first_seed else []
+    parts = list(kept["parts"]) if kept.get("seed") == first_seed else []
+    return parts if len(parts) < num else []
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -254,12 +256,13 @@ def main(arguments: list[str] | None = None) -> int:
     from outrider.serve.app import create_app
     from outrider.serve.settings import ServerSettings
 
-    parts = earlier_parts(given_.output, given_.seed)
+    num = math.ceil(given_.requests / PART)
+    parts = earlier_parts(given_.output, given_.seed, num)
     given_.output.parent.mkdir(parents=True, exist_ok=True)
     app = create_app(calling_engine(context=384), ServerSettings(max_methods=3, request_timeout=60))
     with TestClient(app, raise_server_exceptions=False) as client:
         service = app.state.service
-        for number in range(len(parts), math.ceil(given_.requests / PART)):
+        for number in range(len(parts), num):
             began = time.monotonic()
             statuses = fuzz_part(client, service, given_.seed + number, PART)
             seconds = time.monotonic() - began

@@ -11,7 +11,6 @@ this processor's section of ``wide.json``, and ``wide.md``. The numbers of
 ``outrider/runtime/kernels/processors.py`` are read from it.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from benchmarks import page
 from outrider import load_model
-from outrider.lab.metadata import run_metadata
 from outrider.runtime import HFModel
 from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.kernels.build import load_kernels
@@ -96,61 +95,57 @@ def measure(source: str, tokens: Sequence[int], prefill: Sequence[int], threads:
             for n in prefill
         ]
     clock = "processor time" if threads == 1 else "wall-clock time"
-    about = run_metadata() | {"threads": threads, "model": Path(source).name, "clock": clock}
+    about = page.about(
+        f"python -m benchmarks.wide --model {source} --tokens {' '.join(map(str, tokens))} "
+        f"--prefill {' '.join(map(str, prefill))} --threads {threads}",
+        model=Path(source).name,
+        clock=clock,
+    )
     return {"about": about, "layers": layers, "prefill": prefills}
 
 
 def markdown(sections: Mapping[str, Any]) -> str:
     """One section per kind of processor."""
-    lines = ["# Wide forward passes", ""]
+    lines = ["# Wide forward passes"]
     for name, section in sections.items():
         about = section["about"]
+        text = f"{about['clock']}, shapes of `{about['model']}`; billions of products per second."
+        lines += ["", *page.header(name, about, text, level=2)]
         columns = list(section["layers"][0]["speeds"]) if section["layers"] else []
-        lines += [
-            f"## {name}",
-            "",
-            f"{about['date']}, {about['hardware']}, {about['threads']} threads ({about['clock']}), "
-            f"shapes of `{about['model']}`; billions of products per second.",
-            "",
-            f"| inputs × outputs | tokens | {' | '.join(columns)} |",
-            f"|---|---:|{'---:|' * len(columns)}",
-            *(
-                f"| {row['shape'][0]} × {row['shape'][1]} | {row['tokens']} | "
-                f"{' | '.join(f'{speed:.0f}' for speed in row['speeds'].values())} |"
+        lines += page.table(
+            ("inputs × outputs", "tokens", *columns),
+            (
+                (
+                    f"{row['shape'][0]} × {row['shape'][1]}",
+                    row["tokens"],
+                    *(f"{speed:.0f}" for speed in row["speeds"].values()),
+                )
                 for row in section["layers"]
             ),
-            "",
-            "| prefill, tokens | dtype | tokens/s |",
-            "|---:|---|---:|",
-            *(
-                f"| {row['tokens']} | {row['dtype']} | {row['speed']:.0f} |"
-                for row in section["prefill"]
-            ),
-            "",
-        ]
-    return "\n".join(lines)
+        )
+        lines += page.table(
+            ("dtype", "prefill, tokens", "tokens/s"),
+            ((row["dtype"], row["tokens"], f"{row['speed']:.0f}") for row in section["prefill"]),
+        )
+    return "\n".join(lines) + "\n"
 
 
 def written(out: Path, name: str, section: Any) -> str:
     """Adds a section to the report file, writes the page, and returns it."""
-    out.mkdir(parents=True, exist_ok=True)
     file = out / "wide.json"
     sections = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     sections[name] = section
-    file.write_text(json.dumps(sections, indent=1) + "\n", encoding="utf-8")
-    page = markdown(sections)
-    file.with_suffix(".md").write_text(page, encoding="utf-8")
-    return page
+    text = markdown(sections)
+    page.write(out, "wide", sections, text)
+    return text
 
 
 def main() -> None:
     """Parses the options, measures, and writes the page."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = page.parser(__doc__, threads=1)
     options.add_argument("--model", default="runs/smollm2/model")
     options.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 32, 128, 512])
     options.add_argument("--prefill", type=int, nargs="+", default=[512, 4096])
-    options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     asked = options.parse_args()
     section = measure(asked.model, asked.tokens, asked.prefill, asked.threads)
     print(written(asked.out, processor().name, section))

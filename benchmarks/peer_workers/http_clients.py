@@ -47,8 +47,9 @@ class HttpClients:
                     async with http.stream("POST", "/v1/completions", json=request) as response:
                         if response.status_code != 200:
                             raise RuntimeError((await response.aread()).decode())
-                        async for _ in response.aiter_bytes():
-                            pass
+                        text = b"".join([part async for part in response.aiter_bytes()])
+                        if b'"length"' not in text:  # the finish reason of a whole output
+                            raise RuntimeError(f"an output ended early: {text[-300:].decode()}")
 
             await http.get("/health")
             began = time.perf_counter()

@@ -31,7 +31,7 @@ def show(
 
 
 def _answer(found: "Plan") -> list[str]:
-    best, plain = found.best, found.plain
+    best = found.best
     state = best.state
     assert state is not None
     gpus = f"{best.degree} GPU{'s' if best.degree > 1 else ''} each"
@@ -44,7 +44,8 @@ def _answer(found: "Plan") -> list[str]:
         f"request; the most it serves is {best.max_load:.4g} requests per second.",
     ]
     if best.draft_on == "none":
-        return lines
+        return lines + _not_worth_it(found)
+    plain = found.plain
     if plain.state is None:
         lines.append(f"Plain decoding serves at most {plain.max_load:.4g} requests per second.")
     else:
@@ -53,6 +54,21 @@ def _answer(found: "Plan") -> list[str]:
             f"{plain.state.request:.3g} s per request."
         )
     return [*lines, _stops(best)]
+
+
+def _not_worth_it(found: "Plan") -> list[str]:
+    """That plain decoding is faster than the draft that was asked for."""
+    if found.question.draft is None:
+        return []
+    drafting = found.drafting
+    if drafting is None:
+        return ["With the draft, no option fits into memory and serves this load."]
+    assert drafting.state is not None
+    return [
+        f"Speculation does not pay at this load: with the draft, a request takes "
+        f"{drafting.state.request:.3g} s.",
+        _stops(drafting),
+    ]
 
 
 def _drafting(option: "Option") -> str:

@@ -31,14 +31,14 @@ def test_each_program_is_timed_and_warnings_are_kept(monkeypatch: pytest.MonkeyP
 
 def test_the_page_shows_both_loads() -> None:
     stages = [{"what": "rule Greedy", "wall": 9.0, "python": 3.0, "compilers": 5.0}]
-    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "load": 0}
+    about = {"date": "d", "hardware": "h", "threads": 2, "torch": "t", "load": 0}
+    about |= {"command": "c", "method": "m", "target": "t"}
     first = {"stages": stages * 2, "warnings": ["it differs"]}
     second = {"stages": [stages[0] | {"wall": 0.5, "compilers": 0.0}], "warnings": []}
     tokens = {"seconds": {"first token": 4.0, "first compiled token": 21.0}, "missing": 1}
     runs = [{"dtype": "bfloat16", "first": first, "second": second, "background": tokens}]
-    page = first_use.markdown(
-        {"about": about, "command": "c", "method": "m", "target": "t", "runs": runs}
-    )
+    page = first_use.markdown({"about": about, "runs": runs})
+    assert page.startswith("# First use, t\n\nd, h, 2 threads, torch t; `compile=")
     assert "First use 18 s (16 s of processor time); later loads 0.5 s (3.0 s)." in page
     assert page.count("| rule Greedy | 9.0 | 3.0 | 5.0 |") == 2
     assert "first token after 4 s; first compiled token after 21 s; 1 programs missing" in page

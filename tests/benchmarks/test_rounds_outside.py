@@ -23,7 +23,7 @@ def test_the_page_compares_with_speculative_sampling() -> None:
         "date": "2026-01-01",
         "hardware": "a processor",
         "threads": 2,
-        "versions": {"torch": "x"},
+        "torch": "x",
         "target": "one",
         "draft": "another",
         "command": "C",

@@ -1,5 +1,6 @@
 """The table of the servers' benchmark, and its workers."""
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -94,6 +95,10 @@ def test_clients_in_a_process_of_their_own(tmp_path: Path) -> None:
             assert worker.decode_all([[1, 2], [3], [4]], 2, 6).seconds > 0
             with pytest.raises(PeerError, match="out of range"):
                 worker.decode_all([[999]], 1, 6)
+        more = json.dumps({"ignore_eos": False, "logit_bias": {"0": 100}})
+        early = pytest.raises(PeerError, match="an output ended early")
+        with Client([*command, url, more], tmp_path / "log") as worker, early:
+            worker.decode_all([[1, 2]], 1, 6)
     finally:
         server.should_exit = True
         thread.join()

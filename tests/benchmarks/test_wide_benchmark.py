@@ -26,4 +26,5 @@ def test_sections_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
     written(tmp_path, "one", section)
     page = written(tmp_path, "other", section)
     assert page.count("\n## ") == 2
-    assert page.count("| 5 | bfloat16 |") == 2
+    assert page.count("| bfloat16 | 5 |") == 2
+    assert page.count("Command: `python -m benchmarks.wide --model models/tiny --tokens 1 3") == 2

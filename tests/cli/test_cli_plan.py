@@ -72,6 +72,14 @@ def test_a_simulated_hour_has_the_plan_and_plain_decoding(run: Run) -> None:
     assert simulated["plan"]["arrived"] == simulated["plain decoding"]["arrived"]
 
 
+def test_a_draft_that_does_not_pay_is_said_so(run: Run) -> None:
+    result = run(*PLAN[:3], "--draft", "70B", "--gpus", 8, "--load", 1, "--alpha", 0.1)
+    assert result.exit_code == 0, result.output
+    assert "plain decoding" in result.stdout.splitlines()[0]
+    assert "Speculation does not pay at this load: with the draft" in result.stdout
+    assert "Speculation pays at no batch size" in result.stdout
+
+
 def test_without_a_draft_decoding_is_plain(run: Run) -> None:
     result = run("plan", "--target", "8B", "--gpus", 1, "--load", 1)
     assert result.exit_code == 0, result.output

@@ -168,6 +168,10 @@ def test_measured_alpha(tmp_path: Path) -> None:
     found, source = measured_alpha(file)
     assert found == drafted["speed"]["alpha"]
     assert source == f"measured, fast in {file}"
+    rejected = bench_cells.cell("fast", alpha=0.8, gamma=4)
+    rejected["speed"]["alpha"] = 0.0
+    write(plain, drafted, rejected)
+    assert measured_alpha(file)[0] == pytest.approx(found / 2)
     write(plain)
     with pytest.raises(InvalidParameterError, match="no measured cell there has drafts"):
         measured_alpha(file)

@@ -116,8 +116,8 @@ def test_gamma_at_batch_one_is_the_optimum_of_leviathan() -> None:
     assert flat.gammas == (optimal_gamma(0.8, 0.1),)
 
 
-def test_a_fixed_gamma_is_kept() -> None:
-    assert drafting(3, fixed_gamma=2).gammas == (2, 2, 2)
+def test_no_draft_is_longer_than_allowed() -> None:
+    assert drafting(3, max_gamma=2).gammas == (2, 2, 2)
     assert drafting(3, max_gamma=0).gammas == (0, 0, 0)
 
 
@@ -175,6 +175,10 @@ def test_a_model_that_does_not_fit() -> None:
         plan(question(num_gpus=1))
     with pytest.raises(InvalidParameterError, match="no server of 8 such GPUs holds it"):
         plan(question(target=model_size("2T")))
+    long = Workload(0.1, 512, 100_000_000)
+    message = "weights take 16 GB and the KV cache of a request of 100000512 tokens 1.31e"
+    with pytest.raises(InvalidParameterError, match=message):
+        plan(question(target=model_size("8B"), workload=long))
 
 
 def test_a_load_that_is_too_high_names_the_gpus_that_would_do() -> None:
@@ -189,8 +193,32 @@ def test_a_load_that_is_too_high_names_the_gpus_that_would_do() -> None:
 def test_a_time_per_token_that_no_number_of_gpus_reaches() -> None:
     with pytest.raises(InvalidParameterError, match="no number of GPUs is that fast"):
         plan(question(max_per_token=1e-5))
+    with pytest.raises(InvalidParameterError, match="2 GPUs do not reach it under this load"):
+        plan(question(0.1, num_gpus=2, max_per_token=0.006))  # 8 do
+    assert plan(question(0.1, max_per_token=0.006)).best.degree == 8
     with pytest.raises(InvalidParameterError, match="8 GPUs do not reach it under this load"):
         plan(question(load=22.0, max_per_token=0.006))
+
+
+def test_a_draft_that_does_not_pay_is_left_out() -> None:
+    """Its passes take as long as the target's, and so does its part of prefill."""
+    passes = {"target": MeasuredPasses(TARGET), "draft": MeasuredPasses(TARGET)}
+    work = Workload(0.01, 100, 10)
+    found = plan(question(passes=passes, workload=work, on=accelerator("b200"), alpha=0.5))
+    assert found.best.draft_on == "none"
+    assert found.best is found.plain
+    drafting = found.drafting
+    assert drafting is not None
+    assert set(drafting.replica.gammas) == {0}
+    assert drafting.state is not None
+    assert found.best.state is not None
+    assert drafting.state.request > found.best.state.request
+
+
+def test_a_target_that_fits_only_without_its_draft() -> None:
+    found = plan(question(0.1, target=model_size("35B"), draft=model_size("3B"), num_gpus=1))
+    assert found.best.draft_on == "none"
+    assert found.drafting is None
 
 
 def test_plain_decoding_alone() -> None:

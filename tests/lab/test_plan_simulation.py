@@ -15,7 +15,7 @@ import pytest
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.analysis.tokens_per_round import expected_tokens
 from outrider.lab.plan import Fleet, MeasuredPasses, Replica, Traffic, Workload, simulate
-from outrider.lab.plan.simulate import Histogram
+from outrider.lab.plan.simulate import Histogram, _Simulation
 
 R, SECONDS = 300, 2000.0
 
@@ -112,7 +112,8 @@ def test_the_speedup_is_that_of_the_formula() -> None:
     passes = MeasuredPasses({1: 1.0, 4: 1.3}), MeasuredPasses({1: 0.1})
     rates = {}
     for gamma in (0, 3):
-        replica = Replica(*passes, 0.8, Workload(1.0, 1, 50), 1, fixed_gamma=gamma)
+        replica = Replica(*passes, 0.8, Workload(1.0, 1, 50), 1, max_gamma=gamma)
+        assert replica.gammas == (gamma,)
         fleet = Fleet(20, replica.row_rates, queue=10)
         found = simulate(fleet, Traffic(1.5, 50.0), 4000, warmup=500, window=100)
         assert found.rejected > 0
@@ -132,14 +133,14 @@ def test_prefill_interrupts_all_rows() -> None:
 
 
 def test_failures_lose_nothing() -> None:
-    """Whatever arrived has finished, was rejected, or is still there: all of it after a while
-    without arrivals."""
+    """Whatever arrived has finished, was rejected, runs, waits, or is about to arrive again."""
     fleet = Fleet(20, [1.0, 0.9], mean_time_to_failure=50.0, repair_seconds=5.0, queue=3)
-    found = simulate(fleet, Traffic(20.0, 1.0), 400.0, seed=1)
-    left = found.arrived - found.finished - found.rejected
+    simulation = _Simulation(fleet, Traffic(20.0, 1.0), seed=1)
+    found = simulation.run(400.0, 0.0, 1.0, lambda seconds: None)
+    there = simulation.rows_R.sum() + simulation.waiting_R.sum() + sum(map(len, simulation.again))
+    assert found.arrived == found.finished + found.rejected + there
     assert found.failures == pytest.approx(20 * 400 / 55, rel=0.4)
     assert found.restarted > 0
-    assert 0 <= left < 20 * 5 + 200
     calm = simulate(Fleet(20, [1.0, 0.9], queue=3), Traffic(20.0, 1.0), 400.0, seed=1)
     assert calm.failures == calm.restarted == 0
     assert calm.request.mean < found.request.mean

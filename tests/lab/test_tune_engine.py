@@ -7,7 +7,7 @@ import pytest
 from tiny_bench import tiny_data, tiny_pair, tiny_plan
 from tiny_models import tiny_module
 
-from outrider.core.errors import InvalidParameterError, PromptError
+from outrider.core.errors import IncompatibleError, InvalidParameterError, PromptError
 from outrider.lab.bench import MethodSpec
 from outrider.lab.bench.engines import Engines
 from outrider.lab.data import DataSet, Example
@@ -127,7 +127,9 @@ def test_the_candidates_of_a_target(tmp_path: Path) -> None:
         "the n-gram table",
         "early exit",
     ]
-    with_budget = candidates(tiny, ["draft"], divergence_budget=0.3)
+    assert len(candidates(tiny, ["draft"], divergence_budget=0.3, longest=5)) == len(names) - 1
+    sampled = machine(plan={"temperatures": [1.0]})
+    with_budget = candidates(sampled, ["draft"], divergence_budget=0.3)
     assert [each.method for each in with_budget if "mentored" in each.name] == [
         "mentored:budget=0.3"
     ]
@@ -150,6 +152,13 @@ def test_lossy_methods_need_a_divergence_budget() -> None:
         else:
             with pytest.raises(Exception, match="nats per token, more than the budget of 1e-06"):
                 allowed.run(source, 3, [[0, 1]], 24, 0)
+
+
+def test_a_divergence_that_cannot_be_measured_keeps_no_budget() -> None:
+    allowed = machine(plan={"temperatures": [0.0]}, divergence_budget=100.0)
+    (source,) = candidates(allowed, ["draft"], ["relaxed"], divergence_budget=100.0)
+    with pytest.raises(IncompatibleError, match="diverges from the target cannot be measured"):
+        allowed.run(source, 3, [[0]], 24, 0)
 
 
 def test_a_method_without_a_fitting_draft() -> None:

@@ -14,6 +14,7 @@ from outrider.lab.bench.engines import Engines
 from outrider.lab.data import DataSet, Example
 from outrider.lab.quality.errors import MissingReferenceError
 from outrider.lab.tune.engine_machine import EngineMachine
+from outrider.lab.tune.machine import Source
 from outrider.lab.tune.quality import METRICS, QualityFloor, assess, with_references
 from outrider.lab.tune.run import Candidates, run_tune
 from outrider.lab.tune.sources import candidates
@@ -117,7 +118,7 @@ def test_references_of_a_file(tmp_path: Path) -> None:
 
 
 TOKENS = 24
-GREEDY: dict[str, Any] = {"temperatures": [0.0], "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperatures": [0.0], "ignore_eos": True, "max_new_tokens": TOKENS}
 
 
 def told_by_the_target(num: int) -> DataSet:
@@ -149,13 +150,32 @@ def test_a_lossy_source_has_to_reach_its_share(method: str, holds: bool) -> None
     )
     (source,) = candidates(machine, ["draft"], [method], has_metric=True, longest=3)
     if holds:
-        assert machine.run(source, 3, [[0]], TOKENS, 0).tokens == TOKENS
+        short = TOKENS // 2  # of a probe; the references are whole outputs
+        assert machine.run(source, 3, [[0]], short, 0).tokens == short
     else:
         with pytest.raises(IncompatibleError, match=r"less than the 0\.9 that is demanded"):
             machine.run(source, 3, [[0]], TOKENS, 0)
     found = machine.qualities[source.name]
     assert found.holds is holds
     assert found.target_score == 1.0
+
+
+def test_every_draft_of_a_lossy_method_is_assessed() -> None:
+    """A draft that passes, the target itself, vouches for no other draft."""
+    pair = tiny_pair()
+    plan = tiny_plan(drafts=["itself", "draft"], **GREEDY)
+    machine = EngineMachine(
+        Engines(plan, {**pair, "itself": pair["target"]}),
+        plan,
+        told_by_the_target(4),
+        quality=QualityFloor("exact_match", 0.9),
+    )
+    first, second = (
+        Source(draft, "relaxed:top_k=50,delta=1.0", draft, (3,)) for draft in plan.drafts
+    )
+    machine.run(first, 3, [[0]], TOKENS, 0)
+    with pytest.raises(IncompatibleError, match="less than"):
+        machine.run(second, 3, [[0]], TOKENS, 0)
 
 
 def test_a_metric_allows_several_budgets() -> None:
@@ -165,6 +185,18 @@ def test_a_metric_allows_several_budgets() -> None:
     )
     names = [each.name for each in candidates(machine, ["draft"], has_metric=True)]
     assert names[1:4] == [f"mentored {budget} with the draft draft" for budget in (0.05, 0.2, 0.5)]
+
+
+def test_mentored_is_no_candidate_where_its_outputs_cannot_be_assessed() -> None:
+    """At temperature 0 it is lossless, so nothing would be compared; other commands would then use
+    it at other temperatures."""
+    plan = tiny_plan(**GREEDY)
+    machine = EngineMachine(
+        Engines(plan, tiny_pair()), plan, tiny_data(4), quality=QualityFloor("exact_match")
+    )
+    assert not any(
+        "mentored" in each.name for each in candidates(machine, ["draft"], has_metric=True)
+    )
 
 
 def test_metrics_need_references(tmp_path: Path) -> None:

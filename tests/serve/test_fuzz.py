@@ -1,6 +1,8 @@
 """Property: whatever the body, the status is one of the documented ones and no row stays."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from tiny_servers import calling_engine
 
-from benchmarks.serve_fuzz import DOCUMENTED, PATHS, check, requests
+from benchmarks.serve_fuzz import DOCUMENTED, PATHS, check, earlier_parts, requests
 from outrider.serve.app import create_app
 from outrider.serve.settings import ServerSettings
 
@@ -46,3 +48,12 @@ def test_the_schema_documents_the_statuses_that_may_occur(client: TestClient) ->
     assert {int(status) for status in generating} == DOCUMENTED | {401, 500}
     assert "text/event-stream" in generating["200"]["content"]
     assert "text/plain" in paths["/metrics"]["get"]["responses"]["200"]["content"]
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "fuzz.json"
+    assert earlier_parts(path, 0, 2) == []
+    path.write_text(json.dumps({"seed": 0, "parts": [{"statuses": {}}]}))
+    assert len(earlier_parts(path, 0, 2)) == 1
+    assert earlier_parts(path, 1, 2) == []  # another seed
+    assert earlier_parts(path, 0, 1) == []

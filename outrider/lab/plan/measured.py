@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.bench import read_cells
-from outrider.lab.cell_view import views_of
+from outrider.lab.cell_view import CellView, views_of
 from outrider.lab.plan.passes import MeasuredPasses
 
 
@@ -22,7 +22,9 @@ def measured_alpha(path: Path) -> tuple[float, str]:
         InvalidParameterError: no cell has an α, or several methods have one.
     """
     views = [
-        each for each in views_of(read_cells(path)) if each.measured and each.alpha and each.rounds
+        each
+        for each in views_of(read_cells(path))
+        if each.measured and each.alpha is not None and each.rounds
     ]
     titles = sorted({each.title for each in views})
     if not views:
@@ -38,9 +40,9 @@ def measured_alpha(path: Path) -> tuple[float, str]:
     return _mean_alpha(views), f"measured, {titles[0]} in {path}"
 
 
-def _mean_alpha(views: Any) -> float:
+def _mean_alpha(views: Sequence[CellView]) -> float:
     rounds = sum(each.rounds for each in views)
-    return float(sum(min(1.0, each.alpha) * each.rounds for each in views) / rounds)
+    return sum(min(1.0, each.alpha or 0.0) * each.rounds for each in views) / rounds
 
 
 def measured_passes(path: Path) -> dict[str, MeasuredPasses]:

@@ -45,7 +45,6 @@ class ModelSize:
         num_experts, per_token: experts per layer, and those that a token is routed to.
         weight_bytes: bytes per parameter.
         kv_bytes: bytes per number in the KV cache.
-        vocabulary: size of the output layer; 0 if it is unknown.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ModelSize:
     per_token: int = 1
     weight_bytes: float = 2.0
     kv_bytes: float = 2.0
-    vocabulary: int = 0
 
     @property
     def parameters(self) -> float:
@@ -122,7 +120,7 @@ def model_size(name: str, weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> M
         raise InvalidParameterError(f"model {name!r}: cannot read {file}: {error}") from error
     if not isinstance(config, dict):
         raise InvalidParameterError(f"model {name!r}: {file} holds no JSON object")
-    return _of_config(name, config.get("text_config", config), weight_bytes, kv_bytes)
+    return _of_config(name, config.get("text_config") or config, weight_bytes, kv_bytes)
 
 
 def _like_known(name: str, parameters: float, weight_bytes: float, kv_bytes: float) -> ModelSize:
@@ -184,7 +182,6 @@ def _of_config(
         per_token,
         weight_bytes,
         kv_bytes,
-        vocabulary,
     )
 
 

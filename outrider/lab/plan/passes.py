@@ -92,7 +92,8 @@ class MeasuredPasses:
     """Passes that were timed, by their number of tokens in all rows together.
 
     Attributes:
-        times: seconds by number of tokens; interpolated, and extrapolated in proportion.
+        times: seconds by number of tokens; interpolated linearly, and extrapolated from the nearest
+            two, but to no less than the shortest time.
 
     Raises:
         InvalidParameterError: no times, or one that is not above 0.

@@ -52,6 +52,11 @@ class Workload:
         check_count("output_tokens", self.output_tokens, 1)
 
     @property
+    def row_tokens(self) -> int:
+        """Tokens of a whole request, for which its row reserves memory."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
     def mean_context(self) -> float:
         """Mean number of positions that a token of an output attends to."""
         return self.prompt_tokens + self.output_tokens / 2
@@ -89,7 +94,6 @@ class Replica:
         workload: lengths of prompts and outputs.
         max_batch: most requests that run together.
         max_gamma: most drafted tokens per round; 0 is plain decoding.
-        fixed_gamma: γ at all batch sizes; None takes the best one of each.
 
     Raises:
         InvalidParameterError: a number outside its range.
@@ -101,7 +105,6 @@ class Replica:
     workload: Workload
     max_batch: int
     max_gamma: int = 8
-    fixed_gamma: int | None = None
 
     def __post_init__(self) -> None:
         check_probability("alpha", self.alpha)
@@ -125,8 +128,6 @@ class Replica:
     @cached_property
     def gammas(self) -> tuple[int, ...]:
         """The γ of batches of 1, 2, … rows; 0 where no draft is faster than plain decoding."""
-        if self.fixed_gamma is not None:
-            return (self.fixed_gamma,) * self.max_batch
         lengths = range(self.max_gamma + 1 if self.draft is not None else 1)
         return tuple(
             max(lengths, key=lambda gamma: self.row_rate(rows, gamma))

@@ -2,7 +2,8 @@
 
 A replica runs on g GPUs by tensor parallelism; the draft is sharded like the target, or every GPU
 holds the whole of it (Chen et al., "Accelerating Large Language Model Decoding with Speculative
-Sampling", 2023, section 2, keep the draft from being slowed down by communication). Of the options
+Sampling", 2023, section 2, keep the draft from being slowed down by communication), or there is
+none, which leaves its memory to the KV caches and saves its part of prefill. Of the options
 that fit into memory and can serve the load, the plan is the one with the shortest mean time of a
 request.
 """
@@ -164,9 +165,16 @@ class Plan:
 
     @property
     def plain(self) -> Option:
-        """The best option without drafts, on as many GPUs per replica."""
-        best = self.best
-        return _option(replace(self.question, draft=None), best.degree, "none") or best
+        """The option without a draft, on as many GPUs per replica."""
+        same = (each for each in self.options if each.degree == self.best.degree)
+        return next(each for each in same if each.draft_on == "none")
+
+    @property
+    def drafting(self) -> Option | None:
+        """The best option with a draft; None if none fits into memory and serves the load."""
+        serving = (each for each in self.options if each.state is not None)
+        drafting = (each for each in serving if each.draft_on != "none")
+        return min(drafting, key=_request, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON."""
@@ -184,13 +192,13 @@ def plan(question: Question) -> Plan:
         InvalidParameterError: the model does not fit, the GPUs cannot serve the load, or no number
             of GPUs reaches the time per token; the message says what would.
     """
-    options = [each for each in _options(question) if each is not None]
+    options = _options(question)
     if not options:
         raise InvalidParameterError(_does_not_fit(question))
     serving = [each for each in options if each.state is not None]
     limit = question.max_per_token
     if limit is not None:
-        fastest = max(options, key=lambda each: each.replica.row_rates[0])
+        fastest = max(_on_a_server(question), key=lambda each: each.replica.row_rates[0])
         least = 1 / fastest.replica.row_rates[0]
         if least > limit:
             raise InvalidParameterError(
@@ -210,28 +218,32 @@ def plan(question: Question) -> Plan:
     return Plan(question, options, best, assumptions(question))
 
 
-def _options(question: Question) -> list[Option | None]:
+def _options(question: Question) -> list[Option]:
+    """All options that fit into memory."""
     found = []
     for degree in question.degrees:
-        if question.draft is None:
-            found.append(_option(question, degree, "none"))
-            continue
-        found.append(_option(question, degree, "each GPU"))
-        if degree > 1:
-            found.append(_option(question, degree, "sharded"))
-    return found
+        drafts: list[DraftOn] = []
+        if question.draft is not None:
+            drafts = ["each GPU", "sharded"] if degree > 1 else ["each GPU"]
+        found += [_option(question, degree, draft_on) for draft_on in (*drafts, "none")]
+    return [each for each in found if each is not None]
+
+
+def _on_a_server(question: Question) -> list[Option]:
+    """The options with at least as many GPUs as a server has."""
+    return _options(replace(question, num_gpus=max(question.num_gpus, question.gpus_per_server)))
 
 
 def _option(question: Question, degree: int, draft_on: DraftOn) -> Option | None:
     """An option; None if not even one row fits into memory."""
-    target, draft, work = question.target, question.draft, question.workload
+    target, work = question.target, question.workload
+    draft = None if draft_on == "none" else question.draft
     shards = degree if draft_on == "sharded" else 1
     weights = target.num_bytes / degree
-    row_tokens = work.prompt_tokens + work.output_tokens
-    row = target.cache_bytes(row_tokens, degree)
+    row = target.cache_bytes(work.row_tokens, degree)
     if draft is not None:
         weights += draft.num_bytes / shards
-        row += draft.cache_bytes(row_tokens, shards)
+        row += draft.cache_bytes(work.row_tokens, shards)
     rows = int((question.on.memory * MEMORY_USED - weights) // row)
     if rows < 1:
         return None
@@ -270,40 +282,30 @@ def _request(option: Option) -> float:
 
 
 def _does_not_fit(question: Question) -> str:
-    most = question.degrees[-1]
-    size, memory = question.target.num_bytes / 1e9, question.on.memory / 1e9
+    """What takes the memory, and how many GPUs of one server would hold it."""
+    target, most, tokens = question.target, question.degrees[-1], question.workload.row_tokens
+    weights, cache = target.num_bytes / 1e9, target.cache_bytes(tokens) / 1e9
+    each = weights / most + target.cache_bytes(tokens, most) / 1e9
     text = (
-        f"target={question.target.name}: does not fit: its weights take {size:.4g} GB, "
-        f"{size / most:.4g} GB on each of {most} GPUs of {memory:.4g} GB, of which "
+        f"target={target.name}: does not fit: its weights take {weights:.4g} GB and the KV cache "
+        f"of a request of {tokens} tokens {cache:.3g} GB, together {each:.4g} GB on each of {most} "
+        f"GPU{'s' if most > 1 else ''} of {question.on.memory / 1e9:.4g} GB, of which "
         f"{MEMORY_USED:.0%} hold weights and KV caches"
     )
-    needed = _fitting_degree(question)
-    if needed is not None:
-        return f"{text}; {needed} GPUs would hold it"
+    if fits := _on_a_server(question):
+        return f"{text}; {min(each.degree for each in fits)} GPUs would hold it"
     return (
-        f"{text}; no server of {question.gpus_per_server} such GPUs holds it: use fewer bits per "
-        "weight"
+        f"{text}; no server of {question.gpus_per_server} such GPUs holds it: use fewer bits, or "
+        f"shorter requests"
     )
-
-
-def _fitting_degree(question: Question) -> int | None:
-    """The fewest GPUs of one server that hold a replica; None if no server does."""
-    if question.passes is not None:
-        return None
-    whole = replace(question, num_gpus=question.gpus_per_server)
-    fits = [each.degree for each in _options(whole) if each is not None]
-    return min(fits, default=None)
 
 
 def _cannot_serve(question: Question, options: Sequence[Option]) -> str:
     """How many GPUs would serve the load."""
-    whole = question
-    if question.passes is None and question.num_gpus < question.gpus_per_server:
-        whole = replace(question, num_gpus=question.gpus_per_server)
-    wider = [each for each in _options(whole) if each is not None] or list(options)
     load = question.workload.load
     needed = min(
-        math.ceil(load / (each.replica.max_load * TARGET_LOAD)) * each.degree for each in wider
+        math.ceil(load / (each.replica.max_load * TARGET_LOAD)) * each.degree
+        for each in _on_a_server(question)
     )
     most = max(each.max_load for each in options)
     return (
@@ -320,11 +322,15 @@ def assumptions(question: Question) -> list[str]:
     found = [
         f"Requests arrive at random (Poisson); prompts have {work.prompt_tokens} tokens, outputs "
         f"{work.output_tokens} on average.",
-        f"Each drafted token is accepted with probability {question.alpha:.3g}, independently.",
         "A prompt is prefilled alone and interrupts the rounds of the other rows.",
         f"{MEMORY_USED:.0%} of the memory holds weights and KV caches; every row reserves its "
         "whole length.",
     ]
+    if question.draft is not None:
+        found.insert(
+            1,
+            f"Each drafted token is accepted with probability {question.alpha:.3g}, independently.",
+        )
     for model in (question.target, question.draft):
         if model is not None:
             found.append(
@@ -333,7 +339,12 @@ def assumptions(question: Question) -> list[str]:
                 f"{model.cache_bytes(1) / 1024:.4g} KiB of KV cache per token."
             )
     if question.passes is not None:
-        return [*found, "Passes take the measured times, at the context of the measurement."]
+        widest = min(max(each.times) for each in question.passes.values())
+        return [
+            *found,
+            "Passes take the measured times, at the context of the measurement; those over more "
+            f"than {widest} tokens in all rows together are extrapolated.",
+        ]
     roofline = RooflinePasses(question.target, on, **question.roofline)
     return [
         *found,

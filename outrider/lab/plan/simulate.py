@@ -164,7 +164,8 @@ class Simulated:
         row_seconds: time integral of the number of running requests.
         waiting_seconds: time integral of the number of waiting requests.
         busy_seconds: time integral of the number of replicas with a running request.
-        request, first_token, wait: times of requests.
+        request, first_token, wait: times of requests; one that was restarted has a wait, and
+            a time to its first token, of each start.
         per_token: time from the end of the prefill to that of the request, over its tokens.
         hours: by hour of the simulated time: requests per second, and mean running rows of a
             replica.

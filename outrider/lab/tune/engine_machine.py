@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.core import Context, Draft, Round
 from outrider.core.errors import IncompatibleError, PromptError
 from outrider.engine import Engine
+from outrider.engine.measured_divergence import is_measurable
 from outrider.engine.request import Row
 from outrider.engine.round_observer import RowRound as EngineRound
 from outrider.lab.bench.engines import Engines
@@ -84,7 +85,7 @@ class EngineMachine:
             self._references = references(self._examples[: self.num_prompts], quality.metric)
         self.qualities: dict[str, Quality] = {}
         self._plain_texts: dict[int, str] = {}
-        self._checked: set[str] = set()
+        self._checked: set[tuple[str, str | None]] = set()  # method and draft
         self._warm: set[tuple[str, str | None, int, int]] = set()
         self._ids = [self._encoded(data, index) for index in range(len(data))]
 
@@ -205,7 +206,8 @@ class EngineMachine:
         sampling: Sampling,
     ) -> None:
         """Raises IncompatibleError for a lossy source that is not as good as the user demands."""
-        if self.is_lossless(spec) or source.method in self._checked:
+        checked = source.method, source.draft
+        if self.is_lossless(spec) or checked in self._checked:
             return
         if self._budget is None and self._quality is None:
             raise IncompatibleError(
@@ -218,7 +220,7 @@ class EngineMachine:
         if self._quality is not None:
             engine = self.engines.engine(spec, source.draft, length)
             self._check_quality(source, engine, self._quality, sampling)
-        self._checked.add(source.method)
+        self._checked.add(checked)
 
     def _check_divergence(
         self,
@@ -228,6 +230,12 @@ class EngineMachine:
         prompts: Sequence[int],
         sampling: Sampling,
     ) -> None:
+        rule = engine.verifier_at(self._plan.temperatures[0])
+        if not is_measurable(rule) or engine.drafter.capabilities.drafts_trees:
+            raise IncompatibleError(
+                f"{source.name}: how far it diverges from the target cannot be measured, so no "
+                f"budget bounds it: pass a metric of quality instead, or leave it out"
+            )
         record = self._decoded(engine, prompts, sampling)
         totals = [request.total() for request in record.requests]
         emitted = sum(total.emitted for total in totals)
@@ -241,6 +249,8 @@ class EngineMachine:
     def _check_quality(
         self, source: Source, engine: Engine, floor: QualityFloor, sampling: Sampling
     ) -> None:
+        """Compares whole outputs: probes may be shorter, and would then miss their answers."""
+        sampling = replace(sampling, max_new_tokens=self._plan.max_new_tokens)
         end = self.clock() + self._quality_seconds
         found = assess(
             floor,

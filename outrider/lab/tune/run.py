@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.core.errors import InvalidParameterError
@@ -81,7 +81,7 @@ def tuner_of(
     counts = given.build_table is not None and not given.methods and len(prompts) >= HELD_OUT
     machine = EngineMachine(
         engines,
-        plan,
+        replace(plan, max_new_tokens=settings.max_new_tokens),
         prompts,
         num_held_out=len(prompts) // 4 if counts else 0,
         divergence_budget=given.divergence_budget,

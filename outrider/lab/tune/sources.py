@@ -1,8 +1,9 @@
 """The candidates of a tuning: every draft that is given, and what needs no draft.
 
     a folder of a head      by the head's own method
-    a draft model           ``speculative``; also ``mentored`` with the divergence budget that is
-                            given, or with several where a metric assesses the outputs
+    a draft model           ``speculative``; at temperatures above 0 also ``mentored`` with the
+                            divergence budget that is given, or with several where a metric
+                            assesses the outputs. At temperature 0 it is ``speculative``
     prompt lookup, suffix   copy from the request itself
     an n-gram table         counted on the spot from the target's answers to held-out prompts
     early exit              the target's own first layers
@@ -132,7 +133,8 @@ def _rows(
         for budget in budgets:
             amount = "" if len(budgets) == 1 else f" {budget:g}"
             method = f"mentored:budget={budget:g}"
-            yield f"mentored{amount} with the draft {_short(draft)}", method, draft
+            if not machine.is_lossless(MethodSpec.parse(method)):
+                yield f"mentored{amount} with the draft {_short(draft)}", method, draft
     yield "prompt lookup", LOOKUP, None
     yield "suffix decoding", SUFFIX, None
     if ngram_file is not None:
