@@ -125,7 +125,10 @@ def load(
             effect for models in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
-        make: makes the engine of the loaded models, with the arguments of :class:`Engine`.
+        make: makes the engine of the loaded models, with the arguments of :class:`Engine`. A
+            governor of another engine than that learns the time of rounds from requests only: the
+            measurement before the first one stops by the clock, and the ranks of a sharded target,
+            which all run the same forward passes, have a clock each.
 
     Raises:
         OutriderError: see ``load_model`` and :class:`Engine`.
@@ -140,7 +143,8 @@ def load(
         warm_up(engine, report)
     elif not _load_programs(engine, arguments, background, report):
         return engine  # its rounds will be faster once the programs are there
-    measure_round_times(engine, report)
+    if make is Engine:
+        measure_round_times(engine, report)
     return engine
 
 
