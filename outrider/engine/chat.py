@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.core.errors import PromptError
-from outrider.core.values import shown
+from outrider.core.values import check_text, shown
 
 Message = Mapping[str, Any]
 """One turn of a conversation: who speaks (``role``), and what is said (``content``)."""
@@ -58,8 +58,8 @@ def encode_messages(
         tools: the functions that the model may call, for a template that tells it of them.
 
     Raises:
-        PromptError: a model without a tokenizer or a chat template, or a conversation that the
-            template does not accept.
+        PromptError: a model without a tokenizer or a chat template, a conversation that the
+            template does not accept, or a lone surrogate in it.
     """
     if tokenizer is None:
         raise PromptError(f"{name} has no tokenizer: give the prompt as token ids")
@@ -81,4 +81,5 @@ def encode_messages(
         raise PromptError(
             f"the chat template of {name} refuses these messages: {reason}"
         ) from error
+    check_text(text, "the conversation, as the chat template writes it,")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

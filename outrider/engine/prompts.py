@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.core.errors import PromptError
-from outrider.core.values import as_python, is_whole, shown
+from outrider.core.values import as_python, check_text, is_whole, shown
 from outrider.engine.chat import Message, check_messages
 
 Array = Tensor | np.ndarray[Any, Any]
@@ -111,13 +111,7 @@ def read_prompt(prompt: object) -> ReadPrompt:
 
 
 def _text(text: str) -> ReadPrompt:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
-            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
-        ) from None
+    check_text(text, "the prompt")
     return ReadPrompt(text)
 
 
