@@ -81,5 +81,6 @@ def encode_messages(
         raise PromptError(
             f"the chat template of {name} refuses these messages: {reason}"
         ) from error
+    assert isinstance(text, str)  # since tokenize=False
     check_text(text, "the conversation, as the chat template writes it,")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
