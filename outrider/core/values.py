@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.core.errors import InvalidParameterError, PromptError
+from outrider.core.errors import InvalidParameterError
 
 _MAX_SHOWN = 80
 _MAX_ID = 2**63
@@ -52,17 +52,6 @@ def check_flag(name: str, value: object) -> None:
     """Raises InvalidParameterError, naming the argument, unless the value is a ``bool``."""
     if not isinstance(as_python(value), bool):
         raise InvalidParameterError(f"{name}={shown(value)}: must be True or False")
-
-
-def check_text(text: str, what: str) -> None:
-    """Raises PromptError for a string with a lone surrogate, which no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
-            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
-        ) from None
 
 
 def shown(value: object) -> str:
