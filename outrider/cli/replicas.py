@@ -84,6 +84,8 @@ def serve_replicas(
             raise fail(f"{option} with --replicas: leave it out, or serve a single engine")
     if listening.port == 0:
         raise fail("--port 0 with --replicas: name the port")
+    if limits.max_queue == 0:
+        raise fail("--max-queue 0 with --replicas: Ray Serve lets 1 request wait at least")
     from outrider.cluster.connection import require_ray
 
     require_ray()

@@ -79,11 +79,9 @@ def open_sharded(
         OutriderError: as ``outrider.cluster.sharded.run`` says.
     """
     start("outrider.cluster.sharded.entry")
-    from outrider.cluster.sharded import Follower
-    from outrider.cluster.sharded.lockstep import END
+    from outrider.cluster.sharded.lockstep import Follower, leading
 
-    stack = ExitStack()
-    context.call_on_close(stack.close)
+    stack = context.with_resource(ExitStack())
     engine = stack.enter_context(
         joined_engine(
             sharding,
@@ -94,7 +92,7 @@ def open_sharded(
         )
     )
     if engine.ranks.leads:
-        stack.callback(engine.ranks.dismiss, (END, None))
+        stack.enter_context(leading(engine.ranks))
         return engine
     with stack:
         Follower(engine.ranks, engine.new_scheduler()).follow()

@@ -8,7 +8,7 @@ import typer
 from outrider.cli.errors import fail
 from outrider.cli.options.models import Models
 from outrider.cli.options.output import AsJson
-from outrider.cli.options.sharding import Sharding
+from outrider.cli.options.sharding import REPLICATED, Sharding
 from outrider.cli.options.speculation import Speculation
 from outrider.cli.sharded import is_sharded, joined_engine
 from outrider.cli.start import start
@@ -43,6 +43,11 @@ def sharding(
         raise fail(
             "outrider sharding needs several processes: start torchrun --nproc-per-node N -m "
             "outrider sharding"
+        )
+    if sharding.draft_placement != REPLICATED:
+        raise fail(
+            f"outrider sharding measures both placements: leave out --draft-placement "
+            f"{sharding.draft_placement}"
         )
     start("outrider.cluster.sharded.measure")
     from outrider.cluster.sharded.measure import lines, measure

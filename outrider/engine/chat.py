@@ -58,8 +58,8 @@ def encode_messages(
         tools: the functions that the model may call, for a template that tells it of them.
 
     Raises:
-        PromptError: a model without a tokenizer or a chat template, or a conversation that the
-            template does not accept.
+        PromptError: a model without a tokenizer or a chat template, a conversation that the
+            template does not accept, or a lone surrogate in it.
     """
     if tokenizer is None:
         raise PromptError(f"{name} has no tokenizer: give the prompt as token ids")
@@ -81,4 +81,22 @@ def encode_messages(
         raise PromptError(
             f"the chat template of {name} refuses these messages: {reason}"
         ) from error
+    assert isinstance(text, str)  # since tokenize=False
+    check_text(text, "the conversation, as the chat template writes it,")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises PromptError for a string with a lone surrogate, which no tokenizer reads.
+
+    Args:
+        text: the string.
+        what: how the message calls it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
+            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
+        ) from None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.core.errors import PromptError
 from outrider.core.values import as_python, is_whole, shown
-from outrider.engine.chat import Message, check_messages
+from outrider.engine.chat import Message, check_messages, check_text
 
 Array = Tensor | np.ndarray[Any, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | Array | Mapping[str, Any]
@@ -111,13 +111,7 @@ def read_prompt(prompt: object) -> ReadPrompt:
 
 
 def _text(text: str) -> ReadPrompt:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
-            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
-        ) from None
+    check_text(text, "the prompt")
     return ReadPrompt(text)
 
 

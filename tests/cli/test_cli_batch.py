@@ -73,6 +73,7 @@ def test_ray_that_is_not_installed(
     ("arguments", "message"),
     [
         (("--port", "0"), "name the port"),
+        (("--max-queue", "0"), "--max-queue 0 with --replicas"),
         (("--otlp-traces-endpoint", "http://localhost:4318/v1/traces"), "--otlp-traces-endpoint"),
     ],
 )

@@ -92,6 +92,37 @@ def test_openai_lines_take_their_settings_from_the_body(engine: Engine) -> None:
     assert second["response"]["body"]["model"] == "tiny"
 
 
+def test_what_an_earlier_run_wrote_is_left_out(engine: Engine) -> None:
+    """The lines of an output may be asked again."""
+    too_long, old = "x" * 500, {"line": 3, "message": "old"}
+    before = {"answer": "old", "error": old, "finish_reason": "stop", "num_tokens": 1}
+    asked = [{"role": "user", "content": too_long}]
+    answered, failed, malformed, conversation = records(
+        answer(
+            engine,
+            {"prompt": "a", "error": old},
+            {"prompt": too_long, "id": 1, **before},
+            {"prompt": 3, **before},
+            {"messages": [*asked, {"role": "assistant", "content": "old"}], "answer": "label"},
+        )
+    )
+    assert answered.keys() == {"prompt", "answer", "finish_reason", "num_tokens"}
+    assert failed.keys() == {"prompt", "id", "error"}
+    assert malformed.keys() == {"prompt", "error"}
+    assert (conversation["messages"], conversation["answer"]) == (asked, "label")
+    assert failed["error"]["line"] == FIRST + 1
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_lone_surrogates_are_errors_of_their_line(engine: Engine, chat: bool) -> None:
+    message = {"role": "user", "content": "a\ud800"}
+    lines = {"prompt": "a\ud800"}, {"messages": [message]}, {"prompt": "b"}
+    asking = Asking(ASKING.sampling, chat=chat)
+    answers = answer(engine, *lines, asking=asking)
+    assert [number for number, _ in answers.errors] == [FIRST, FIRST + 1]
+    assert all("lone surrogate" in why for _, why in answers.errors)
+
+
 def test_malformed_lines_are_reported_and_the_others_answered(engine: Engine) -> None:
     too_long = {"prompt": "x" * 500, "id": 1}
     body = {"prompt": "a", "n": 2}

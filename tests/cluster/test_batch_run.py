@@ -1,6 +1,8 @@
 """A whole file: every line once, in order, also after interruptions; and what is refused."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -120,6 +122,52 @@ def test_an_output_is_not_overwritten_unasked(prompts: Path) -> None:
     assert out.read_text() == "precious"
     run(prompts, overwrite=True)
     assert out.read_text() == expected(prompts)
+
+
+def test_the_prompts_are_not_replaced(prompts: Path) -> None:
+    before = prompts.read_text()
+    link = prompts.with_name("link.jsonl")
+    link.symlink_to(prompts)
+    for out in (prompts, link):
+        with pytest.raises(InvalidParameterError, match="is the file of the prompts"):
+            run_batch(prompts, out, backwards, {}, overwrite=True)
+    assert prompts.read_text() == before
+
+
+def test_an_output_that_is_a_folder(prompts: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="is a folder"):
+        run_batch(prompts, prompts.parent, backwards, {}, overwrite=True)
+
+
+def test_prompts_from_a_pipe() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    with pytest.raises(InvalidParameterError, match="is a pipe"):
+        Input.scan(Path(f"/dev/fd/{reading}"), 1)
+    os.close(reading)
+
+
+def test_blocks_that_an_interrupted_removal_left_are_not_used(
+    prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power goes while the folder of the first run is being removed; the options of the second
+    run are others."""
+
+    def interrupted(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.exists():
+            (folder / "batch.json").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(prompts)
+    assert prompts.with_name("out.jsonl").read_text() == expected(prompts)
+    with pytest.raises(InvalidParameterError, match="--overwrite"):
+        run(prompts, seed=1)
+    summary = run(prompts, seed=1, overwrite=True)
+    assert summary.num_resumed == 0
+    assert sorted(path.name for path in prompts.parent.iterdir()) == ["out.jsonl", "prompts.jsonl"]
 
 
 def test_two_runs_do_not_write_the_same_output(prompts: Path) -> None:

@@ -19,14 +19,19 @@ from outrider import Engine, Sampling
 from outrider.cluster import sharded
 from outrider.cluster.sharded import ranks as ranks_module
 from outrider.cluster.sharded.launch import Launch, check_size
+from outrider.cluster.sharded.lockstep import END, leading
+from outrider.cluster.sharded.remote_draft import RankZeroModel
 from outrider.core.errors import (
     IncompatibleError,
     InvalidParameterError,
+    OutOfMemoryError,
     PromptError,
     RankError,
     RankLostError,
     UnsupportedModelError,
 )
+from outrider.runtime import HFModel, load_model
+from outrider.runtime.forward_batch import ForwardBatch
 
 LIMIT = 30
 """Seconds within which a rank that dies is to be reported."""
@@ -170,6 +175,20 @@ def test_ranks_that_are_asked_for_different_things(
         assert "rank 1 has method 'block' and rank 0 has method 'speculative'" in str(error)
 
 
+def ask_with(folder: Path, settings: dict[str, Any]) -> Any:
+    return run(folder, tokens, "llama", settings)
+
+
+def test_settings_that_one_rank_leaves_out_are_compared(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    settings = [{}, {"options": {"budget": 0.5}}]
+    for error in ranks.run(ask_with, models, size=2, per_rank=settings):
+        assert isinstance(error, RankError)
+        assert "rank 1 has options {'budget': 0.5} and rank 0 has options None" in str(error)
+
+
 def misuse(folder: Path) -> Any:
     """What a rank does: the errors of requests and calls that a sharded target cannot have."""
 
@@ -217,9 +236,105 @@ def test_an_incomplete_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         Launch.of_environment()
 
 
-def test_one_process_needs_no_torchrun(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.fixture
+def no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_needs_no_torchrun(models: Path, no_torchrun: None) -> None:  # noqa: F811
     engine = outrider.load(models / "llama", models / "draft", dtype="float64")
     wanted = tokens(engine)
     assert sharded.run(tokens, models / "llama", models / "draft", dtype="float64") == wanted
+
+
+def test_ranks_do_not_measure_rounds_ahead(
+    models: Path,  # noqa: F811
+    no_torchrun: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The measurement stops by the clock, so that ranks would run different forward passes."""
+
+    def measured(*arguments: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("outrider.engine.loading.measure_round_times", measured)
+    settings = {"method": "coupled", "num_speculative_tokens": "auto"}
+    assert len(run(models, tokens, "llama", settings)) == len(PROMPTS)
+
+
+class Interrupts:
+    """A logits processor in which Ctrl-C arrives."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def test_no_round_follows_one_that_was_interrupted(models: Path, no_torchrun: None) -> None:  # noqa: F811
+    """The other ranks may be waiting for an exchange of the interrupted forward pass, which the
+    next one would be taken for."""
+
+    def main(engine: Engine) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate([PROMPTS[0]], greedy(3, processors=[Interrupts()], stateless=True))
+        engine.generate([PROMPTS[0]], greedy(3))
+
+    with pytest.raises(RankLostError, match="interrupted within a round"):
+        run(models, main, "llama", {})
+
+
+class Dismissals:
+    """Ranks that note what dismisses them."""
+
+    def __init__(self) -> None:
+        self.messages: list[object] = []
+
+    def dismiss(self, message: object) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "are_dismissed"),
+    [
+        (None, True),
+        (PromptError("x"), True),
+        (KeyboardInterrupt(), True),
+        (RankLostError("x"), False),
+        (RankError("x"), False),
+    ],
+)
+def test_nobody_waits_for_ranks_that_are_lost(
+    error: BaseException | None, are_dismissed: bool
+) -> None:
+    others: Any = Dismissals()
+    with suppress(Exception, KeyboardInterrupt), leading(others):
+        if error is not None:
+            raise error
+    assert others.messages == [(END, None)] * are_dismissed
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1.0, -3.0, float("inf"), float("nan")])
+def test_a_time_limit_that_running_ranks_would_exceed(timeout: float) -> None:
+    with (
+        pytest.raises(InvalidParameterError, match="must be at least 5 seconds"),
+        sharded.joined(Launch(0, 1, 0), timeout),
+    ):
+        pass
+
+
+def test_a_draft_model_that_fails_on_rank_0_ends_the_run(
+    models: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others wait for its logits, so that another round would be out of step."""
+
+    def fails(*arguments: object) -> None:
+        raise OutOfMemoryError("no memory")
+
+    with sharded.joined(Launch(0, 1, 0)) as alone:
+        loaded = load_model(models / "draft")
+        model = RankZeroModel(alone, loaded.module, loaded.tokenizer, "the draft")
+        batch = ForwardBatch(loaded.example_cache(), torch.zeros(1, 1, dtype=torch.int64))
+        monkeypatch.setattr(HFModel, "forward", fails)
+        with pytest.raises(RankLostError, match="the draft cannot go on: no memory"):
+            model.forward(batch)

@@ -105,6 +105,16 @@ def test_one_process_is_too_few(arguments: list[str], monkeypatch: pytest.Monkey
     assert "needs several processes: start torchrun" in errors
 
 
+def test_the_measurement_takes_no_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It measures both; a draft model that is on rank 0 alone could not stand for the other."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    code, _, errors = command("sharding", "--draft-placement", "rank0")
+    assert code == 2
+    assert "measures both placements: leave out --draft-placement rank0" in errors
+
+
 def test_torchrun_cannot_start_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -36,6 +36,7 @@ RankTimeout = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
+        min=5,
         help="How long a process waits for another within a round before the run ends with an "
         "error.",
         rich_help_panel=SHARDING,

@@ -8,8 +8,9 @@
     parts.py        finished blocks on disk, from which an interrupted run goes on
     run.py          a whole file
 
-A block's answers depend on its lines, the models and the seed only. A block that is answered again
-after a worker died therefore has the same answers, whichever worker has it.
+A block's answers depend on its lines, the models and the options only, unless a governor chooses
+draft lengths by the clock (``num_speculative_tokens="auto"``). A block that is answered again after
+a worker died therefore has the same answers, whichever worker has it.
 """
 
 from typing import TYPE_CHECKING

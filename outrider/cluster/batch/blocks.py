@@ -56,13 +56,19 @@ class Input:
         """Reads a file once, to find its blocks.
 
         Raises:
-            InvalidParameterError: a file that cannot be read, is compressed, or has no lines.
+            InvalidParameterError: a file that cannot be read, or read again, is compressed, or has
+                no lines.
         """
         if block_lines < 1:
             raise InvalidParameterError(f"block_lines={block_lines}: must be at least 1")
         digest, begins, position, num_lines = hashlib.sha256(), [], 0, 0
         try:
             with open(path, "rb") as file:
+                if not file.seekable():
+                    raise InvalidParameterError(
+                        f"'{path}' is a pipe, and prompts are read again when their turn comes: "
+                        f"write them to a file"
+                    )
                 for line in file:
                     if num_lines == 0 and line.startswith(_GZIP):
                         raise InvalidParameterError(

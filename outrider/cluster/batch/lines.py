@@ -9,8 +9,8 @@ A line is a JSON object of one of these forms:
 
 Lines of the first two forms take all settings from ``Asking``. Their other fields are copied to
 the output, so that a data set keeps its names and labels; the answer becomes the field ``answer``,
-or the last message of the conversation, which is how ``outrider distill`` reads ground truth. An
-answer that the line already has is replaced.
+or the last message of the conversation, which is how ``outrider distill`` reads ground truth. What
+an earlier run has written into the line, an answer or an error, is left out.
 
 A line of the third form takes its settings from its body, with the server's names and defaults
 (``serve/fields.py``); only the seed, where the body has none, comes from ``Asking``. Its answer is
@@ -41,6 +41,8 @@ Record = dict[str, Any]
 
 _FORMS = '{"prompt": "..."}, {"messages": [...]} or {"custom_id": "...", "body": {...}}'
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_OUTCOME = frozenset(("error", "finish_reason", "num_tokens"))
+"""Fields of the output that say how a line ended."""
 _SETTINGS = frozenset(
     "temperature top_p top_k min_p max_tokens max_completion_tokens max_new_tokens stop "
     "stop_token_ids seed n logprobs top_logprobs logit_bias repetition_penalty presence_penalty "
@@ -106,8 +108,8 @@ def read_line(line: bytes, asking: Asking) -> Line:
             f'the command, or write {{"custom_id": "...", "body": {{...}}}}'
         )
     if "prompt" in record:
-        return _text_line(record, asking)
-    return _Conversation(record, _without_answer(_messages(record["messages"])), asking.sampling)
+        return _text_line(_own_fields(record), asking)
+    return _conversation(_own_fields(record), asking)
 
 
 def malformed(line: bytes, message: str, number: int) -> Record:
@@ -118,7 +120,13 @@ def malformed(line: bytes, message: str, number: int) -> Record:
         record = {}
     if "body" in record:
         return _Body.document(record.get("custom_id"), number, error=_error(message, number))
-    return record | {"error": _error(message, number)}
+    return _own_fields(record) | {"error": _error(message, number)}
+
+
+def _own_fields(record: Record) -> Record:
+    """A line without what an earlier run has written into it."""
+    written = _OUTCOME | {"answer"} if "prompt" in record else _OUTCOME
+    return {name: value for name, value in record.items() if name not in written}
 
 
 def _object(line: bytes) -> Record:
@@ -189,6 +197,11 @@ def _text_line(record: Record, asking: Asking) -> _Text:
     system = [] if asking.system is None else [{"role": "system", "content": asking.system}]
     messages = _messages([*system, {"role": "user", "content": text}])
     return _Text(record, messages, asking.sampling)
+
+
+def _conversation(record: Record, asking: Asking) -> _Conversation:
+    messages = _without_answer(_messages(record["messages"]))
+    return _Conversation(record | {"messages": messages}, messages, asking.sampling)
 
 
 def _messages(value: Any) -> list[Message]:

@@ -46,9 +46,11 @@ class Parts:
         """Makes the folder, or goes on with it, and keeps other runs from it in the meantime.
 
         Raises:
-            InvalidParameterError: the output exists, or the folder belongs to other prompts or
-                options, or to a run that goes on.
+            InvalidParameterError: the output exists or is a folder, or the folder of its blocks
+                belongs to other prompts or options, or to a run that goes on.
         """
+        if self._out.is_dir():
+            raise InvalidParameterError(f"'{self._out}' is a folder: name a file in it")
         if self._out.exists() and not overwrite and not self.folder.exists():
             raise InvalidParameterError(
                 f"'{self._out}' exists: name another output, or overwrite it with --overwrite"
@@ -92,7 +94,15 @@ class Parts:
                         shutil.copyfileobj(part, whole)
                 _flush(whole.fileno())
             partial.replace(self._out)
-        shutil.rmtree(self.folder)
+            self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        """Removes the folder, under another name: what is left of it if that is interrupted is no
+        run to go on with."""
+        removed = self.folder.with_name(self.folder.name + ".removed")
+        shutil.rmtree(removed, ignore_errors=True)  # left by an earlier run
+        self.folder.rename(removed)
+        shutil.rmtree(removed)
 
     def _path(self, number: int, suffix: str) -> Path:
         return self.folder / f"{number:08d}{suffix}"

@@ -199,10 +199,10 @@ def _work(connection: Connection, start: Callable[[int], Callable[[T], R]], slot
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the parent has ended
     except Exception as error:
-        connection.send((_FAILED, _portable(error)))
+        connection.send((_FAILED, portable(error)))
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """The error, or what can be said of it where it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from outrider.cluster.batch.processes import portable
 from outrider.cluster.connection import LOCAL, connect
 from outrider.core.errors import OutriderError
 
@@ -41,8 +43,8 @@ def through_ray(
         num_gpus: GPUs that an actor reserves.
 
     Raises:
-        OutriderError: Ray is not installed, no cluster is at that address, or an error of a
-            worker's function.
+        OutriderError: Ray is not installed, no cluster is at that address, or Ray gives up.
+        Exception: what ``start``, or a worker's function, raised in its process.
     """
     ray = connect(address)
     from ray.data import ActorPoolStrategy, DataContext, from_items
@@ -53,7 +55,7 @@ def through_ray(
     items = [{"number": number, "task": pickle.dumps(task)} for number, task in tasks]
     rows = from_items(items, override_num_blocks=min(len(items), _MOST_RAY_BLOCKS))
     results = rows.map_batches(
-        _Actor,
+        Actor,
         fn_constructor_args=(start,),
         batch_size=1,
         compute=ActorPoolStrategy(size=num_workers),
@@ -62,28 +64,45 @@ def through_ray(
     )
     try:
         for row in results.iter_rows():
-            yield int(row["number"]), pickle.loads(row["result"])
-    except ray.exceptions.RayTaskError as error:
-        raise _cause(error) from error
+            result = pickle.loads(row["result"])
+            if isinstance(result, Failed):
+                raise result.error
+            yield int(row["number"]), result
+    except ray.exceptions.RayError as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise OutriderError(f"Ray cannot go on: {reason}") from error
 
 
-class _Actor:
-    """What an actor does."""
+class Actor:
+    """What an actor does. An exception is a result: Ray would make text of it, and start an actor
+    again and again whose constructor raises.
+
+    Args:
+        start: makes the function; what it raises is the result of each task.
+    """
 
     def __init__(self, start: Callable[[int], Callable[[T], R]]) -> None:
-        self._function = start(0)
+        self._function: Callable[[Any], Any] | None = None
+        try:
+            self._function = start(0)
+        except Exception as error:
+            self._error = portable(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        results = [self._function(pickle.loads(task)) for task in batch["task"]]
-        pickled = np.array([pickle.dumps(result) for result in results], dtype=object)
-        return {"number": batch["number"], "result": pickled}
+        results = [pickle.dumps(self._result(pickle.loads(task))) for task in batch["task"]]
+        return {"number": batch["number"], "result": np.array(results, dtype=object)}
+
+    def _result(self, task: Any) -> Any:
+        if self._function is None:
+            return Failed(self._error)
+        try:
+            return self._function(task)
+        except Exception as error:
+            return Failed(portable(error))
 
 
-def _cause(error: Any) -> Exception:
-    """The error of a worker's function inside Ray's errors."""
-    cause = error
-    while getattr(cause, "cause", None) is not None or cause.__cause__ is not None:
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    if isinstance(cause, OutriderError):
-        return cause
-    return OutriderError(f"a worker failed: {type(cause).__name__}: {cause}")
+@dataclass(frozen=True)
+class Failed:
+    """The result of a task whose function raised an exception."""
+
+    error: Exception

@@ -10,6 +10,7 @@ from typing import Any
 from outrider.cluster.batch.answer import Answers
 from outrider.cluster.batch.blocks import Block, Input
 from outrider.cluster.batch.parts import Parts
+from outrider.core.errors import InvalidParameterError
 
 BLOCK_LINES = 256
 """Lines of a block: what the death of a worker can cost, and what it answers between two writes."""
@@ -69,6 +70,10 @@ def run_batch(
             the same call goes on after them.
     """
     lines = Input.scan(prompts, block_lines)
+    if out.exists() and out.samefile(prompts):
+        raise InvalidParameterError(
+            f"'{out}' is the file of the prompts, which answers would replace: name another output"
+        )
     known = {"prompts": lines.sha256, "block_lines": block_lines}
     parts = Parts(out, known | dict(contents))
     with parts.opened(overwrite=overwrite):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from outrider.cluster.connection import LOCAL, connect
 from outrider.cluster.replicas.deployment import APPLICATION, Fleet, application
@@ -41,9 +42,9 @@ def run_replicas(
     from ray import serve
 
     asked = _Signals()
-    with asked:
-        try:
-            _listen(host, port)
+    try:
+        _listen(host, port)
+        with asked, _ending(address):
             while asked.restart:
                 asked.restart = False
                 try:
@@ -55,11 +56,25 @@ def run_replicas(
                     ) from error
                 ready(f"http://{host}:{port}")
                 asked.wait()
-        except KeyboardInterrupt:
-            pass  # the end of a server that Ctrl-C has ended
-        finally:
+    except KeyboardInterrupt:
+        pass  # the end of a server that Ctrl-C has ended
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _ending(address: str) -> Iterator[None]:
+    """Ends the replicas; with them Ray Serve, if it was started here. That of a cluster may have
+    other applications."""
+    from ray import serve
+
+    try:
+        yield
+    finally:
+        if address == LOCAL:
             serve.shutdown()
-            ray.shutdown()
+        else:
+            serve.delete(APPLICATION)
 
 
 def _listen(host: str, port: int) -> None:

@@ -5,9 +5,8 @@ from typing import Any, TypeVar
 
 from outrider.cluster.sharded.launch import Launch, check_size
 from outrider.cluster.sharded.loading import load
-from outrider.cluster.sharded.lockstep import END, Follower
+from outrider.cluster.sharded.lockstep import Follower, leading
 from outrider.cluster.sharded.ranks import TIMEOUT, joined
-from outrider.core.errors import RankError
 from outrider.engine import Engine
 
 T = TypeVar("T")
@@ -43,12 +42,5 @@ def run(
         if not ranks.leads:
             Follower(ranks, engine.new_scheduler()).follow()
             return None
-        try:
-            result = main(engine)
-        except RankError:
-            raise
-        except BaseException:
-            ranks.dismiss((END, None))
-            raise
-        ranks.dismiss((END, None))
-        return result
+        with leading(ranks):
+            return main(engine)

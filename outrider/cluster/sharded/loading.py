@@ -15,6 +15,7 @@ from outrider.core.values import check_choice, shown
 from outrider.drafters.heads.kinds import format_of
 from outrider.engine.loading import EMBEDDED, found
 from outrider.engine.loading import load as load_engine
+from outrider.engine.settings import AUTO
 from outrider.methods import find_method
 from outrider.runtime import HFModel, load_model, load_tokenizer
 from outrider.runtime.hf.layout import TensorParallel
@@ -65,14 +66,16 @@ def load(
     check_choice("draft_placement", draft_placement, PLACEMENTS)
     _check_settings(settings, draft_placement)
     _check_device(settings.pop("device", None), ranks.device)
+    kind = resolve_dtype(dtype, ranks.device)
+    given = {"target": target, "draft": draft, "method": method, "dtype": kind}
+    given |= {"num_speculative_tokens": num_speculative_tokens, "draft_placement": draft_placement}
     ranks.check_same(
         "settings",
-        _comparable(locals() | settings),
+        _comparable(given | {"trust_remote_code": trust_remote_code} | settings),
         "call load with the same arguments on all ranks",
     )
     if draft is None and isinstance(target, str) and target == EMBEDDED:
-        draft = EMBEDDED if method is None or find_method(method).needs_draft else None
-    kind = resolve_dtype(dtype, ranks.device)
+        draft = EMBEDDED if method in (None, AUTO) or find_method(method).needs_draft else None
     sharded = load_model(
         found(target, "target"),
         dtype=kind,
@@ -124,7 +127,7 @@ def _is_model(draft: object, method: str | None) -> bool:
     """Whether the draft is a model for the method, and not a head."""
     if not isinstance(draft, str | Path) or (draft != EMBEDDED and format_of(draft) is not None):
         return False
-    return method in (None, "auto") or find_method(method).needs_draft
+    return method in (None, AUTO) or find_method(method).needs_draft
 
 
 def _check_settings(settings: dict[str, Any], placement: Placement) -> None:
@@ -152,6 +155,19 @@ def _check_device(wanted: object, found: torch.device) -> None:
 
 
 def _comparable(arguments: dict[str, Any]) -> dict[str, str]:
-    """Of some arguments, those that must be equal and can be compared."""
-    plain = (str, Path, int, float, bool, type(None))
-    return {name: repr(each) for name, each in arguments.items() if isinstance(each, plain)}
+    """Of some arguments, those that must be equal and can be compared. One that is None counts as
+    left out."""
+    return {
+        name: repr(each)
+        for name, each in arguments.items()
+        if each is not None and _is_plain(each) and name != "report"
+    }
+
+
+def _is_plain(value: object) -> bool:
+    """Whether two values are equal where their representations are."""
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | Path | int | float | torch.dtype)

@@ -11,7 +11,8 @@ something else ends the run.
 
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from outrider.cluster.sharded.ranks import Ranks
@@ -33,6 +34,7 @@ class LeadingScheduler(Scheduler):
     def __init__(self, ranks: Ranks, *parts: Any) -> None:
         super().__init__(*parts)
         self._ranks = ranks
+        self._is_cut_short = False
         self.emitted = 0
 
     def add(self, request: Request) -> int:
@@ -62,6 +64,16 @@ class LeadingScheduler(Scheduler):
         super()._take(request_id, row)
 
     def _advance(self) -> None:
+        """As :meth:`Scheduler._advance`.
+
+        Raises:
+            RankLostError: an interrupt such as Ctrl-C has cut an earlier step short here alone.
+        """
+        if self._is_cut_short:
+            raise RankLostError(
+                "rank 0 was interrupted within a round, which the other ranks have not left: start "
+                "the run again"
+            )
         self._ranks.send((STEP, self.emitted))
         super()._advance()
 
@@ -69,6 +81,7 @@ class LeadingScheduler(Scheduler):
         """As :meth:`Scheduler._recover`, for what happens on all ranks alike."""
         if isinstance(error, RankLostError):
             self._ranks.raise_lost(error)
+        self._is_cut_short |= error is None
         super()._recover(error)
 
 
@@ -135,6 +148,20 @@ class Follower:
     def _abort(self, request_id: int) -> None:
         if request_id in self._ids:
             self._scheduler.abort(self._ids.pop(request_id))
+
+
+@contextmanager
+def leading(ranks: Ranks) -> Iterator[None]:
+    """What rank 0 does while the others follow. At the end they are told that the run is over;
+    where a rank is lost they are not, since it would never answer."""
+    try:
+        yield
+    except RankError:
+        raise
+    except BaseException:
+        ranks.dismiss((END, None))
+        raise
+    ranks.dismiss((END, None))
 
 
 def checksum(progress: Sequence[Progress]) -> int:

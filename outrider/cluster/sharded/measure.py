@@ -28,7 +28,7 @@ from torch import Tensor
 
 from outrider.cluster.sharded.engine import ShardedEngine
 from outrider.cluster.sharded.loading import Placement
-from outrider.cluster.sharded.lockstep import END, Follower
+from outrider.cluster.sharded.lockstep import Follower, leading
 from outrider.cluster.sharded.ranks import Ranks
 from outrider.cluster.sharded.remote_draft import RankZeroModel
 from outrider.core.errors import IncompatibleError
@@ -199,10 +199,9 @@ def _round(
     if not ranks.leads:
         Follower(ranks, engine.new_scheduler()).follow()
         return None
-    warm, result = (engine.generate([prompt], sampling)[0] for _ in range(2))
-    ranks.dismiss((END, None))
-    del warm
-    stats = result.stats
+    with leading(ranks):
+        engine.generate([prompt], sampling)  # the first run may allocate memory
+        stats = engine.generate([prompt], sampling).stats
     passes = stats.draft_seconds + stats.target_seconds
     return (passes + stats.other_seconds) / stats.rounds, stats.other_seconds / stats.rounds
 

@@ -8,6 +8,7 @@ than the time limit knows that rank 0 is gone. Each follower's pulse counts, too
 can name the process whose pulse has stopped.
 """
 
+import math
 import os
 import pickle
 import platform
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from outrider import __version__
 from outrider.cluster.sharded.launch import Launch
-from outrider.core.errors import RankError, RankLostError
+from outrider.core.errors import InvalidParameterError, RankError, RankLostError
 
 TIMEOUT = 20.0
 """Seconds that a process waits for another within a round."""
@@ -36,6 +37,9 @@ JOIN_TIMEOUT = 600.0
 
 _PULSE = 2.0
 _POLL = 0.02
+
+LEAST_TIMEOUT = 5.0
+"""Seconds; within less a pulse may be late, although its process runs."""
 
 
 class Ranks:
@@ -134,11 +138,11 @@ class Ranks:
         self._wait_for(keys)
         found = [pickle.loads(self._store.get(key)) for key in keys]
         for rank, theirs in enumerate(found):
-            for name, value in found[0].items():
-                if theirs.get(name) != value:
+            for name in [*found[0], *theirs]:
+                own, value = theirs.get(name), found[0].get(name)
+                if own != value:
                     raise RankError(
-                        f"rank {rank} has {name} {theirs.get(name)} and rank 0 has {name} {value}: "
-                        f"{remedy}"
+                        f"rank {rank} has {name} {own} and rank 0 has {name} {value}: {remedy}"
                     )
 
     def meet(self, where: str) -> None:
@@ -276,9 +280,15 @@ def joined(launch: Launch, timeout: float = TIMEOUT) -> Iterator[Ranks]:
         timeout: seconds that a process waits for another within a round.
 
     Raises:
+        InvalidParameterError: a time limit below ``LEAST_TIMEOUT``.
         RankError: a process has other versions of Outrider, torch or transformers.
         RankLostError: a process does not come.
     """
+    if not LEAST_TIMEOUT <= timeout < math.inf:
+        raise InvalidParameterError(
+            f"timeout={timeout:g}: must be at least {LEAST_TIMEOUT:g} seconds, since a process "
+            f"that runs gives a sign every {_PULSE:g}"
+        )
     device = _device(launch)
     store = _store(launch)
     ranks = Ranks(launch, dist.PrefixStore("outrider", store), device, timeout)

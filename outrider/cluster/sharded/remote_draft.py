@@ -18,6 +18,7 @@ from outrider.core.errors import IncompatibleError
 from outrider.core.health import health_of
 from outrider.runtime import HFModel
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
+from outrider.runtime.hf.sharded import out_of_step
 
 
 class RankZeroModel(HFModel):
@@ -37,16 +38,28 @@ class RankZeroModel(HFModel):
             self.device = ranks.device
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Rank 0 runs the forward pass and sends the logits."""
+        """Rank 0 runs the forward pass and sends the logits.
+
+        Raises:
+            IncompatibleError: hidden states are wanted.
+            RankLostError: the exchange failed, or this rank failed where the others go on.
+        """
         if batch.hidden_layers:
             raise IncompatibleError(
                 f"{self.name} is on rank 0, and its hidden states are not sent: take "
                 f"draft_placement='replicated'"
             )
-        if self._ranks.leads:
-            output = super().forward(batch)
-            self._ranks.broadcast(output.logits_BNV.contiguous())
-            return output
+        try:
+            return self._lead(batch) if self._ranks.leads else self._follow(batch)
+        except Exception as error:
+            raise out_of_step(error, self.name) from error
+
+    def _lead(self, batch: ForwardBatch) -> ForwardOutput:
+        output = super().forward(batch)
+        self._ranks.broadcast(output.logits_BNV.contiguous())
+        return output
+
+    def _follow(self, batch: ForwardBatch) -> ForwardOutput:
         batch.begin()
         num_rows, num_queries = batch.tokens_BN.shape
         shape = num_rows, batch.num_logits or num_queries, self.num_tokens
