@@ -141,6 +141,18 @@ def test_programs_of_another_version_are_named(compiler: Compiler, folder: Path)
     assert json.loads(versions.read_text()) == now
 
 
+def test_processors_of_two_kinds_share_a_folder(
+    compiler: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has programs of its own, without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for capability in ("AVX2", "DEFAULT", "AVX2"):
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+            assert doubled() == [2, 4, 6]
+    assert compiler.num_compiled == 2
+
+
 def test_missing_programs_are_left_where_a_thread_only_loads(
     compiler: Compiler, folder: Path
 ) -> None:

@@ -284,12 +284,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _versions() -> dict[str, str]:
-    """What all programs of a cache folder depend on."""
+    """What a new version replaces. Processors are not among it: several may use a folder, each with
+    programs of its own."""
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "Python": sys.version.split()[0],
-        "instructions": torch.backends.cpu.get_cpu_capability(),
     }
 
 
