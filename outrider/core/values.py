@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.core.errors import InvalidParameterError
+from outrider.core.errors import InvalidParameterError, PromptError
 
 _MAX_SHOWN = 80
 _MAX_ID = 2**63
@@ -61,3 +61,19 @@ def shown(value: object) -> str:
     except ValueError:  # an int with more digits than Python is willing to print
         line = f"<{type(value).__name__}>"
     return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises PromptError for a string with a lone surrogate, which no tokenizer reads.
+
+    Args:
+        text: the string.
+        what: how the message calls it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
+            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
+        ) from None

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.core.errors import PromptError
-from outrider.core.values import shown
+from outrider.core.values import check_text, shown
 
 Message = Mapping[str, Any]
 """One turn of a conversation: who speaks (``role``), and what is said (``content``)."""
@@ -84,19 +84,3 @@ def encode_messages(
     assert isinstance(text, str)  # since tokenize=False
     check_text(text, "the conversation, as the chat template writes it,")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def check_text(text: str, what: str) -> None:
-    """Raises PromptError for a string with a lone surrogate, which no tokenizer reads.
-
-    Args:
-        text: the string.
-        what: how the message calls it.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
-            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
-        ) from None

@@ -469,7 +469,8 @@ class Engine:
     def _take_over_programs(self) -> None:
         """Loads programs that were compiled in the background, between two rounds. What a governor
         has measured without them is forgotten."""
-        self._programs.take_over()
+        if self._programs.compiler is not None:
+            self._programs.take_over()
         if self._num_changes != self._programs.num_changes:
             self._num_changes = self._programs.num_changes
             if self.governor is not None:

@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from outrider.core.errors import PromptError
-from outrider.core.values import as_python, is_whole, shown
-from outrider.engine.chat import Message, check_messages, check_text
+from outrider.core.values import as_python, check_text, is_whole, shown
+from outrider.engine.chat import Message, check_messages
 
 Array = Tensor | np.ndarray[Any, Any]
 Prompt = str | Sequence[int] | Sequence[Message] | Array | Mapping[str, Any]

@@ -1,11 +1,17 @@
 """How rounds are put together in the chunks of a stream, and that nothing is lost by it."""
 
+import asyncio
 import json
 from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from tiny_servers import tiny_engine
+
+from outrider import Sampling
+from outrider.serve.worker import Subscriber, Worker
 
 BODY = {
     "prompt": "def f(x):",
@@ -47,12 +53,32 @@ def test_a_stream_says_what_the_whole_answer_says(
         assert joined(parts, index) == joined([choice], index)
 
 
-def test_without_an_interval_each_round_has_a_chunk(
-    client_of: Callable[..., TestClient],
-) -> None:
-    parts = chunks(client_of(stream_interval=0), BODY | {"n": 1})
-    assert len(parts) > 5
-    assert all(len(each["rounds"]) == 1 for each in parts)
+class AtOnce(asyncio.AbstractEventLoop):
+    """An event loop that is never busy."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        callback(*args)
+
+
+def test_without_an_interval_each_round_is_handed_over() -> None:
+    """By a loop that is never busy; a busy one puts what has arrived meanwhile in one chunk."""
+    engine = tiny_engine()
+    steps: list[Any] = []
+    end = Event()
+
+    def take(new: list[Any]) -> None:
+        steps.extend(new)
+        if new[-1].over:
+            end.set()
+
+    request = engine.request("def f(x):", Sampling(seed=7, max_new_tokens=40, ignore_eos=True))
+    worker = Worker()
+    worker.start()
+    worker.submit(Subscriber(engine, [request], take, AtOnce(), interval=0))
+    assert end.wait(60)
+    worker.stop()
+    assert len(steps) > 5
+    assert all(len(step.done) == 1 for step in steps)
 
 
 def test_the_first_round_is_sent_at_once_and_the_last_ones_at_the_end(
