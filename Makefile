@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	@sh scripts/setup.sh $(VENV)
 	@touch $@
 
-demo: $(READY)  ## generate with the embedded pair, with and without speculation (under a minute)
+demo: $(READY)  ## generate with the embedded pair, with and without speculation (compiles once)
 	@$(BIN)/outrider demo
 
 test: $(READY)  ## run the whole test suite; TESTS="tests/test_x.py -k name" runs a part

@@ -1,7 +1,7 @@
-"""``outrider demo``: plain and speculative decoding with the embedded pair, in under a minute."""
+"""``outrider demo``: plain and speculative decoding with the embedded pair."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ from outrider.cli.compare import Comparison, against_plain
 from outrider.cli.engines import open_engine, plain_engine, require_draft
 from outrider.cli.errors import FAILED, INTERRUPTED, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
-from outrider.cli.options.models import DemoModels, MaxMemory
+from outrider.cli.options.models import DemoModels, MaxMemory, Models
 from outrider.cli.options.sampling import SAMPLING, Seed
 from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.start import start
@@ -37,7 +37,7 @@ STOP = (
 )  # one function or method; small models repeat themselves after it
 TOP_P = {0.0: 1.0, 0.8: 0.9}  # by temperature
 _MAX_TOKENS, _MIN_TOKENS = 96, 16
-_WAIT = 20.0  # seconds for the compiler before the first output; it goes on beside the others
+_MOST_COMPILING = 120.0  # seconds after which no further program is compiled
 _SECONDS = 32.0  # of generation; loading and warming up come on top
 _LAST_START = 40.0  # seconds after which no further prompt is started
 
@@ -75,7 +75,7 @@ def demo(
 
       outrider demo
 
-    The first time, both speeds grow while the models are being compiled: see outrider compile.
+    The first time, it compiles the models for a minute or two; --compile off leaves that out.
 
     Exits with code 1 if greedy outputs differ by more than rounding explains.
     """
@@ -84,11 +84,10 @@ def demo(
     from outrider.sampling import Sampling
 
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
-    engine = open_engine(models, speculation, max_memory=max_memory, background=True)
+    engine = _open(models, speculation, max_memory)
     plain = plain_engine(engine)
     console = Console(highlight=False)
     _introduce(console, engine)
-    _await_compiler(console, engine)
     trial = Sampling(temperature=0.8, seed=seed, max_new_tokens=8)
     with console.status("warming up"):
         for each in (engine, plain, engine):
@@ -112,29 +111,28 @@ def demo(
             title = f"{number}, temperature {temperature:g}{cut}"
             console.rule(title, style="dim", align="left")
             _race(console, engine, plain, prompt, sampling, tally)
-    if num_missing := _num_missing(engine):
-        console.print(
-            f"{num_missing} programs are not compiled yet: [bold]outrider compile[/bold] compiles "
-            f"the rest, and\nthe next demo is faster"
-        )
     _report(console, tallies)
     if any(c.failed for tally in tallies.values() for c in tally.comparisons):
         raise typer.Exit(FAILED)
 
 
-def _await_compiler(console: Console, engine: "Engine") -> None:
-    """Gives the compiler a head start, in which it has the machine for itself."""
-    if engine.compiler is None:
-        return
-    began = time.monotonic()
-    with console.status("compiling, once") as status:
-        while (seconds := time.monotonic() - began) < _WAIT and engine.compiler.is_running:
-            status.update(f"compiling, once: at most {_WAIT - seconds:.0f} s more before the start")
-            engine.compiler.wait(1)
-
-
-def _num_missing(engine: "Engine") -> int:
-    return 0 if engine.compiler is None else engine.compiler.num_missing
+def _open(models: Models, speculation: Speculation, max_memory: str | None) -> "Engine":
+    """The engine, compiled if that does not take too long: both speeds that it shows are those of
+    compiled programs, or both are not."""
+    try:
+        return open_engine(
+            models,
+            speculation,
+            max_memory=max_memory,
+            time_left=True,
+            most_seconds=_MOST_COMPILING,
+        )
+    except TimeoutError:
+        say(
+            f"note: the models are not compiled after {_MOST_COMPILING:g} s, so both speeds are "
+            f"those without a compiler; once outrider compile has run, they are higher"
+        )
+    return open_engine(replace(models, compile="off"), speculation, max_memory=max_memory)
 
 
 def _affordable(plain_speed: float) -> int:

@@ -1,5 +1,7 @@
 """Builds engines from command-line options; errors name the options."""
 
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +31,18 @@ def open_engine(
     generation_config: bool = True,
     background: bool = False,
     time_left: bool = False,
+    most_seconds: float = math.inf,
 ) -> "Engine":
     """Loads the models and builds the engine. Options are checked before any model is loaded.
 
     Args:
         background: compile missing programs while requests run, as commands that run many do.
         time_left: show how long the compiler will take.
+        most_seconds: seconds after which no further program is compiled.
+
+    Raises:
+        TimeoutError: programs were missing after ``most_seconds``. The cache folder keeps those
+            that were compiled.
     """
     from outrider.engine import load
 
@@ -46,8 +54,15 @@ def open_engine(
         prefix_cache=prefix_cache,
         generation_config=generation_config,
     )
+    began = time.monotonic()
     with Progress(time_left=time_left) as progress:
-        return load(**arguments, verifier=verifier, background=background, report=progress.show)
+
+        def report(what: str, share: float | None) -> None:
+            if time.monotonic() - began > most_seconds:
+                raise TimeoutError(f"{what}: not done within {most_seconds:g} s")
+            progress.show(what, share)
+
+        return load(**arguments, verifier=verifier, background=background, report=report)
 
 
 def load_arguments(

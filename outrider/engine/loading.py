@@ -157,7 +157,9 @@ def _load_programs(
     """Loads the engine's programs, and compiles those that are missing, here and in other
     processes, or in these alone. Returns whether all are there now."""
     missing = load_compiled(engine)
-    if background and missing:
+    if not missing:
+        return True
+    if background:
         with suppress(Exception):  # no other process can be started, or told the arguments
             num = num_processes(len(missing)) or 1
             engine.compiler = BackgroundCompiler(arguments, missing, num)

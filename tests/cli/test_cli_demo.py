@@ -39,6 +39,18 @@ def test_demo_shows_trace_table_and_greedy_comparison(run: Run, pair: tuple[Path
     assert max(map(len, own)) <= 80
 
 
+def test_a_demo_that_would_compile_for_too_long_runs_eagerly(
+    run: Run, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cli.demo._MOST_COMPILING", -1.0)
+    target, draft = pair
+    models = ("--target", target, "--draft", draft, "--dtype", "float32", "--device", "cpu")
+    result = run("demo", *models, "--max-new-tokens", 8)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: the models are not compiled after")
+    assert result.stdout.count("identical, 8 tokens") == len(PROMPTS)
+
+
 def test_demo_takes_bad_input_on_one_line(run: Run) -> None:
     result = run("demo", "--num-speculative-tokens", 0)
     assert result.exit_code == 2

@@ -153,8 +153,8 @@ DemoCompile = Annotated[
     typer.Option(
         "--compile",
         metavar="LEVEL",
-        help="off; auto or max (the models run by compiled programs. On a CPU, those that are "
-        "missing are compiled meanwhile).",
+        help="off; auto or max (the models run by compiled programs, which are compiled first if "
+        "they are missing; off if that takes more than two minutes).",
         autocompletion=_complete_compile,
         rich_help_panel=MODELS,
     ),
