@@ -154,3 +154,14 @@ def test_replacing_every_factor_in_any_order_restores_the_published_speedup() ->
     assert math.prod(shortfall(measured, reference).ratios.values()) == pytest.approx(
         measured.speedup / 2.46
     )
+
+
+def test_an_overhead_below_the_references_cost_is_still_divided() -> None:
+    """A plain step that spends most of its time outside its pass makes overhead + 1 negative."""
+    measured = Factors(0.7, 2, 1.0, 0.2, 3.0, -2.4)
+    found = shortfall(measured)
+    assert math.prod(found.ratios.values()) == pytest.approx(
+        measured.speedup / found.reference.speedup
+    )
+    assert found.ratios["overhead"] > 1 > found.ratios["beta"]
+    assert min(if_reference(measured, found.reference).values()) > 0

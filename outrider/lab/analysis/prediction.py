@@ -246,7 +246,9 @@ def if_reference(measured: Factors, reference: Factors) -> dict[str, float]:
 def _log_speedup(measured: Factors, reference: Factors, taken: set[str]) -> float:
     """ln of the speed-up with the factors in ``taken`` as measured and the others as in reference.
 
-    Costs are mixed as times of a round (c γ, β, overhead), so that the two γ may differ.
+    Costs are mixed as times of a round (c γ, β, overhead), so that the two γ may differ. A negative
+    overhead measured beside a long verifying pass can exceed the reference's passes; such a mixed
+    cost counts as a tenth of the smaller of both costs, since no round takes no time.
     """
 
     def of(factor: str) -> Factors:
@@ -254,4 +256,4 @@ def _log_speedup(measured: Factors, reference: Factors, taken: set[str]) -> floa
 
     tokens = expected_tokens(of("alpha").alpha, of("alpha").gamma) * of("dependence").dependence
     cost = of("c").c * of("c").gamma + of("beta").beta + of("overhead").overhead
-    return math.log(tokens / cost)
+    return math.log(tokens / max(cost, 0.1 * min(measured.cost, reference.cost)))
