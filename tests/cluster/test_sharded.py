@@ -74,6 +74,18 @@ def arrivals(engine: Engine) -> list[tuple[int, ...]]:
     return [tuple(ids), tuple(other), *(each.token_ids for each in [*third, *again])]
 
 
+def periods(engine: Engine) -> list[tuple[int, ...]]:
+    """Two requests as a server runs them: it asks for a scheduler again after it was idle."""
+    found = []
+    for prompt in PROMPTS[:2]:
+        scheduler = engine.new_scheduler()
+        scheduler.add(engine.request(prompt, SAMPLED, request_number=0))
+        while not (progress := scheduler.step()) or not progress[0].row.over:
+            pass
+        found.append(tuple(progress[0].row.token_ids))
+    return found
+
+
 def run(folder: Path, main: Any, target: str, settings: dict[str, Any]) -> Any:
     """What a rank does."""
     return sharded.run(
@@ -94,7 +106,7 @@ def alone(folder: Path, main: Any, target: str = "llama", **settings: Any) -> An
 
 @pytest.mark.parametrize(("size", "target"), [(2, "llama"), (4, "qwen3")])
 @pytest.mark.parametrize("placement", sharded.PLACEMENTS)
-@pytest.mark.parametrize("main", [tokens, arrivals])
+@pytest.mark.parametrize("main", [tokens, arrivals, periods])
 def test_tokens_equal_those_of_one_process(
     ranks: RankProcesses, models: Path, size: int, target: str, placement: str, main: Any
 ) -> None:

@@ -24,11 +24,23 @@ class ShardedEngine(Engine):
 
     def __init__(self, ranks: Ranks, *parts: Any, **settings: Any) -> None:
         self.ranks = ranks
+        self._scheduler: Scheduler | None = None
         super().__init__(*parts, **settings)
 
     def new_scheduler(self) -> Scheduler:
-        """A scheduler that all ranks run; of rank 0's schedulers, only that of the engine's own
-        calls is followed."""
+        """The scheduler that all ranks run. There is one only, which a server and the engine's own
+        calls share, since the other ranks follow one.
+
+        Raises:
+            IncompatibleError: a logits processor asks for a scheduler within a step.
+        """
+        if self._scheduler is None:
+            self._scheduler = self._make_scheduler()
+        elif self._scheduler.is_stepping_here:
+            raise self._alone("a call that a logits processor makes")
+        return self._scheduler
+
+    def _make_scheduler(self) -> Scheduler:
         kind = LeadingScheduler if self.ranks.leads else FollowingScheduler
         return kind(
             self.ranks,
