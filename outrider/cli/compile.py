@@ -27,7 +27,7 @@ def compile_ahead(models: Models, speculation: Speculation) -> None:
     if models.compile == "off":
         models = replace(models, compile="auto")
     start()
-    from outrider.engine.warming import load_compiled, programs_of
+    from outrider.engine.warming import load_compiled, programs_of, refused
     from outrider.runtime.cache_folder import cache_folder
 
     began = time.monotonic()
@@ -37,8 +37,8 @@ def compile_ahead(models: Models, speculation: Speculation) -> None:
         say(f"interrupted: {cache_folder()} keeps the programs that are compiled")
         raise typer.Exit(INTERRUPTED) from None
     num = len(programs_of(engine))
-    missing = [stage.what for stage in load_compiled(engine)]
+    missing = [stage.what for stage in load_compiled(engine)] + refused(engine)
     if not num or missing or engine.target.compiled is None or engine.target.compiled.failed:
-        say(f"not compiled: {', '.join(missing) or engine.target.name}, which runs eagerly")
+        say(f"not compiled: {', '.join(missing) or engine.target.name}; runs eagerly")
         raise typer.Exit(FAILED)
     typer.echo(f"{num} programs in {cache_folder()}, {time.monotonic() - began:.0f} s")

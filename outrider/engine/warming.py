@@ -82,6 +82,19 @@ def load_rules(engine: Engine) -> None:
         make(stage, Missing.LEAVE)
 
 
+def refused(engine: Engine) -> list[str]:
+    """What runs without a program since it does not compile, or since its program computes
+    something else: models with the kind of pass, and rules."""
+    models = engine.target, *engine.drafter.capabilities.models
+    found = [
+        f"{kind} of {model.name}"
+        for model in dict.fromkeys(models)
+        if model.compiled is not None
+        for kind in model.compiled.refused
+    ]
+    return found + ([] if engine.verification is None else engine.verification.refused)
+
+
 def make(stage: Stage, missing: Missing) -> bool:
     """Makes a program; returns whether it is there, or known not to compile.
 

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 from interpreted_graphs import untraced
 from tiny_models import engine_of, tiny
+from torch import nn
 from typer.testing import Result
 
 from outrider import Engine
 from outrider.cli.progress import Progress
 from outrider.runtime import HFModel
+from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.fused_verification import CompiledVerifier
 
 Run = Callable[..., Result]
 
@@ -54,6 +57,35 @@ def test_fails_where_a_model_does_not_compile(
     done = run("compile", "--target", pair[0], "--method", "plain")
     assert done.exit_code == 1
     assert "runs eagerly" in done.stderr
+
+
+def test_fails_where_a_program_computes_something_else(
+    run: Run, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(module: nn.Module, _: object) -> Program:
+        program = untraced(module)
+        return lambda inputs: [2 * each for each in program(inputs)]
+
+    model = tiny()
+    model.compiled = CompiledExecutor(model.module, model.spec, "m", wrong)
+    with_engine(monkeypatch, engine_of(model, None, "plain", 3))
+    done = run("compile", "--target", pair[0], "--method", "plain")
+    assert done.exit_code == 1
+    assert done.stderr.endswith(f"not compiled: chain of {model.name}; runs eagerly\n")
+
+
+def test_fails_where_a_rule_does_not_compile(
+    run: Run, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> Program:
+        raise RuntimeError("no compiler")
+
+    engine = engine_of(compiled(tiny()), compiled(tiny(seed=1)), "speculative", 3)
+    engine.verification = CompiledVerifier(failing)
+    with_engine(monkeypatch, engine)
+    done = run("compile", "--target", pair[0], "--draft", pair[1])
+    assert done.exit_code == 1
+    assert "not compiled: Greedy, Rejection; runs eagerly" in done.stderr
 
 
 def test_an_interruption_says_where_the_finished_programs_are(

@@ -215,6 +215,11 @@ class CompiledExecutor:
     def _span(self, cache: KVCache) -> int:
         return self.read(cache.span, cache.in_use()[0].shape[2])
 
+    @property
+    def refused(self) -> list[str]:
+        """The kinds of programs that did not compile, or compute something else than the model."""
+        return [each.kind for each, program in self._programs.items() if program is None]
+
     def _run(
         self, each: TreeForward, cache: KVCache, inputs: Callable[[], Sequence[Tensor]]
     ) -> list[Tensor] | None:

@@ -272,6 +272,11 @@ class CompiledVerifier:
         p_BNV, *overlap = of_distribution
         return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap), prefix.dead_BM)
 
+    @property
+    def refused(self) -> list[str]:
+        """The rules whose program did not compile, or decides otherwise than the rule."""
+        return [type(rule).__name__ for (rule, *_), made in self._programs.items() if made is None]
+
     def warm_up(self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor) -> None:
         """Compiles a rule for such drafts, and logits of this shape and dtype, if it can be
         compiled."""
