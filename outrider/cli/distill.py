@@ -214,15 +214,16 @@ def distill(
         ),
     ] = 1.0,
     top_k: Annotated[
-        int,
+        int | None,
         typer.Option(
             metavar="K",
             min=0,
             help="Cache the target's K largest probabilities at each position, and the mass of "
-            "all others. 0 caches nothing and runs the target in every step.",
+            "all others. 0 caches nothing and runs the target in every step. Default: 64; 0 for "
+            "reverse-kl.",
             rich_help_panel=_LOSS,
         ),
-    ] = 64,
+    ] = None,
     steps: Annotated[
         int, typer.Option(metavar="N", min=1, help="Training steps.", rich_help_panel=_RUN)
     ] = 1000,

@@ -13,6 +13,10 @@ equal to it for k = V, where no tail is needed.  What it cannot see is how the d
 mass inside the tail.  (Renormalising p over the k tokens instead, as is often done, is no bound and
 has its minimum elsewhere: it asks the draft for mass that the target has in the tail.)
 
+Reverse KL is better computed over the whole vocabulary: a draft with all of its mass in the tail,
+as an untrained one has, is at -ln(tail), 3.5 nats for a tail of 3 %, wherever in the tail the mass
+is, and the gradient towards the k tokens is proportional to the mass that the draft has there.
+
 Shapes: N positions, V vocabulary, k tokens, C cells: k + 1, or V if k = V.
 """
 

@@ -102,11 +102,11 @@ class Preparation:
     @property
     def needs_cells(self) -> bool:
         """Whether the target's distributions are computed before training."""
-        return self.run.top_k > 0 and self.run.divergence != CROSS_ENTROPY
+        return self.run.num_cached > 0 and self.run.divergence != CROSS_ENTROPY
 
     def _scorer(self) -> Scorer:
         run = self.run
-        return Scorer(self.target.module, run.top_k, run.temperature, self.width, run.length)
+        return Scorer(self.target.module, run.num_cached, run.temperature, self.width, run.length)
 
     def _capacity(self) -> int:
         """Tokens of a packed row; 0 where a model cannot keep packed samples apart."""
@@ -161,7 +161,7 @@ class Preparation:
             self.cache / "probabilities",
             target=self.target_fingerprint,
             samples=_hash_of(str((sample.tokens, sample.first)) for sample in samples),
-            k=run.top_k,
+            k=run.num_cached,
             temperature=run.temperature,
             width=self.width,
         )

@@ -186,7 +186,7 @@ def _objective(
     if divergence is jensen_shannon:
         divergence = partial(jensen_shannon, beta=run.beta)
     objective: RowObjective
-    if run.top_k:
+    if run.num_cached:
         objective = from_cells(draft, divergence, run.temperature, width)
     else:
         objective = from_target(draft, target.module, divergence, run.temperature, width)
@@ -206,6 +206,7 @@ def _facts(
 ) -> dict[str, str]:
     """The rows of the model card's table."""
     config = draft.config.get_text_config()
+    cached = run.num_cached
     loss = run.divergence + (f" (β {run.beta:g})" if run.divergence == "js" else "")
     return {
         "target": data.target_name,
@@ -215,7 +216,7 @@ def _facts(
         if run.divergence == CROSS_ENTROPY
         else f"{loss} at temperature "
         f"{run.temperature:g}"
-        + (f", over the {run.top_k} most probable tokens and the tail" if run.top_k else ""),
+        + (f", over the {cached} most probable tokens and the tail" if cached else ""),
         "data": data.description,
         "training": f"{measurement.step:,} of {run.settings.schedule.steps:,} steps of {run.rows} "
         f"rows of {run.length} tokens, {measurement.tokens:,} tokens of answers in all; peak "

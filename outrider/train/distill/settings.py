@@ -29,6 +29,7 @@ GROUND_TRUTH, TARGET, DRAFT, REPLAY, MIXTURE = (
 )
 DATA = (GROUND_TRUTH, TARGET, DRAFT, REPLAY, MIXTURE)
 CROSS_ENTROPY = "cross-entropy"
+REVERSE_KL = "reverse-kl"
 LOSSES = (*DIVERGENCES, CROSS_ENTROPY)
 DEFAULT_MIXTURE = {TARGET: 0.5, DRAFT: 0.5}
 
@@ -175,7 +176,8 @@ class Distillation:
         beta: of Jensen-Shannon.
         temperature: of decoding, at which the distributions are compared; above zero.
         top_k: tokens whose probabilities are cached at each position; 0 caches none and runs the
-            target in each step.
+            target in each step. None takes 64, and 0 for reverse KL, which is small where the draft
+            has all of its mass in the tail (``cells.py``).
         rows: packed rows of a step.
         length: tokens of a row.
         batch_size: prompts that are decoded at the same time.
@@ -196,7 +198,7 @@ class Distillation:
     divergence: str = "forward-kl"
     beta: float = 0.5
     temperature: float = 1.0
-    top_k: int = 64
+    top_k: int | None = None
     rows: int = 8
     length: int = 512
     batch_size: int = 32
@@ -217,7 +219,7 @@ class Distillation:
                 f"temperature={self.temperature}: must be above 0; to decode greedily, train at a "
                 "low temperature or at 1"
             )
-        if self.top_k < 0:
+        if self.top_k is not None and self.top_k < 0:
             raise InvalidParameterError(f"top_k={self.top_k}: must be 0 or greater")
         if self.rows < 1 or self.length < 2:
             raise InvalidParameterError(
@@ -225,6 +227,13 @@ class Distillation:
             )
         if self.beta != 0.5 and self.divergence != "js":
             raise InvalidParameterError(f"beta={self.beta}: only divergence='js' has one")
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose probabilities are cached at each position; 0 for none."""
+        if self.top_k is not None:
+            return self.top_k
+        return 0 if self.divergence == REVERSE_KL else 64
 
     @property
     def answering(self) -> Answering:
@@ -245,7 +254,7 @@ class Distillation:
             "divergence": self.divergence,
             "beta": self.beta,
             "temperature": self.temperature,
-            "top-k": self.top_k,
+            "top-k": self.num_cached,
             "rows": self.rows,
             "length": self.length,
             "seed": self.seed,
