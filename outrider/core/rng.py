@@ -36,6 +36,7 @@ NUM_PER_ROLE = 16
 
 _MAX_ROWS = 64  # larger batches generate the numbers of each role on request
 _ROLE_SHIFT = 40
+_MOST_BY_NUMPY = 1 << 15  # larger tensors take longer by numpy, which has one thread
 
 NumpyInts = Any
 """A numpy array of int64. It supports the same arithmetic operators as a tensor."""
@@ -166,7 +167,9 @@ class Stream:
     def bits(self, role: Role, number_BJ: Tensor) -> Tensor:
         """64 random bits for each of the given counters of a role, shape (B, J)."""
         _require_not_tracing()
-        return fold(self._here_B1, number_BJ + (int(role) << _ROLE_SHIFT))
+        part_BJ = number_BJ + (int(role) << _ROLE_SHIFT)
+        is_small = part_BJ.device.type == "cpu" and part_BJ.numel() <= _MOST_BY_NUMPY
+        return (fold_by_numpy if is_small else fold)(self._here_B1, part_BJ)
 
 
 class UpcomingUniforms:
