@@ -63,17 +63,17 @@ def shown(value: object) -> str:
     return line if len(line) <= _MAX_SHOWN else line[: _MAX_SHOWN - 1] + "…"
 
 
-def check_text(text: str, what: str) -> None:
+def check_string(string: str, what: str) -> None:
     """Raises PromptError for a string with a lone surrogate, which no tokenizer reads.
 
     Args:
-        text: the string.
+        string: what to check.
         what: how the message calls it.
     """
     try:
-        text.encode()
+        string.encode()
     except UnicodeEncodeError as error:
         raise PromptError(
-            f"{what} has a lone surrogate, {text[error.start]!r}, at character {error.start}, "
-            f"which is no text: text.encode('utf-8', 'replace').decode() replaces it"
+            f"{what} has a lone surrogate, {string[error.start]!r}, at character {error.start}, "
+            f"which no encoding has: string.encode('utf-8', 'replace').decode() replaces it"
         ) from None

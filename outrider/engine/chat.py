@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from outrider.core.errors import PromptError
-from outrider.core.values import check_text, shown
+from outrider.core.values import check_string, shown
 
 Message = Mapping[str, Any]
 """One turn of a conversation: who speaks (``role``), and what is said (``content``)."""
@@ -82,5 +82,5 @@ def encode_messages(
             f"the chat template of {name} refuses these messages: {reason}"
         ) from error
     assert isinstance(text, str)  # since tokenize=False
-    check_text(text, "the conversation, as the chat template writes it,")
+    check_string(text, "the conversation, as the chat template writes it,")
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])

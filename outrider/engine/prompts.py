@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.core.errors import PromptError
-from outrider.core.values import as_python, check_text, is_whole, shown
+from outrider.core.values import as_python, check_string, is_whole, shown
 from outrider.engine.chat import Message, check_messages
 
 Array = Tensor | np.ndarray[Any, Any]
@@ -111,7 +111,7 @@ def read_prompt(prompt: object) -> ReadPrompt:
 
 
 def _text(text: str) -> ReadPrompt:
-    check_text(text, "the prompt")
+    check_string(text, "the prompt")
     return ReadPrompt(text)
 
 
