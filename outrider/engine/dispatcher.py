@@ -2,7 +2,8 @@
 
 A thread that wants an item of its subscription, and finds none, runs steps until there is one;
 what a step did to other callers' requests is queued for them. While one thread runs a step, others
-wait on a condition. No thread is needed besides the callers'.
+wait on a condition. No thread is needed besides the callers'. A thread that lets another one run
+steps ends its OpenMP threads, which would slow down the other's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from outrider.engine.request import Request, Row
 from outrider.engine.scheduler import Progress, Scheduler
+from outrider.runtime.openmp import release_threads
 
 T = TypeVar("T")
 
@@ -31,6 +33,7 @@ class Dispatcher:
         self.scheduler = new_scheduler()
         self._condition = Condition()
         self._is_stepping = False
+        self._num_waiting = 0
         self._owners: dict[int, tuple[Subscription[Any], int]] = {}
         self._progress: deque[Progress] = deque()
 
@@ -59,16 +62,22 @@ class Dispatcher:
         first, so that rows of like length are prefilled together."""
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         in_order = [requests[i] for i in order]
-        with self.subscribe(in_order, lambda row: row if row.over else None) as subscription:
-            rows = {order[index]: row for index, row in subscription}
+        try:
+            with self.subscribe(in_order, lambda row: row if row.over else None) as subscription:
+                rows = {order[index]: row for index, row in subscription}
+        finally:
+            release_threads()
         return [rows[i] for i in range(len(requests))]
 
     def rounds_of(self, request: Request, read: Callable[[Row], T]) -> Iterator[tuple[Row, T]]:
         """The row after each of its rounds, and what ``read`` made of it then; raises its error.
         The request is added when the first item is asked for."""
-        with self.subscribe([request], reader(read)) as subscription:
-            for _, item in subscription:
-                yield item
+        try:
+            with self.subscribe([request], reader(read)) as subscription:
+                for _, item in subscription:
+                    yield item
+        finally:
+            release_threads()
 
     def next_of(self, subscription: Subscription[T]) -> tuple[int, T] | None:
         """The subscription's next item; runs steps until there is one. None once its requests are
@@ -96,13 +105,19 @@ class Dispatcher:
         try:
             with self._condition:
                 while self._is_stepping and subscription.is_pending:
-                    self._condition.wait()
+                    self._num_waiting += 1
+                    try:
+                        self._condition.wait()
+                    finally:
+                        self._num_waiting -= 1
                 if not subscription.is_pending:
                     return
                 stepping = self._is_stepping = True
             self._progress.extend(self.scheduler.step())
         finally:
             if stepping:
+                if self._num_waiting:  # one of them may run the next step
+                    release_threads()
                 with self._condition:
                     self._is_stepping = False
                     self._condition.notify_all()

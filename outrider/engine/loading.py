@@ -31,6 +31,7 @@ from outrider.runtime.executors.prepare import prepare
 from outrider.runtime.hf.quantize import check_kind
 from outrider.runtime.hf.source import check_source
 from outrider.runtime.kv_cache.storage import KvDtype
+from outrider.runtime.openmp import release_threads
 
 EMBEDDED = "embedded"
 DEFAULT = "speculative"
@@ -142,12 +143,14 @@ def load(
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     _check_make(make)
     engine = build(**arguments, report=report)
+    has_programs = True
     if compile == "off" or make is not Engine or not _can_be_loaded_again(engine, target, draft):
         warm_up(engine, report)
-    elif not _load_programs(engine, arguments, background, report):
-        return engine  # its rounds will be faster once the programs are there
-    if make is Engine:
+    else:
+        has_programs = _load_programs(engine, arguments, background, report)
+    if make is Engine and has_programs:  # else rounds will be faster once the programs are there
         measure_round_times(engine, report)
+    release_threads()  # requests may run in another thread
     return engine
 
 

@@ -1,0 +1,92 @@
+"""OpenMP's threads end where another thread may go on."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+from tiny_models import engine_of, tiny
+
+from outrider import Sampling
+from outrider.runtime import openmp
+
+HAS_GNU = openmp.release_threads is not int
+COUNT = """
+import os, threading
+import torch
+from outrider.runtime.openmp import release_threads
+torch.set_num_threads(3)
+numbers = torch.randn(1000, 1000)
+def compute():
+    before = len(os.listdir("/proc/self/task"))
+    numbers.sigmoid()
+    during = len(os.listdir("/proc/self/task"))
+    release_threads()
+    after = len(os.listdir("/proc/self/task"))
+    numbers.sigmoid()
+    print(during - before, after - before, len(os.listdir("/proc/self/task")) - before)
+    release_threads()
+compute()
+thread = threading.Thread(target=compute)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not HAS_GNU, reason="torch has another OpenMP runtime than GNU's")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc to count threads in")
+def test_the_threads_of_a_pool_end_and_start_anew() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", COUNT], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.split("\n")[:2] == ["2 0 2", "2 0 2"]
+
+
+@pytest.fixture
+def releases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """A list that grows with each release."""
+    found: list[int] = []
+    monkeypatch.setattr("outrider.engine.dispatcher.release_threads", lambda: found.append(1))
+    return found
+
+
+def test_a_call_releases_its_threads_at_its_end(releases: list[int]) -> None:
+    engine = engine_of(tiny(), None, "plain", 3)
+    engine.generate([[1, 2, 3]], Sampling(max_new_tokens=4))
+    assert len(releases) == 1
+    stream = engine.stream([1, 2, 3], Sampling(max_new_tokens=4, ignore_eos=True))
+    next(stream)
+    assert len(releases) == 1
+    stream.close()
+    assert len(releases) == 2
+
+
+def test_a_thread_releases_its_threads_where_another_one_waits(releases: list[int]) -> None:
+    engine = engine_of(tiny(), None, "plain", 3, max_batch_size=2)
+    begun, waits = Event(), Event()
+
+    class Holding:
+        """A logits processor that lets no step end before the other thread waits."""
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            begun.set()
+            assert waits.wait(60)
+            return scores
+
+    holding = Sampling(max_new_tokens=2, ignore_eos=True, processors=[Holding()])
+    first = Thread(target=engine.generate, args=([[1, 2, 3]], holding))
+    first.start()
+    assert begun.wait(60)
+    second = Thread(
+        target=engine.generate, args=([[4, 5]], Sampling(max_new_tokens=6, ignore_eos=True))
+    )
+    second.start()
+    while engine._dispatcher._num_waiting == 0:
+        pass
+    waits.set()
+    first.join()
+    second.join()
+    assert len(releases) >= 3  # besides one at the end of each call
