@@ -44,12 +44,18 @@ class HttpClients:
             async def client() -> None:
                 while waiting:
                     request = {**body, "prompt": list(waiting.pop(0)), "stream": True}
-                    async with http.stream("POST", "/v1/completions", json=request) as response:
-                        if response.status_code != 200:
-                            raise RuntimeError((await response.aread()).decode())
-                        text = b"".join([part async for part in response.aiter_bytes()])
-                        if b'"length"' not in text:  # the finish reason of a whole output
-                            raise RuntimeError(f"an output ended early: {text[-300:].decode()}")
+                    try:
+                        await complete(request)
+                    except httpx.RemoteProtocolError:
+                        await complete(request)  # a server may close a connection between requests
+
+            async def complete(request: dict[str, Any]) -> None:
+                async with http.stream("POST", "/v1/completions", json=request) as response:
+                    if response.status_code != 200:
+                        raise RuntimeError((await response.aread()).decode())
+                    output = b"".join([part async for part in response.aiter_bytes()])
+                    if b'"length"' not in output:  # the finish reason of a whole output
+                        raise RuntimeError(f"an output ended early: {output[-300:].decode()}")
 
             await http.get("/health")
             began = time.perf_counter()
