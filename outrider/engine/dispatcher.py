@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from threading import Condition
+from threading import Condition, get_ident
 from typing import Any, Generic, TypeVar
 
 from outrider.engine.request import Request, Row
@@ -34,6 +34,7 @@ class Dispatcher:
         self._condition = Condition()
         self._is_stepping = False
         self._num_waiting = 0
+        self._stepper: int | None = None
         self._owners: dict[int, tuple[Subscription[Any], int]] = {}
         self._progress: deque[Progress] = deque()
 
@@ -116,8 +117,9 @@ class Dispatcher:
             self._progress.extend(self.scheduler.step())
         finally:
             if stepping:
-                if self._num_waiting:  # one of them may run the next step
-                    release_threads()
+                if self._num_waiting or self._stepper not in (None, get_ident()):
+                    release_threads()  # another thread may run the next step
+                self._stepper = get_ident()
                 with self._condition:
                     self._is_stepping = False
                     self._condition.notify_all()

@@ -90,3 +90,14 @@ def test_a_thread_releases_its_threads_where_another_one_waits(releases: list[in
     first.join()
     second.join()
     assert len(releases) >= 3  # besides one at the end of each call
+
+
+def test_threads_that_take_turns_release_theirs(releases: list[int]) -> None:
+    engine = engine_of(tiny(), None, "plain", 3, max_batch_size=2)
+    sampling = Sampling(max_new_tokens=9, ignore_eos=True)
+    streams = [engine.stream(prompt, sampling) for prompt in ([1, 2, 3], [4, 5])]
+    for stream in streams * 3:
+        turn = Thread(target=next, args=(stream,))
+        turn.start()
+        turn.join()
+    assert len(releases) >= 2
