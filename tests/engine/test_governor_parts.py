@@ -116,6 +116,25 @@ def test_costs_of_a_round_add_up() -> None:
     assert costs.curve(2, (0, 1, 2, 3)) == pytest.approx([1.1, 1.4, 1.7, 2.0], rel=0.05)
 
 
+def test_a_round_after_rounds_without_drafts_is_no_measure_of_many_drafts() -> None:
+    """It takes longer, as a single probe does, since the caches have lost the draft model."""
+    lengths = 0, 1, 3
+    costs = RoundCosts(0.2)
+    for length, seconds in ((0, 1.3), (1, 1.7), (3, 2.3)):
+        costs.assume(1, length, 0.2 * length, seconds)
+    before = costs.curve(1, lengths)
+    for _ in range(20):
+        costs.observe(1, 0, 0.0, 1.3)
+        costs.observe(1, 1, 0.5, 2.4, resumes=True)
+    assert costs.curve(1, lengths) == pytest.approx(before, rel=0.05)
+    for _ in range(20):
+        costs.observe(1, 1, 0.5, 2.4)
+    assert costs.curve(1, lengths)[1] > 2.2
+    for _ in range(20):
+        costs.observe(1, 3, 0.3, 1.8, resumes=True)
+    assert costs.curve(1, lengths)[2] < 2.5  # a bound from above is taken
+
+
 def test_a_draft_model_that_was_never_used_costs_what_its_size_says() -> None:
     costs = RoundCosts(0.25)
     for _ in range(5):

@@ -70,6 +70,10 @@ class Cell:
         """The weight that is left: a stale cell has little."""
         return self.weight * 0.5 ** ((now - self.measured) / HALF_LIFE)
 
+    def is_below(self, seconds: float, now: int) -> bool:
+        """Whether the mean of several rounds is lower."""
+        return seconds > self.mean and self.weight_at(now) > ASSUMED_ROUNDS / 2
+
     def add(self, seconds: float, now: int) -> None:
         """Takes another round. A round much slower than the others counts as twice the mean, since
         something else delayed it; one much faster replaces them, since it was they that were
@@ -106,7 +110,14 @@ class Surface:
         return not self._cells
 
     def observe(
-        self, rows: int, length: int, seconds: float, now: int, weight: float = 1.0
+        self,
+        rows: int,
+        length: int,
+        seconds: float,
+        now: int,
+        weight: float = 1.0,
+        *,
+        at_most: bool = False,
     ) -> None:
         """Takes the seconds of a round; ``now`` is its number.
 
@@ -115,9 +126,12 @@ class Surface:
             seconds: of the round.
             now: its number.
             weight: how many rounds a first measurement stands for.
+            at_most: the seconds are only a bound: more than a mean of several rounds says nothing.
         """
         cells = self._cells.setdefault(rows, {})
-        if length in cells:
+        if length in cells and at_most and cells[length].is_below(seconds, now):
+            cells[length].measured = now
+        elif length in cells:
             cells[length].add(seconds, now)
             self._since_fit += 1
         else:
@@ -234,6 +248,8 @@ class RoundCosts:
         total: float,
         behind: int = 0,
         width: int | None = None,
+        *,
+        resumes: bool = False,
     ) -> None:
         """Takes a round's seconds. The first round of all also does what is done once, such as
         allocating memory, and is left out.
@@ -246,13 +262,19 @@ class RoundCosts:
             behind: committed tokens that the draft model read first, of the row that lacked most.
             width: the longest draft that was verified, where other tokens than the drafter's made
                 it longer; None for ``length``.
+            resumes: whether the round before drafted nothing. The draft model's weights are then
+                no longer in the processor's caches, and a round of many such takes less.
         """
         if not self._began:
             self._began = True
             return
         self.now += 1
         self._rest.observe(
-            rows, length if width is None else width, max(total - draft, 0.0), self.now
+            rows,
+            length if width is None else width,
+            max(total - draft, 0.0),
+            self.now,
+            at_most=resumes,
         )
         if not length or not draft:
             return
@@ -262,7 +284,7 @@ class RoundCosts:
                 extra = max(draft - step * length, 0.0) / (step * behind)
                 self._catch_up += (min(extra, 1.0) - self._catch_up) / 4
         elif behind <= _AS_USUAL:
-            self._step.observe(rows, length, draft / length, self.now)
+            self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
 
     def age(self, rows: int, length: int) -> int | None:
         """Rounds since this many rows drafted so many tokens; None if they never did."""

@@ -322,9 +322,9 @@ class BatchGovernor:
             num, length = len(rows), asked.length if ran_drafter else 0
             width = max(length, *forced) if forced else length
             if length:
-                self._drafted = self._now
+                resumes, self._drafted = self._drafted != self._now - 1, self._now
                 governor.costs(greedy, source).observe(
-                    num, length, draft, total, asked.behind, width
+                    num, length, draft, total, asked.behind, width, resumes=resumes
                 )
             else:
                 for each in range(len(governor.sources.names)):
