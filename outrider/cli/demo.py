@@ -11,7 +11,12 @@ from rich.style import Style
 
 from outrider import __version__
 from outrider.cli.compare import Comparison, against_plain
-from outrider.cli.engines import open_engine, plain_engine, require_draft
+from outrider.cli.engines import (
+    CompilingTakesLongError,
+    open_engine,
+    plain_engine,
+    require_draft,
+)
 from outrider.cli.errors import FAILED, INTERRUPTED, say
 from outrider.cli.follow import CANCELLED, follow, warm_up
 from outrider.cli.options.models import DemoModels, MaxMemory, Models
@@ -127,7 +132,7 @@ def _open(models: Models, speculation: Speculation, max_memory: str | None) -> "
             time_left=True,
             most_seconds=_MOST_COMPILING,
         )
-    except TimeoutError:
+    except CompilingTakesLongError:
         say(
             f"note: the models are not compiled after {_MOST_COMPILING:g} s, so both speeds are "
             f"those without a compiler; once outrider compile has run, they are higher"

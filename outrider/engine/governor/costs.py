@@ -262,8 +262,8 @@ class RoundCosts:
             behind: committed tokens that the draft model read first, of the row that lacked most.
             width: the longest draft that was verified, where other tokens than the drafter's made
                 it longer; None for ``length``.
-            resumes: whether the round before drafted nothing. The draft model's weights are then
-                no longer in the processor's caches, and a round of many such takes less.
+            resumes: whether the round before drafted nothing. The processor's caches have then
+                lost the draft model's weights, so the round takes longer than the next ones will.
         """
         if not self._began:
             self._began = True
