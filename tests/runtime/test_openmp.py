@@ -16,19 +16,24 @@ from outrider.runtime import openmp
 
 HAS_GNU = openmp.release_threads is not int
 COUNT = """
-import os, threading
+import os, threading, time
 import torch
 from outrider.runtime.openmp import release_threads
 torch.set_num_threads(3)
 numbers = torch.randn(1000, 1000)
+def num_threads():
+    return len(os.listdir("/proc/self/task"))
 def compute():
-    before = len(os.listdir("/proc/self/task"))
+    before = num_threads()
     numbers.sigmoid()
-    during = len(os.listdir("/proc/self/task"))
+    during = num_threads()
     release_threads()
-    after = len(os.listdir("/proc/self/task"))
+    deadline = time.monotonic() + 60
+    while num_threads() > before and time.monotonic() < deadline:  # they end by themselves
+        pass
+    after = num_threads()
     numbers.sigmoid()
-    print(during - before, after - before, len(os.listdir("/proc/self/task")) - before)
+    print(during - before, after - before, num_threads() - before)
     release_threads()
 compute()
 thread = threading.Thread(target=compute)
