@@ -38,7 +38,7 @@ SECONDS = 1.5
 """Time after which no further number of rows is measured."""
 
 _LENGTHS = (0, 1, 3)  # and the longest
-_REPEATS = 4  # of each length; the first is not timed, since it may allocate memory
+_REPEATS = 4  # of each length, in a row; the first is not timed, since its weights are not cached
 _LARGEST = 32  # rows
 _GROWTH = 1.5  # of the time to measure, where the number of rows doubles
 _PROMPT = 16  # tokens
@@ -121,7 +121,7 @@ def _measured(engine: Engine, size: int, greedy: bool) -> list[RoundTime]:
     assert engine.governor is not None
     choices = engine.governor.sources.lengths
     lengths = sorted({*(each for each in _LENGTHS if each in choices), choices[-1]})
-    script = Script(lengths * _REPEATS)
+    script = Script([length for length in lengths for _ in range(_REPEATS)])
     batch = RunningBatch(
         engine.target,
         _drafter(engine),

@@ -13,6 +13,7 @@ import pytest
 from simulated_rounds import Accepts, Machine, Simulation, constant
 
 from outrider.engine.governor.governor import (
+    LONGEST_STAND,
     RETRY_SHARE,
     BatchGovernor,
     Governor,
@@ -135,8 +136,9 @@ def test_a_draft_that_becomes_good_late_is_tried_again_in_large_batches(
         assert settled(MACHINES[machine], rows, constant(0.9), lengths) > 0.9
 
 
-def test_a_choice_stands_until_a_belief_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a steady state few rounds are planned; after a change the next ones are."""
+def test_a_confirmed_choice_stands_for_eight_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a steady state few rounds are planned; once another choice has come out, the next ones
+    are."""
     planned: list[int] = []
     plan = BatchGovernor._plan
 
@@ -149,9 +151,20 @@ def test_a_choice_stands_until_a_belief_moves(monkeypatch: pytest.MonkeyPatch) -
     simulation.run(200, constant(0.8))
     planned.clear()
     simulation.run(160, constant(0.8))
-    assert len(planned) <= 60
-    simulation.run(8, constant(0.0))
+    assert len(planned) <= 160 // LONGEST_STAND + 4
+    simulation.run(16, constant(0.0))
     assert len([now for now in planned if now > 360]) >= 3
+
+
+def test_a_retry_that_pays_goes_on() -> None:
+    """The draft model has read what it lacked, so the next rounds cost little."""
+    machine = MACHINES["memory-bound"]
+    simulation = Simulation(machine, 1, seed=2)
+    simulation.run(300, constant(0.0))
+    drafts: list[bool] = []
+    while not any(drafts):
+        drafts = [each.length > 0 for each in simulation.run(1, constant(1.0)).asked]
+    assert all(each.length for each in simulation.run(LONGEST_STAND - 1, constant(1.0)).asked)
 
 
 def test_after_rounds_without_drafts_the_shortest_is_probed() -> None:

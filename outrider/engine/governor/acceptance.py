@@ -15,7 +15,8 @@ reach, although it was asked for, counts as rejected, so that p_k says what aski
                                                P the class's mean prediction in V labels
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
-evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted.
+evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
+is discounted by 16 rounds at most: one rejected draft after a long pause is little evidence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ ASSUMED = 0.6
 _STRENGTH = 2.0
 _ROW_STRENGTH = 5.0
 _KEPT = 0.95
+_LONGEST_PAUSE = 16
 _ROW_KEPT = 0.9
 _LEAST = 0.005
 
@@ -51,7 +53,7 @@ class PositionRates:
             return
         longest = max(tokens for tokens, _ in asked)
         missing = [0.0] * (longest - len(self._tried))
-        kept = _KEPT ** (now - self._last)
+        kept = _KEPT ** min(now - self._last, _LONGEST_PAUSE)
         self._accepted = [n * kept for n in self._accepted] + missing
         self._tried = [n * kept for n in self._tried] + missing
         self._last = now

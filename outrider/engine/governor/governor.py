@@ -9,8 +9,10 @@ kept. Four rules keep the choice calm and cheap:
     hysteresis   another length must promise 3 % more than the present one
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
-                 1.8 % where a draft model must catch up first
-    tolerance    a choice stands for 8 rounds, unless rows come or go or a belief moves
+                 1.8 % where a draft model must catch up first; such a retry goes on while it
+                 pays
+    standing     a choice stands for one round, and for twice as many, up to 8, each time that it
+                 comes out again, unless rows come or go, or a probe is the first of its kind
 
 A length is chosen before the round from what earlier rounds showed. It does not depend on the
 round's drafted tokens or random numbers, so every lossless rule stays lossless
@@ -25,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.engine.governor.acceptance import PositionRates, RowRates, probability
 from outrider.engine.governor.allocation import Goodput, expected_tokens
@@ -47,20 +49,21 @@ PROBE_SHARE = 0.01
 RETRY_SHARE = 0.018
 """Tokens that probing may cost where a draft model first has to read what it lacks."""
 
-REPLAN = 8
-"""Most rounds that a choice stands for."""
-
-TOLERANCE = 1.3
-"""By which factor the odds against the first drafted token move before a choice is made anew."""
+LONGEST_STAND = 8
+"""Most rounds that a choice stands for; what they showed is learned together."""
 
 _FIRST_ROUNDS = 6
 """Rounds of each class that only measure, in turn with a draft and without."""
 
-_FIRST_TOKENS = 32
+_FIRST_TOKENS = 24
 """Most tokens of the target's passes in these rounds."""
 
+NEVER = float("inf")
+"""Rounds since an option was measured that never was."""
+
 _FIRST_WIDTH = 4
-_PROBE_AGE = 12
+_PROBE_AGE = 24
+_RETRY_AGE = 12
 _CREDIT = 1.0
 _FIRST_RETRY = 0.5
 _LEAST_LOSS = 0.02
@@ -129,6 +132,52 @@ class Asked:
         return self.source > 0
 
 
+class Label(NamedTuple):
+    """How much of a row's draft was accepted.
+
+    Attributes:
+        row: what is remembered of the row.
+        length: how many tokens it was asked to draft, at least 1.
+        accepted: how many of them were accepted.
+        now: number of the round.
+    """
+
+    row: RowMemory
+    length: int
+    accepted: int
+    now: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a round showed; the other attributes are as of :meth:`BatchGovernor.learn`.
+
+    Attributes:
+        asked: what it was asked to draft.
+        length: the longest draft of any row that the drafter made.
+        resumes: whether it drafted and the round before did not.
+    """
+
+    asked: Asked
+    length: int
+    rows: Sequence[RowMemory]
+    accepted: Sequence[int | None]
+    greedy: bool
+    draft: float
+    total: float
+    forced: Sequence[int]
+    resumes: bool
+
+    def labels(self, now: int) -> Iterator[Label]:
+        """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
+        over or that had forced tokens."""
+        forced = self.forced or [0] * len(self.rows)
+        each = zip(self.rows, self.asked.lengths, self.accepted, forced, strict=True)
+        for row, length, accepted, num_forced in each:
+            if accepted is not None and length and not num_forced:
+                yield Label(row, length, min(accepted, length), now)
+
+
 @dataclass(eq=False)
 class RowMemory:
     """What the governor remembers of a row.
@@ -157,6 +206,7 @@ class Governor:
 
     Attributes:
         now: rounds of all batches so far.
+        times_forgotten: how often :meth:`forget_times` was called.
         lock: held by whoever reads or writes what was learned.
     """
 
@@ -164,7 +214,7 @@ class Governor:
         self.sources = sources
         self._costs: dict[tuple[bool, int], RoundCosts] = {}
         self._rates: dict[tuple[bool, int], PositionRates] = {}
-        self.now = 0
+        self.now = self.times_forgotten = 0
         self.lock: AbstractContextManager[object] = Lock()
 
     def costs(self, greedy: bool, source: int) -> RoundCosts:
@@ -197,6 +247,7 @@ class Governor:
         """Forgets how long rounds take: from now on, other code runs them."""
         with self.lock:
             self._costs.clear()
+            self.times_forgotten += 1
 
     def of_batch(self) -> BatchGovernor:
         """The choices for a new running batch."""
@@ -254,13 +305,13 @@ class BatchGovernor:
         self._now = 0
         self._credit, self._retry_credit = _CREDIT, _FIRST_RETRY
         self._present: tuple[int, int] | None = None
-        self._choice: Option | None = None
-        self._planned_at = 0
-        self._planned_odds = 0.0
-        self._planned_moves = 0
+        self._standing: Option | None = None
+        self._planned_at, self._stands = 0, 1
         self._rows: list[RowMemory] = []
+        self._outcomes: list[Outcome] = []
+        self._times_forgotten = governor.times_forgotten
         self._drafted = 0
-        self._retried: Goodput | None = None
+        self._retry: Retry | None = None
 
     def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
         """What the next round shall draft.
@@ -270,27 +321,32 @@ class BatchGovernor:
             limits: by row, the most tokens that it may draft.
             greedy: whether all rows are.
         """
+        self._now += 1
+        self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
+        self._retry_credit += RETRY_SHARE
+        fixed = self._governor.sources.sampled_length
+        if not greedy and fixed is not None:
+            choice = Option(0, fixed, None)
+        else:
+            choice = self._choice(rows, limits, greedy)
+        length = min(choice.length, max(limits))
+        return Asked(
+            choice.source,
+            length,
+            [min(length, limit) for limit in limits],
+            choice.probe,
+            choice.believed,
+            self._behind(choice.source, rows) if length else 0,
+        )
+
+    def _choice(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
+        """The choice for the next round: a new one where the standing one is due."""
+        standing, due = self._standing, self._now - self._planned_at >= self._stands
+        if standing is not None and not due and rows == self._rows:
+            return standing if self._retry is None else self._retry.option
         with self._governor.lock:
-            self._now += 1
-            self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
-            self._retry_credit += RETRY_SHARE
-            choice = self._choice
-            fixed = self._governor.sources.sampled_length
-            if not greedy and fixed is not None:
-                choice = Option(0, fixed, None)
-            elif choice is None or rows != self._rows or self._is_due(choice, rows, greedy):
-                choice = self._plan(rows, limits, greedy)
-            self._choice = None if choice.probe or choice.believed is None else choice
-            length = min(choice.length, max(limits))
-            behind = self._behind(choice.source, rows) if length else 0
-            return Asked(
-                choice.source,
-                length,
-                [min(length, limit) for limit in limits],
-                choice.probe,
-                choice.believed,
-                behind,
-            )
+            self._learn_outcomes()
+            return self._plan(rows, limits, greedy)
 
     def learn(
         self,
@@ -316,84 +372,85 @@ class BatchGovernor:
                 rows tell nothing of the acceptance of drafts.
             ran_drafter: whether the drafter took part; False where all drafts were forced.
         """
-        governor, source = self._governor, asked.source
-        with governor.lock:
-            governor.now += 1
-            num, length = len(rows), asked.length if ran_drafter else 0
-            width = max(length, *forced) if forced else length
-            if length:
-                resumes, self._drafted = self._drafted != self._now - 1, self._now
-                governor.costs(greedy, source).observe(
-                    num, length, draft, total, asked.behind, width, resumes=resumes
-                )
-            else:
-                for each in range(len(governor.sources.names)):
-                    governor.costs(greedy, each).observe(num, 0, 0.0, total, width=width)
-            if self._retried is not None:
-                tokens = num + sum([n or 0 for n in accepted])
-                lost = (total * self._retried.rate - tokens) / self._retried.tokens
-                self._retry_credit -= max(lost, _LEAST_LOSS)
-                self._retried = None
-            lengths = asked.lengths
-            if forced:
-                lengths = [0 if n else most for n, most in zip(forced, lengths, strict=True)]
-            self._learn_acceptance(source if length else None, lengths, rows, accepted)
+        length = asked.length if ran_drafter else 0
+        resumes = length > 0 and self._drafted != self._now - 1
+        if length:
+            self._drafted = self._now
+        self._outcomes.append(
+            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes)
+        )
+        self._count_undrafted(asked.source if length else None, rows, accepted)
+        if self._retry is not None:
+            self._pay_retry(self._retry, len(rows) + sum([n or 0 for n in accepted]), total)
+        if len(self._outcomes) >= LONGEST_STAND or None in accepted:
+            with self._governor.lock:
+                self._learn_outcomes()
 
-    def _learn_acceptance(
-        self,
-        drafted: int | None,
-        lengths: Sequence[int],
-        rows: Sequence[RowMemory],
-        accepted: Sequence[int | None],
+    def _count_undrafted(
+        self, drafted: int | None, rows: Sequence[RowMemory], accepted: Sequence[int | None]
     ) -> None:
-        """Takes a round's outcomes.
-
-        Args:
-            drafted: the source that drafted; None if none did.
-            lengths: by row, the tokens that it was asked to draft; 0 where it teaches nothing.
-            rows, accepted: as of :meth:`learn`.
-        """
-        outcomes: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-        odds: dict[bool, list[float]] = {}
-        sources = range(len(self._governor.sources.names))
-        for row, length, num in zip(rows, lengths, accepted, strict=True):
-            if num is None:
-                continue
-            for source in sources:
+        """Counts the tokens that were committed; ``drafted`` is the source that has read all."""
+        for source in range(len(self._governor.sources.names)):
+            for row, num in zip(rows, accepted, strict=True):
                 rates = row.of(source)
-                rates.undrafted = 0 if source == drafted else rates.undrafted + num + 1
-            if drafted is None or not length:
-                continue
-            if row.greedy not in odds:
-                odds[row.greedy] = self._governor.rates(row.greedy, drafted).odds(max(lengths))
-            num = min(num, length)
-            row.of(drafted).learn(odds[row.greedy], length, num, self._governor.now)
-            outcomes[row.greedy].append((length, num))
-        for greedy, found in outcomes.items():
-            if found and drafted is not None:
-                self._governor.rates(greedy, drafted).learn(found, self._governor.now)
+                rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
+
+    def _pay_retry(self, retry: Retry, tokens: int, seconds: float) -> None:
+        """Charges a round of a retry with the tokens that it lost. Such rounds go on while they pay
+        but for the reading of what the draft model lacked."""
+        lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
+        self._retry_credit -= max(lost, _LEAST_LOSS)
+        believed = retry.option.believed
+        assert believed is not None
+        if tokens < believed.seconds * retry.instead.rate:
+            self._retry = None
+
+    def _learn_outcomes(self) -> None:
+        """Learns from the rounds since it last did."""
+        governor = self._governor
+        times_count = self._times_forgotten == governor.times_forgotten
+        self._times_forgotten = governor.times_forgotten
+        labels: dict[tuple[bool, int], list[Label]] = {}
+        for outcome in self._outcomes:
+            governor.now += 1
+            if times_count:
+                self._learn_times(outcome)
+            if outcome.length:
+                for label in outcome.labels(governor.now):
+                    labels.setdefault((label.row.greedy, outcome.asked.source), []).append(label)
+        self._outcomes.clear()
+        for (greedy, source), found in labels.items():
+            of_class = governor.rates(greedy, source)
+            odds = of_class.odds(max([label.length for label in found]))
+            for row, length, accepted, now in found:
+                row.of(source).learn(odds, length, accepted, now)
+            of_class.learn([(label.length, label.accepted) for label in found], governor.now)
+
+    def _learn_times(self, outcome: Outcome) -> None:
+        governor, num, length = self._governor, len(outcome.rows), outcome.length
+        width = max(length, *outcome.forced) if outcome.forced else length
+        if length:
+            governor.costs(outcome.greedy, outcome.asked.source).observe(
+                num,
+                length,
+                outcome.draft,
+                outcome.total,
+                outcome.asked.behind,
+                width,
+                resumes=outcome.resumes,
+            )
+        else:
+            for each in range(len(governor.sources.names)):
+                governor.costs(outcome.greedy, each).observe(
+                    num, 0, 0.0, outcome.total, width=width
+                )
 
     # ------------------------------------------------------------------------------------ choices
-
-    def _is_due(self, choice: Option, rows: Sequence[RowMemory], greedy: bool) -> bool:
-        """Whether beliefs moved since the last plan so far that another one may come out, or a
-        probe may be due."""
-        since = self._now - self._planned_at
-        if since >= REPLAN:
-            return True
-        if self._governor.costs(greedy, choice.source).moves(len(rows)) != self._planned_moves:
-            return True
-        moved = self._first_odds(choice.source, rows) / self._planned_odds
-        return not 1 / TOLERANCE < moved < TOLERANCE
-
-    def _first_odds(self, source: int, rows: Sequence[RowMemory]) -> float:
-        """Mean odds against the first drafted token."""
-        of_class = self._governor.rates(rows[0].greedy, source).odds(1)[0]
-        return of_class * sum([row.of(source).factor for row in rows]) / len(rows)
 
     def _plan(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
         """The choice for the next rounds, or for the next one if it is a probe."""
         self._planned_at, self._rows = self._now, rows
+        self._standing = self._retry = None
         governor, sources = self._governor, self._governor.sources
         lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
         num_measured = first.now
@@ -410,11 +467,15 @@ class BatchGovernor:
             present = promises[source].option(lengths.index(length))
             if best.rate < HYSTERESIS * present.rate:
                 best = present
-        self._present = best.source, best.length
-        self._planned_odds = self._first_odds(best.source, rows)
-        self._planned_moves = governor.costs(greedy, best.source).moves(len(rows))
-        probe = self._probe(best, promises, len(rows), greedy)
-        return best if probe is None else probe
+        before, self._present = self._present, (best.source, best.length)
+        self._standing = best
+        probe = None
+        if self._present == before:
+            probe = self._probe(best, promises, len(rows), greedy)
+        is_new = probe is not None and self._age(probe, len(rows), greedy) == NEVER
+        is_confirmed = self._present == before and not is_new
+        self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
+        return probe or best
 
     def _promise(
         self,
@@ -451,14 +512,16 @@ class BatchGovernor:
         """The option whose measurement is oldest, if it can be afforded: of the next shorter and
         the next longer draft and none; of the best length of another source; after rounds without
         drafts, of the shortest."""
+        oldest = _PROBE_AGE if best.length else _RETRY_AGE
         candidates = [
             (age, option)
             for option in self._neighbours(best, promises)
-            if (age := self._age(option, num_rows, greedy)) >= _PROBE_AGE
+            if (age := self._age(option, num_rows, greedy)) >= oldest
         ]
         for _, option in sorted(candidates, key=lambda pair: -pair[0]):
-            if self._can_pay(option, best):
-                return replace(option, probe=True)
+            tried = replace(option, probe=True)
+            if self._can_pay(tried, best):
+                return tried
         return None
 
     def _neighbours(self, best: Option, promises: Sequence[Promise]) -> Iterator[Option]:
@@ -476,7 +539,7 @@ class BatchGovernor:
         if present is not None and not present[1]:
             return self._now - self._drafted
         age = self._governor.costs(greedy, option.source).age(num_rows, option.length)
-        return float("inf") if age is None else age
+        return NEVER if age is None else age
 
     def _can_pay(self, option: Option, best: Option) -> bool:
         """Whether the credit pays for a probe; takes it from the credit if it does.
@@ -496,7 +559,8 @@ class BatchGovernor:
         late = option.catch_up * best.rate / best.believed.tokens
         if late:
             affordable = self._retry_credit >= loss + late
-            self._retried = best.believed if affordable else None
+            if affordable:
+                self._retry = Retry(option, best.believed)
         else:
             affordable = self._credit >= loss
             self._credit -= loss if affordable else 0.0
@@ -522,6 +586,18 @@ class Option:
     catch_up: float = 0.0
     probe: bool = False
     rate: float = 0.0
+
+
+class Retry(NamedTuple):
+    """Rounds that try a draft model again.
+
+    Attributes:
+        option: what they draft.
+        instead: what is expected of rounds without drafts.
+    """
+
+    option: Option
+    instead: Goodput
 
 
 class Promise:
