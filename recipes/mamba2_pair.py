@@ -30,6 +30,7 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, PreTrainedTokenizerFas
 
 import outrider
 from outrider import Sampling
+from outrider.lab.metadata import run_metadata
 from outrider.train.corpus import collect
 from outrider.train.data import Batches, open_tokens, validation_rows, write_tokens
 from outrider.train.distill.objective import distillation
@@ -216,7 +217,8 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None
     found = measure(plan, out)
-    (out / "measured.json").write_text(json.dumps(found, indent=1) + "\n")
+    about = run_metadata(command="python -m recipes.mamba2_pair --out DIR", temperature=0)
+    (out / "measured.json").write_text(json.dumps({"about": about} | found, indent=1) + "\n")
     console.print(json.dumps(found, indent=1))
 
 

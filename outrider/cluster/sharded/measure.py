@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +39,9 @@ from outrider.sampling import Sampling
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21)
 """Bytes of the exchanges that are measured."""
+
+_WIDTH = 256  # of the matrices that are multiplied before an exchange
+_EXCHANGES = 10  # of each size for each repeat
 
 
 @dataclass(frozen=True)
@@ -209,12 +212,28 @@ def _round(
 def _seconds_by_size(
     exchange: Callable[[Tensor], object], device: torch.device, repeats: int
 ) -> dict[int, float]:
-    """Median seconds of an exchange by number of bytes."""
+    """Mean seconds of an exchange by number of bytes; means, because a forward pass takes the sum
+    of many. Before each exchange all ranks compute something, as in a forward pass: an exchange
+    takes longer where the processes do not arrive at once."""
+    weight = torch.ones(_WIDTH, _WIDTH, device=device)
     seconds = {}
     for num_bytes in SIZES:
         tensor = torch.zeros(num_bytes // 4, device=device)
-        seconds[num_bytes] = _median(lambda x=tensor: exchange(x), repeats, device)  # type: ignore[misc]
+        times = []
+        for _ in range(_EXCHANGES * repeats):
+            weight @ weight
+            _wait_for(device)
+            began = time.perf_counter()
+            exchange(tensor)
+            _wait_for(device)
+            times.append(time.perf_counter() - began)
+        seconds[num_bytes] = fmean(times[repeats:])  # the first ones may set up connections
     return seconds
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _pass_time(target: HFModel, num_tokens: int, repeats: int) -> PassTime:
@@ -260,8 +279,7 @@ def _median(run: Callable[[], object], repeats: int, device: torch.device) -> fl
     for _ in range(repeats):
         began = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _wait_for(device)
         seconds.append(time.perf_counter() - began)
     return median(seconds)
 

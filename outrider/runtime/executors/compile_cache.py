@@ -26,6 +26,7 @@ import transformers
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.export.pt2_archive._package import AOTICompiledModel
 
 from outrider.core import draw
 from outrider.core.chain import draft_chain
@@ -331,9 +332,10 @@ def _literals(program: ExportedProgram) -> dict[str, Tensor]:
 
 def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Program:
     index = -1 if device.index is None else device.index
-    library = torch._inductor.aoti_load_package(
-        str(path), run_single_threaded=True, device_index=index
-    )  # single-threaded, else no CUDA graph can capture it
+    # Single-threaded, else no CUDA graph can capture it. ``aoti_load_package`` would do the same,
+    # but first start processes, for 0.9 s, that try which vector instructions there are.
+    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
+    library = AOTICompiledModel(loader)
     names = library.get_constant_fqns()
     found = dict(tensors)
     if not set(names) <= set(found):
