@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from outrider.engine.governor.catch_up import CatchUp
+
 HALF_LIFE = 512
 """Rounds after which a measurement has half its weight."""
 
@@ -223,13 +225,12 @@ class RoundCosts:
     """
 
     VERIFY_SLOPE = 0.03
-    CATCH_UP = 0.1
 
     def __init__(self, draft_ratio: float) -> None:
         self._ratio = draft_ratio
         self._step = Surface(lambda rows, length: rows, self.VERIFY_SLOPE)
         self._rest = Surface(lambda rows, length: rows * (length + 1), self.VERIFY_SLOPE)
-        self._catch_up = self.CATCH_UP
+        self._catch_up = CatchUp()
         self._began = self._prepared = False
         self._curves: dict[tuple[int, Sequence[int]], tuple[int, int, list[float]]] = {}
         self._first_steps: dict[int, tuple[int, float]] = {}
@@ -281,8 +282,7 @@ class RoundCosts:
         if behind > _AS_USUAL:
             step = self._steps(rows, [length])[0]
             if step > 0:
-                extra = max(draft - step * length, 0.0) / (step * behind)
-                self._catch_up += (min(extra, 1.0) - self._catch_up) / 4
+                self._catch_up.observe(behind, max(draft - step * length, 0.0) / step)
         elif behind <= _AS_USUAL:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
 
@@ -330,13 +330,13 @@ class RoundCosts:
 
     def catch_up(self, rows: int, behind: int) -> float:
         """Seconds for a draft model to read so many committed tokens of each row."""
-        if not behind:
+        if behind <= _AS_USUAL:
             return 0.0
         made, step = self._first_steps.get(rows, (-_REREAD, 0.0))
         if self.now - made >= _REREAD:
             step = self._steps(rows, [1])[0]
             self._first_steps[rows] = self.now, step
-        return self._catch_up * behind * step
+        return self._catch_up.steps(behind) * step
 
     def _steps(self, rows: int, lengths: Sequence[int]) -> list[float]:
         """Seconds of a draft step, by draft length."""

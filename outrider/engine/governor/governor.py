@@ -66,6 +66,7 @@ _PROBE_AGE = 24
 _RETRY_AGE = 12
 _CREDIT = 1.0
 _FIRST_RETRY = 0.5
+_EARNED = 0.5  # share of what a retry is expected to cost; the rest is earned before the next one
 _LEAST_LOSS = 0.02
 
 
@@ -207,6 +208,8 @@ class Governor:
     Attributes:
         now: rounds of all batches so far.
         times_forgotten: how often :meth:`forget_times` was called.
+        retry_credit: tokens that may be spent on trying a draft model again.
+        drafted: of greedy batches and of all others, the last round that drafted.
         lock: held by whoever reads or writes what was learned.
     """
 
@@ -215,6 +218,8 @@ class Governor:
         self._costs: dict[tuple[bool, int], RoundCosts] = {}
         self._rates: dict[tuple[bool, int], PositionRates] = {}
         self.now = self.times_forgotten = 0
+        self.retry_credit = _FIRST_RETRY
+        self.drafted = {True: 0, False: 0}
         self.lock: AbstractContextManager[object] = Lock()
 
     def costs(self, greedy: bool, source: int) -> RoundCosts:
@@ -303,7 +308,7 @@ class BatchGovernor:
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
         self._now = 0
-        self._credit, self._retry_credit = _CREDIT, _FIRST_RETRY
+        self._credit = _CREDIT
         self._present: tuple[int, int] | None = None
         self._standing: Option | None = None
         self._planned_at, self._stands = 0, 1
@@ -323,7 +328,6 @@ class BatchGovernor:
         """
         self._now += 1
         self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
-        self._retry_credit += RETRY_SHARE
         fixed = self._governor.sources.sampled_length
         if not greedy and fixed is not None:
             choice = Option(0, fixed, None)
@@ -399,7 +403,7 @@ class BatchGovernor:
         """Charges a round of a retry with the tokens that it lost. Such rounds go on while they pay
         but for the reading of what the draft model lacked."""
         lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
-        self._retry_credit -= max(lost, _LEAST_LOSS)
+        self._governor.retry_credit -= max(lost, _LEAST_LOSS)
         believed = retry.option.believed
         assert believed is not None
         if tokens < believed.seconds * retry.instead.rate:
@@ -413,9 +417,11 @@ class BatchGovernor:
         labels: dict[tuple[bool, int], list[Label]] = {}
         for outcome in self._outcomes:
             governor.now += 1
+            governor.retry_credit += RETRY_SHARE
             if times_count:
                 self._learn_times(outcome)
             if outcome.length:
+                governor.drafted[outcome.greedy] = governor.now
                 for label in outcome.labels(governor.now):
                     labels.setdefault((label.row.greedy, outcome.asked.source), []).append(label)
         self._outcomes.clear()
@@ -537,7 +543,7 @@ class BatchGovernor:
         """Rounds since an option was measured; where nothing is drafted, since anything was."""
         present = self._present
         if present is not None and not present[1]:
-            return self._now - self._drafted
+            return self._governor.now - self._governor.drafted[greedy]
         age = self._governor.costs(greedy, option.source).age(num_rows, option.length)
         return NEVER if age is None else age
 
@@ -558,7 +564,7 @@ class BatchGovernor:
         loss = max(min(max(0.0, lost), _CREDIT), _LEAST_LOSS)
         late = option.catch_up * best.rate / best.believed.tokens
         if late:
-            affordable = self._retry_credit >= loss + late
+            affordable = self._governor.retry_credit >= _EARNED * (loss + late)
             if affordable:
                 self._retry = Retry(option, best.believed)
         else:
