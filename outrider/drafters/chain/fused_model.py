@@ -105,7 +105,7 @@ class FusedModelDrafter(ModelDrafter):
     def _chain(
         self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        by_program = self.num_fused == 1 and γ > 0 and self._can_draw(context.distribution)
+        by_program = self.num_fused == 1 and self._can_draw(context.distribution)
         if by_program and self._can_align(state, context):
             found = self._token_by_token(state, context, γ, rng, going)
             if found is not None:

@@ -229,20 +229,22 @@ class ModelDrafter(ModelBacked):
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
+        if not γ:
+            return Draft.root_only(context.root_B)
         going = None if self.stop is None else Going(self.stop, context)
         tokens, rows = self._chain(state, context, γ, rng, going)
         mask_BN = self._within(budget, len(tokens), context)
         if going is not None:
             exists_BN = torch.stack(going.exists[: len(tokens)], 1)
             mask_BN = exists_BN if mask_BN is None else mask_BN & exists_BN
-        drawn: Drawn = "chosen" if greedy or not γ else self.drawn
-        shares_noise = γ and not greedy and self._picker.draws and drawn == "chosen"
+        drawn: Drawn = "chosen" if greedy else self.drawn
+        shares_noise = not greedy and self._picker.draws and drawn == "chosen"
         return Draft.chain(
             torch.stack(tokens, 1),
             mask_BN,
             with_leaf(rows) if drawn == "iid" else None,
             drawn,
-            with_leaf(rows) if greedy and γ and self.keep_logits else None,
+            with_leaf(rows) if greedy and self.keep_logits else None,
             drawn_probs_BN=_token_probs(rows, tokens) if shares_noise else None,
         )
 
