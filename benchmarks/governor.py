@@ -129,8 +129,8 @@ def measure(
 
 
 def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Mean draft length of each round, while the draft gets useless and good again, and while the
-    batch grows from 2 rows to the largest and shrinks again."""
+    """Mean draft length of each round, while the draft of one row gets useless and good again, and
+    while the batch grows from 2 rows to the largest and shrinks again."""
     assert isinstance(engine.draft, HFModel)
     kept = [weight.clone() for weight in engine.draft.module.parameters()]
 
@@ -150,7 +150,7 @@ def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]
     found: dict[str, list[float]] = {}
 
     scheduler = engine.new_scheduler()
-    for prompt in prompts_of("code", 2, engine.target.num_tokens):
+    for prompt in prompts_of("copies", 1, engine.target.num_tokens):
         scheduler.add(engine.request(prompt, sampling))
     changes: tuple[Any, ...] = (None, spoil, restore)
     found["draft"], asked = [], Asked()

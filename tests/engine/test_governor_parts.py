@@ -8,6 +8,7 @@ import pytest
 
 from outrider.engine.governor.acceptance import PositionRates, RowRates, odds_against, probability
 from outrider.engine.governor.allocation import expected_tokens
+from outrider.engine.governor.catch_up import CatchUp
 from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
 from outrider.engine.governor.governor import draft_lengths
 
@@ -162,6 +163,25 @@ def test_catching_up_is_no_part_of_a_draft_step() -> None:
         costs.observe(1, 2, 0.2 + 0.01 * 100, 2.2, behind=100)
     assert costs.curve(1, (0, 2)) == pytest.approx(before, rel=0.02)
     assert costs.catch_up(1, 50) == pytest.approx(0.5, rel=0.1)
+
+
+def test_reading_what_is_missing_takes_a_level_and_a_slope() -> None:
+    reading = CatchUp()
+    assert reading.steps(64) == pytest.approx(6.4)
+    for tokens in (4, 60) * 8:
+        reading.observe(tokens, 1.5 + 0.04 * tokens)
+    for tokens in (2, 30, 200):
+        assert reading.steps(tokens) == pytest.approx(1.5 + 0.04 * tokens, rel=0.1)
+
+
+def test_a_slow_first_step_is_no_cost_of_each_missing_token() -> None:
+    """A few tokens that were missing say little of many."""
+    reading = CatchUp()
+    for _ in range(10):
+        reading.observe(5, 2.0)
+    assert reading.steps(5) == pytest.approx(2.0, rel=0.1)
+    assert reading.steps(60) < 10
+    assert reading.steps(0) >= 0
 
 
 # ------------------------------------------------------------------------------------ acceptance

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from simulated_rounds import Accepts, Machine, Simulation, constant
 
+from outrider.engine.governor.allocation import Goodput
 from outrider.engine.governor.governor import (
     LONGEST_STAND,
     RETRY_SHARE,
     BatchGovernor,
     Governor,
     Option,
+    Retry,
     RowMemory,
     Sources,
 )
@@ -176,6 +178,14 @@ def test_after_rounds_without_drafts_the_shortest_is_probed() -> None:
     ]
     assert len(after_none) > 3
     assert set(after_none) == {1}
+
+
+def test_a_delayed_retry_is_charged_twice_its_cost_at_most() -> None:
+    governor = Governor(Sources())
+    before = governor.retry_credit
+    retry = Retry(Option(0, 1, Goodput(1.5, 1.3)), Goodput(1.0, 1.0), cost=0.4)
+    governor.of_batch()._pay_retry(retry, tokens=1, seconds=50.0)
+    assert before - governor.retry_credit == pytest.approx(0.8)
 
 
 def test_a_draft_that_is_far_behind_must_promise_more() -> None:

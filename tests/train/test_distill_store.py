@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_distillation import distillation, prompts_file, quiet, target
 from tiny_models import VOCAB, ragged_prompts, tiny_module
+from transformers import AutoModelForCausalLM
 
 from outrider.runtime.hf.fingerprint import fingerprint
 from outrider.train import disk
@@ -114,6 +115,19 @@ def test_another_model_has_another_fingerprint():
     with torch.no_grad():
         one.lm_head.weight[3, 0] += 1
     assert fingerprint(one) != fingerprint(tiny_module())
+
+
+def test_a_model_that_was_moved_has_the_same_fingerprint(tmp_path):
+    tiny_module().save_pretrained(tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    for file in (tmp_path / "here").iterdir():
+        (tmp_path / "there" / file.name).write_bytes(file.read_bytes())
+    models = [
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype="float32")
+        for name in ("here", "there")
+    ]
+    assert models[0].config._name_or_path != models[1].config._name_or_path
+    assert fingerprint(models[0]) == fingerprint(models[1])
 
 
 def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path, monkeypatch):

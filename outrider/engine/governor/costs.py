@@ -330,7 +330,7 @@ class RoundCosts:
 
     def catch_up(self, rows: int, behind: int) -> float:
         """Seconds for a draft model to read so many committed tokens of each row."""
-        if behind <= _AS_USUAL:
+        if not behind:
             return 0.0
         made, step = self._first_steps.get(rows, (-_REREAD, 0.0))
         if self.now - made >= _REREAD:

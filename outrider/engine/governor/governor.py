@@ -400,10 +400,11 @@ class BatchGovernor:
                 rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
 
     def _pay_retry(self, retry: Retry, tokens: int, seconds: float) -> None:
-        """Charges a round of a retry with the tokens that it lost. Such rounds go on while they pay
-        but for the reading of what the draft model lacked."""
+        """Charges a round of a retry with the tokens that it lost, but no more than twice what was
+        expected, since something else may have delayed it. Such rounds go on while they pay but for
+        the reading of what the draft model lacked."""
         lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
-        self._governor.retry_credit -= max(lost, _LEAST_LOSS)
+        self._governor.retry_credit -= max(min(lost, 2 * retry.cost), _LEAST_LOSS)
         believed = retry.option.believed
         assert believed is not None
         if tokens < believed.seconds * retry.instead.rate:
@@ -566,7 +567,7 @@ class BatchGovernor:
         if late:
             affordable = self._governor.retry_credit >= _EARNED * (loss + late)
             if affordable:
-                self._retry = Retry(option, best.believed)
+                self._retry = Retry(option, best.believed, loss + late)
         else:
             affordable = self._credit >= loss
             self._credit -= loss if affordable else 0.0
@@ -600,10 +601,12 @@ class Retry(NamedTuple):
     Attributes:
         option: what they draft.
         instead: what is expected of rounds without drafts.
+        cost: what the first of them is expected to lose, in tokens.
     """
 
     option: Option
     instead: Goodput
+    cost: float
 
 
 class Promise:
