@@ -171,7 +171,7 @@ def test_reading_what_is_missing_takes_a_level_and_a_slope() -> None:
     for tokens in (4, 60) * 8:
         reading.observe(tokens, 1.5 + 0.04 * tokens)
     for tokens in (2, 30, 200):
-        assert reading.steps(tokens) == pytest.approx(1.5 + 0.04 * tokens, rel=0.1)
+        assert reading.steps(tokens) == pytest.approx(1.5 + 0.04 * tokens, rel=0.15)
 
 
 def test_a_slow_first_step_is_no_cost_of_each_missing_token() -> None:
