@@ -129,8 +129,8 @@ def measure(
 
 
 def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Mean draft length of each round, while the draft of one row gets useless and good again, and
-    while the batch grows from 2 rows to the largest and shrinks again."""
+    """Mean draft length of each round, while the draft of one row, at temperature 0.8, gets useless
+    and good again, and while the batch grows from 2 rows to the largest and shrinks again."""
     assert isinstance(engine.draft, HFModel)
     kept = [weight.clone() for weight in engine.draft.module.parameters()]
 
@@ -150,8 +150,9 @@ def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]
     found: dict[str, list[float]] = {}
 
     scheduler = engine.new_scheduler()
-    for prompt in prompts_of("copies", 1, engine.target.num_tokens):
-        scheduler.add(engine.request(prompt, sampling))
+    sampled = Sampling(temperature=0.8, max_new_tokens=64 * rounds, ignore_eos=True, seed=1)
+    for prompt in prompts_of("code", 1, engine.target.num_tokens):
+        scheduler.add(engine.request(prompt, sampled))
     changes: tuple[Any, ...] = (None, spoil, restore)
     found["draft"], asked = [], Asked()
     for change in changes:

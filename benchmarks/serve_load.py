@@ -6,7 +6,8 @@
 Every client sends one request after another: greedy and sampled ones with a seed, by several
 methods and lengths, with grammars, stop strings and several outputs. Before, each
 request runs alone. Every stream must then have the same text, a part of which remains where the
-client leaves. At the end no row may be left, the memory must be flat, and SIGTERM must end the
+client leaves; so the server runs with ``--exact``, since in bfloat16 rounding may turn a near tie
+otherwise. At the end no row may be left, the memory must be flat, and SIGTERM must end the
 server with status 0 while streams run. The load is one run of one server, so an interrupted run
 starts again. Writes ``runs/serve/load.json``; fails if anything does.
 """
@@ -239,7 +240,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--growth", type=float, default=2.0, help="most MiB per minute")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--output", type=Path, default=Path("runs/serve/load.json"))
-    options.add_argument("serve", nargs="*", help="arguments of outrider serve, after --")
+    options.add_argument(
+        "serve", nargs="*", help="arguments of outrider serve, after --; by default --exact"
+    )
     return options
 
 
@@ -247,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the test; the exit status."""
     given = parser().parse_args(arguments)
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    serve = [*given.serve, "--max-queue", str(4 * given.streams)]
+    serve = [*(given.serve or ["--exact"]), "--max-queue", str(4 * given.streams)]
     with serving(serve, given.output.with_suffix(".log"), given.threads) as server:
         report = asyncio.run(run(server, given.streams, given.seconds, given.cases))
         asyncio.run(end(server, min(given.streams, 20), report))

@@ -209,6 +209,15 @@ def test_a_position_without_labels_is_like_the_one_before_it() -> None:
     assert probability(two[1]) > 0.9
 
 
+def test_first_labels_say_less_than_later_ones() -> None:
+    rates = PositionRates()
+    rates.learn([(1, 0)], 1)
+    assert probability(rates.odds(1)[0]) > 0.5  # 0.6 was assumed
+    for now in range(2, 20):
+        rates.learn([(1, 0)], now)
+    assert probability(rates.odds(1)[0]) < 0.15
+
+
 def test_a_round_that_drafts_nothing_teaches_nothing() -> None:
     rates = PositionRates()
     rates.learn([(2, 1)], 1)

@@ -16,7 +16,8 @@ reach, although it was asked for, counts as rejected, so that p_k says what aski
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
-is discounted by 16 rounds at most: one rejected draft after a long pause is little evidence.
+is discounted by 16 rounds at most: one rejected draft after a long pause is little evidence. Nor is
+a first one, so p_0 counts for 16 labels at first, each label takes one away, and 2 remain.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ ASSUMED = 0.6
 """p_0: the acceptance that is assumed where nothing has been verified."""
 
 _STRENGTH = 2.0
+_FIRST_STRENGTH = 16.0  # of p_0 before the first label; each label takes one away
 _ROW_STRENGTH = 5.0
 _KEPT = 0.95
 _LONGEST_PAUSE = 16
@@ -39,6 +41,7 @@ class PositionRates:
         self._accepted: list[float] = []
         self._tried: list[float] = []
         self._last = 0
+        self._num_labels = 0
         self._odds: list[float] = []
 
     def learn(self, outcomes: Sequence[tuple[int, int]], now: int) -> None:
@@ -57,6 +60,7 @@ class PositionRates:
         self._accepted = [n * kept for n in self._accepted] + missing
         self._tried = [n * kept for n in self._tried] + missing
         self._last = now
+        self._num_labels += len(asked)
         self._odds = []
         for tokens, accepted in asked:
             for k in range(accepted):
@@ -72,11 +76,12 @@ class PositionRates:
         return self._odds[:most]
 
     def _estimated(self, most: int) -> Iterator[float]:
-        p = ASSUMED
+        p, strength = ASSUMED, max(_STRENGTH, _FIRST_STRENGTH - self._num_labels)
         for k in range(most):
             if k < len(self._tried):
-                p = (self._accepted[k] + _STRENGTH * p) / (self._tried[k] + _STRENGTH)
+                p = (self._accepted[k] + strength * p) / (self._tried[k] + strength)
             yield odds_against(p)
+            strength = _STRENGTH
 
 
 class RowRates:
