@@ -26,10 +26,10 @@ ASSUMED = 0.6
 """p_0: the acceptance that is assumed where nothing has been verified."""
 
 _STRENGTH = 2.0
-_FIRST_STRENGTH = 16.0  # of p_0 before the first label; each label takes one away
+_FIRST_STRENGTH = 16.0  # of p_0, before the first label
 _ROW_STRENGTH = 5.0
 _KEPT = 0.95
-_LONGEST_PAUSE = 16
+_LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
 _LEAST = 0.005
 

@@ -283,7 +283,7 @@ class RoundCosts:
             step = self._steps(rows, [length])[0]
             if step > 0:
                 self._catch_up.observe(behind, max(draft - step * length, 0.0) / step)
-        elif behind <= _AS_USUAL:
+        else:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
 
     def age(self, rows: int, length: int) -> int | None:

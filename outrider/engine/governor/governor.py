@@ -385,7 +385,8 @@ class BatchGovernor:
         )
         self._count_undrafted(asked.source if length else None, rows, accepted)
         if self._retry is not None:
-            self._pay_retry(self._retry, len(rows) + sum([n or 0 for n in accepted]), total)
+            with self._governor.lock:
+                self._pay_retry(self._retry, len(rows) + sum([n or 0 for n in accepted]), total)
         if len(self._outcomes) >= LONGEST_STAND or None in accepted:
             with self._governor.lock:
                 self._learn_outcomes()
