@@ -80,7 +80,7 @@ def batch(
     if lines.system is not None and not lines.chat:
         raise fail("--system is the system prompt of --chat: add --chat")
     biases = parse_logit_bias(logit_bias)
-    chosen, method = configured(context, models, speculation, config, fleet.batch_size)
+    chosen, method, tuned = configured(context, models, speculation, config, fleet.batch_size)
     require_draft_of(method.method, chosen)
     start("outrider.cluster.batch.run")
     from outrider.cluster.batch import Asking, LoadedModels, run_batch
@@ -96,6 +96,8 @@ def batch(
         ignore_eos=ignore_eos,
         json_schema=json_schema,
     )
+    if tuned is not None:
+        tuned.note_temperature(sampling.temperature)
     name = public_name(chosen.target)
     loaded = LoadedModels(
         load_arguments(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from outrider.cli.configuration import Config, bench_values
+from outrider.cli.configuration import Config, TunedMethod, bench_values
 from outrider.cli.errors import INTERRUPTED, fail, say
 from outrider.cli.options.bench import (
     AsJson,
@@ -66,11 +66,14 @@ def bench(
     start("outrider.lab.bench")
     from outrider.lab import bench as lab
 
-    values = _values(plan, grid, prompting, run, models, config)
+    values, tuned = _values(plan, grid, prompting, run, models, config)
     if energy:
         meters = values.get("meters", [])
         values["meters"] = [*(meters if isinstance(meters, list) else [meters]), "energy"]
     planned = lab.plan_of(values)
+    if tuned is not None:
+        for temperature in planned.temperatures:
+            tuned.note_temperature(temperature)
     _check_writable(output)
     if report is not None:
         check_page(report, "--report")
@@ -108,19 +111,21 @@ def _values(
     run: Run,
     models: BenchModels,
     config: Path | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], TunedMethod | None]:
     """The plan's values: those of its file, replaced by the options that were given. A plan says
     all that is compared, so that it means the same in every working directory. Without one, or
-    where the user names a configuration, what is missing is as the configuration has it."""
+    where the user names a configuration, what is missing is as the configuration has it, whose
+    method is also returned if it is measured."""
     from outrider.lab.bench import read_plan
 
     values = {} if plan is None else read_plan(plan)
     values |= grid.given() | run.given() | models.given()
+    tuned = None
     if plan is None or config is not None:
-        values = bench_values(config, values)
+        values, tuned = bench_values(config, values)
     values.setdefault("methods", [DEFAULT_METHOD])
     values["data"] = prompts_of(values, prompting)
-    return values
+    return values, tuned
 
 
 def prompts_of(values: dict[str, Any], prompting: Prompting) -> list[Any]:

@@ -63,7 +63,7 @@ def chat(
     The oldest turns are dropped, after a note, once the conversation outgrows the model's context.
     """
     biases = parse_logit_bias(logit_bias)
-    models, speculation = configured(context, models, speculation, config, 1)
+    models, speculation, tuned = configured(context, models, speculation, config, 1)
     require_draft_of(speculation.method, models)
     start()
     sampling = sampling_of(
@@ -85,7 +85,9 @@ def chat(
         background=True,
     )
     require_template(engine, models, "continue a text with outrider generate")
-    engine.settled(sampling)  # reports wrong parameters before the first message
+    settled = engine.settled(sampling)  # reports wrong parameters before the first message
+    if tuned is not None:
+        tuned.note_temperature(settled.temperature)
     session = Session(Conversation(engine, sampling, system), trace)
     if is_interactive():
         say(f"chat by method {engine.method.name}: /help lists commands, Ctrl-D leaves")

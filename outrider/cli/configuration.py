@@ -1,7 +1,7 @@
 """``outrider.toml`` on the command line: what it says holds where no option says otherwise."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,15 +34,37 @@ Config = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class TunedMethod:
+    """A method that a configuration file chose.
+
+    Attributes:
+        file: the configuration.
+        choice: what it says for the requests of this command.
+    """
+
+    file: "Configuration"
+    choice: "Choice"
+
+    def note_temperature(self, temperature: float | None) -> None:
+        """Says on stderr where a lossy method was tuned at another temperature than this one; with
+        None, where requests may have any."""
+        if why := self.file.unmeasured_divergence(self.choice, temperature):
+            say(
+                f"note: {self.file.path}: {why}; `outrider tune --temperature T` measures it at "
+                f"another temperature"
+            )
+
+
 def configured(
     context: typer.Context,
     models: Models,
     speculation: Speculation,
     config: Path | None,
     batch_size: int | None,
-) -> tuple[Models, Speculation]:
-    """The options, those that were not given from the configuration file. Says on stderr which file
-    that is, and why it is not used where it is not.
+) -> tuple[Models, Speculation, TunedMethod | None]:
+    """The options, those that were not given from the configuration file, and the method if it is
+    the file's. Says on stderr which file that is, and why it is not used where it is not.
 
     Args:
         context: of the command, which knows what options were given.
@@ -52,13 +74,13 @@ def configured(
     """
     found = find(config)
     if found is None:
-        return models, speculation
+        return models, speculation, None
     from outrider.lab.tune.configuration import same_model
 
     given = _given(context)
     if "target" in given and not same_model(models.target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
-        return models, speculation
+        return models, speculation, None
     own = given.intersection(_OWN_METHOD)
     choice = found.choice_at(batch_size)
     settings = {name: each for name, each in found.settings.items() if hasattr(models, name)}
@@ -66,37 +88,43 @@ def configured(
     if not own and "draft" not in given:
         values["draft"] = choice.draft
     models = replace(models, **{name: each for name, each in values.items() if name not in given})
+    tuned = None
     if own or ("draft" in given and not same_model(models.draft, choice.draft)):
         say(f"using {found.path} for the target and how it runs, and the options for the rest")
     else:
         own_lengths = bool(given.intersection(_OWN_LENGTHS))
         speculation = _speculation(speculation, found, choice, own_lengths)
+        tuned = TunedMethod(found, choice)
     if "quantize_draft" not in given and not _has_draft_model(models, speculation.method):
         models = replace(models, quantize_draft=None)  # that of another method in the file
-    return models, speculation
+    return models, speculation, tuned
 
 
-def bench_values(config: Path | None, values: Mapping[str, Any]) -> dict[str, Any]:
+def bench_values(
+    config: Path | None, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], TunedMethod | None]:
     """A benchmark's values, those that were not given from the configuration file: the target, how
-    models run, and as the only method that of the file."""
+    models run, and as the only method that of the file, which is also returned."""
     found = find(config)
     if found is None:
-        return dict(values)
+        return dict(values), None
     from outrider.lab.tune.configuration import same_model
 
     target = values.get("target")
     if isinstance(target, str) and not same_model(target, found.target):
         say(f"note: {found.path} is for target {found.target}, so nothing of it is used")
-        return dict(values)
+        return dict(values), None
     filled = {"target": found.target, **found.settings, **values}
+    tuned = None
     if "methods" not in values and "drafts" not in values:
         sizes = values.get("batch_sizes")
         listed = sizes if isinstance(sizes, list) else [sizes or 1]
         choice = found.choice_at(listed[0] if len(listed) == 1 else None)
         filled["methods"] = [_spec(choice, _is_stale(found, choice), "gammas" in values)]
         filled["drafts"] = [] if choice.draft is None else [choice.draft]
+        tuned = TunedMethod(found, choice)
     say(f"using {found.path}")
-    return filled
+    return filled, tuned
 
 
 def find(config: Path | None) -> "Configuration | None":

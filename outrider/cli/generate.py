@@ -120,7 +120,7 @@ def generate(
     if sharded and (compare or adaptation.wanted):
         raise fail(f"--{'compare' if compare else 'adapt'} needs one process: leave torchrun out")
     if follows():
-        models, speculation = configured(context, models, speculation, config, 1)
+        models, speculation, _ = configured(context, models, speculation, config, 1)
         open_sharded(
             context,
             sharding,
@@ -136,7 +136,7 @@ def generate(
         raise fail("--trace and --json: choose one; the JSON document has each token's origin")
     if logprobs is not None and not as_json:
         raise fail("--logprobs needs --json: only the JSON document contains them")
-    models, speculation = configured(context, models, speculation, config, 1)
+    models, speculation, tuned = configured(context, models, speculation, config, 1)
     if compare and speculation.method == "plain":
         raise fail("--compare compares a method with plain: choose another --method")
     require_draft_of(speculation.method, models)
@@ -157,6 +157,8 @@ def generate(
     engine = open_it(
         models, speculation, max_memory=max_memory, generation_config=not no_generation_config
     )
+    if tuned is not None:
+        tuned.note_temperature(engine.settled(sampling).temperature)
     if chat is not None:
         require_template(engine, models, "give a PROMPT to continue")
     plain = plain_engine(engine) if compare else None

@@ -55,7 +55,7 @@ def serve(
       outrider serve --replicas 2
     """
     models = _with_target(models, model)
-    models, speculation = configured(context, models, speculation, config, None)
+    models, speculation, tuned = configured(context, models, speculation, config, None)
     require_draft_of(speculation.method, models)
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise fail(f"outrider serve needs {missing[0]}: pip install 'outrider[serve]'")
@@ -74,6 +74,8 @@ def serve(
         limits.max_methods,
     )
     loading.check()
+    if tuned is not None:
+        tuned.note_temperature(None)
     if replicas.replicas is not None:
         serve_replicas(loading, settings, listening, limits, replicas)
         return

@@ -199,7 +199,7 @@ def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, table: _NgramTable
         for name in names
         if getattr(plan, name) not in (None, False, defaults.get(name))
     }
-    found = configuration_of(tuning, plan.target, settings, hardware())
+    found = configuration_of(tuning, plan.target, settings, hardware(), plan.temperatures[0])
     used = {name for choice in found.choices for name in choice.options.values()}
     if str(table.counted) in used:
         table.keep()

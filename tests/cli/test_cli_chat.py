@@ -413,3 +413,18 @@ def test_a_real_terminal(chatty: Path) -> None:
     assert process.wait() == 0
     os.close(ours)
     assert b"Traceback" not in seen
+
+
+def test_a_lossy_method_that_was_tuned_at_another_temperature_is_noted(
+    run: Run, chatty: Path, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'target = "{chatty}"\ndraft = "{pair[1]}"\nmethod = "mentored"\n'
+        "tuned_at_temperature = 0.8\n"
+    )
+    chat = ("chat", "--config", file, "-n", 4, "--temperature")
+    result = run(*chat, 0.5, input="hello\nagain\n")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("is lossy and was tuned at temperature 0.8") == 1
+    assert "is lossy" not in run(*chat, 0.8, input="hello\n").stderr

@@ -78,6 +78,7 @@ def test_tune_writes_what_generate_and_bench_read(
     values = tomllib.loads((here / "outrider.toml").read_text())
     assert values["target"] == str(target)
     assert values["settings"] == {"dtype": "float32", "device": "cpu"}
+    assert values["tuned_at_temperature"] == 0
     after = run("generate", "def f(x):", "--max-new-tokens", 4, "--json")
     assert after.exit_code == 0, after.output
     assert "using outrider.toml" in after.stderr
@@ -267,6 +268,49 @@ def test_a_stale_file_is_said_to_be_stale(written: Path, run: Run, line: str) ->
     assert drafted(result)["method"] == "block"
     assert "note: outrider.toml is stale: " in result.stderr
     assert "`outrider tune` measures anew" in result.stderr
+
+
+@pytest.fixture
+def lossy(written: Path) -> Path:
+    """The configuration with a lossy method, which was tuned at temperature 0.8."""
+    text = written.read_text().replace('"block"', '"mentored"\ntuned_at_temperature = 0.8')
+    written.write_text(text)
+    return written
+
+
+UNMEASURED = "note: outrider.toml: method mentored is lossy and was tuned at temperature 0.8; "
+
+
+def test_a_lossy_method_at_another_temperature_is_noted_once(lossy: Path, run: Run) -> None:
+    prompt = ("def f(x):", "--max-new-tokens", 4)
+    for given, at in ((("--temperature", 0.5), "0.5"), ((), "1")):
+        result = run("generate", *prompt, *given)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count(UNMEASURED) == 1
+        assert f"diverges from the target at {at} was not measured" in result.stderr
+    own_length = run("generate", *prompt, "--num-speculative-tokens", 2)
+    assert own_length.stderr.count(UNMEASURED) == 1
+    for given in (("--temperature", 0.8), ("--temperature", 0), ("--method", "suffix")):
+        result = run("generate", *prompt, *given)
+        assert result.exit_code == 0, result.output
+        assert "is lossy" not in result.stderr
+
+
+def test_other_commands_note_the_temperature_of_a_lossy_method(
+    lossy: Path, run: Run, prompts: Path
+) -> None:
+    bench = (
+        "bench", "--data", prompts, "--limit", 1, "--max-new-tokens", 4, "--repeats", 1,
+        "--max-repeats", 1, "--warmup", 0, "-o", "out",
+    )  # fmt: skip
+    assert run(*bench, "--temperature", 0.5).stderr.count(UNMEASURED) == 1
+    assert UNMEASURED not in run(*bench, "--temperature", 0.8).stderr
+    refused = run("serve", "--replicas", 2, "--port", 0)  # after the note
+    assert refused.stderr.count(UNMEASURED) == 1
+    assert "diverges from the target at others was not measured" in refused.stderr
+    batch = ("batch", prompts, "-o", "answers.jsonl", "--overwrite", "--max-new-tokens", 2)
+    named = run(*batch, "--temperature", 0.5, "--config", lossy)
+    assert "tuned at temperature 0.8" in named.stderr, named.output
 
 
 def test_bench_measures_the_method_of_the_file(written: Path, run: Run, prompts: Path) -> None:

@@ -34,6 +34,7 @@ FULL = Configuration(
     {"dtype": "bfloat16", "compile": "auto", "exact": True},
     {"target": "0123", "draft embedded": "4567", "hardware": 'an "odd" name, \\ € \t'},
     ({"batch_size": 1, "ratio": 2.5, "low": 2.0, "source": "the draft"},),
+    0.8,
 )
 
 
@@ -127,6 +128,10 @@ def test_two_names_of_a_model(tmp_path: Path) -> None:
         ('target = 3\nmethod = "plain"', "target = 3: must be a text"),
         ('target = "a"\nmethod = "plain"\nsettings = 3', "settings = 3: must be a table"),
         (
+            'target = "a"\nmethod = "plain"\ntuned_at_temperature = "hot"',
+            "tuned_at_temperature = 'hot': must be a number",
+        ),
+        (
             'target = "a"\nmethod = "s"\nnum_speculative_tokens_per_batch_size = [[2, 3, 4]]',
             "must begin at 1",
         ),
@@ -193,6 +198,42 @@ def test_a_stale_configuration_says_what_differs(tmp_path: Path) -> None:
     )
 
 
+# ------------------------------------------------------------------------------------ temperature
+
+LOSSY = Choice("mentored", {"budget": "0.2"}, "embedded")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "problem"),
+    [
+        (0.8, None),
+        (0.0, None),  # where the rule of mentored sampling is greedy verification
+        (1.0, "tuned at temperature 0.8; how much its output diverges from the target at 1 was"),
+        (None, "tuned at temperature 0.8; how much its output diverges from the target at others"),
+    ],
+)
+def test_the_divergence_of_a_lossy_method_is_known_at_one_temperature(
+    temperature: float | None, problem: str | None
+) -> None:
+    found = replace(FULL, choice=LOSSY).unmeasured_divergence(LOSSY, temperature)
+    assert (found is None) is (problem is None)
+    assert problem is None or problem in (found or "")
+
+
+def test_the_temperature_of_an_older_file_is_unknown(tmp_path: Path) -> None:
+    file = tmp_path / "outrider.toml"
+    write_configuration(replace(FULL, temperature=None), file)
+    older = read_configuration(file)
+    assert older.temperature is None
+    assert "tuned at an unknown temperature" in (older.unmeasured_divergence(LOSSY, 0.8) or "")
+    assert older.unmeasured_divergence(LOSSY, None) is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0, None])
+def test_a_lossless_method_does_not_diverge_at_any_temperature(temperature: float | None) -> None:
+    assert FULL.unmeasured_divergence(FULL.choice, temperature) is None
+
+
 # ------------------------------------------------------------------------------------ of a tuning
 
 
@@ -209,7 +250,7 @@ def test_a_tuning_with_two_sources_becomes_a_configuration() -> None:
         Source("copies", "prompt-lookup:prompt_lookup_max=4"),
     ]
     tuning = Tuner(machine, sources, TuneSettings((1, 4, 64), 60)).run()
-    made = configuration_of(tuning, "embedded", {"compile": "auto"}, "this processor")
+    made = configuration_of(tuning, "embedded", {"compile": "auto"}, "this processor", 0.8)
     assert made.choice.method == "speculative"
     assert made.choice.lengths is not None
     assert made.choice.lengths.length(1) > 2
@@ -221,6 +262,7 @@ def test_a_tuning_with_two_sources_becomes_a_configuration() -> None:
     assert made.stale(made.choice, "this processor") == []
     assert set(made.fingerprints) == {"hardware", "target", "draft embedded"}
     assert [each["batch_size"] for each in made.measured] == [1, 4, 64]
+    assert made.temperature == 0.8
     tomllib.loads(as_toml(made))
 
 

@@ -13,6 +13,9 @@ models that are there are written so.
 A configuration is *stale* where the weights of target or draft, or the hardware, are not those that
 were measured. Weights are compared by a hash of the models' files: of their sizes, of samples of
 the weights, and of the whole of small files.
+
+How much a lossy method diverges depends on the temperature, so the file names the one of the
+measurements.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ _EMBEDDED = "embedded"
 _SUFFIXES = (".json", ".safetensors", ".gguf", ".bin")
 _SMALL = 1 << 20  # bytes of a file that is hashed as a whole
 _SAMPLES, _SAMPLE = 256, 4096  # of a larger one
+_TEMPERATURE = "tuned_at_temperature"
 _TABLE = "num_speculative_tokens_per_batch_size"
 
 
@@ -70,6 +74,7 @@ class Configuration:
             ``quantize_target``, ``quantize_draft``; those that are not the defaults.
         fingerprints: of ``target``, of each draft by its name, and of ``hardware``.
         measured: numbers for a reader; no command uses them.
+        temperature: at which everything was measured; None where the file does not say.
         path: of the file; None before it is written.
     """
 
@@ -79,6 +84,7 @@ class Configuration:
     settings: Mapping[str, Any] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     measured: tuple[Mapping[str, Any], ...] = ()
+    temperature: float | None = None
     path: Path | None = None
 
     def choice_at(self, batch_size: int | None = None) -> Choice:
@@ -121,9 +127,29 @@ class Configuration:
             found.append(f"it was measured on {measured or 'unknown hardware'}, this is {hardware}")
         return found
 
+    def unmeasured_divergence(self, choice: Choice, temperature: float | None) -> str | None:
+        """Why it is unknown how much the outputs of a choice diverge, in words; None where it was
+        measured, or where the method is lossless.
+
+        Args:
+            choice: the one to use.
+            temperature: of the requests; None where each has its own.
+        """
+        spec = MethodSpec.of(choice.method, choice.options)
+        used = (0.0, 1.0) if temperature is None else (temperature,)
+        if all(spec.lossless_at(each) for each in used) or used == (self.temperature,):
+            return None
+        known = self.temperature is not None
+        tuned_at = f"temperature {self.temperature:g}" if known else "an unknown temperature"
+        others = "others" if temperature is None else f"{temperature:g}"
+        return (
+            f"method {choice.method} is lossy and was tuned at {tuned_at}; how much its output "
+            f"diverges from the target at {others} was not measured"
+        )
+
 
 def configuration_of(
-    tuning: Tuning, target: str, settings: Mapping[str, Any], hardware: str
+    tuning: Tuning, target: str, settings: Mapping[str, Any], hardware: str, temperature: float
 ) -> Configuration:
     """What a tuning found, as a configuration.
 
@@ -132,6 +158,7 @@ def configuration_of(
         target: folder or hub id, or ``embedded``.
         settings: how the models ran.
         hardware: the name of the processor or GPU.
+        temperature: at which was measured.
     """
     answer = tuning.answer
     assert answer is not None
@@ -149,7 +176,9 @@ def configuration_of(
         fingerprints[f"draft {draft}"] = fingerprint(draft, "draft")
     measured = tuple(each.as_dict() for each in answer.best.values())
     choice = _choice(overall, answer.table(overall))
-    return Configuration(target, choice, tuple(others), settings, fingerprints, measured)
+    return Configuration(
+        target, choice, tuple(others), settings, fingerprints, measured, temperature
+    )
 
 
 def _choice(source: Source, lengths: LengthTable) -> Choice:
@@ -213,6 +242,7 @@ def read_configuration(path: Path) -> Configuration:
             for key, value in read.value(values, "fingerprints", dict, {}).items()
         },
         tuple(read.tables(values, "measured")),
+        read.number(values, _TEMPERATURE),
         path,
     )
 
@@ -276,6 +306,7 @@ def as_toml(configuration: Configuration) -> str:
             "# command line win.",
             f"target = {_text(configuration.target)}",
             *_choice_lines(configuration.choice),
+            *_pairs({_TEMPERATURE: configuration.temperature}),
         ]
     ]
     if configuration.settings:
@@ -313,6 +344,13 @@ class _Reader:
             names: dict[type, str] = {str: "a text", dict: "a table", list: "a list"}
             raise self.error(name, values[name], names[kind])
         return values[name]
+
+    def number(self, values: Mapping[str, Any], name: str) -> float | None:
+        """A number; None where the file has none."""
+        found = values.get(name)
+        if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+            raise self.error(name, found, "a number")
+        return None if found is None else float(found)
 
     def tables(self, values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
         listed: list[Mapping[str, Any]] = self.value(values, name, list, [])
