@@ -75,7 +75,7 @@ def configured(
     found = find(config)
     if found is None:
         return models, speculation, None
-    from outrider.lab.tune.configuration import same_model
+    from outrider.lab.model_files import same_model
 
     given = _given(context)
     if "target" in given and not same_model(models.target, found.target):
@@ -108,7 +108,7 @@ def bench_values(
     found = find(config)
     if found is None:
         return dict(values), None
-    from outrider.lab.tune.configuration import same_model
+    from outrider.lab.model_files import same_model
 
     target = values.get("target")
     if isinstance(target, str) and not same_model(target, found.target):

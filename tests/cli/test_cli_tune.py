@@ -12,7 +12,7 @@ from typer.testing import Result
 from outrider.cli.tune import _NgramTable, _write
 from outrider.lab.bench import plan_of
 from outrider.lab.metadata import hardware
-from outrider.lab.tune.configuration import fingerprint
+from outrider.lab.model_files import fingerprint
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuner import Tuner, TuneSettings
 

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from outrider.cluster.batch.answer import Answers
+from outrider import Sampling
+from outrider.cluster.batch.answer import Answers, LoadedModels
 from outrider.cluster.batch.blocks import Block, Input
+from outrider.cluster.batch.lines import Asking
 from outrider.cluster.batch.parts import Parts
 from outrider.cluster.batch.run import Summary, run_batch
 from outrider.core.errors import InvalidParameterError, OutriderError
+from outrider.lab.model_files import fingerprint
 
 NUM_LINES, BLOCK_LINES = 23, 4
 Tasks = Iterable[tuple[int, Block]]
@@ -114,6 +118,43 @@ def test_other_options_or_prompts_do_not_mix(prompts: Path) -> None:
         run(prompts)
 
 
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_models_that_were_trained_meanwhile_do_not_mix(
+    prompts: Path, tmp_path: Path, role: str
+) -> None:
+    """The message names the model, and the fingerprints of then and now."""
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    names = {each: str(tmp_path / each) for each in ("target", "draft")}
+    loaded = LoadedModels(names, Asking(Sampling()))
+    before = fingerprint(names[role], role)
+    out = prompts.with_name("out.jsonl")
+    with pytest.raises(OutriderError, match="power"):
+        run_batch(prompts, out, stopping(after=1), loaded.contents, block_lines=BLOCK_LINES)
+    (tmp_path / role / "model.safetensors").write_bytes(b"trained")
+    after = fingerprint(names[role], role)
+    problem = f"other weights of the {role} '{names[role]}' ('{before}', and now '{after}')"
+    with pytest.raises(InvalidParameterError, match=re.escape(problem)):
+        run_batch(prompts, out, backwards, loaded.contents, block_lines=BLOCK_LINES)
+    (tmp_path / role / "model.safetensors").write_bytes(b"weights")
+    run_batch(prompts, out, backwards, loaded.contents, block_lines=BLOCK_LINES)
+    assert out.read_text() == expected(prompts)
+
+
+def test_another_draft_is_named_before_its_weights(prompts: Path) -> None:
+    out = prompts.with_name("out.jsonl")
+    first, second = (
+        LoadedModels({"target": "someone/big", "draft": f"someone/{name}"}, Asking(Sampling()))
+        for name in ("small", "other")
+    )
+    with pytest.raises(OutriderError, match="power"):
+        run_batch(prompts, out, stopping(after=1), first.contents, block_lines=BLOCK_LINES)
+    problem = r"other draft \('someone/small', and now 'someone/other'\)"
+    with pytest.raises(InvalidParameterError, match=problem):
+        run_batch(prompts, out, backwards, second.contents, block_lines=BLOCK_LINES)
+
+
 def test_an_output_is_not_overwritten_unasked(prompts: Path) -> None:
     out = prompts.with_name("out.jsonl")
     out.write_text("precious")
@@ -207,9 +248,7 @@ def test_answers_are_ground_truth_for_distillation(tmp_path: Path) -> None:
     """The lines of output are lines that ``outrider distill`` reads."""
     from tiny_servers import tiny_engine
 
-    from outrider import Sampling
     from outrider.cluster.batch.answer import BlockAnswerer
-    from outrider.cluster.batch.lines import Asking
     from outrider.train.distill.prompts import Reader
 
     engine = tiny_engine()

@@ -12,14 +12,13 @@ from simulated_machine import SimulatedMachine
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.chain.length_table import LengthTable
+from outrider.lab.model_files import fingerprint, same_model
 from outrider.lab.tune.configuration import (
     Choice,
     Configuration,
     as_toml,
     configuration_of,
-    fingerprint,
     read_configuration,
-    same_model,
     write_configuration,
 )
 from outrider.lab.tune.export import EXPORTS, export
@@ -109,16 +108,6 @@ def test_relative_paths_are_written_as_seen_from_the_file(
         monkeypatch.chdir(tmp_path)
 
 
-def test_two_names_of_a_model(tmp_path: Path) -> None:
-    big = model_in(tmp_path / "big")
-    assert same_model(big, f"{big}/")
-    assert same_model("someone/model", "someone/model")
-    assert not same_model("someone/model", "someone/other")
-    assert not same_model(big, str(tmp_path))
-    assert same_model(None, None)
-    assert not same_model(big, None)
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -156,22 +145,6 @@ def test_a_file_that_cannot_be_read_or_written(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------ stale
-
-
-def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
-    """Also where only a few bytes of a large file differ in every megabyte, as after training."""
-    first = model_in(tmp_path / "first")
-    same = model_in(tmp_path / "same")
-    other = model_in(tmp_path / "other", b"Weights")
-    assert fingerprint(first, "target") == fingerprint(same, "target")
-    assert fingerprint(first, "target") != fingerprint(other, "target")
-    trained = bytearray(3 << 20)
-    large = model_in(tmp_path / "large", bytes(trained))
-    trained[::1000] = b"\1" * len(trained[::1000])
-    changed = model_in(tmp_path / "changed", bytes(trained))
-    assert fingerprint(large, "draft") != fingerprint(changed, "draft")
-    assert fingerprint("someone/model", "target") == "hub:someone/model"
-    assert fingerprint("embedded", "target") != fingerprint("embedded", "draft")
 
 
 def test_a_stale_configuration_says_what_differs(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from outrider.cluster.batch.blocks import Block
 from outrider.cluster.batch.lines import Asking, LineError, Record, malformed, read_line
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine, Request, Result, load
+from outrider.lab.model_files import fingerprint
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,18 @@ class LoadedModels:
 
     @property
     def contents(self) -> dict[str, Any]:
-        """What answers depend on, by names of options. The device is not among it."""
+        """What answers depend on, by names of options. The device is not among it; the models'
+        weights are, which may be trained on between two runs."""
         from outrider import __version__
 
         models = {name: value for name, value in self.loading.items() if name != "device"}
         how = {name: value for name, value in vars(self.asking).items() if name != "sampling"}
-        return {"version": __version__} | models | how | vars(self.asking.sampling)
+        weights = {
+            f"weights of the {role} '{name}'": fingerprint(str(name), role)
+            for role in ("target", "draft")
+            if isinstance(name := self.loading.get(role), str | Path)
+        }
+        return {"version": __version__} | models | weights | how | vars(self.asking.sampling)
 
     def __call__(self, number: int) -> BlockAnswerer:
         loading = dict(self.loading)

@@ -11,8 +11,7 @@ which it is the best. Paths that begin with ``./`` or ``../`` are relative to th
 models that are there are written so.
 
 A configuration is *stale* where the weights of target or draft, or the hardware, are not those that
-were measured. Weights are compared by a hash of the models' files: of their sizes, of samples of
-the weights, and of the whole of small files.
+were measured.
 
 How much a lossy method diverges depends on the temperature, so the file names the one of the
 measurements.
@@ -25,22 +24,18 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from outrider import assets
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.length_table import LengthTable
 from outrider.lab.bench.method_spec import MethodSpec
+from outrider.lab.model_files import fingerprint
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuner import Tuning
 
 NAME = "outrider.toml"
 _EMBEDDED = "embedded"
-_SUFFIXES = (".json", ".safetensors", ".gguf", ".bin")
-_SMALL = 1 << 20  # bytes of a file that is hashed as a whole
-_SAMPLES, _SAMPLE = 256, 4096  # of a larger one
 _TEMPERATURE = "tuned_at_temperature"
 _TABLE = "num_speculative_tokens_per_batch_size"
 
@@ -185,30 +180,6 @@ def _choice(source: Source, lengths: LengthTable) -> Choice:
     spec = MethodSpec.parse(source.method)
     options = {name: str(value) for name, value in spec.options.items()}
     return Choice(spec.name, options, source.draft, lengths)
-
-
-def fingerprint(model: str, role: str) -> str:
-    """A hash of a model's files that changes with its weights. Of a hub id it is the id itself:
-    the id names the weights."""
-    path = _folder(model, role)
-    if path is None:
-        return f"hub:{model}"
-    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-    digest = sha256()
-    for file in files:
-        if file.suffix in _SUFFIXES:
-            digest.update(f"{file.name} {file.stat().st_size}\0".encode())
-            for part in _parts(file):
-                digest.update(part)
-    return digest.hexdigest()[:24]
-
-
-def same_model(one: str | None, other: str | None) -> bool:
-    """Whether two names are of the same model: equal, or two paths of one folder or file."""
-    if one is None or other is None or one == other:
-        return one == other
-    first, second = Path(one).expanduser(), Path(other).expanduser()
-    return first.exists() and second.exists() and first.samefile(second)
 
 
 def read_configuration(path: Path) -> Configuration:
@@ -411,26 +382,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if "." in f"{value:.6g}" or "e" in f"{value:.6g}" else f"{value:.1f}"
     return json.dumps(value)
-
-
-def _folder(model: str, role: str) -> Path | None:
-    """Where a model's files are; None for a hub id."""
-    if model == _EMBEDDED:
-        return assets.target_path() if role == "target" else assets.draft_path()
-    embedded = assets.head_path(model)
-    if embedded is not None:
-        return embedded
-    path = Path(model).expanduser()
-    return path if path.exists() else None
-
-
-def _parts(file: Path) -> Iterator[bytes]:
-    """The whole of a small file; samples of a large one, its beginning and end among them."""
-    size = file.stat().st_size
-    with open(file, "rb") as stream:
-        if size <= _SMALL:
-            yield stream.read()
-            return
-        for number in range(_SAMPLES):
-            stream.seek(number * (size - _SAMPLE) // (_SAMPLES - 1))
-            yield stream.read(_SAMPLE)
