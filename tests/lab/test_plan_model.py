@@ -7,7 +7,15 @@ from typing import Any
 
 import bench_cells
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+)
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.plan import (
@@ -22,7 +30,7 @@ from outrider.lab.plan import (
 from outrider.lab.plan.measured import measured_alpha, measured_passes
 
 GPU = Accelerator("test", memory=100e9, bandwidth=1e12, flops=100e12, link_bandwidth=1e11)
-MODEL = ModelSize("m", 1e9, layers=10, width=1000, kv_width=200, kv_heads=4)
+MODEL = ModelSize("m", 1e9, layers=10, width=1000, cache_width=400, kv_heads=4, attended=4000)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,8 @@ def test_parameters_of_a_configuration_are_those_of_the_model(tmp_path: Path, ti
     size = model_size(str(tmp_path))
     model: Any = LlamaForCausalLM(config)
     assert size.parameters == sum(each.numel() for each in model.parameters())
-    assert (size.layers, size.width, size.kv_width, size.kv_heads) == (3, 16, 8, 2)
+    assert (size.layers, size.width, size.cache_width, size.kv_heads) == (3, 16, 16, 2)
+    assert size.attended == 4 * 16
     assert size.cache_bytes(5) == 2 * 3 * 8 * 2 * 5
     assert model_size(str(tmp_path / "config.json")).parameters == size.parameters
 
@@ -78,6 +87,69 @@ def test_experts_are_read_as_far_as_tokens_touch_them(tmp_path: Path) -> None:
         model_size(str(tmp_path))
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "moe_intermediate_size": 12,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 7,
+    "v_head_dim": 9,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 2,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"q_lora_rank": 14},
+        {"q_lora_rank": None},
+        {"q_lora_rank": 14, "n_shared_experts": 1, "first_k_dense_replace": 0},
+        {"q_lora_rank": None, "first_k_dense_replace": 5},
+        {"q_lora_rank": 14, "tie_word_embeddings": True},
+    ],
+)
+@pytest.mark.parametrize("kind", [DeepseekV2Config, DeepseekV3Config])
+def test_parameters_of_latent_attention_and_experts_are_those_of_the_model(
+    tmp_path: Path, kind: Any, values: dict[str, Any]
+) -> None:
+    config = kind(**SMALL | values)
+    config.save_pretrained(tmp_path)
+    size = model_size(str(tmp_path))
+    assert size.parameters == num_parameters(config)
+    assert size.cache_bytes(3) == 5 * (10 + 6) * 2 * 3
+    assert size.cache_bytes(3, 4) == size.cache_bytes(3), "all GPUs need the compressed vectors"
+    sparse = 5 - config.first_k_dense_replace
+    assert size.expert == 3 * 32 * 12 * sparse
+    assert (size.num_experts, size.per_token) == ((8, 2) if sparse else (1, 1))
+
+
+def test_the_size_of_deepseek_v3(tmp_path: Path) -> None:
+    """Published: 671B parameters, of which 37B are active for a token."""
+    config = DeepseekV3Config()
+    config.save_pretrained(tmp_path)
+    size = model_size(str(tmp_path))
+    assert size.parameters == num_parameters(config) == pytest.approx(671e9, rel=1e-3)
+    active = size.shared + size.per_token * size.expert
+    assert active == pytest.approx(37.5e9, rel=0.01)
+    assert size.cache_bytes(1) == 61 * 576 * 2
+
+
+def num_parameters(config: PretrainedConfig) -> int:
+    """The parameters of a causal language model, which is not allocated."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(each.numel() for each in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -85,6 +157,7 @@ def test_experts_are_read_as_far_as_tokens_touch_them(tmp_path: Path) -> None:
         ("{", "cannot read"),
         ("[]", "no JSON object"),
         ('{"hidden_size": 3}', "num_hidden_layers=None"),
+        (json.dumps(SMALL | {"v_head_dim": None}), "v_head_dim=None"),
     ],
 )
 def test_what_is_no_model(tmp_path: Path, text: str | None, message: str) -> None:

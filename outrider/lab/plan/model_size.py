@@ -2,6 +2,10 @@
 
 A model is named by its parameters (``70B``), or read from its ``config.json``. Of a model that is
 only a number, layers and widths are those of the nearest of the Llama 3 and SmolLM2 models.
+
+Latent attention (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434) keeps one
+compressed vector per token and layer for the keys and values of all heads, and one key of the
+rotary part that all heads share. Queries are multiplied with the compressed vectors themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.analysis.experts import experts_touched
@@ -39,8 +43,10 @@ class ModelSize:
         shared: parameters that every token reads.
         layers: number of decoder layers.
         width: of the hidden states.
-        kv_width: of the keys, and of the values, of a layer.
+        cache_width: numbers that a layer keeps of a token: its keys and values, or what they are
+            computed from.
         kv_heads: key-value heads; with more GPUs than that, heads are stored more than once.
+        attended: operations of a layer per token and attended position.
         expert: parameters of one expert in all layers; 0 for a dense model.
         num_experts, per_token: experts per layer, and those that a token is routed to.
         weight_bytes: bytes per parameter.
@@ -51,8 +57,9 @@ class ModelSize:
     shared: float
     layers: int
     width: int
-    kv_width: int
+    cache_width: int
     kv_heads: int
+    attended: int
     expert: float = 0.0
     num_experts: int = 1
     per_token: int = 1
@@ -78,15 +85,14 @@ class ModelSize:
         return (self.shared + self.expert * touched) * self.weight_bytes
 
     def operations(self, tokens: float, context: float) -> float:
-        """Operations of a pass: two per weight and token, and four per hidden unit, layer, token
-        and attended position."""
+        """Operations of a pass: two per weight and token, and those of attention."""
         active = self.shared + self.expert * self.per_token
-        return tokens * (2 * active + 4 * self.layers * self.width * context)
+        return tokens * (2 * active + self.layers * self.attended * context)
 
     def cache_bytes(self, tokens: float, degree: int = 1) -> float:
         """Bytes of the KV cache of this many tokens on one of ``degree`` GPUs."""
         share = 1 / min(degree, self.kv_heads)  # a key-value head is never divided
-        return 2 * self.layers * self.kv_width * self.kv_bytes * tokens * share
+        return self.layers * self.cache_width * self.kv_bytes * tokens * share
 
 
 def model_size(name: str, weight_bytes: float = 2.0, kv_bytes: float = 2.0) -> ModelSize:
@@ -131,58 +137,107 @@ def _like_known(name: str, parameters: float, weight_bytes: float, kv_bytes: flo
         parameters,
         layers,
         width,
-        kv_width,
+        2 * kv_width,
         kv_heads,
+        4 * width,
         weight_bytes=weight_bytes,
         kv_bytes=kv_bytes,
     )
 
 
+class _Attention(NamedTuple):
+    """The attention of a layer: its parameters, and the attributes of :class:`ModelSize`."""
+
+    parameters: int
+    cache_width: int
+    kv_heads: int
+    attended: int
+
+
+class _FeedForward(NamedTuple):
+    """The feed-forward networks of all layers: the parameters that every token reads, and the
+    attributes of :class:`ModelSize`."""
+
+    shared: int
+    expert: int = 0
+    num_experts: int = 1
+    per_token: int = 1
+
+
 def _of_config(
     name: str, config: Mapping[str, Any], weight_bytes: float, kv_bytes: float
 ) -> ModelSize:
-    """Counts the weights of a Llama-like decoder: attention, gated feed-forward networks or
-    experts, two norms per layer, embeddings."""
+    """Counts the weights of a Llama-like or DeepSeek-like decoder: attention, gated feed-forward
+    networks or experts, two norms per layer, embeddings."""
     layers = _count(name, config, "num_hidden_layers")
     width = _count(name, config, "hidden_size")
-    heads = _count(name, config, "num_attention_heads")
     vocabulary = _count(name, config, "vocab_size")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head = config.get("head_dim") or width // heads
     tables = 1 if config.get("tie_word_embeddings") else 2
-    attention = 2 * width * head * (heads + kv_heads)
-    shared = layers * (attention + 2 * width) + width + tables * vocabulary * width
-    experts = next(
-        (
-            int(config[key])
-            for key in ("num_local_experts", "num_experts", "n_routed_experts")
-            if config.get(key)
-        ),
-        1,
-    )
-    if experts > 1:
-        inner = config.get("moe_intermediate_size") or _count(name, config, "intermediate_size")
-        expert, per_token = (
-            _GATED * width * inner * layers,
-            _count(name, config, "num_experts_per_tok"),
-        )
-        shared += layers * width * experts  # the router
-    else:
-        shared += _GATED * width * _count(name, config, "intermediate_size") * layers
-        expert, per_token = 0, 1
+    is_latent = bool(config.get("kv_lora_rank"))
+    attention = (_latent_attention if is_latent else _attention)(name, config, width)
+    shared, expert, num_experts, per_token = _feed_forward(name, config, layers, width)
+    shared += layers * (attention.parameters + 2 * width) + width + tables * vocabulary * width
     return ModelSize(
         name,
         shared,
         layers,
         width,
-        kv_heads * head,
-        kv_heads,
+        attention.cache_width,
+        attention.kv_heads,
+        attention.attended,
         expert,
-        experts,
+        num_experts,
         per_token,
         weight_bytes,
         kv_bytes,
     )
+
+
+def _attention(name: str, config: Mapping[str, Any], width: int) -> _Attention:
+    """Heads with keys and values of their own, or of a group of heads."""
+    heads = _count(name, config, "num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    head = config.get("head_dim") or width // heads
+    parameters = 2 * width * head * (heads + kv_heads)
+    return _Attention(parameters, 2 * kv_heads * head, kv_heads, 4 * heads * head)
+
+
+def _latent_attention(name: str, config: Mapping[str, Any], width: int) -> _Attention:
+    """Heads whose keys and values are computed from one compressed vector."""
+    heads = _count(name, config, "num_attention_heads")
+    latent = _count(name, config, "kv_lora_rank")
+    rotary = _count(name, config, "qk_rope_head_dim")
+    other = _count(name, config, "qk_nope_head_dim")
+    value = _count(name, config, "v_head_dim")
+    query = heads * (other + rotary)
+    if config.get("q_lora_rank"):
+        compressed = _count(name, config, "q_lora_rank")
+        queries = compressed * (width + 1 + query)  # a norm between the two matrices
+    else:
+        queries = width * query
+    keys_and_values = width * (latent + rotary) + latent * (1 + heads * (other + value))
+    parameters = queries + keys_and_values + heads * value * width
+    return _Attention(parameters, latent + rotary, 1, 2 * heads * (2 * latent + rotary))
+
+
+def _feed_forward(name: str, config: Mapping[str, Any], layers: int, width: int) -> _FeedForward:
+    """Dense networks, experts, or dense networks in the first layers and experts in the others;
+    every token reads shared experts."""
+    keys = ("num_local_experts", "num_experts", "n_routed_experts")
+    num_experts = next((int(config[key]) for key in keys if config.get(key)), 1)
+    num_dense = layers if num_experts == 1 else config.get("first_k_dense_replace") or 0
+    sparse = max(0, layers - num_dense)
+    shared = 0
+    if sparse < layers:
+        inner = _count(name, config, "intermediate_size")
+        shared += _GATED * width * inner * (layers - sparse)
+    if not sparse:
+        return _FeedForward(shared)
+    inner = config.get("moe_intermediate_size") or _count(name, config, "intermediate_size")
+    expert = _GATED * width * inner * sparse
+    shared += expert * (config.get("n_shared_experts") or 0)
+    shared += width * num_experts * sparse  # the router
+    return _FeedForward(shared, expert, num_experts, _count(name, config, "num_experts_per_tok"))
 
 
 def _count(name: str, config: Mapping[str, Any], key: str) -> int:
