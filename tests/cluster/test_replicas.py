@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from starlette.routing import Route
 from tiny_servers import tiny_engine
 
 from outrider.cluster.replicas.calls import Call, messages_of
+from outrider.cluster.replicas.mark import taken
 from outrider.cluster.replicas.prefix import PREFIX, prefix_key, ranked
+from outrider.core.errors import OutriderError
 from outrider.serve import create_app
 
 REPLICAS = ["a", "b", "c", "d", "e"]
@@ -141,3 +144,44 @@ def test_an_error_of_the_application_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(collected(app, Call.of(scope("/"), b"", None)))
+
+
+class Cluster:
+    """Stands in for Ray: actors with names, each of them once."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, object] = {}
+
+    def remote(self, kind: type) -> "Cluster":
+        return self
+
+    def options(self, *, name: str, namespace: str, num_cpus: int) -> Any:
+        def make() -> object:
+            if name in self.actors:
+                raise ValueError(f"The name {name} (namespace={namespace}) is already taken.")
+            return self.actors.setdefault(name, object())
+
+        return SimpleNamespace(remote=make)
+
+    def kill(self, actor: object) -> None:
+        self.actors = {name: each for name, each in self.actors.items() if each is not actor}
+
+
+def test_a_second_server_does_not_replace_the_first_one() -> None:
+    cluster = Cluster()
+    with taken(cluster, "auto"):
+        with (
+            pytest.raises(OutriderError, match=r"another `outrider serve` .* at 'auto'.*end that"),
+            taken(cluster, "auto"),
+        ):
+            pass
+        assert cluster.actors, "the second one leaves the mark of the first one"
+    with taken(cluster, "auto"):
+        pass
+
+
+def test_a_server_that_fails_leaves_no_mark() -> None:
+    cluster = Cluster()
+    with pytest.raises(ZeroDivisionError), taken(cluster, "auto"):
+        raise ZeroDivisionError
+    assert not cluster.actors

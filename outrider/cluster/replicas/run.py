@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from outrider.cluster.connection import LOCAL, connect
 from outrider.cluster.replicas.deployment import APPLICATION, Fleet, application
+from outrider.cluster.replicas.mark import taken
 from outrider.core.errors import OutriderError
 from outrider.engine import Engine
 from outrider.serve.settings import ServerSettings
@@ -36,26 +37,28 @@ def run_replicas(
         ready: called with the URL once all replicas answer, also after each restart.
 
     Raises:
-        OutriderError: no cluster is at that address, or the replicas do not start.
+        OutriderError: no cluster is at that address, another server runs on it, or the replicas do
+            not start.
     """
     ray = connect(address)
     from ray import serve
 
     asked = _Signals()
     try:
-        _listen(host, port)
-        with asked, _ending(address):
-            while asked.restart:
-                asked.restart = False
-                try:
-                    app = application(start, settings, fleet)
-                    serve.run(app, name=APPLICATION, route_prefix="/")
-                except RuntimeError as error:
-                    raise OutriderError(
-                        f"the replicas do not start: {str(error).splitlines()[0]}"
-                    ) from error
-                ready(f"http://{host}:{port}")
-                asked.wait()
+        with taken(ray, address):
+            _listen(host, port)
+            with asked, _ending(address):
+                while asked.restart:
+                    asked.restart = False
+                    try:
+                        app = application(start, settings, fleet)
+                        serve.run(app, name=APPLICATION, route_prefix="/")
+                    except RuntimeError as error:
+                        raise OutriderError(
+                            f"the replicas do not start: {str(error).splitlines()[0]}"
+                        ) from error
+                    ready(f"http://{host}:{port}")
+                    asked.wait()
     except KeyboardInterrupt:
         pass  # the end of a server that Ctrl-C has ended
     finally:
