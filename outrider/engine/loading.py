@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,13 +13,19 @@ import torch
 from transformers import PreTrainedModel
 
 from outrider import assets
-from outrider.core.errors import IncompatibleError, InvalidParameterError, ModelLoadError
+from outrider.core.errors import (
+    IncompatibleError,
+    InvalidParameterError,
+    ModelLoadError,
+    OutriderWarning,
+)
 from outrider.core.protocols import Verifier
 from outrider.core.values import check_flag, shown
 from outrider.drafters.chain.draft_length import DraftLength
 from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.background import BackgroundCompiler, compiling_beside, num_processes
+from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
 from outrider.engine.engine import Engine
 from outrider.engine.governor.governor import MOST
 from outrider.engine.round_times import measure_round_times
@@ -123,7 +130,8 @@ def load(
         background: do not wait for programs that are missing. They are compiled by other processes
             at low priority, and the engine takes each over between two rounds, where that changes
             no output: with ``exact``, programs of forward passes at once; all others while no
-            request runs, so that the outputs before and after may differ by their rounding. Of no
+            request runs, so that the outputs before and after may differ by their rounding. Where
+            not even one such process fits into memory, nothing is compiled, after a warning. Of no
             effect for models in memory and on a GPU, whose programs are compiled now.
         report: called with what is being loaded or compiled, and with the share that is done, or
             None where it is not known.
@@ -143,12 +151,12 @@ def load(
         raise InvalidParameterError(f"report={shown(report)}: must be a function, or None")
     _check_make(make)
     engine = build(**arguments, report=report)
-    has_programs = True
+    is_complete = True
     if compile == "off" or make is not Engine or not _can_be_loaded_again(engine, target, draft):
         warm_up(engine, report)
     else:
-        has_programs = _load_programs(engine, arguments, background, report)
-    if make is Engine and has_programs:  # else rounds will be faster once the programs are there
+        is_complete = _load_programs(engine, arguments, background, report)
+    if make is Engine and is_complete:  # else rounds will be faster once the programs are there
         measure_round_times(engine, report)
     release_threads()  # requests may run in another thread
     return engine
@@ -158,18 +166,38 @@ def _load_programs(
     engine: Engine, arguments: Mapping[str, Any], background: bool, report: Report | None
 ) -> bool:
     """Loads the engine's programs, and compiles those that are missing, here and in other
-    processes, or in these alone. Returns whether all are there now."""
+    processes, or in these alone; as many of them as fit into memory. Returns whether no program
+    will be added later."""
     missing = load_compiled(engine)
     if not missing:
         return True
+    memory = compiler_memory(engine)
+    if background and not memory.num_processes:
+        _warn_of_memory(engine, memory)
+        return True
     if background:
         with suppress(Exception):  # no other process can be started, or told the arguments
-            num = num_processes(len(missing)) or 1
+            num = min(num_processes(len(missing)) or 1, memory.num_processes)
             engine.compiler = BackgroundCompiler(arguments, missing, num)
             return False
-    with compiling_beside(arguments, num_processes(len(missing) - 1)) as shared:
+    num = min(num_processes(len(missing) - 1), memory.num_processes)
+    with compiling_beside(arguments, num) as shared:
         warm_up(engine, report, shared=shared)
     return True
+
+
+def _warn_of_memory(engine: Engine, memory: CompilerMemory) -> None:
+    names = dict.fromkeys(
+        each.name for each in (engine.target, *engine.drafter.capabilities.models)
+    )
+    warnings.warn(
+        f"{' and '.join(names)}: programs are not compiled in the background, and what is missing "
+        f"runs without: a process that compiles takes about {memory.needed / 2**30:.1f} GiB, and "
+        f"{max(0, memory.free) / 2**30:.1f} GiB of memory are free; free some, or compile ahead by "
+        f"`outrider compile`",
+        OutriderWarning,
+        stacklevel=3,
+    )
 
 
 def build(
