@@ -205,6 +205,12 @@ class Row:
                 self.ending.reason,
             )
 
+    def event_after(self, num_tokens: int) -> Event | None:
+        """What was added since the last call, for another thread than that of the rounds; None if
+        the output has more tokens than these by now."""
+        with self._lock:
+            return self.event() if len(self.token_ids) == num_tokens else None
+
     def result(self) -> Result:
         """The output; ``finish_reason`` is ``cancelled`` if it is not complete."""
         return Result(

@@ -3,26 +3,26 @@
 The event loop hands it jobs: requests to add, requests to abort, functions to call between two
 rounds. What a round adds to an output returns to the loop, once per step for all requests. Rounds
 that follow each other quickly return several at a time, since each return takes time from the next
-round. Each engine that has requests runs a step in its turn. Nothing but this thread
-touches a scheduler or the models.
+round: those that end too soon are held back until the loop asks for them. It gets them at once,
+whatever the thread is doing then, such as reading another request's prompt. Each engine that has
+requests runs a step in its turn. Nothing but this thread touches a scheduler or the models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from operator import sub
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import NamedTuple, TypeVar
 
 from outrider.core.errors import OutriderError
-from outrider.engine import Engine, Event, Request, Row, Scheduler
+from outrider.engine import Engine, Event, Progress, Request, Row, Scheduler
 from outrider.serve.rounds import RecordedRound, RoundRecorder
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Subscriber:
         take: called in the event loop with new steps, and with the exception that ended an output.
         loop: the event loop.
         interval: least seconds from one step of an output to the next. Rounds that end sooner
-            are handed over together with a later one.
+            are handed over together when these are over.
         wants_rounds: whether the rounds are to be recorded.
     """
 
@@ -104,25 +104,44 @@ class _Output:
     def __init__(self, subscriber: Subscriber, index: int) -> None:
         self.subscriber = subscriber
         self._index = index
+        self._row: Row | None = None
+        self._over = False
         self._before = (0, 0, 0, 0)
         self._done: list[RoundDone] = []
-        self._last = -math.inf  # when rounds were handed over
+        self._recorded: list[RecordedRound] = []
+        self._holding = False  # until the interval after the last step is over
 
-    def note(self, row: Row) -> bool:
-        """Notes a round; whether it is time to hand over."""
+    def note(self, row: Row, recorded: Sequence[RecordedRound]) -> Step | None:
+        """Notes a round; what is to be handed over now."""
         stats = row.stats
         counts = (stats.drafted, stats.accepted, stats.forced, len(row.token_ids))
         drafted, accepted, forced, emitted = map(sub, counts, self._before)
-        now = time.perf_counter()
-        self._before = counts
-        self._done.append(RoundDone(drafted, accepted, forced, emitted, now))
-        return row.over or now - self._last >= self.subscriber.interval
+        self._row, self._over, self._before = row, row.over, counts
+        self._done.append(RoundDone(drafted, accepted, forced, emitted, time.perf_counter()))
+        self._recorded += recorded
+        return None if self._holding and not self._over else self._step()
 
-    def step(self, row: Row, recorded: tuple[RecordedRound, ...]) -> Step:
-        """The rounds since the last call."""
-        done, self._done = tuple(self._done), []
-        self._last = done[-1].at
-        return Step(self._index, row.event(), done, row, row.over, recorded)
+    def release(self) -> Step | None:
+        """Ends the interval after a step; what was held back in it. A round that has ended but is
+        not noted yet is handed over with it, once it is."""
+        self._holding = False
+        return self._step()
+
+    def _step(self) -> Step | None:
+        if self._row is None or not self._done:
+            return None
+        event = self._row.event_after(self._before[-1])
+        if event is None:
+            return None
+        step = Step(
+            self._index, event, tuple(self._done), self._row, self._over, tuple(self._recorded)
+        )
+        self._done, self._recorded = [], []
+        self._holding = self.subscriber.interval > 0
+        return step
+
+
+_News = tuple[_Output, Step | Exception]
 
 
 class _Running:
@@ -149,35 +168,39 @@ class _Running:
         for request in subscriber.requests:
             self._recorder.unwatch(request)
 
-    def step(self) -> list[tuple[Subscriber, Step | Exception]]:
-        """Runs a step; what it did to whose outputs."""
-        done: list[tuple[Subscriber, Step | Exception]] = []
+    def step(self) -> list[Progress] | Exception:
+        """Runs a step; the requests that took part in a round, or what ended all of them."""
         try:
-            progress = self.scheduler.step()
+            return self.scheduler.step()
         except Exception as error:
-            return self._fail_all(_reportable(error))
+            return _reportable(error)
+
+    def note(self, progress: list[Progress] | Exception) -> list[_News]:
+        """What a step did to whose outputs, as far as it is to be handed over now."""
+        if isinstance(progress, Exception):
+            return self._fail_all(progress)
+        news: list[_News] = []
         for request_id, row in progress:
             output = self.outputs.get(request_id)
             if output is None:
                 continue  # aborted while the step ran
             if row.error is not None:
-                done.append((output.subscriber, _reportable(row.error)))
-            elif output.note(row):
-                recorded = self._recorder.take(row.request)
-                done.append((output.subscriber, output.step(row, recorded)))
+                news.append((output, _reportable(row.error)))
+            elif step := output.note(row, self._recorder.take(row.request)):
+                news.append((output, step))
             if row.over:
                 self._recorder.unwatch(row.request)
                 del self.outputs[request_id]
-        return done
+        return news
 
-    def _fail_all(self, error: Exception) -> list[tuple[Subscriber, Step | Exception]]:
+    def _fail_all(self, error: Exception) -> list[_News]:
         """Ends all outputs with an error that none of them is to blame for; starts over."""
-        failed = [(output.subscriber, error) for output in self.outputs.values()]
-        for subscriber, _ in failed:
-            for request in subscriber.requests:
+        failed: list[_News] = [(output, error) for output in self.outputs.values()]
+        for output, _ in failed:
+            for request in output.subscriber.requests:
                 self._recorder.unwatch(request)
         self.scheduler, self.outputs = self._engine.new_scheduler(), {}
-        return list(failed)
+        return failed
 
 
 def _reportable(error: Exception) -> Exception:
@@ -192,6 +215,7 @@ class Worker:
     """Runs the engines of a server."""
 
     def __init__(self) -> None:
+        self._noting = Lock()  # until the loop has a step, which another one must not overtake
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake = Condition()
         self._stopping = False
@@ -266,9 +290,15 @@ class Worker:
 
     def _run(self) -> None:
         while self._next_jobs():
-            for running in list(self._running.values()):
-                self._deliver(running.step())
-            self._drop_idle()
+            self._step_all()
+
+    def _step_all(self) -> None:
+        """Runs a step of each engine."""
+        for running in list(self._running.values()):
+            progress = running.step()
+            with self._noting:
+                self._deliver(running.note(progress))
+        self._drop_idle()
 
     def _next_jobs(self) -> bool:
         """Waits until there is something to do and does the jobs; False at the end."""
@@ -292,19 +322,29 @@ class Worker:
         for engine in idle:
             del self._running[engine]
 
-    def _deliver(self, steps: list[tuple[Subscriber, Step | Exception]]) -> None:
-        """Hands the steps to their subscribers, with one call per event loop."""
-        loops: dict[asyncio.AbstractEventLoop, _BySubscriber] = {}
-        for subscriber, step in steps:
-            loops.setdefault(subscriber.loop, {}).setdefault(subscriber, []).append(step)
-        for loop, by_subscriber in loops.items():
+    def _deliver(self, news: list[_News]) -> None:
+        """Hands news to the subscribers, with one call per event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
+        for output, step in news:
+            by_loop.setdefault(output.subscriber.loop, []).append((output, step))
+        for loop, its in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed, and nobody waits for these
-                loop.call_soon_threadsafe(_take_all, by_subscriber)
+                loop.call_soon_threadsafe(self._take_all, its)
 
+    def _take_all(self, news: list[_News]) -> None:
+        """In the event loop: passes steps on, and asks for the rounds that are held back after them
+        when the interval is over."""
+        by_subscriber: dict[Subscriber, list[Step | Exception]] = {}
+        for output, step in news:
+            subscriber = output.subscriber
+            by_subscriber.setdefault(subscriber, []).append(step)
+            if subscriber.interval and isinstance(step, Step) and not step.over:
+                subscriber.loop.call_later(subscriber.interval, self._release, output)
+        for subscriber, steps in by_subscriber.items():
+            subscriber.take(steps)
 
-_BySubscriber = dict[Subscriber, list[Step | Exception]]
-
-
-def _take_all(steps: _BySubscriber) -> None:
-    for subscriber, its in steps.items():
-        subscriber.take(its)
+    def _release(self, output: _Output) -> None:
+        """In the event loop: asks for what is held back of an output."""
+        with self._noting:
+            if step := output.release():
+                self._deliver([(output, step)])
