@@ -35,6 +35,7 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.executors.extracted import load_package
 from outrider.runtime.hardware import processor_name
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
@@ -331,11 +332,7 @@ def _literals(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Program:
-    index = -1 if device.index is None else device.index
-    # Single-threaded, else no CUDA graph can capture it. ``aoti_load_package`` would do the same,
-    # but first start processes, for 0.9 s, that try which vector instructions there are.
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
-    library = AOTICompiledModel(loader)
+    library = AOTICompiledModel(load_package(path, device))
     names = library.get_constant_fqns()
     found = dict(tensors)
     if not set(names) <= set(found):
