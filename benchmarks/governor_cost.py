@@ -13,7 +13,10 @@ from statistics import mean, quantiles
 from typing import Any
 
 from benchmarks import page
-from outrider.engine.governor.governor import MOST, Governor, RowMemory, Sources
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.sources import MOST, Sources
 from outrider.lab.metadata import command_line
 
 BATCHES = (1, 4, 16, 32)
@@ -32,7 +35,7 @@ def measure(rows: int, acceptance: float, choices: int, seed: int = 0) -> dict[s
         seed: of times and acceptances.
     """
     drawn = random.Random(seed)
-    batch = Governor(Sources()).of_batch()
+    batch = BatchGovernor(Governor(Sources()))
     memories, limits = [RowMemory(True) for _ in range(rows)], [MOST] * rows
     asks, learns = [], []
     for number in range(choices + _WARM_UP):

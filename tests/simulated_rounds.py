@@ -7,7 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.governor.governor import Asked, Governor, RowMemory, Sources
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.sources import Sources
 
 Accepts = Callable[[int], float]
 """From a position in the draft, 1 being the first, to the probability that its token is accepted
@@ -92,7 +96,7 @@ class Simulation:
         most: int = 8,
     ) -> None:
         self.governor = governor or Governor(Sources(lengths=tuple(range(most + 1))))
-        self._batch = self.governor.of_batch()
+        self._batch = BatchGovernor(self.governor)
         self._machine = machine
         self._random = random.Random(seed)
         self._most = most

@@ -13,7 +13,8 @@ from outrider.core.protocols import Drafter
 from outrider.core.values import shown
 from outrider.drafters.heads.head import Head
 from outrider.engine.admission import STRETCH, KVMemory
-from outrider.engine.governor.governor import ALL, FREE, MOST, Governor, Sources, draft_lengths
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.sources import ALL, FREE, MOST, Sources, draft_lengths
 from outrider.engine.settings import Settings
 from outrider.methods import Method, Parts
 from outrider.methods.hybrid import num_parameters

@@ -16,7 +16,7 @@ from outrider.drafters.heads.head import Head
 from outrider.engine.assembly import assemble, check_parts, drafter_of
 from outrider.engine.chat import Message, check_messages
 from outrider.engine.dispatcher import Dispatcher, reader
-from outrider.engine.governor.governor import BatchGovernor
+from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.hints import ChatHint
 from outrider.engine.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from outrider.engine.prompts import Array, Prompt, Prompts, read_prompt
@@ -608,7 +608,7 @@ class Engine:
     def _governor_of_batch(self) -> BatchGovernor:
         """The choices for a new running batch."""
         assert self.governor is not None
-        return self.governor.of_batch()
+        return BatchGovernor(self.governor)
 
 
 def _verifier(recipe: Recipe, greedy: bool) -> Verifier:

@@ -27,7 +27,7 @@ from outrider.drafters.heads.kinds import FORMATS, HeadFormat, format_of
 from outrider.engine.background import BackgroundCompiler, compiling_beside, num_processes
 from outrider.engine.compiler_memory import CompilerMemory, compiler_memory
 from outrider.engine.engine import Engine
-from outrider.engine.governor.governor import MOST
+from outrider.engine.governor.sources import MOST
 from outrider.engine.round_times import measure_round_times
 from outrider.engine.settings import AUTO, Settings
 from outrider.engine.warming import Report, load_compiled, warm_up

@@ -24,7 +24,8 @@ from outrider.core import Budget, Capabilities, Context, Draft, Drafter, Stream
 from outrider.core.errors import OutriderError
 from outrider.drafters.chain.none import NoDraft, NoState
 from outrider.engine.engine import Engine
-from outrider.engine.governor.governor import Asked, RowMemory
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.outcomes import Asked
 from outrider.engine.governor.saved_times import (
     RoundTime,
     fingerprint,

@@ -23,7 +23,8 @@ from outrider import Sampling, Speculation, load
 from outrider.core import Budget, Context, Lengths
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters import ModelDrafter
-from outrider.engine.governor.governor import Asked, BatchGovernor
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.outcomes import Asked
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
 

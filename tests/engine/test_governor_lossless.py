@@ -12,7 +12,11 @@ from contextlib import nullcontext
 import pytest
 
 from outrider.core import Verifier
-from outrider.engine.governor.governor import Asked, Governor, RowMemory, Sources
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.sources import Sources
 from outrider.testing import (
     DistributionFactory,
     ToyDrafter,
@@ -35,7 +39,7 @@ class Choosing:
     def __init__(self) -> None:
         governor = Governor(Sources(lengths=tuple(range(MOST + 1))))
         governor.lock = nullcontext()  # a lock cannot be copied
-        self._batch = governor.of_batch()
+        self._batch = BatchGovernor(governor)
         self._rows = [RowMemory(False)]
         self._asked = self._ask()
 

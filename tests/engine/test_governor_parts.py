@@ -10,7 +10,7 @@ from outrider.engine.governor.acceptance import PositionRates, RowRates, odds_ag
 from outrider.engine.governor.allocation import expected_tokens
 from outrider.engine.governor.catch_up import CatchUp
 from outrider.engine.governor.costs import HALF_LIFE, RoundCosts, Surface, interpolated, monotone
-from outrider.engine.governor.governor import draft_lengths
+from outrider.engine.governor.sources import draft_lengths
 
 # ------------------------------------------------------------------------------------ allocation
 

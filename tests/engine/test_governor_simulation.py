@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 from simulated_rounds import Accepts, Machine, Simulation, constant
 
-from outrider.engine.governor.allocation import Goodput
-from outrider.engine.governor.governor import (
-    LONGEST_STAND,
-    RETRY_SHARE,
-    BatchGovernor,
-    Governor,
-    Option,
-    Retry,
-    RowMemory,
-    Sources,
-)
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.allocation import Goodput, Option
+from outrider.engine.governor.batch_governor import LONGEST_STAND, BatchGovernor
+from outrider.engine.governor.governor import RETRY_SHARE, Governor
+from outrider.engine.governor.probes import Probes, Retry
+from outrider.engine.governor.sources import Sources
 
 MACHINES = {
     "memory-bound": Machine(per_token=0.003, step=0.15),
@@ -184,7 +179,7 @@ def test_a_delayed_retry_is_charged_twice_its_cost_at_most() -> None:
     governor = Governor(Sources())
     before = governor.retry_credit
     retry = Retry(Option(0, 1, Goodput(1.5, 1.3)), Goodput(1.0, 1.0), cost=0.4)
-    governor.of_batch()._pay_retry(retry, tokens=1, seconds=50.0)
+    Probes(governor).pay_retry(retry, tokens=1, seconds=50.0)
     assert before - governor.retry_credit == pytest.approx(0.8)
 
 
@@ -203,7 +198,7 @@ def test_a_draft_that_is_far_behind_must_promise_more() -> None:
 def test_a_draft_model_that_cannot_fall_behind_has_nothing_to_catch_up_with() -> None:
     """That of a head or an early exit."""
     for lags, behind in ((True, 600), (False, 0)):
-        batch, rows = Governor(Sources(lags=lags)).of_batch(), [RowMemory(True)]
+        batch, rows = BatchGovernor(Governor(Sources(lags=lags))), [RowMemory(True)]
         rows[0].of(0).undrafted = 600
         first = batch.ask(rows, [8], True)
         assert (first.length, first.behind) == (3, behind)
@@ -219,7 +214,7 @@ def test_a_new_batch_begins_with_what_the_engine_has_learned() -> None:
 
 def test_limits_of_rows_bound_their_drafts() -> None:
     governor = Governor(Sources())
-    batch, rows = governor.of_batch(), [RowMemory(True) for _ in range(3)]
+    batch, rows = BatchGovernor(governor), [RowMemory(True) for _ in range(3)]
     for number in range(40):
         asked = batch.ask(rows, [8, 0, number % 3], True)
         assert asked.lengths[1] == 0
@@ -231,7 +226,7 @@ def test_limits_of_rows_bound_their_drafts() -> None:
 
 def test_forced_tokens_teach_times_and_no_acceptance() -> None:
     governor = Governor(Sources())
-    batch, rows = governor.of_batch(), [RowMemory(True), RowMemory(True)]
+    batch, rows = BatchGovernor(governor), [RowMemory(True), RowMemory(True)]
     for number in range(40):
         asked = batch.ask(rows, [8, 8], True)
         ran = number % 2 == 0
@@ -246,7 +241,7 @@ def test_forced_tokens_teach_times_and_no_acceptance() -> None:
 
 
 def test_nothing_is_drafted_where_nothing_may_be() -> None:
-    batch, rows = Governor(Sources()).of_batch(), [RowMemory(True)]
+    batch, rows = BatchGovernor(Governor(Sources())), [RowMemory(True)]
     for _ in range(30):
         asked = batch.ask(rows, [0], True)
         assert (asked.length, asked.lengths) == (0, [0])

@@ -21,7 +21,8 @@ from outrider import Grammar, Sampling, Speculation
 from outrider.core import Budget, Context, Draft, Stream
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.engine.forced import ForcedTokens
-from outrider.engine.governor.governor import Asked, BatchGovernor
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.outcomes import Asked
 from outrider.engine.grammar import GrammarProcessor
 from outrider.methods import METHODS
 from outrider.sampling import Warp

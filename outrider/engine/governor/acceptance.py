@@ -21,6 +21,7 @@ a first one, so p_0 counts for 16 labels at first, each label takes one away, an
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 ASSUMED = 0.6
 """p_0: the acceptance that is assumed where nothing has been verified."""
@@ -128,6 +129,25 @@ class RowRates:
             alive /= 1 + factor * o
             found.append(alive)
         return found
+
+
+@dataclass(eq=False)
+class RowMemory:
+    """What the governor remembers of a row.
+
+    Attributes:
+        rates: by source, the row's acceptance.
+        greedy: whether the row is at temperature 0: the class whose estimates it shares.
+    """
+
+    greedy: bool
+    rates: dict[int, RowRates] = field(default_factory=dict)
+
+    def of(self, source: int) -> RowRates:
+        """The row's acceptance of a source."""
+        if source not in self.rates:
+            self.rates[source] = RowRates()
+        return self.rates[source]
 
 
 def odds_against(p: float) -> float:

@@ -13,8 +13,12 @@ Legend: B rows, γ_b the most tokens that row b may draft.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
+
+HORIZON = 16
+"""Rounds that the seconds of catching up are spread over."""
 
 
 class Goodput(NamedTuple):
@@ -32,6 +36,75 @@ class Goodput(NamedTuple):
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Option:
+    """A source and a draft length, with what is expected of them.
+
+    Attributes:
+        source: which of ``Sources.names``.
+        length: the draft length.
+        believed: tokens and seconds of a round; None before any round was measured.
+        catch_up: seconds in which the draft model first reads what it lacks.
+        probe: whether it is only tried.
+        rate: tokens per second of the next rounds.
+    """
+
+    source: int
+    length: int
+    believed: Goodput | None
+    catch_up: float = 0.0
+    probe: bool = False
+    rate: float = 0.0
+
+
+class Promise:
+    """What the draft lengths of a source promise.
+
+    Args:
+        source: which of ``Sources.names``.
+        lengths: the draft lengths, ascending from 0.
+        tokens: of a round, by length.
+        seconds: of a round, by length.
+        catch_up: seconds in which the draft model first reads what it lacks.
+    """
+
+    def __init__(
+        self,
+        source: int,
+        lengths: tuple[int, ...],
+        tokens: Sequence[float],
+        seconds: Sequence[float],
+        catch_up: float,
+    ) -> None:
+        self.source = source
+        self.draft_lengths = lengths
+        self._tokens, self._seconds, self._catch_up = tokens, seconds, catch_up
+        late = catch_up / HORIZON
+        self._rates = [n / (s + late) for n, s in zip(tokens, seconds, strict=True)]
+        self._rates[0] = tokens[0] / seconds[0]
+
+    @property
+    def best(self) -> Option:
+        """The length with the most tokens per second."""
+        return self.option(self._rates.index(max(self._rates)))
+
+    @property
+    def best_draft(self) -> Option:
+        """The best length above 0."""
+        drafting = self._rates[1:]
+        return self.option(1 + drafting.index(max(drafting)))
+
+    def option(self, index: int) -> Option:
+        """The option of a length."""
+        return Option(
+            self.source,
+            self.draft_lengths[index],
+            Goodput(self._tokens[index], self._seconds[index]),
+            self._catch_up if index else 0.0,
+            rate=self._rates[index],
+        )
 
 
 def expected_tokens(

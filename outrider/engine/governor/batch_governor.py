@@ -1,0 +1,198 @@
+"""The choices of one running batch: how many tokens to draft, and from which sources.
+
+Before each round it compares the goodput of all draft lengths (``allocation.py``), with the seconds
+of a round as measured (``costs.py``) and the acceptance as estimated (``acceptance.py``). Drafting
+nothing is one of the lengths; a draft model then reads nothing, and catches up when it is used
+again. A head reads the committed tokens all the same, because the target's hidden states are not
+kept. Four rules keep the choice calm and cheap:
+
+    hysteresis   another length must promise 3 % more than the present one
+    catching up  what a draft model that fell behind must read first is spread over 16 rounds
+    probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
+                 1.8 % where a draft model must catch up first; such a retry goes on while it
+                 pays
+    standing     a choice stands for one round, and for twice as many, up to 8, each time that it
+                 comes out again, unless rows come or go, or a probe is the first of its kind
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.allocation import Option
+from outrider.engine.governor.governor import Governor
+from outrider.engine.governor.outcomes import Asked, Outcome
+from outrider.engine.governor.probes import NEVER, Probes
+
+HYSTERESIS = 1.03
+
+LONGEST_STAND = 8
+"""Most rounds that a choice stands for; what they showed is learned together."""
+
+_FIRST_ROUNDS = 6
+"""Rounds of each class that only measure, in turn with a draft and without."""
+
+_FIRST_TOKENS = 24
+"""Most tokens of the target's passes in these rounds."""
+
+_FIRST_WIDTH = 4
+
+
+class LengthChooser(Protocol):
+    """Chooses the draft length of each round of a running batch."""
+
+    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+        """What the next round shall draft; as :meth:`BatchGovernor.ask`."""
+
+    def learn(
+        self,
+        asked: Asked,
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
+        greedy: bool,
+        draft: float,
+        total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
+    ) -> None:
+        """Takes what a round showed; as :meth:`BatchGovernor.learn`."""
+
+
+class BatchGovernor:
+    """The choices for one running batch.
+
+    Args:
+        governor: what the engine has learned.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+        self._probes = Probes(governor)
+        self._now = 0
+        self._present: tuple[int, int] | None = None
+        self._standing: Option | None = None
+        self._planned_at, self._stands = 0, 1
+        self._rows: list[RowMemory] = []
+        self._outcomes: list[Outcome] = []
+        self._times_forgotten = governor.times_forgotten
+        self._drafted = 0
+
+    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+        """What the next round shall draft.
+
+        Args:
+            rows: what is remembered of the rows.
+            limits: by row, the most tokens that it may draft.
+            greedy: whether all rows are.
+        """
+        self._now += 1
+        self._probes.earn()
+        fixed = self._governor.sources.sampled_length
+        if not greedy and fixed is not None:
+            choice = Option(0, fixed, None)
+        else:
+            choice = self._choice(rows, limits, greedy)
+        length = min(choice.length, max(limits))
+        return Asked(
+            choice.source,
+            length,
+            [min(length, limit) for limit in limits],
+            choice.probe,
+            choice.believed,
+            self._governor.behind(choice.source, rows) if length else 0,
+        )
+
+    def _choice(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
+        """The choice for the next round: a new one where the standing one is due."""
+        standing, due = self._standing, self._now - self._planned_at >= self._stands
+        if standing is not None and not due and rows == self._rows:
+            return standing if self._probes.retry is None else self._probes.retry.option
+        with self._governor.lock:
+            self._learn_outcomes()
+            return self._plan(rows, limits, greedy)
+
+    def _plan(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
+        """The choice for the next rounds, or for the next one if it is a probe."""
+        self._planned_at, self._rows = self._now, rows
+        self._standing = self._probes.retry = None
+        governor, sources = self._governor, self._governor.sources
+        lengths, first = sources.up_to(max(limits)), governor.costs(greedy, 0)
+        num_measured = first.now
+        if num_measured < _FIRST_ROUNDS and not first.is_prepared:
+            widest = 1 if num_measured % 2 else min(_FIRST_TOKENS // len(rows), _FIRST_WIDTH)
+            return Option(0, max(each for each in lengths if each < max(1, widest)), None)
+        promises = [
+            governor.promise(source, rows, limits, greedy, lengths)
+            for source in range(len(sources.names))
+        ]
+        best = max((each.best for each in promises), key=lambda option: option.rate)
+        if self._present is not None and self._present[1] in lengths:
+            source, length = self._present
+            present = promises[source].option(lengths.index(length))
+            if best.rate < HYSTERESIS * present.rate:
+                best = present
+        before, self._present = self._present, (best.source, best.length)
+        self._standing = best
+        probe = None
+        if self._present == before:
+            probe = self._probes.choose(best, promises, len(rows), greedy)
+        is_new = probe is not None and self._probes.age(probe, best, len(rows), greedy) == NEVER
+        is_confirmed = self._present == before and not is_new
+        self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
+        return probe or best
+
+    def learn(
+        self,
+        asked: Asked,
+        rows: Sequence[RowMemory],
+        accepted: Sequence[int | None],
+        greedy: bool,
+        draft: float,
+        total: float,
+        forced: Sequence[int] = (),
+        ran_drafter: bool = True,
+    ) -> None:
+        """Takes what a round showed.
+
+        Args:
+            asked: what :meth:`ask` returned.
+            rows: what is remembered of the rows.
+            accepted: by row, how many tokens were accepted; None where the row's output ended.
+            greedy: whether all rows are.
+            draft: seconds in the draft model's forward passes.
+            total: seconds of the round.
+            forced: by row, how many tokens of its draft a grammar had forced; empty if none. Such
+                rows tell nothing of the acceptance of drafts.
+            ran_drafter: whether the drafter took part; False where all drafts were forced.
+        """
+        length = asked.length if ran_drafter else 0
+        resumes = length > 0 and self._drafted != self._now - 1
+        if length:
+            self._drafted = self._now
+        self._outcomes.append(
+            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes)
+        )
+        self._count_undrafted(asked.source if length else None, rows, accepted)
+        if (retry := self._probes.retry) is not None:
+            with self._governor.lock:
+                tokens = len(rows) + sum([n or 0 for n in accepted])
+                self._probes.pay_retry(retry, tokens, total)
+        if len(self._outcomes) >= LONGEST_STAND or None in accepted:
+            with self._governor.lock:
+                self._learn_outcomes()
+
+    def _count_undrafted(
+        self, drafted: int | None, rows: Sequence[RowMemory], accepted: Sequence[int | None]
+    ) -> None:
+        """Counts the tokens that were committed; ``drafted`` is the source that has read all."""
+        for source in range(len(self._governor.sources.names)):
+            for row, num in zip(rows, accepted, strict=True):
+                rates = row.of(source)
+                rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
+
+    def _learn_outcomes(self) -> None:
+        """Lets the engine's governor learn from the rounds since it last did."""
+        forgotten = self._governor.times_forgotten
+        self._governor.learn(self._outcomes, with_times=self._times_forgotten == forgotten)
+        self._times_forgotten = forgotten
+        self._outcomes.clear()

@@ -1,0 +1,80 @@
+"""What a round is asked to draft, and what it shows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.allocation import Goodput
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a round is asked to draft.
+
+    Attributes:
+        source: which of ``Sources.names``.
+        length: the longest draft of any row.
+        lengths: by row.
+        probe: whether the length is only tried, to measure it.
+        believed: what the governor expects of the round; None in the first one.
+        behind: committed tokens that the draft model has to read first.
+    """
+
+    source: int
+    length: int
+    lengths: Sequence[int]
+    probe: bool = False
+    believed: Goodput | None = None
+    behind: int = 0
+
+    @property
+    def free_only(self) -> bool:
+        """Whether the draft model is left out."""
+        return self.source > 0
+
+
+class Label(NamedTuple):
+    """How much of a row's draft was accepted.
+
+    Attributes:
+        row: what is remembered of the row.
+        length: how many tokens it was asked to draft, at least 1.
+        accepted: how many of them were accepted.
+        now: number of the round.
+    """
+
+    row: RowMemory
+    length: int
+    accepted: int
+    now: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a round showed; the other attributes are as of :meth:`BatchGovernor.learn`.
+
+    Attributes:
+        asked: what it was asked to draft.
+        length: the longest draft of any row that the drafter made.
+        resumes: whether it drafted and the round before did not.
+    """
+
+    asked: Asked
+    length: int
+    rows: Sequence[RowMemory]
+    accepted: Sequence[int | None]
+    greedy: bool
+    draft: float
+    total: float
+    forced: Sequence[int]
+    resumes: bool
+
+    def labels(self, now: int) -> Iterator[Label]:
+        """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are
+        over or that had forced tokens."""
+        forced = self.forced or [0] * len(self.rows)
+        each = zip(self.rows, self.asked.lengths, self.accepted, forced, strict=True)
+        for row, length, accepted, num_forced in each:
+            if accepted is not None and length and not num_forced:
+                yield Label(row, length, min(accepted, length), now)

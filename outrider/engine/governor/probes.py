@@ -1,0 +1,131 @@
+"""Probes: rounds that measure another option than the best one, within a share of the tokens.
+
+A credit in tokens bounds what probes may cost; each batch has one, which earns 1 % of a token per
+round. Where a draft model first has to read what it lacks, the probe is a *retry*: the engine's
+credit pays for it (``Governor.retry_credit``), and it goes on while it pays.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from outrider.engine.governor.allocation import Goodput, Option, Promise
+from outrider.engine.governor.governor import Governor
+
+PROBE_SHARE = 0.01
+"""Tokens that probing may cost, as a share of all."""
+
+NEVER = float("inf")
+"""Rounds since an option was measured that never was."""
+
+_PROBE_AGE = 24
+_RETRY_AGE = 12
+_CREDIT = 1.0
+_EARNED = 0.5  # share of what a retry is expected to cost; the rest is earned before the next one
+_LEAST_LOSS = 0.02
+
+
+class Retry(NamedTuple):
+    """Rounds that try a draft model again.
+
+    Attributes:
+        option: what they draft.
+        instead: what is expected of rounds without drafts.
+        cost: what the first of them is expected to lose, in tokens.
+    """
+
+    option: Option
+    instead: Goodput
+    cost: float
+
+
+class Probes:
+    """The probes of one running batch.
+
+    Args:
+        governor: what the engine has learned.
+
+    Attributes:
+        retry: the retry that goes on; None if there is none.
+    """
+
+    def __init__(self, governor: Governor) -> None:
+        self._governor = governor
+        self._credit = _CREDIT
+        self.retry: Retry | None = None
+
+    def earn(self) -> None:
+        """Adds a round's share to the credit."""
+        self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
+
+    def choose(
+        self, best: Option, promises: Sequence[Promise], num_rows: int, greedy: bool
+    ) -> Option | None:
+        """The option whose measurement is oldest, if it can be afforded: of the next shorter and
+        the next longer draft and none; of the best length of another source; after rounds without
+        drafts, of the shortest."""
+        oldest = _PROBE_AGE if best.length else _RETRY_AGE
+        candidates = [
+            (age, option)
+            for option in _neighbours(best, promises)
+            if (age := self.age(option, best, num_rows, greedy)) >= oldest
+        ]
+        for _, option in sorted(candidates, key=lambda pair: -pair[0]):
+            tried = replace(option, probe=True)
+            if self._can_pay(tried, best):
+                return tried
+        return None
+
+    def age(self, option: Option, best: Option, num_rows: int, greedy: bool) -> float:
+        """Rounds since an option was measured; where the best one drafts nothing, since anything
+        was."""
+        if not best.length:
+            return self._governor.now - self._governor.drafted[greedy]
+        age = self._governor.costs(greedy, option.source).age(num_rows, option.length)
+        return NEVER if age is None else age
+
+    def _can_pay(self, option: Option, best: Option) -> bool:
+        """Whether the credit pays for a probe; takes it from the credit if it does.
+
+        Costs are tokens that the round loses to rounds of the best option, in rounds of those. All
+        credit pays for the slowest round, since the option may look slow only because something
+        delayed it when it was measured. What a draft model has to read first is slow without
+        doubt. Such probes have a credit without a limit, so that a long pause does not end all
+        probing: where reading is dear, the next probe comes later. They pay afterwards, by the
+        clock.
+        """
+        assert option.believed is not None
+        assert best.believed is not None
+        tokens, seconds = option.believed
+        lost = (seconds * best.rate - tokens) / best.believed.tokens
+        loss = max(min(max(0.0, lost), _CREDIT), _LEAST_LOSS)
+        late = option.catch_up * best.rate / best.believed.tokens
+        if late:
+            affordable = self._governor.retry_credit >= _EARNED * (loss + late)
+            if affordable:
+                self.retry = Retry(option, best.believed, loss + late)
+        else:
+            affordable = self._credit >= loss
+            self._credit -= loss if affordable else 0.0
+        return affordable
+
+    def pay_retry(self, retry: Retry, tokens: int, seconds: float) -> None:
+        """Charges a round of a retry with the tokens that it lost, but no more than twice what was
+        expected, since something else may have delayed it. Such rounds go on while they pay but for
+        the reading of what the draft model lacked."""
+        lost = (seconds * retry.instead.rate - tokens) / retry.instead.tokens
+        self._governor.retry_credit -= max(min(lost, 2 * retry.cost), _LEAST_LOSS)
+        believed = retry.option.believed
+        assert believed is not None
+        if tokens < believed.seconds * retry.instead.rate:
+            self.retry = None
+
+
+def _neighbours(best: Option, promises: Sequence[Promise]) -> Iterator[Option]:
+    lengths = promises[best.source].draft_lengths
+    at = lengths.index(best.length)
+    for index in {max(at - 1, 0), min(at + 1, len(lengths) - 1), 0} - {at}:
+        yield promises[best.source].option(index)
+    for promise in promises:
+        if promise.source != best.source and len(lengths) > 1:
+            yield promise.best_draft

@@ -1,0 +1,45 @@
+"""What the governor may choose from: draft lengths, and sets of sources that draft."""
+
+from dataclasses import dataclass
+
+MOST = 8
+"""The longest draft where the user and the drafter set none."""
+
+ALL, FREE = "draft", "free sources"
+
+
+def draft_lengths(most: int) -> tuple[int, ...]:
+    """The lengths to choose from: all up to 8, then ever fewer."""
+    found = list(range(min(most, MOST) + 1))
+    while found[-1] < most:
+        found.append(min(most, found[-1] * 3 // 2))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the governor may choose from.
+
+    Attributes:
+        names: the sets of sources that may draft: all of them, and where there are some without
+            a draft model, these alone.
+        lengths: draft lengths in ascending order, 0 first.
+        draft_ratio: seconds of a draft step over those of a target pass, before any is measured.
+        lags: whether a draft model has a cache of its own, which falls behind in rounds without
+            drafts. A head follows the target's hidden states in every round, and an early exit
+            shares the target's cache.
+        sampled_length: the draft length of batches with sampled rows, whose tokens depend on it;
+            None chooses that, too.
+    """
+
+    lengths: tuple[int, ...] = tuple(range(MOST + 1))
+    names: tuple[str, ...] = (ALL,)
+    draft_ratio: float = 0.1
+    lags: bool = True
+    sampled_length: int | None = None
+
+    def up_to(self, most: int) -> tuple[int, ...]:
+        """The draft lengths that are not longer than this."""
+        if most >= self.lengths[-1]:
+            return self.lengths
+        return tuple(length for length in self.lengths if length <= most)
