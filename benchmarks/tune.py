@@ -30,7 +30,8 @@ from outrider.lab.metadata import run_metadata
 from outrider.lab.tune.halving import Configuration, Trials
 from outrider.lab.tune.machine import PLAIN
 from outrider.lab.tune.run import Candidates, tuner_of
-from outrider.lab.tune.tuner import Tuner, TuneSettings, Tuning
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings, Tuning
 from outrider.train.ngram import build_ngram
 
 RESULTS = Path(__file__).parent / "results"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.lab.bench import BenchPlan
     from outrider.lab.tune.quality import QualityFloor
     from outrider.lab.tune.run import Candidates
-    from outrider.lab.tune.tuner import Tuning
+    from outrider.lab.tune.tuning import Tuning
 
 _PICTURES = (".svg", ".png")
 _EXPORTS = ("vllm", "transformers", "llama.cpp")
@@ -65,7 +65,7 @@ def tune(
     start("outrider.lab.tune.run")
     from outrider.lab.plots import require_matplotlib
     from outrider.lab.tune.run import run_tune
-    from outrider.lab.tune.tuner import TuneSettings
+    from outrider.lab.tune.tuning import TuneSettings
 
     if plot is not None:
         require_matplotlib()

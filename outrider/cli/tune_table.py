@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.lab.tune.answer import Estimate
-from outrider.lab.tune.tuner import Tuning
+from outrider.lab.tune.tuning import Tuning
 
 WIDTH = 80
 _PREDICTED = 3  # rows per batch size that were not measured

@@ -7,7 +7,8 @@ from simulated_machine import SimulatedMachine
 
 from benchmarks.tune import as_table, compared, search
 from outrider.lab.tune.machine import Source
-from outrider.lab.tune.tuner import Tuner, TuneSettings
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings
 
 
 def test_the_choice_is_near_the_best_of_the_search() -> None:

@@ -14,7 +14,8 @@ from outrider.lab.bench import plan_of
 from outrider.lab.metadata import hardware
 from outrider.lab.model_files import fingerprint
 from outrider.lab.tune.machine import Source
-from outrider.lab.tune.tuner import Tuner, TuneSettings
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings
 
 Run = Callable[..., Result]
 

@@ -25,7 +25,8 @@ from outrider.lab.tune.predict import (
     steady_speed,
 )
 from outrider.lab.tune.time_budget import TimeBudget
-from outrider.lab.tune.tuner import Tuner, TuneSettings
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings
 
 GOOD = [0.9, 0.85, 0.8, 0.8, 0.75, 0.75, 0.7, 0.7]
 POOR = [0.2] * 8

@@ -23,7 +23,8 @@ from outrider.lab.tune.configuration import (
 )
 from outrider.lab.tune.export import EXPORTS, export
 from outrider.lab.tune.machine import Source
-from outrider.lab.tune.tuner import Tuner, TuneSettings
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings
 
 TABLE = LengthTable(((1, 4, 6), (5, 16, 3), (17, 64, 0)))
 FULL = Configuration(

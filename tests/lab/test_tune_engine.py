@@ -16,7 +16,7 @@ from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.machine import PLAIN, rounds_of
 from outrider.lab.tune.run import Candidates, run_tune
 from outrider.lab.tune.sources import candidates, count_answers
-from outrider.lab.tune.tuner import TuneSettings
+from outrider.lab.tune.tuning import TuneSettings
 from outrider.runtime import HFModel
 from outrider.train.ngram import build_ngram
 

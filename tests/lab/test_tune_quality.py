@@ -18,7 +18,7 @@ from outrider.lab.tune.machine import Source
 from outrider.lab.tune.quality import METRICS, QualityFloor, assess, with_references
 from outrider.lab.tune.run import Candidates, run_tune
 from outrider.lab.tune.sources import candidates
-from outrider.lab.tune.tuner import TuneSettings
+from outrider.lab.tune.tuning import TuneSettings
 
 NUM = 64
 REFERENCES = [f"answer {number}" for number in range(NUM)]

@@ -3,9 +3,9 @@
 machine, engine_machine   what is measured with: an interface, and real models behind it
 sources                   the candidates
 acceptance, costs         what is measured of each: acceptance by position, times of rounds
-predict                   tokens per second of a configuration that was not run
+predict, estimator        tokens per second of configurations that were not run
 time_budget, halving      real runs of the best ones, within the time that there is
-tuner                     all of it
+tuner, tuning             all of it, and what was measured
 answer                    what to use, in words and as numbers
 configuration             ``outrider.toml``
 export                    the same for other engines

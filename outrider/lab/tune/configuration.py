@@ -32,7 +32,7 @@ from outrider.drafters.chain.length_table import LengthTable
 from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.model_files import fingerprint
 from outrider.lab.tune.machine import Source
-from outrider.lab.tune.tuner import Tuning
+from outrider.lab.tune.tuning import Tuning
 
 NAME = "outrider.toml"
 _EMBEDDED = "embedded"

@@ -15,7 +15,8 @@ from outrider.lab.data import DataSet, as_prompts, chosen, read_data
 from outrider.lab.tune.engine_machine import EngineMachine
 from outrider.lab.tune.quality import QualityFloor, with_references
 from outrider.lab.tune.sources import LONGEST, BuildTable, candidates, count_answers
-from outrider.lab.tune.tuner import Tuner, TuneSettings, Tuning
+from outrider.lab.tune.tuner import Tuner
+from outrider.lab.tune.tuning import TuneSettings, Tuning
 
 HELD_OUT = 8
 """With as many prompts as this, a quarter of them is left for counting an n-gram table."""

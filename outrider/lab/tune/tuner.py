@@ -15,25 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 from outrider.core.errors import InvalidParameterError, OutriderError
-from outrider.core.values import is_finite, is_whole, shown
 from outrider.lab.tune.acceptance import Acceptance
-from outrider.lab.tune.answer import Answer, Estimate, choose
-from outrider.lab.tune.costs import PassTable, RestTable
-from outrider.lab.tune.halving import Configuration, Trials, successive_halving
+from outrider.lab.tune.answer import Estimate, choose
+from outrider.lab.tune.costs import RestTable
+from outrider.lab.tune.estimator import Estimator
+from outrider.lab.tune.halving import Configuration, successive_halving
 from outrider.lab.tune.machine import PLAIN, Machine, Run, Source, rounds_of
-from outrider.lab.tune.predict import NOTHING_DRAFTED, RoundTimes, predicted_speed
-from outrider.lab.tune.quality import Quality
 from outrider.lab.tune.time_budget import TimeBudget
+from outrider.lab.tune.tuning import LEAST_TOKENS, TuneSettings, Tuning
 
 PROBING = 0.45
 """The share of the time at the start of the tuning after which nothing more is probed."""
-LEAST_TOKENS = 24
-"""The shortest outputs that acceptance is measured on."""
 SHORT = 2
 """The shorter draft length at which rounds are timed."""
 _FINALISTS, _PER_SOURCE = 6, 3
@@ -41,118 +35,6 @@ _PROBE_PROMPTS = 4  # at least, so that one does not decide; a single one where 
 _FIRST_TOKENS = 4  # of the run that warms plain decoding up
 _FIRST_GUESS = 3.0  # rounds of a source whose time is not known yet, over plain decoding's
 _HOPELESS = 0.8  # predicted ratios below this are not measured, unless nothing else is there
-
-
-@dataclass(frozen=True)
-class TuneSettings:
-    """What to tune for.
-
-    Attributes:
-        batch_sizes: requests that run together, ascending.
-        minutes: that the whole may take.
-        max_new_tokens: of each output.
-        seed: of sampling, order and simulation.
-
-    Raises:
-        InvalidParameterError: no batch sizes, or a number outside its range.
-    """
-
-    batch_sizes: tuple[int, ...] = (1, 4, 16)
-    minutes: float = 5.0
-    max_new_tokens: int = 64
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not is_finite(self.minutes) or not self.minutes > 0:
-            raise InvalidParameterError(f"minutes={shown(self.minutes)}: must be above 0")
-        sizes = self.batch_sizes
-        whole = all(is_whole(each) and each >= 1 for each in sizes)
-        if not sizes or not whole or list(sizes) != sorted(set(sizes)):
-            raise InvalidParameterError(
-                f"batch_sizes={shown(list(sizes))}: must be different whole numbers from 1, "
-                f"ascending"
-            )
-        if not is_whole(self.max_new_tokens) or self.max_new_tokens < LEAST_TOKENS:
-            raise InvalidParameterError(
-                f"max_new_tokens={shown(self.max_new_tokens)}: must be {LEAST_TOKENS} or more, so "
-                f"that outputs have enough rounds to measure acceptance on"
-            )
-
-
-@dataclass
-class Tuning:
-    """What was measured, and what follows from it.
-
-    Attributes:
-        settings: what it was tuned for.
-        sources: all candidates; of those without acceptance nothing is known.
-        passes: seconds of the target's passes.
-        acceptance: of each source, by name.
-        rests: seconds of each source's rounds apart from the target's pass, by name.
-        plain_rounds: seconds of a plain round by batch size.
-        trials: the real runs.
-        errors: why a source could not be measured, by name.
-        qualities: how good the outputs of lossy sources are, by name.
-        answer: None while nothing is known.
-        seconds: that the tuning took.
-        left_out: what there was no time for.
-        interrupted: whether the user ended it early.
-    """
-
-    settings: TuneSettings
-    sources: tuple[Source, ...]
-    passes: PassTable = field(default_factory=PassTable)
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)
-    rests: dict[str, RestTable] = field(default_factory=dict)
-    plain_rounds: dict[int, float] = field(default_factory=dict)
-    trials: Trials = field(default_factory=Trials)
-    errors: dict[str, str] = field(default_factory=dict)
-    qualities: Mapping[str, Quality] = field(default_factory=dict)
-    answer: Answer | None = None
-    seconds: float = 0.0
-    left_out: list[str] = field(default_factory=list)
-    interrupted: bool = False
-
-    def c(self, source: Source, batch_size: int) -> float:
-        """How much longer a round gets per drafted token, apart from the target's pass, over the
-        time of a plain round."""
-        return self.rests[source.name].per_token(batch_size) / self.plain_rounds[batch_size]
-
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers as JSON."""
-        assert self.answer is not None
-        return {
-            "answer": self.answer.words(),
-            "seconds": self.seconds,
-            "interrupted": self.interrupted,
-            "left_out": self.left_out,
-            "errors": self.errors,
-            "qualities": {name: each.as_dict() for name, each in self.qualities.items()},
-            "batch_sizes": list(self.settings.batch_sizes),
-            "max_new_tokens": self.settings.max_new_tokens,
-            "plain_round_seconds": {str(b): each for b, each in self.plain_rounds.items()},
-            "target_pass_seconds": [
-                {"rows": rows, "width": width, "seconds": seconds}
-                for (rows, width), seconds in sorted(self.passes.seconds.items())
-            ],
-            "sources": [self._source(each) for each in self.sources],
-            "configurations": [each.as_dict() for each in self.answer.estimates],
-        }
-
-    def _source(self, source: Source) -> dict[str, Any]:
-        known: dict[str, Any] = {"name": source.name, "method": source.method}
-        known |= {"draft": source.draft, "error": self.errors.get(source.name)}
-        acceptance = self.acceptance.get(source.name)
-        if acceptance is None:
-            return known | {"rounds": 0}
-        sizes = sorted(self.rests[source.name].measured_rows)
-        return known | {
-            "rounds": len(acceptance.all_rounds),
-            "survival": acceptance.survival(source.longest),
-            "acceptance_by_position": acceptance.by_position(source.longest),
-            "drafted_per_round": acceptance.drafted(source.longest),
-            "c": {str(size): self.c(source, size) for size in sizes},
-        }
 
 
 class Tuner:
@@ -194,10 +76,9 @@ class Tuner:
         self._probed_by = before + PROBING * (1 - before)
         self._tokens = settings.max_new_tokens
         self._probe_prompts = _PROBE_PROMPTS
-        self._output_tokens: dict[int, int] = {}
-        self._plain_outside: dict[int, float] = {}
         self._tried: dict[int, list[list[int]]] = {}
         self.tuning = Tuning(settings, tuple(sources))
+        self._estimator = Estimator(self.tuning)
 
     def run(self) -> Tuning:
         """Measures and answers.
@@ -248,7 +129,7 @@ class Tuner:
         run = self._run(PLAIN, 0, batches, tokens)
         self._learn_lengths(run, tokens)
         self.tuning.plain_rounds[size] = self._round_seconds(run)
-        self._plain_outside[size] = run.outside_seconds
+        self.tuning.plain_outside[size] = run.outside_seconds
 
     def _learn_lengths(self, run: Run, limit: int) -> None:
         """Notes how long outputs get: to the full length, unless they ended by themselves."""
@@ -256,7 +137,7 @@ class Tuner:
             for request in batch.requests:
                 num = len(request.token_ids)
                 reached = num if num < limit else self._settings.max_new_tokens
-                self._output_tokens[request.example] = reached
+                self.tuning.output_tokens[request.example] = reached
 
     def _pass_times(self, size: int) -> None:
         longest = max(source.longest for source in self.tuning.sources)
@@ -291,7 +172,9 @@ class Tuner:
             tuning.errors[name] = "no output was long enough to measure its acceptance"
             return
         rest = tuning.rests.setdefault(name, RestTable())
-        pass_seconds = self._expected_pass(Acceptance(found) if found else None, length, size)
+        pass_seconds = self._estimator.expected_pass(
+            Acceptance(found) if found else None, length, size
+        )
         rest.seconds[size, length] = self._round_seconds(run) - pass_seconds
         if length == source.longest:  # until a short draft is timed, a round without one is
             rest.seconds[size, 0] = tuning.plain_rounds[size] - tuning.passes.time(size, 1)
@@ -299,82 +182,15 @@ class Tuner:
             rest.seconds.pop((size, 0), None)
         rest.outside[size] = run.outside_seconds
 
-    def _expected_pass(self, acceptance: Acceptance | None, length: int, size: int) -> float:
-        """Mean seconds of the target's passes in a run: the width is that of the longest draft of
-        the batch's rows."""
-        passes = self.tuning.passes
-        rounds = [] if acceptance is None else acceptance.all_rounds
-        if not rounds:
-            return passes.time(size, length + 1)
-        total, below = 0.0, 0.0
-        for depth in range(length + 1):
-            share = sum(each.drafted <= depth for each in rounds) / len(rounds)
-            total += (share**size - below) * passes.time(size, depth + 1)
-            below = share**size
-        return total
-
     # ------------------------------------------------------------------------------- predictions
 
     def _answer(self) -> None:
         """Predicts all configurations and chooses with what is measured so far."""
         estimates: list[Estimate] = []
         for size in self.tuning.plain_rounds:
-            plain = Configuration(PLAIN, 0, size)
             batches = self._tried.get(size) or self._trial_batches(size, self._few_prompts(size))
-            own = {size: self._predicted(plain, batches)}
-            estimates.append(self._estimate(plain, own[size], own[size]))
-            for source in self.tuning.sources:
-                if source.name not in self.tuning.rests:
-                    continue
-                for length in source.lengths:
-                    each = Configuration(source, length, size)
-                    speed = self._predicted(each, batches)
-                    estimates.append(self._estimate(each, speed, own[size]))
+            estimates += self._estimator.estimates(size, batches)
         self.tuning.answer = choose(estimates)
-
-    def _predicted(self, configuration: Configuration, batches: Sequence[Sequence[int]]) -> float:
-        source, length = configuration.source, configuration.length
-        acceptance = self.tuning.acceptance.get(source.name, NOTHING_DRAFTED)
-        return predicted_speed(
-            acceptance,
-            length,
-            self._times(configuration),
-            batches,
-            self._lengths(batches),
-            seed=self._settings.seed,
-        )
-
-    def _times(self, configuration: Configuration) -> RoundTimes:
-        tuning, source = self.tuning, configuration.source
-        plain = {
-            size: seconds - tuning.passes.time(size, 1)
-            for size, seconds in tuning.plain_rounds.items()
-        }
-        if configuration.is_plain:
-            own = RestTable({(b, 0): each for b, each in plain.items()}, self._plain_outside)
-        else:
-            own = tuning.rests[source.name]
-        rest = partial(own.time, length=configuration.length, scale=tuning.plain_rounds)
-        return RoundTimes(tuning.passes.time, lambda rows: rest(rows), own.outside_of)
-
-    def _estimate(self, configuration: Configuration, predicted: float, plain: float) -> Estimate:
-        trials = self.tuning.trials
-        repeats = trials.repeats.get(configuration, ())
-        ratio = {"ratio": 1.0, "low": None, "high": None} if configuration.is_plain else None
-        if repeats and not configuration.is_plain:
-            ratio = trials.ratio(configuration)
-        if not repeats or ratio is None:
-            return Estimate(configuration, predicted, predicted / plain)
-        return Estimate(
-            configuration,
-            predicted,
-            predicted / plain,
-            trials.speed(configuration),
-            ratio["ratio"],
-            ratio["low"],
-            ratio["high"],
-            len(repeats),
-        )
 
     # ------------------------------------------------------------------------------------ trials
 
@@ -396,7 +212,7 @@ class Tuner:
         seconds = until * self._budget.seconds - self._budget.spent
         batches = self._trial_batches(size, self._trial_prompts(size, seconds, speeds))
         self._tried[size] = batches
-        lengths = self._lengths(batches)
+        lengths = self._estimator.lengths(batches)
         planned = sum(lengths[each] for batch in batches for each in batch)
         successive_halving(
             [each.configuration for each in finalists],
@@ -443,12 +259,6 @@ class Tuner:
         prompts = min(self._probe_prompts, self.machine.num_prompts)
         return self._trial_batches(size, max(size, prompts))
 
-    def _lengths(self, batches: Sequence[Sequence[int]]) -> dict[int, int]:
-        """The lengths of the outputs; of prompts that were not decoded, the mean."""
-        known = self._output_tokens
-        mean = round(sum(known.values()) / len(known))
-        return {prompt: known.get(prompt, mean) for batch in batches for prompt in batch}
-
     def _run(
         self, source: Source, length: int, batches: Sequence[Sequence[int]], tokens: int
     ) -> Run:
@@ -474,7 +284,7 @@ class Tuner:
         rounds = self._tokens * len(self._batches(size))
         if rest is None:
             return rounds * _FIRST_GUESS * plain
-        times = self._times(Configuration(source, length, size))
+        times = self._estimator.times(Configuration(source, length, size))
         rounds_per_token = 1 / tuning.acceptance[source.name].tokens(length)
         return rounds * rounds_per_token * (times.target(size, length + 1) + times.rest(size))
 
