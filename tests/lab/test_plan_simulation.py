@@ -15,7 +15,8 @@ import pytest
 from outrider.core.errors import InvalidParameterError
 from outrider.lab.analysis.tokens_per_round import expected_tokens
 from outrider.lab.plan import Fleet, MeasuredPasses, Replica, Traffic, Workload, simulate
-from outrider.lab.plan.simulate import Histogram, _Simulation
+from outrider.lab.plan.simulate import _Simulation
+from outrider.lab.plan.simulated import Histogram
 
 R, SECONDS = 300, 2000.0
 

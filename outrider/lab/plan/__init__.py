@@ -5,12 +5,14 @@ replays the same round times with random arrivals, a load that follows the day, 
 ``measured.py`` reads α and times of passes from what the other commands have measured.
 """
 
+from outrider.lab.plan.fleet import Fleet, Traffic
 from outrider.lab.plan.hardware import ACCELERATORS, Accelerator, accelerator
 from outrider.lab.plan.model_size import ModelSize, model_size
 from outrider.lab.plan.passes import MeasuredPasses, Passes, RooflinePasses
 from outrider.lab.plan.replica import Replica, Workload
 from outrider.lab.plan.search import Option, Plan, Question, plan
-from outrider.lab.plan.simulate import Fleet, Simulated, Traffic, simulate
+from outrider.lab.plan.simulate import simulate
+from outrider.lab.plan.simulated import Simulated
 
 __all__ = [
     "ACCELERATORS",

@@ -16,190 +16,20 @@ Legend: R replicas, S rows of a replica, Q requests in its queue, I replicas of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.core.errors import InvalidParameterError
-from outrider.lab.analysis.domain import check_at_least, check_count
+from outrider.lab.analysis.domain import check_at_least
+from outrider.lab.plan.fleet import DAY, Fleet, Traffic
+from outrider.lab.plan.simulated import Simulated
 
-DAY = 86400.0
-_BINS_PER_E = 100  # of the histogram of times: its quantiles are within 1 %
-_SHORTEST = 1e-4  # seconds
-_NUM_BINS = 2400
 _END, _ARRIVAL, _FAILURE, _REPAIR, _WINDOW = range(5)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """What serves.
-
-    Attributes:
-        replicas: how many.
-        row_rates: tokens per second of each row, of batches of 1, 2, … rows.
-        prefill_seconds: of a prompt; it interrupts the rounds of the other rows.
-        round_seconds: of batches of 1, 2, … rows, added to the time to the first token; without
-            them, a request's first token comes with its prefill.
-        queue: most requests that wait at a replica; more are rejected.
-        mean_time_to_failure: of a replica, in seconds; infinite without failures.
-        repair_seconds: from a failure until the replica serves again. Its requests start anew
-            elsewhere.
-        routing: ``random``, or ``two choices``: the less loaded of two random replicas
-            (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", IEEE TPDS 2001).
-
-    Raises:
-        InvalidParameterError: a number outside its range.
-    """
-
-    replicas: int
-    row_rates: Sequence[float]
-    prefill_seconds: float = 0.0
-    round_seconds: Sequence[float] = ()
-    queue: int = 256
-    mean_time_to_failure: float = math.inf
-    repair_seconds: float = 300.0
-    routing: Literal["random", "two choices"] = "two choices"
-
-    def __post_init__(self) -> None:
-        check_count("replicas", self.replicas, 1)
-        check_count("queue", self.queue, 0)
-        check_at_least("prefill_seconds", self.prefill_seconds, 0)
-        check_at_least("repair_seconds", self.repair_seconds, 0)
-        if not self.mean_time_to_failure > 0:
-            raise InvalidParameterError(
-                f"mean_time_to_failure={self.mean_time_to_failure!r}: must be above 0"
-            )
-        if not self.row_rates or min(self.row_rates) <= 0:
-            raise InvalidParameterError("row_rates: must be above 0, one per batch size from 1")
-        if self.round_seconds and len(self.round_seconds) != len(self.row_rates):
-            raise InvalidParameterError("round_seconds: must be as many as row_rates")
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What is asked of the fleet.
-
-    Attributes:
-        load: requests per second, the mean over a day.
-        output_tokens: mean length of the outputs.
-        lengths: ``exponential`` or ``constant``.
-        swing: how far the load goes above and below its mean over a day, as a share of it.
-        peak: hour of the day with the highest load.
-
-    Raises:
-        InvalidParameterError: a number outside its range.
-    """
-
-    load: float
-    output_tokens: float
-    lengths: Literal["exponential", "constant"] = "exponential"
-    swing: float = 0.0
-    peak: float = 14.0
-
-    def __post_init__(self) -> None:
-        check_at_least("load", self.load, math.ulp(0.0))
-        check_at_least("output_tokens", self.output_tokens, 1)
-        if not 0 <= self.swing <= 1:
-            raise InvalidParameterError(f"swing={self.swing!r}: must be from 0 to 1")
-
-    def at(self, seconds: float) -> float:
-        """Requests per second at a time of the day."""
-        phase = 2 * math.pi * (seconds - self.peak * 3600) / DAY
-        return self.load * (1 + self.swing * math.cos(phase))
-
-
-class Histogram:
-    """Times in bins of equal ratio, for quantiles of any number of values."""
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(_NUM_BINS, np.int64)
-        self.total, self.num = 0.0, 0
-
-    def add(self, seconds: Floats) -> None:
-        """Adds values."""
-        bins = np.log(np.maximum(seconds, _SHORTEST) / _SHORTEST) * _BINS_PER_E
-        at = np.minimum(bins.astype(np.int64), _NUM_BINS - 1)
-        self.counts += np.bincount(at, minlength=_NUM_BINS)
-        self.total += float(seconds.sum())
-        self.num += len(seconds)
-
-    @property
-    def mean(self) -> float:
-        """The mean, exactly; NaN without values."""
-        return self.total / self.num if self.num else math.nan
-
-    def quantile(self, share: float) -> float:
-        """A quantile within 1 %; below 0.1 ms it is 0. NaN without values."""
-        if not self.num:
-            return math.nan
-        at = int(np.searchsorted(np.cumsum(self.counts), share * self.num))
-        return _SHORTEST * math.exp((at + 0.5) / _BINS_PER_E) if at else 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """Mean and quantiles as JSON."""
-        return {
-            "mean": self.mean,
-            "p50": self.quantile(0.5),
-            "p90": self.quantile(0.9),
-            "p99": self.quantile(0.99),
-        }
-
-
-@dataclass
-class Simulated:
-    """What happened.
-
-    Attributes:
-        seconds: simulated time, without the warm-up.
-        arrived, finished, rejected: requests; those that a failure interrupted arrive once.
-        restarted: requests that failures interrupted.
-        failures: of replicas.
-        tokens: of finished requests.
-        row_seconds: time integral of the number of running requests.
-        waiting_seconds: time integral of the number of waiting requests.
-        busy_seconds: time integral of the number of replicas with a running request.
-        request, first_token, wait: times of requests; one that was restarted has a wait, and
-            a time to its first token, of each start.
-        per_token: time from the end of the prefill to that of the request, over its tokens.
-        hours: by hour of the simulated time: requests per second, and mean running rows of a
-            replica.
-    """
-
-    seconds: float = 0.0
-    arrived: int = 0
-    finished: int = 0
-    rejected: int = 0
-    restarted: int = 0
-    failures: int = 0
-    tokens: float = 0.0
-    row_seconds: float = 0.0
-    waiting_seconds: float = 0.0
-    busy_seconds: float = 0.0
-    request: Histogram = field(default_factory=Histogram)
-    first_token: Histogram = field(default_factory=Histogram)
-    wait: Histogram = field(default_factory=Histogram)
-    per_token: Histogram = field(default_factory=Histogram)
-    hours: list[dict[str, float]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as JSON."""
-        names = ("seconds", "arrived", "finished", "rejected", "restarted", "failures", "tokens")
-        times = ("request", "first_token", "wait", "per_token")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "mean_rows": self.row_seconds / self.seconds,
-            "mean_waiting": self.waiting_seconds / self.seconds,
-            "mean_busy": self.busy_seconds / self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            **{name: getattr(self, name).as_dict() for name in times},
-            "hours": self.hours,
-        }
 
 
 def simulate(
