@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.runtime.kv_cache.recurrent import State, beyond
+from outrider.runtime.kv_cache.recurrence import State, beyond
 
 MOST_SHORT = 16
 """Most tokens of a short scan: rounds have so many, and prefills more."""

@@ -34,7 +34,8 @@ from outrider.runtime.hf.recurrences import (
     WeightedAverage,
 )
 from outrider.runtime.hf.views import StandIn, copied, with_parts
-from outrider.runtime.kv_cache.recurrent import RecurrentCache, Window
+from outrider.runtime.kv_cache.recurrence import Window
+from outrider.runtime.kv_cache.recurrent import RecurrentCache
 
 Function = Callable[..., Any]
 
