@@ -14,7 +14,6 @@ in the draft model's KV cache make the next drafts worse at most.
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import time
 import warnings
@@ -30,19 +29,13 @@ import torch
 from torch import Tensor
 
 from outrider.core import Round
-from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
+from outrider.core.errors import OutriderError, OutriderWarning
 from outrider.engine import Engine, Row
 from outrider.engine.round_observer import RowRound
 from outrider.engine.warming import warm_up
 from outrider.train.online.adaptable import subject_of
 from outrider.train.online.collector import Collector, RateLimit
-from outrider.train.online.files import (
-    SavingError,
-    load_weights,
-    remove_partial,
-    save_json,
-    save_weights,
-)
+from outrider.train.online.files import SavingError, load_weights
 from outrider.train.online.learner import (
     Crashed,
     Failed,
@@ -53,17 +46,15 @@ from outrider.train.online.learner import (
     Ready,
     Restore,
     Stepped,
-    newest_version,
-    version_path,
 )
 from outrider.train.online.process import ProcessWorker
 from outrider.train.online.settings import Settings
 from outrider.train.online.state import History, State
 from outrider.train.online.subject import Subject
 from outrider.train.online.thread import ThreadWorker
+from outrider.train.online.version_folder import VersionFolder
 from outrider.train.online.versions import Change, Version, Versions
 
-VERSIONS = "versions.json"
 MOST_RESTARTS = 3
 IDLE_SECONDS = 0.05
 """How long no round has run where the engine counts as idle."""
@@ -116,11 +107,8 @@ class Adaptation:
         if folder is None:
             self._scratch = tempfile.TemporaryDirectory()
             folder = self._scratch.name
-        self._folder = Path(folder)
-        self._identity = {
-            "draft": subject.architecture,
-            "divergence": settings.divergence,
-        }
+        identity = {"draft": subject.architecture, "divergence": settings.divergence}
+        self._folder = VersionFolder(Path(folder), identity)
         self._engine, self._subject = engine, subject
         self._condition = Condition()
         self._status = "running"
@@ -347,17 +335,9 @@ class Adaptation:
 
     def _save_versions(self) -> None:
         with self._condition:
-            document = {
-                "identity": self._identity,
-                "versions": [version.document() for version in self._versions.all],
-            }
-            needed = self._versions.needed
+            versions, needed = self._versions.all, self._versions.needed
         try:
-            save_json(self._folder / VERSIONS, document)
-            newest = newest_version(self._folder)
-            for file in (self._folder / "versions").glob("[0-9]*.safetensors"):
-                if file not in needed and int(file.stem) < newest - 1:
-                    file.unlink(missing_ok=True)
+            self._folder.save(versions, needed)
         except OSError as error:
             with self._condition:
                 self._warnings.append(str(error))
@@ -376,7 +356,7 @@ class Adaptation:
 
     def _plan(self) -> Plan:
         blueprint = self._subject.blueprint()
-        return Plan(blueprint, self._versions.path, self._folder, self._settings)
+        return Plan(blueprint, self._versions.path, self._folder.path, self._settings)
 
     def _started(self) -> Worker:
         if self._settings.where == "process":
@@ -387,48 +367,23 @@ class Adaptation:
         """The versions of the folder, the last one in service; or the draft's own weights. The
         engine drafts with them."""
         settings = self._settings
-        remove_partial(self._folder)
-        past: tuple[Version, ...] = ()
-        version = Version(0, 0)
-        weights: dict[str, Tensor] | None = None
-        if (record := self._folder / VERSIONS).exists():
-            document = json.loads(record.read_text())
-            self._check(document["identity"])
-            past = tuple(map(Version.of, document["versions"]))
-            version, past = past[-1], past[:-1]
-            weights = load_weights(self._file_of(version))
-        if weights is None:
+        served = self._folder.served()
+        version = served[-1] if served else Version(0, 0)
+        if served:
+            weights = self._folder.weights(version)
+        else:
             weights = self._subject.weights()
-            save_weights(version_path(self._folder, version.number), weights)
+            self._folder.save_weights(version, weights)
         self._subject.adopt()
         return Versions(
             self._subject,
             replace(version, alpha=None, rounds=0, status="serving"),
-            version_path(self._folder, version.number),
+            self._folder.weights_path(version),
             weights,
             trial_rounds=settings.trial_rounds,
             false_alarm=settings.false_alarm,
-            past=past,
+            past=served[:-1],
         )
-
-    def _file_of(self, version: Version) -> Path:
-        """The file of a version's weights. Raises IncompatibleError if it is gone."""
-        path = version_path(self._folder, version.number)
-        if not path.exists():
-            raise IncompatibleError(
-                f"{self._folder / VERSIONS} says that version {version.number} serves, but there "
-                f"is no {path}: put it back, or begin anew in another folder"
-            )
-        return path
-
-    def _check(self, identity: dict[str, str]) -> None:
-        """Raises IncompatibleError unless the folder is of this draft model."""
-        for name, value in self._identity.items():
-            if identity.get(name) != value:
-                raise IncompatibleError(
-                    f"{self._folder} holds an adaptation with {name} {identity.get(name)!r}, not "
-                    f"{value!r}: give that one, or another folder"
-                )
 
 
 @dataclass(frozen=True)
