@@ -26,10 +26,11 @@ import torch
 from torch import nn
 
 import outrider
+from benchmarks import page
 from outrider import METHODS, Engine, Sampling, assets
 from outrider.engine import Row, Scheduler
 from outrider.engine.warming import warm_up
-from outrider.lab.metadata import command_line, run_metadata
+from outrider.lab.metadata import command_line
 from outrider.runtime import HFModel
 
 TEMPERATURES = (0.0, 0.8, 1.2)
@@ -203,27 +204,28 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about, rows = report["about"], report["cells"]
     worst = min(rows.values(), key=lambda row: row["over_plain"])
-    lines = [
-        "# The governor beside plain decoding and fixed draft lengths",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{about['versions']['torch']}. Command: `{about['command']}`. Slowest cell: "
-        f"{worst['over_plain']:.3f} of plain decoding.",
-        "",
-        "| draft | temperature | text | batch | plain, tok/s | governor | over plain | best fixed "
-        "length | over best |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for key, row in rows.items():
-        speeds = row["speeds"]
-        fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]
-        best = max(fixed, key=lambda name: speeds[name])
-        over = f"{row['over_best']:.3f}" if row["speculation_pays"] else "-"
-        lines.append(
-            f"| {' | '.join(key.split(', '))} | {speeds[PLAIN]:.0f} | {speeds[GOVERNED]:.0f} | "
-            f"{row['over_plain']:.3f} | {best} | {over} |"
-        )
+    lines = page.header(
+        "The governor beside plain decoding and fixed draft lengths",
+        about,
+        f"slowest cell: {worst['over_plain']:.3f} of plain decoding.",
+    )
+    heads = ("draft", "temperature", "text", "batch", "plain, tok/s", "governor", "over plain")
+    heads += ("best fixed length", "over best")
+    lines += page.table(heads, (_line(key, row) for key, row in rows.items()), left=3)
     return "\n".join(lines) + "\n"
+
+
+def _line(key: str, row: dict[str, Any]) -> tuple[str, ...]:
+    speeds = row["speeds"]
+    fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]
+    return (
+        *key.split(", "),
+        f"{speeds[PLAIN]:.0f}",
+        f"{speeds[GOVERNED]:.0f}",
+        f"{row['over_plain']:.3f}",
+        max(fixed, key=lambda name: speeds[name]),
+        f"{row['over_best']:.3f}" if row["speculation_pays"] else "-",
+    )
 
 
 def draw(report: dict[str, Any], heat_map: Path, response: Path) -> None:
@@ -268,7 +270,7 @@ def draw(report: dict[str, Any], heat_map: Path, response: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures what is missing, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__, threads=None)
     parser.add_argument("--target", default="embedded")
     parser.add_argument("--draft", default=None)
     parser.add_argument("--compile", choices=["off", "auto"], default="auto")
@@ -283,20 +285,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--name", default="governor", help="name of the report")
     parser.add_argument("--quick", action="store_true", help="one small cell, to see it work")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args(arguments)
     if options.quick:
         options.tokens, options.repeats, options.step_rounds = 8, 1, 6
         options.temperatures, options.texts, options.drafts = [0.0], ["code"], ["good"]
         options.batches, options.lengths = [2], [2]
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"{options.name}.json"
     report: dict[str, Any] = {"cells": {}}
     if file.exists():
         report = json.loads(file.read_text(encoding="utf-8"))
-    report["about"] = run_metadata(
-        command=command_line(), repeats=options.repeats, tokens=options.tokens
-    )
+    report["about"] = page.about(command_line(), repeats=options.repeats, tokens=options.tokens)
     for draft in options.drafts:
         engines: dict[str, Engine] | None = None
         for temperature, text, batch in cells(options):
@@ -309,15 +307,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 temperature=temperature, max_new_tokens=options.tokens, ignore_eos=True, seed=1
             )
             report["cells"][key] = measure(engines, prompts, sampling, options.repeats)
-            file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            page.write(options.out, options.name, report, markdown(report))
     if "steps" not in report:
         report["step_rounds"] = options.step_rounds
         report["steps"] = steps(engines_of(options, 0.0)[GOVERNED], options)
-        file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    page = markdown(report)
-    file.with_suffix(".md").write_text(page, encoding="utf-8")
+    page.publish(options.out, options.name, report, markdown(report))
     draw(report, file.with_suffix(".svg"), options.out / f"{options.name}_steps.svg")
-    print(page)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ the other measurements continue.
 
 import argparse
 import gc
-import json
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,17 +29,16 @@ import torch
 import transformers
 
 import outrider
+from benchmarks import page
 from benchmarks.gpu_configurations import FAILURES, Settings, configurations, first_line, measure
 from benchmarks.gpu_page import markdown
 from benchmarks.gpu_shapes import FOR_GPUS, SHAPES, Group
 from outrider.core.errors import OutriderWarning
-from outrider.lab.metadata import run_metadata
 from outrider.lab.profile.bandwidth import LARGE, last_level_cache, read_bandwidth
 from outrider.runtime import HFModel
 from outrider.runtime.executors.compiled import Compile
 from outrider.runtime.hf.load import resolve_dtype
 
-RESULTS = Path("benchmarks/results")
 ON_GPU = Settings((1, 4, 16, 64), (4, 8), ("off", "auto"), 0.8, 16, 3)
 REHEARSAL = Settings((1, 2), (2,), ("off",), 0.8, 2, 1)
 
@@ -86,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--out", type=Path, help=f"folder; {RESULTS} on a GPU, else none")
+    parser.add_argument("--out", type=Path, help=f"folder; {page.RESULTS} on a GPU, else none")
     return parser
 
 
@@ -109,15 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device, on_gpu = options.device, options.device.type == "cuda"
     given = {name: value for name in vars(ON_GPU) if (value := getattr(options, name)) is not None}
     settings = replace(ON_GPU if on_gpu else REHEARSAL, **given)
-    out = options.out or (RESULTS if on_gpu else None)
+    out = options.out or (page.RESULTS if on_gpu else None)
     if "auto" in settings.modes:
         torch._dynamo.config.recompile_limit = 64  # dynamo counts the graphs of all models together
     transformers.logging.set_verbosity_error()
     num_bytes = max(LARGE, 8 * (last_level_cache(device) or 0)) if on_gpu else 2**24
     memory = read_bandwidth(device, num_bytes)
     report: dict[str, Any] = {
-        "about": run_metadata(device=str(device), cuda=torch.version.cuda, **vars(settings)),
-        "command": " ".join(["python -m benchmarks.gpu", *arguments]),
+        "about": page.about(
+            " ".join(["python -m benchmarks.gpu", *arguments]),
+            device=str(device),
+            cuda=torch.version.cuda,
+            **vars(settings),
+        ),
         "memory": memory.as_dict(),
         "rows": [],
         "notes": [],
@@ -139,9 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _write(report: dict[str, Any], out: Path | None) -> None:
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "gpu.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (out / "gpu.md").write_text(markdown(report), encoding="utf-8")
+        page.write(out, "gpu", report, markdown(report))
 
 
 if __name__ == "__main__":

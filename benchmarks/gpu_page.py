@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks import page
+
 _HEAD = (
     "draft",
     "acceptance",
@@ -27,18 +29,15 @@ _HEAD = (
 def markdown(report: dict[str, Any]) -> str:
     """Tables by target, compile mode and batch size; then waits and notes."""
     about, memory = report["about"], report["memory"]
+    settings = (
+        f"on {about['device']}, CUDA {about['cuda']}, transformers {about['transformers']}. Memory "
+        f"is read at {memory['median'] / 1e9:.0f} GB/s ({memory['lowest'] / 1e9:.0f}–"
+        f"{memory['highest'] / 1e9:.0f}). {about['rounds']} rounds, median of {about['repeats']} "
+        f"interleaved repeats. Where acceptance is set it is {about['acceptance']} per token; "
+        "models have the shapes of published ones, not their weights."
+    )
     lines = [
-        "# On a GPU",
-        "",
-        f"{about['date']}, {about['hardware']} ({about['device']}), torch "
-        f"{about['versions']['torch']}, CUDA {about['cuda']}, transformers "
-        f"{about['versions']['transformers']}. Memory is read at {memory['median'] / 1e9:.0f} GB/s "
-        f"({memory['lowest'] / 1e9:.0f}–{memory['highest'] / 1e9:.0f}). {about['rounds']} rounds, "
-        f"median of {about['repeats']} interleaved repeats. Where acceptance is set it is "
-        f"{about['acceptance']} per token; models have the shapes of published ones, not their "
-        "weights.",
-        "",
-        f"Command: `{report['command']}`",
+        *page.header("On a GPU", about, settings),
         "",
         "*Of floor*: bytes of weights, keys and values over the bandwidth, as a share of the time "
         "taken. *Gaps*: share of a round in which nothing runs on the device. *Launches*: kernel "
@@ -50,21 +49,20 @@ def markdown(report: dict[str, Any]) -> str:
         lines += ["", f"## {target}, compile={mode}"]
         mine = [row for row in rows if (row["target"], row["compile"]) == (target, mode)]
         for batch in dict.fromkeys(row["batch"] for row in mine):
-            lines += ["", f"Batch {batch}", "", f"| {' | '.join(_HEAD)} |"]
-            lines += ["|---|---|" + "---:|" * (len(_HEAD) - 2)]
-            lines += [_line(row) for row in mine if row["batch"] == batch]
+            cells = (_cells(row) for row in mine if row["batch"] == batch)
+            lines += ["", f"Batch {batch}", *page.table(_HEAD, cells, left=2)]
     lines += [*_waits(rows)]
     if report["notes"]:
         lines += ["", "## Notes", "", *(f"- {note}" for note in report["notes"])]
     return "\n".join(lines) + "\n"
 
 
-def _line(row: dict[str, Any]) -> str:
+def _cells(row: dict[str, Any]) -> list[str]:
     first = [row["draft"] or "–", row["kind"], str(row["gamma"] or "–"), f"{row['temperature']:g}"]
     if "failed" in row:
-        return f"| {' | '.join(first)} | failed: {row['failed']}" + " |" * (len(_HEAD) - 4)
+        return [*first, f"failed: {row['failed']}", *[""] * (len(_HEAD) - len(first) - 1)]
     passes, device = row["passes"], row["activity"]
-    cells = [
+    return [
         *first,
         f"{row['tokens_per_second']:.1f}",
         f"{row['slowest']:.1f}–{row['fastest']:.1f}",
@@ -78,7 +76,6 @@ def _line(row: dict[str, Any]) -> str:
         "–" if device is None else f"{device['launches']:.0f}",
         "–" if device is None else f"{sum(device['waits'].values()):.1f}",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _pass(taken: dict[str, float] | None) -> tuple[str, str]:
@@ -94,7 +91,7 @@ def _waits(rows: list[dict[str, Any]]) -> Iterator[str]:
         for line, count in (row.get("sync_places") or {}).items():
             most[line] = max(count, most.get(line, 0.0))
     if most:
-        yield from ("", "## Where the host waits for the device", "")
-        yield from ("| line | most waits per round |", "|---|---:|")
-        for line, count in sorted(most.items(), key=lambda item: -item[1]):
-            yield f"| {line} | {count:.2f} |"
+        ordered = sorted(most.items(), key=lambda item: -item[1])
+        yield from ("", "## Where the host waits for the device")
+        cells = ((line, f"{count:.2f}") for line, count in ordered)
+        yield from page.table(("line", "most waits per round"), cells)

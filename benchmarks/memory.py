@@ -108,33 +108,46 @@ def markdown(report: dict[str, Any]) -> str:
     """The measured parts as a page."""
     lines = ["# Memory"]
     if BUFFERS in report:
-        lines += ["", "## KV buffers", "", *_buffer_lines(report[BUFFERS])]
+        lines += ["", *_buffer_lines(report[BUFFERS])]
     if report.get("rounds"):
-        lines += ["", "## Rounds", "", *_round_lines(report["rounds"])]
+        lines += ["", "## Rounds", *_round_lines(report["rounds"])]
     return "\n".join(lines) + "\n"
 
 
 def _buffer_lines(found: dict[str, Any]) -> list[str]:
-    lines = [
-        *_about(found["about"]),
+    heads = (
+        "KV buffers",
+        "bytes per token, target and draft",
+        "nats per token, mean and largest",
+        "same argmax",
+        "plain, ×",
+        "speculative, ×",
+        "accepted",
+    )
+    rows = (
+        (
+            kind,
+            f"{row['target_bytes']:,} + {row['draft_bytes']:,}",
+            f"{row['kl']:.1e}, {row['kl_largest']:.1e}",
+            f"{row['agreement']:.2%} of {row['places']}",
+            _ratio(row["plain"]),
+            _ratio(row["speculative"]),
+            f"{row['speculative']['acceptance_rate']:.0%}",
+        )
+        for kind, row in found["kinds"].items()
+    )
+    plain = found["kinds"]["auto"]["plain"]["tokens_per_second"]
+    return [
+        *page.header("KV buffers", found["about"], found["about"]["note"], level=2),
+        "",
         f"Embedded pair in {found['dtype']}, {found['texts']} texts of {found['tokens']} tokens; "
         f"speeds on {found['timed']} of them, {found['repeats']} interleaved repeats. `auto` is "
         f"{found['dtype']} here. Fewer bits in the target's KV buffers change the sampled "
         "distribution by this KL; fewer bits in the draft's do not.",
+        *page.table(heads, rows),
         "",
-        "| KV buffers | bytes per token, target and draft | nats per token, mean and largest | "
-        "same argmax | plain, × | speculative, × | accepted |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        f"1.00 is {plain:.0f} tokens per second.",
     ]
-    for kind, row in found["kinds"].items():
-        lines.append(
-            f"| {kind} | {row['target_bytes']:,} + {row['draft_bytes']:,} | {row['kl']:.1e}, "
-            f"{row['kl_largest']:.1e} | {row['agreement']:.2%} of {row['places']} | "
-            f"{_ratio(row['plain'])} | {_ratio(row['speculative'])} | "
-            f"{row['speculative']['acceptance_rate']:.0%} |"
-        )
-    plain = found["kinds"]["auto"]["plain"]["tokens_per_second"]
-    return [*lines, "", f"1.00 is {plain:.0f} tokens per second."]
 
 
 def _round_lines(rows: dict[str, Any]) -> list[str]:
@@ -142,28 +155,14 @@ def _round_lines(rows: dict[str, Any]) -> list[str]:
     for name, row in rows.items():
         read = {int(done): mib for done, mib in row["resident"].items()}
         shown = list(read)[:: max(1, (len(read) - 1) // (COLUMNS - 1))]
-        lines += [
-            f"### {name[0].upper()}{name[1:]}",
-            "",
-            *_about(row["about"]),
-            "| " + " | ".join(f"{done:,} rounds" for done in shown) + " | largest minus smallest "
-            "| slope per 1,000 rounds | texts |",
-            "|" + "---:|" * (len(shown) + 3),
-            "| " + " | ".join(f"{read[done]:.1f} MiB" for done in shown) + f" | "
-            f"{row['range']:.1f} MiB | {row['slope']:+.1f} KiB | {row['texts']} |",
-            "",
-        ]
-    return lines[:-1]
-
-
-def _about(about: dict[str, Any]) -> list[str]:
-    return [
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{about['torch']}.{about['note']}",
-        "",
-        f"Command: `{about['command']}`",
-        "",
-    ]
+        heads = [f"{done:,} rounds" for done in shown]
+        heads += ["largest minus smallest", "slope per 1,000 rounds", "texts"]
+        cells = [f"{read[done]:.1f} MiB" for done in shown]
+        cells += [f"{row['range']:.1f} MiB", f"{row['slope']:+.1f} KiB", row["texts"]]
+        title = f"{name[0].upper()}{name[1:]}"
+        lines += ["", *page.header(title, row["about"], row["about"]["note"], level=3)]
+        lines += page.table(heads, [cells], left=0)
+    return lines
 
 
 def _ratio(row: dict[str, Any]) -> str:
@@ -190,8 +189,7 @@ def main() -> None:
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
 
     def keep(where: dict[str, Any], name: str, found: dict[str, Any], flags: str) -> None:
-        note = f" {options.note}" if options.note else ""
-        about = page.about(f"python -m benchmarks.memory {flags}", note=note)
+        about = page.about(f"python -m benchmarks.memory {flags}", note=options.note)
         where[name] = {"about": about} | found
         page.write(options.out, "memory", report, markdown(report))
 

@@ -47,9 +47,10 @@ def about(command: str, **settings: Any) -> dict[str, Any]:
 def header(title: str, where: dict[str, Any], settings: str = "", level: int = 1) -> list[str]:
     """The lines above a page's first table."""
     threads = where["threads"]
+    torch_version = where["torch"] if "torch" in where else where["versions"]["torch"]
     text = (
         f"{where['date']}, {where['hardware']}, {threads} thread{'' if threads == 1 else 's'}, "
-        f"torch {where['torch']}"
+        f"torch {torch_version}"
     )
     return [
         f"{'#' * level} {title}",

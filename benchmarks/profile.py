@@ -10,20 +10,18 @@ cases can run one at a time. After each case, writes JSON, a page with the table
 line, and the β curve of one case.
 """
 
-import argparse
 import io
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 import outrider
+from benchmarks import page
 from benchmarks.inflate import Shape, inflate
-from benchmarks.page import bars_table
 from benchmarks.vs_transformers import PROMPTS
 from outrider import Engine, Sampling
 from outrider.cli.profile_table import show
@@ -117,7 +115,7 @@ def markdown(report: dict[str, Any]) -> str:
         show(case, text)
         table = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
         lines += ["", f"## {case['name']}", "", f"Command: `{case['command']}`", ""]
-        lines += ["```", table.strip(), "```", *bars_table(bars(case))]
+        lines += ["```", table.strip(), "```", *page.bars_table(bars(case))]
     lines += ["", f"## β: {report['cases'][0]['name']}", ""]
     lines += ["![Pass time and β by tokens in the pass](profile.svg)"]
     return "\n".join(lines) + "\n"
@@ -147,15 +145,12 @@ def measure(key: str, rounds: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     """Parses the options, measures, and writes the report and its page after each case."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "profile.json"
     done = json.loads(file.read_text())["cases"] if file.exists() else []
     found = {case["name"]: case for case in done}
@@ -164,8 +159,7 @@ def main() -> None:
         found[CASES[key].name] = measure(key, options.rounds, options.repeats)
         known = [found[case.name] for case in CASES.values() if case.name in found]
         report = {"cases": known}
-        file.write_text(json.dumps(report, indent=1) + "\n")
-        (options.out / "profile.md").write_text(markdown(report))
+        page.write(options.out, "profile", report, markdown(report))
         draw(known[0], options.out / "profile.svg")
         show(found[CASES[key].name], sys.stdout)
 

@@ -14,27 +14,26 @@ import json
 import os
 import subprocess
 import sys
-import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-PROMPT = 'def fibonacci(n):\n    """Return the n-th number."""\n'
-METHODS = ("plain", "speculative", "prompt-lookup")
-TEMPERATURES = (0.0, 0.8)
-NUM_TOKENS = 96
+from benchmarks import page, round_times_worker
+from benchmarks.round_times_worker import NUM_TOKENS
+from outrider.lab.metadata import run_metadata
+
+WORKER = Path(round_times_worker.__file__).resolve()
 
 
 class Checkout:
     """A process that generates with the code of one checkout."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        command = [sys.executable, "-P", str(Path(__file__).resolve()), "--work", str(folder)]
-        command += ["--compile", options.compile, "--dtype", options.dtype]
+        command = [sys.executable, "-P", str(WORKER), "--compile", options.compile]
+        command += ["--dtype", options.dtype, "--threads", str(options.threads)]
         self._process = subprocess.Popen(
-            [*command, "--threads", str(options.threads)],
+            command,
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(folder)},
             stdin=subprocess.PIPE,
@@ -63,37 +62,6 @@ class Checkout:
         return line
 
 
-def work(compile: str, dtype: str, threads: int) -> None:
-    """Generates what the lines of standard input name; prints the time per round of each."""
-    warnings.simplefilter("ignore")
-    import torch
-
-    import outrider
-
-    torch.set_num_threads(threads)
-    cases: dict[str, tuple[Any, Any, Any]] = {}
-    for method in METHODS:
-        engine = outrider.load(method=method, compile=compile, dtype=dtype)
-        for t in TEMPERATURES:
-            sampling = outrider.Sampling(
-                temperature=t, max_new_tokens=NUM_TOKENS, seed=1, ignore_eos=True
-            )
-            cases[f"{method}, temperature {t:g}"] = engine, PROMPT, sampling
-        prompts = [PROMPT * (1 + i % 3) for i in range(8)]
-        cases[f"{method}, temperature 0.8, batch of 8"] = engine, prompts, sampling
-    for engine, prompt, sampling in cases.values():
-        engine.generate(prompt, sampling)
-    print(json.dumps(list(cases)), flush=True)
-    for line in sys.stdin:
-        engine, prompt, sampling = cases[line.strip()]
-        began = time.perf_counter()
-        found = engine.generate(prompt, sampling)
-        seconds = time.perf_counter() - began
-        many = isinstance(prompt, list)
-        rounds = max(each.stats.rounds for each in found) if many else found.stats.rounds
-        print(1e6 * seconds / rounds, flush=True)
-
-
 def compare(before: Checkout, after: Checkout, case: str, repeats: int) -> dict[str, Any]:
     """The times of both checkouts, which take turns."""
     times: dict[str, list[float]] = {"before": [], "after": []}
@@ -107,28 +75,26 @@ def compare(before: Checkout, after: Checkout, case: str, repeats: int) -> dict[
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
-    about = report["about"]
-    lines = [
-        "# Time per round, before and after",
-        "",
-        f"{about['date']}, {about['hardware']}, {report['threads']} threads, torch "
-        f"{about['versions']['torch']}; embedded pair in {report['dtype']}, `compile="
-        f'"{report["compile"]}"`; {NUM_TOKENS} tokens per generation, {report["repeats"]} pairs of '
-        f"generations. Before: {report['before']}; after: {report['after']}. Load average before: "
-        f"{report['load']:.1f}.",
-        "",
-        f"Command: `{report['command']}`",
-        "",
-        "| case | before, µs | after, µs | after / before (quartiles) |",
-        "|---|---:|---:|---:|",
-    ]
-    for row in report["rows"]:
-        low, middle, high = quantiles(row["ratios"], n=4)
-        lines.append(
-            f"| {row['case']} | {median(row['before']):.0f} | {median(row['after']):.0f} | "
-            f"{middle:.3f} ({low:.3f} to {high:.3f}) |"
-        )
+    where = report["about"] | {"threads": report["threads"], "command": report["command"]}
+    settings = (
+        f'embedded pair in {report["dtype"]}, `compile="{report["compile"]}"`; {NUM_TOKENS} tokens '
+        f"per generation, {report['repeats']} pairs of generations. Before: {report['before']}; "
+        f"after: {report['after']}. Load average before: {report['load']:.1f}."
+    )
+    lines = page.header("Time per round, before and after", where, settings)
+    heads = ("case", "before, µs", "after, µs", "after / before (quartiles)")
+    lines += page.table(heads, map(_cells, report["rows"]))
     return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    low, middle, high = quantiles(row["ratios"], n=4)
+    return (
+        row["case"],
+        f"{median(row['before']):.0f}",
+        f"{median(row['after']):.0f}",
+        f"{middle:.3f} ({low:.3f} to {high:.3f})",
+    )
 
 
 def commit_of(folder: Path) -> str:
@@ -140,22 +106,14 @@ def commit_of(folder: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, writes the report and prints the page."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = page.parser(__doc__)
     parser.add_argument("--before", type=Path, help="the other checkout")
     parser.add_argument("--compile", choices=["off", "auto"], default="off")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15, help="pairs of generations per case")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.work:
-        work(options.compile, options.dtype, options.threads)
-        return
     if options.before is None or not (options.before / "outrider").is_dir():
         parser.error(f"--before {options.before}: must be the folder of another checkout")
-    from outrider.lab.metadata import run_metadata  # an older checkout may have no such module
-
     here = Path(__file__).resolve().parents[1]
     load = os.getloadavg()[0]
     commits = commit_of(options.before), commit_of(here)
@@ -173,11 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "rows": rows,
         **{key: getattr(options, key) for key in ("compile", "dtype", "threads", "repeats")},
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    file = options.out / f"round_times_{options.compile}_{options.dtype}.json"
-    file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    file.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
-    print(markdown(report))
+    name = f"round_times_{options.compile}_{options.dtype}"
+    page.publish(options.out, name, report, markdown(report))
 
 
 if __name__ == "__main__":

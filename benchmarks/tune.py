@@ -1,6 +1,6 @@
 """Compares what ``outrider tune`` chooses with an exhaustive search.
 
-    python -m benchmarks.tune [--pair NAME …] [--minutes 5] [--repeats 3] [--out FILE]
+    python -m benchmarks.tune [--pair NAME …] [--minutes 5] [--repeats 3] [--out DIR]
 
 The pairs: ``embedded``, the pair that comes with the package; ``smollm2``, SmolLM2-135M-Instruct
 with its embedded head (its folder is ``runs/smollm2/model``, or ``--smollm2``); ``poor``, the
@@ -12,7 +12,6 @@ pair on two cores; ``--smoke`` shows in minutes that all of it runs.
 """
 
 import argparse
-import json
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,9 +23,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks import page
 from outrider import assets
 from outrider.lab.bench import plan_of
-from outrider.lab.metadata import run_metadata
+from outrider.lab.metadata import command_line
 from outrider.lab.tune.halving import Configuration, Trials
 from outrider.lab.tune.machine import PLAIN
 from outrider.lab.tune.run import Candidates, tuner_of
@@ -34,7 +34,6 @@ from outrider.lab.tune.tuner import Tuner
 from outrider.lab.tune.tuning import TuneSettings, Tuning
 from outrider.train.ngram import build_ngram
 
-RESULTS = Path(__file__).parent / "results"
 PAIRS = ("embedded", "smollm2", "poor")
 SIZES = (1, 4, 16)
 WANTED, WITHIN_AT_1, WITHIN = 0.95, 0.10, 0.15
@@ -43,7 +42,10 @@ _NOISE = 0.6  # standard deviation of the poor draft's noise, over that of each 
 
 def main() -> None:
     options = _options()
-    document: dict[str, Any] = {"about": run_metadata(minutes=options.minutes), "pairs": {}}
+    document: dict[str, Any] = {
+        "about": page.about(command_line(), minutes=options.minutes),
+        "pairs": {},
+    }
     for name in options.pair or PAIRS:
         print(f"{name}: tuning", flush=True)
         with _pair(name, options.smollm2) as (target, draft, data), _folder() as folder:
@@ -51,9 +53,8 @@ def main() -> None:
             tuning = tuner.run()
             trials = search(tuner, options)
         document["pairs"][name] = compared(tuning, trials)
-        options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(as_table(document))
-    print(as_table(document))
+        page.write(options.out, "tune", document, markdown(document))
+    print(markdown(document))
 
 
 def search(tuner: Tuner, options: argparse.Namespace) -> dict[int, Trials]:
@@ -112,29 +113,35 @@ def compared(tuning: Tuning, found: dict[int, Trials]) -> dict[str, Any]:
     return {"tuning": tuning.as_dict(), "batch_sizes": sizes}
 
 
-def as_table(document: dict[str, Any]) -> str:
-    """The comparison as Markdown."""
+def markdown(document: dict[str, Any]) -> str:
+    """The comparison as a page."""
     about = document["about"]
-    lines = [
-        "# What `outrider tune` chooses, against an exhaustive search",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads; tuned for "
-        f"{about['minutes']:g} minutes. Ratios are to plain decoding. A prediction is good within "
-        f"{WITHIN_AT_1:.0%} at batch 1 and {WITHIN:.0%} elsewhere.",
-        "",
-        "| pair | batch | chosen | ratio | best of the search | ratio | share | good predictions |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, pair in document["pairs"].items():
-        for size, each in pair["batch_sizes"].items():
-            share = f"{each['share_of_best']:.3f}"
-            lines.append(
-                f"| {name} | {size} | {each['chosen']} | {each['chosen_ratio']:.2f} | "
-                f"{each['best']} | {each['best_ratio']:.2f} | "
-                f"{share if each['share_of_best'] >= WANTED else f'**{share}**'} | "
-                f"{each['within']} of {each['configurations']} |"
-            )
+    settings = (
+        f"tuned for {about['minutes']:g} minutes. Ratios are to plain decoding. A prediction is "
+        f"good within {WITHIN_AT_1:.0%} at batch 1 and {WITHIN:.0%} elsewhere."
+    )
+    heads = ("pair", "batch", "chosen", "ratio", "best of the search", "ratio", "share")
+    heads += ("good predictions",)
+    rows = (
+        (name, size, *_cells(each))
+        for name, pair in document["pairs"].items()
+        for size, each in pair["batch_sizes"].items()
+    )
+    title = "What `outrider tune` chooses, against an exhaustive search"
+    lines = page.header(title, about, settings) + page.table(heads, rows, left=len(heads))
     return "\n".join(lines) + "\n"
+
+
+def _cells(each: dict[str, Any]) -> tuple[str, ...]:
+    share = f"{each['share_of_best']:.3f}"
+    return (
+        each["chosen"],
+        f"{each['chosen_ratio']:.2f}",
+        each["best"],
+        f"{each['best_ratio']:.2f}",
+        share if each["share_of_best"] >= WANTED else f"**{share}**",
+        f"{each['within']} of {each['configurations']}",
+    )
 
 
 def _tuner(
@@ -189,7 +196,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = page.parser(__doc__, threads=None)
     parser.add_argument("--pair", action="append", choices=PAIRS)
     parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2/model"))
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -200,7 +207,6 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=8)
     parser.add_argument("--compile", default="off")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS / "tune")
     options = parser.parse_args(arguments)
     options.batch_size = sorted(options.batch_size or SIZES)
     if options.smoke:

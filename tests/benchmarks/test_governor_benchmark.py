@@ -31,7 +31,7 @@ def test_the_governor_is_compared_with_the_best_of_the_others(
     about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "command": "c"}
     page = governor.markdown({"about": about, "cells": {"good, 0, code, 2": row}})
     assert "| good | 0 | code | 2 | 100 | 141 | 1.410 | 5 | 0.940 |" in page
-    assert "Slowest cell: 1.410" in page
+    assert "; slowest cell: 1.410 of plain" in page
 
 
 def test_noise_spoils_a_draft_in_place() -> None:

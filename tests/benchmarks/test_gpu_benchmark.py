@@ -9,6 +9,7 @@ import torch
 from tiny_models import tiny
 from transformers import AutoModelForCausalLM
 
+from benchmarks import page as pages
 from benchmarks.gpu import REHEARSAL, main
 from benchmarks.gpu_configurations import Configuration, configurations, measure
 from benchmarks.gpu_page import markdown
@@ -140,12 +141,11 @@ def test_the_page_shows_gaps_waits_and_failures() -> None:
         "activity": found.as_dict(),
         "sync_places": {"outrider/engine/running_batch.py:9": 1.0},
     }
-    about = {"versions": {"torch": "2", "transformers": "5"}} | dict.fromkeys(
-        ("date", "hardware", "device", "cuda", "rounds", "repeats", "acceptance"), "x"
-    )
+    settings = dict.fromkeys(("device", "cuda", "rounds", "repeats", "acceptance"), "x")
+    about = pages.about("c", **settings)
     memory = {"median": 3e12, "lowest": 2e12, "highest": 4e12}
     rows = [row, where | {"kind": "free", "draft": "", "failed": "out of memory"}]
-    report = {"about": about, "memory": memory, "command": "c", "rows": rows, "notes": ["one"]}
+    report = {"about": about, "memory": memory, "rows": rows, "notes": ["one"]}
     page = markdown(report)
     assert "| small | set | 5 | 0 | 123.4 | 120.0–125.0 | – | 3.50 | 12.00 | 0.40 | 9.00" in page
     assert "| 25% | 2 | 1.0 |" in page

@@ -50,6 +50,6 @@ def test_the_page_shows_the_measurements() -> None:
     )
     assert "| int8 | 16,384 + 1,024 | 1.0e-05, 2.0e-03 | 99.50% of 400 | 0.90 (0.80-1.10)" in page
     assert "Command: `A`" in page
-    assert "### A pair\n\nx, x, x threads, torch x.x\n\nCommand: `B`" in page
+    assert "### A pair\n\nx, x, x threads, torch x; x\n\nCommand: `B`" in page
     assert "| 1,000 rounds | 4,000 rounds | 7,000 rounds | 10,000 rounds | largest minus" in page
     assert "| 400.1 MiB | 400.4 MiB | 400.7 MiB | 401.0 MiB | 0.9 MiB | -0.2 KiB | 9 |" in page

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import page
+from outrider.lab.metadata import run_metadata
 
 
 def test_a_page_says_where_it_was_measured_and_how_to_repeat_it() -> None:
@@ -17,6 +18,7 @@ def test_a_page_says_where_it_was_measured_and_how_to_repeat_it() -> None:
     assert lines[2].endswith("; γ 5.")
     assert lines[-1] == "Command: `python -m benchmarks.some --repeats 3`"
     assert page.header("Part", about, level=2)[0] == "## Part"
+    assert page.header("Part", run_metadata(command="c"))[2] == page.header("Part", about)[2]
 
 
 def test_a_table_has_a_cell_per_column() -> None:

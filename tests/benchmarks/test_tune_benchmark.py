@@ -5,7 +5,8 @@ from argparse import Namespace
 import pytest
 from simulated_machine import SimulatedMachine
 
-from benchmarks.tune import as_table, compared, search
+from benchmarks import page
+from benchmarks.tune import compared, markdown, search
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuner import Tuner
 from outrider.lab.tune.tuning import TuneSettings
@@ -28,8 +29,8 @@ def test_the_choice_is_near_the_best_of_the_search() -> None:
         assert each["configurations"] == 4
         assert each["within"] >= 3
     document = {
-        "about": {"date": "today", "hardware": "none", "threads": 1, "minutes": 2},
+        "about": page.about("c", minutes=2),
         "pairs": {"simulated": found},
     }
-    assert as_table(document).count("| simulated |") == 2
+    assert markdown(document).count("| simulated |") == 2
     assert found["batch_sizes"][1]["ratios"]["plain decoding, batch 1"] == pytest.approx(1.0)
