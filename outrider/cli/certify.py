@@ -16,7 +16,7 @@ from outrider.cli.options.output import AsJson
 from outrider.cli.options.sampling import Penalties, Seed, Truncation
 from outrider.cli.options.speculation import SPECULATION, Speculation
 from outrider.cli.progress import Progress
-from outrider.cli.prompt import read_prompts
+from outrider.cli.prompt import encode_prompts, read_prompts
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def certify(
             engine.target,
             engine.drafter if own_drafter is None else own_drafter(engine.draft, num_tokens),
             engine.verifier_at(truncation.temperature),
-            _encoded(engine, prompts, length, sampling),
+            encode_prompts(engine, prompts, length, "--length"),
             lambda num_rows: Warp([sampling] * num_rows, num_tokens, engine.target.device),
             engine.num_speculative_tokens,
             num_positions=positions,
@@ -190,19 +190,6 @@ def _make(flag: str, path: str) -> Any:
         what = ", ".join(missing) or "__call__"
         raise fail(f"{flag} {path}: this is no verification rule: it has no {what}")
     return rule
-
-
-def _encoded(
-    engine: "Engine", prompts: list[str], length: int, sampling: "Sampling"
-) -> list[list[int]]:
-    encoded = [list(engine.encode(prompt)) for prompt in prompts]
-    longest = max(map(len, encoded))
-    if longest + length > engine.shared_limit:
-        raise fail(
-            f"a prompt of {longest} tokens and {length} new ones do not fit into the context of "
-            f"{engine.shared_limit}: shorten the prompt, or use a smaller --length"
-        )
-    return encoded
 
 
 def _settings(

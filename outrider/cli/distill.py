@@ -15,6 +15,7 @@ from outrider.cli.options.training import (
     LearningRate,
     MeasureTemperature,
     Resume,
+    Tensorboard,
     check_choice,
 )
 from outrider.cli.start import start
@@ -284,9 +285,7 @@ def distill(
         ),
     ] = None,
     resume: Resume = True,
-    tensorboard: Annotated[
-        bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
-    ] = True,
+    tensorboard: Tensorboard = True,
     measure_every: Annotated[
         int,
         typer.Option(

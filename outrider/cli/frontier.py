@@ -13,11 +13,11 @@ from outrider.cli.options.output import OUTPUT, AsJson
 from outrider.cli.options.sampling import MaxNewTokens, Penalties, Seed, Truncation
 from outrider.cli.options.speculation import NumSpeculativeTokens, Speculation
 from outrider.cli.progress import Progress
-from outrider.cli.prompt import read_prompts
+from outrider.cli.prompt import encode_prompts, read_prompts
 from outrider.cli.start import start
 
 if TYPE_CHECKING:
-    from outrider.engine import Engine
+    pass
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -137,7 +137,7 @@ def frontier(
     engine = open_engine(models, speculation)
     require_decoder_only(engine, "frontier")
     assert engine.draft is not None
-    encoded = _encoded(engine, prompts, max_new_tokens)
+    encoded = encode_prompts(engine, prompts, max_new_tokens, "--max-new-tokens")
     with Progress(quiet=as_json) as progress:
         progress.show("sampling positions")
         distributions = lab.paired_distributions(
@@ -206,14 +206,3 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise fail(f"cannot write to --out '{folder}': {error.strerror or error}") from error
-
-
-def _encoded(engine: "Engine", prompts: list[str], room: int) -> list[tuple[int, ...]]:
-    encoded = [engine.encode(prompt) for prompt in prompts]
-    longest = max(map(len, encoded))
-    if longest + room > engine.shared_limit:
-        raise fail(
-            f"a prompt of {longest} tokens and {room} new ones do not fit into the context of "
-            f"{engine.shared_limit}: shorten the prompt, or use a smaller --max-new-tokens"
-        )
-    return encoded

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.errors import fail
 
 if TYPE_CHECKING:
+    from outrider.engine import Engine
     from outrider.engine.chat import Message
 
 _EXAMPLE = 'outrider generate "def fibonacci(n):"'
@@ -68,6 +69,30 @@ def read_prompts(file: Path) -> list[str]:
             )
         prompts.append(prompt)
     return prompts
+
+
+def encode_prompts(
+    engine: "Engine", prompts: list[str], new_tokens: int, option: str
+) -> list[tuple[int, ...]]:
+    """The token ids of prompts that leave room for new tokens in the context of all models.
+
+    Args:
+        engine: encodes them.
+        prompts: what to encode.
+        new_tokens: after each prompt.
+        option: that sets their number.
+
+    Raises:
+        BadInputError: a prompt is too long.
+    """
+    encoded = [engine.encode(prompt) for prompt in prompts]
+    longest = max(map(len, encoded))
+    if longest + new_tokens > engine.shared_limit:
+        raise fail(
+            f"a prompt of {longest} tokens and {new_tokens} new ones do not fit into the context "
+            f"of {engine.shared_limit}: shorten the prompt, or use a smaller {option}"
+        )
+    return encoded
 
 
 def _read(file: Path) -> bytes:

@@ -17,6 +17,7 @@ from outrider.cli.options.training import (
     CheckpointEvery,
     LearningRate,
     Resume,
+    Tensorboard,
     TrainingSeed,
     Warmup,
 )
@@ -170,9 +171,7 @@ def train(
         ),
     ] = Dtype.float32,
     checkpoint_every: CheckpointEvery = 100,
-    tensorboard: Annotated[
-        bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=_RUN)
-    ] = True,
+    tensorboard: Tensorboard = True,
 ) -> None:
     """Train a language model on source code or text, an encoder-decoder on pairs of texts, or a
     draft model for either.

@@ -35,6 +35,9 @@ CheckpointEvery = Annotated[
     int,
     typer.Option(metavar="N", min=1, help="Steps between checkpoints.", rich_help_panel=RUN),
 ]
+Tensorboard = Annotated[
+    bool, typer.Option(help="Write curves for TensorBoard to OUT.", rich_help_panel=RUN)
+]
 MeasureTemperature = Annotated[
     list[float] | None,
     typer.Option(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.options.bench import GRID, OUTPUT, RUN, MinP, Seed, TopK, TopP, _option
+from outrider.cli.options.bench import GRID, OUTPUT, RUN, IgnoreEos, MinP, Seed, TopK, TopP, _option
 
 Methods = Annotated[
     list[str] | None,
@@ -88,14 +88,6 @@ Minutes = Annotated[
 MaxNewTokens = Annotated[
     int,
     _option("--max-new-tokens", "-n", panel=RUN, metavar="N", help="Maximum number of new tokens."),
-]
-IgnoreEos = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-eos",
-        help="Continue after an end-of-sequence token, so that all outputs have the same length.",
-        rich_help_panel=RUN,
-    ),
 ]
 Output = Annotated[
     Path,
