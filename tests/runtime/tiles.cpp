@@ -7,7 +7,7 @@ using namespace outrider;
 
 int main() {
   if (!tiles_work()) return std::puts("the check at load fails"), 1;
-  for (int64_t M : {16, 17, 31, 32, 33, 48, 70})
+  for (int64_t M : {1, 2, 15, 16, 17, 31, 32, 33, 48, 49, 70})
     for (int64_t K : {32, 96})
       for (int64_t N : {7, 32, 70}) {
         const int64_t panels = (N + kPanel - 1) / kPanel, words = K / 2;
@@ -18,8 +18,8 @@ int main() {
         for (int64_t n = 0; n < N; n++) bias[n] = n % 5;
         std::vector<int32_t> paired(M * words);
         for (int64_t m = 0; m < M; m++) pair_up(&x[m * K], K, &paired[m * words]);
-        multiply_tiles(M, {paired.data(), words}, {w.data(), K}, {y.data(), N, bias.data(), N},
-                       panels);
+        multiply_tiles(M, {paired.data(), words}, {w.data(), K},
+                       NarrowTarget{y.data(), N, bias.data(), N}, panels);
         for (int64_t m = 0; m < M; m++)
           for (int64_t n = 0; n < N; n++) {
             float sum = 0;

@@ -18,6 +18,7 @@
 #include "dots.h"
 #include "packed.h"
 #include "share.h"
+#include "tiles.h"
 
 namespace outrider {
 
@@ -59,8 +60,8 @@ struct PairProducts {
   static void multiply(int64_t M, const float* x, const float* panels, int64_t K, const Target& to,
                        int64_t count) {
     const PairedInputs paired{reinterpret_cast<const int32_t*>(x), words_of(K)};
-    multiply_dots(M, paired, Panels<BFloat16>{reinterpret_cast<const BFloat16*>(panels), K}, to,
-                  count);
+    const auto multiply = use_tiles(M, K) ? multiply_tiles<Target> : multiply_dots<Target>;
+    multiply(M, paired, Panels<BFloat16>{reinterpret_cast<const BFloat16*>(panels), K}, to, count);
   }
 };
 

@@ -60,17 +60,24 @@ inline void pair_up(const float* x, int64_t K, int32_t* to) {
 
 using NarrowTarget = TargetOf<BFloat16>;
 
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-
 inline void store_half(const V& total, const NarrowTarget& to, int m, int64_t first) {
   const int64_t count = std::min(kLanes, to.outputs - first);
   if (count <= 0) return;
+  const float* bias = to.bias ? to.bias + first : nullptr;
+  BFloat16* y = to.y + m * to.stride + first;
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
   const __mmask16 mask = (1u << count) - 1;
   __m512 sums = total;
-  if (to.bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, to.bias + first));
-  _mm256_mask_storeu_epi16(to.y + m * to.stride + first, mask,
-                           (__m256i)_mm512_cvtneps_pbh(sums));
+  if (bias) sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias));
+  _mm256_mask_storeu_epi16(y, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+#else
+  float sums[kLanes];
+  total.store(sums);
+  for (int64_t n = 0; n < count; n++) y[n] = BFloat16(sums[n] + (bias ? bias[n] : 0.f));
+#endif
 }
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
 
 inline __m512bh words(const int32_t* from) { return (__m512bh)_mm512_set1_epi32(*from); }
 

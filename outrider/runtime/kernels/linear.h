@@ -97,8 +97,8 @@ inline Pairs pairs_for(const Layers& layers, int64_t M, int64_t K, bool exact) {
   if (all([](const Layer& layer) {
         return layer.weight.dim() == 3 && layer.weight.scalar_type() == at::kBFloat16;
       })) {
-    const bool tiles = kHasTiles && !exact && M >= OUTRIDER_TILES_FROM && fits_tiles(M, K);
-    return tiles && tiles_work() ? Pairs::kTiles : kHasDots ? Pairs::kDots : Pairs::kNone;
+    if (!exact && use_tiles(M, K)) return Pairs::kTiles;
+    return kHasDots ? Pairs::kDots : Pairs::kNone;
   }
   const bool wide = kHasDots && !exact && M >= OUTRIDER_GROUPS_FROM;
   return wide && all([](const Layer& layer) { return layer.weight.dim() == 4; }) ? Pairs::kGroups
@@ -124,7 +124,7 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
         multiply_group_dots(M, inputs, totals.data(), panels + first, to, last - first);
       });
     }
-    const auto multiply = kernel == Pairs::kTiles ? multiply_tiles : multiply_dots<NarrowTarget>;
+    const auto multiply = kernel == Pairs::kTiles ? multiply_tiles<NarrowTarget> : multiply_dots<NarrowTarget>;
     multiply(M, inputs, Panels<BFloat16>{layer.weight.const_data_ptr<BFloat16>(), K} + first, to,
              last - first);
   });

@@ -38,7 +38,7 @@ PORTABLE = Processor("portable", "DEFAULT")
 AVX2 = Processor("AVX2", "AVX2", _AVX2)
 AVX512 = Processor("AVX-512", "AVX512", _AVX512)
 AVX512_BF16 = Processor("AVX-512 BF16", "AVX512", _AVX512_BF16)  # AMD EPYC (Zen 5)
-AMX = Processor("AMX BF16", "AVX512", (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"))  # declared
+AMX = Processor("AMX BF16", "AVX512", (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"), 2)
 
 PROCESSORS = (PORTABLE, AVX2, AVX512, AVX512_BF16, AMX)
 

@@ -23,6 +23,18 @@
 namespace outrider {
 
 constexpr int64_t kBlock = 16;  // tokens, outputs, and words of inputs of a block
+constexpr int64_t kTilesAhead = 4096;  // bytes that are prefetched
+
+// Rows of the registers: 0 to 3 hold sums, 4 and 5 inputs, 6 and 7 weights. Registers 2, 3 and 5
+// belong to a second block of tokens, or 2 and 3 to a second panel.
+struct TileRows {
+  int64_t rows[8];
+
+  // Tokens of the two blocks; with no second one, there are two panels.
+  TileRows(int64_t first, int64_t second) : rows{first, first, second, second, first, second, kBlock, kBlock} {
+    if (!second) rows[2] = rows[3] = first, rows[5] = kBlock;
+  }
+};
 
 #if defined(OUTRIDER_EMULATED_TILES)
 
@@ -30,13 +42,14 @@ constexpr bool kHasTiles = kPanel == 2 * kBlock;
 
 struct EmulatedTiles {
   float sums[8][kBlock][kBlock];
+  int64_t rows[8];
 
   void load(int tile, const void* from, int64_t stride) {
-    for (int64_t i = 0; i < kBlock; i++)
+    for (int64_t i = 0; i < rows[tile]; i++)
       std::memcpy(sums[tile][i], static_cast<const char*>(from) + i * stride, sizeof sums[tile][i]);
   }
   void store(int tile, void* to, int64_t stride) const {
-    for (int64_t i = 0; i < kBlock; i++)
+    for (int64_t i = 0; i < rows[tile]; i++)
       std::memcpy(static_cast<char*>(to) + i * stride, sums[tile][i], sizeof sums[tile][i]);
   }
   static float half(float word, int shift) {
@@ -48,7 +61,7 @@ struct EmulatedTiles {
     return value;
   }
   void multiply(int to, int a, int b) {
-    for (int64_t i = 0; i < kBlock; i++)
+    for (int64_t i = 0; i < rows[to]; i++)
       for (int64_t j = 0; j < kBlock; j++) {
         float lower = 0, upper = 0;
         for (int64_t k = 0; k < kBlock; k++) {
@@ -66,7 +79,13 @@ inline thread_local EmulatedTiles emulated;
 #define TILE_STORE(tile, to, stride) emulated.store(tile, to, stride)
 #define TILE_MULTIPLY(to, a, b) emulated.multiply(to, a, b)
 inline bool request_tiles() { return true; }
-struct TileConfiguration {};
+
+struct TileConfiguration {
+  TileConfiguration(int64_t first, int64_t second) {
+    const TileRows rows(first, second);
+    std::copy_n(rows.rows, 8, emulated.rows);
+  }
+};
 
 #elif defined(__AMX_BF16__) && defined(__AMX_TILE__)
 
@@ -80,14 +99,18 @@ constexpr bool kHasTiles = kPanel == 2 * kBlock;
 // Asks the operating system for the unit's registers.
 inline bool request_tiles() { return at::cpu::init_amx(); }
 
-// Gives all registers of this thread the size of a block, while it exists.
+// Gives this thread's registers their numbers of rows, while it exists.
 struct TileConfiguration {
-  TileConfiguration() {
+  TileConfiguration(int64_t first, int64_t second) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+      uint8_t rows[16] = {};
     } configuration;
+    const TileRows rows(first, second);
+    std::copy_n(rows.rows, 8, configuration.rows);
+    // The compiler does not know what memory the intrinsics read: let it write all before them.
+    __asm__ volatile("" : : "r"(&configuration) : "memory");
     _tile_loadconfig(&configuration);
   }
   ~TileConfiguration() { _tile_release(); }
@@ -102,71 +125,109 @@ constexpr bool kHasTiles = false;
 #define TILE_STORE(tile, to, stride)
 #define TILE_MULTIPLY(to, a, b)
 inline bool request_tiles() { return false; }
-struct TileConfiguration {};
+
+struct TileConfiguration {
+  TileConfiguration(int64_t, int64_t) {}
+};
 
 #endif
 
-// Stores a block of sums, with the bias, at token 0 and output `first` of the target.
-inline void store_block(const float* sums, const NarrowTarget& to, int64_t first) {
-  const int64_t count = std::min(kBlock, to.outputs - first);
-  for (int64_t m = 0; m < kBlock; m++)
-    for (int64_t n = 0; n < count; n++)
-      to.y[m * to.stride + first + n] =
-          BFloat16(sums[m * kBlock + n] + (to.bias ? to.bias[first + n] : 0.f));
+// Stores the sums of a panel's two halves for some tokens, with the bias.
+#define STORE_TILES(left, right, target, tokens)                                          \
+  {                                                                                       \
+    alignas(64) float sums[2][kBlock * kBlock];                                           \
+    TILE_STORE(left, sums[0], kBlock * sizeof(float));                                    \
+    TILE_STORE(right, sums[1], kBlock * sizeof(float));                                   \
+    for (int64_t m = 0; m < (tokens); m++)                                                \
+      for (int64_t half = 0; half < 2; half++)                                            \
+        store_half(V::loadu(sums[half] + m * kBlock), target, m, half * kBlock);          \
+  }
+
+// The processor's own prefetching does not follow loads of tiles.
+inline void prefetch_tiles(const BFloat16* weights) {
+  const char* next = reinterpret_cast<const char*>(weights) + kTilesAhead;
+  for (int64_t i = 0; i < 2 * kBlock; i++) __builtin_prefetch(next + 64 * i);
 }
 
-// One panel for 32 tokens, or for 16.
-template <bool Both>
-inline void tile_blocks(const PairedInputs& x, int64_t token, const BFloat16* panel,
-                        const NarrowTarget& to) {
+constexpr int64_t kPanelRow = kPanel * sizeof(int32_t);  // bytes of a panel's word per output
+
+// One panel for up to 32 tokens, the first 16 of them in a block of their own.
+template <typename To>
+inline void many_tokens(const PairedInputs& x, const BFloat16* panel, const To& to, int64_t second) {
   TILE_ZERO(0);
   TILE_ZERO(1);
-  if constexpr (Both) {
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-  }
-  const int64_t stride = x.words * sizeof(int32_t), row = kPanel * sizeof(int32_t);
+  TILE_ZERO(2);
+  TILE_ZERO(3);
+  const int64_t stride = x.words * sizeof(int32_t);
   for (int64_t k = 0; k < x.words; k += kBlock) {
     const BFloat16* weights = panel + 2 * k * kPanel;
-    TILE_LOAD(6, weights, row);
-    TILE_LOAD(7, weights + 2 * kBlock, row);
-    TILE_LOAD(4, x.row(token) + k, stride);
+    prefetch_tiles(weights);
+    TILE_LOAD(4, x.row(0) + k, stride);
+    TILE_LOAD(6, weights, kPanelRow);
     TILE_MULTIPLY(0, 4, 6);
+    TILE_LOAD(7, weights + 2 * kBlock, kPanelRow);
     TILE_MULTIPLY(1, 4, 7);
-    if constexpr (Both) {
-      TILE_LOAD(5, x.row(token + kBlock) + k, stride);
-      TILE_MULTIPLY(2, 5, 6);
-      TILE_MULTIPLY(3, 5, 7);
-    }
+    TILE_LOAD(5, x.row(kBlock) + k, stride);
+    TILE_MULTIPLY(2, 5, 6);
+    TILE_MULTIPLY(3, 5, 7);
   }
-  alignas(64) float sums[kBlock * kBlock];
-  constexpr int64_t kStride = kBlock * sizeof(float);
-  TILE_STORE(0, sums, kStride);
-  store_block(sums, to.at(token, 0), 0);
-  TILE_STORE(1, sums, kStride);
-  store_block(sums, to.at(token, 0), kBlock);
-  if constexpr (Both) {
-    TILE_STORE(2, sums, kStride);
-    store_block(sums, to.at(token + kBlock, 0), 0);
-    TILE_STORE(3, sums, kStride);
-    store_block(sums, to.at(token + kBlock, 0), kBlock);
-  }
+  STORE_TILES(0, 1, to, kBlock);
+  STORE_TILES(2, 3, to.at(kBlock, 0), second);
 }
 
-// Whether the blocks divide the inputs; tokens are at least a block.
-inline bool fits_tiles(int64_t M, int64_t K) { return M >= kBlock && K % (2 * kBlock) == 0; }
+// P panels for up to 16 tokens.
+template <int P, typename To>
+inline void few_tokens(const PairedInputs& x, const BFloat16* panel, const To& to, int64_t tokens) {
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  TILE_ZERO(2);
+  TILE_ZERO(3);
+  const int64_t stride = x.words * sizeof(int32_t), size = 2 * x.words * kPanel;
+  for (int64_t k = 0; k < x.words; k += kBlock) {
+    const BFloat16* weights = panel + 2 * k * kPanel;
+    prefetch_tiles(weights);
+    TILE_LOAD(4, x.row(0) + k, stride);
+    TILE_LOAD(6, weights, kPanelRow);
+    TILE_MULTIPLY(0, 4, 6);
+    TILE_LOAD(7, weights + 2 * kBlock, kPanelRow);
+    TILE_MULTIPLY(1, 4, 7);
+    if constexpr (P == 2) {
+      prefetch_tiles(weights + size);
+      TILE_LOAD(6, weights + size, kPanelRow);
+      TILE_MULTIPLY(2, 4, 6);
+      TILE_LOAD(7, weights + size + 2 * kBlock, kPanelRow);
+      TILE_MULTIPLY(3, 4, 7);
+    }
+  }
+  STORE_TILES(0, 1, to, tokens);
+  if constexpr (P == 2) STORE_TILES(2, 3, to.at(0, kPanel), tokens);
+}
 
-// Any number of tokens from one block on; the last block overlaps the one before it.
-inline void multiply_tiles(int64_t M, const PairedInputs& x, const Panels<BFloat16>& panels,
-                           const NarrowTarget& to, int64_t count) {
-  [[maybe_unused]] const TileConfiguration configuration;
+// Any number of tokens; To is a Target or a NarrowTarget. Beyond 32 tokens, the last block overlaps
+// the one before it.
+template <typename To>
+void multiply_tiles(int64_t M, const PairedInputs& x, const Panels<BFloat16>& panels, const To& to,
+                    int64_t count) {
+  if (M <= kBlock) {
+    [[maybe_unused]] const TileConfiguration configuration(M, 0);
+    int64_t p = 0;
+    for (; p + 2 <= count; p += 2)
+      few_tokens<2>(x, (panels + p).weights, to.at(0, p * kPanel), M);
+    if (p < count) few_tokens<1>(x, (panels + p).weights, to.at(0, p * kPanel), M);
+    return;
+  }
+  const int64_t second = std::min(M, 2 * kBlock) - kBlock;
+  [[maybe_unused]] const TileConfiguration configuration(kBlock, second);
   for (int64_t p = 0; p < count; p++) {
     const BFloat16* panel = (panels + p).weights;
-    int64_t m = 0;
-    for (; m + 2 * kBlock <= M; m += 2 * kBlock)
-      tile_blocks<true>(x, m, panel, to.at(0, p * kPanel));
-    for (; m < M; m += kBlock)
-      tile_blocks<false>(x, std::min(m, M - kBlock), panel, to.at(0, p * kPanel));
+    for (int64_t m = 0; m < M; m += 2 * kBlock)
+      if (M > 2 * kBlock && M - m <= kBlock) {
+        const int64_t first = M - kBlock;
+        few_tokens<1>({x.row(first), x.words}, panel, to.at(first, p * kPanel), kBlock);
+      } else {
+        const int64_t first = std::max<int64_t>(0, std::min(m, M - 2 * kBlock));
+        many_tokens({x.row(first), x.words}, panel, to.at(first, p * kPanel), second);
+      }
   }
 }
 
@@ -174,29 +235,37 @@ inline void multiply_tiles(int64_t M, const PairedInputs& x, const Panels<BFloat
 inline bool tiles_work() {
   static const bool work = [] {
     if (!kHasTiles || !request_tiles()) return false;
-    constexpr int64_t kWords = 2 * kBlock, kTokens = kBlock + 3;
+    constexpr int64_t kWords = 2 * kBlock, kTokens = 3 * kBlock + 3;
     std::vector<int32_t> x(kTokens * kWords);
     std::vector<BFloat16> weights(2 * kWords * kPanel), y(kTokens * kPanel);
     auto small = [](int64_t i) { return BFloat16(static_cast<float>(i * 37 % 17 - 8)); };
     for (size_t i = 0; i < x.size(); i++)
       x[i] = static_cast<int32_t>(static_cast<uint32_t>(small(2 * i).x) << 16 | small(2 * i + 1).x);
     for (size_t i = 0; i < weights.size(); i++) weights[i] = small(i / 3 + 5);
-    multiply_tiles(kTokens, {x.data(), kWords}, {weights.data(), 2 * kWords},
-                   {y.data(), kPanel, nullptr, kPanel}, 1);
-    for (int64_t m = 0; m < kTokens; m++)
-      for (int64_t n = 0; n < kPanel; n++) {
-        float sum = 0;  // of small integers, so that every order of sums is exact
-        for (int64_t k = 0; k < 2 * kWords; k++)
-          sum += static_cast<float>(small(m * 2 * kWords + k)) *
-                 static_cast<float>(weights[(k / 2 * kPanel + n) * 2 + 1 - k % 2]);
-        if (y[m * kPanel + n].x != BFloat16(sum).x) {
-          TORCH_WARN("the processor's matrix unit does not compute what it should: it is not used");
-          return false;
+    for (int64_t tokens : {kBlock - 3, kTokens}) {
+      multiply_tiles(tokens, {x.data(), kWords}, {weights.data(), 2 * kWords},
+                     NarrowTarget{y.data(), kPanel, nullptr, kPanel}, 1);
+      for (int64_t m = 0; m < tokens; m++)
+        for (int64_t n = 0; n < kPanel; n++) {
+          float sum = 0;  // of small integers, so that every order of sums is exact
+          for (int64_t k = 0; k < 2 * kWords; k++)
+            sum += static_cast<float>(small(m * 2 * kWords + k)) *
+                   static_cast<float>(weights[(k / 2 * kPanel + n) * 2 + 1 - k % 2]);
+          if (y[m * kPanel + n].x != BFloat16(sum).x) {
+            TORCH_WARN("the processor's matrix unit computes wrong results: it is not used");
+            return false;
+          }
         }
-      }
+      std::fill(y.begin(), y.end(), BFloat16(0.f));
+    }
     return true;
   }();
   return work;
+}
+
+// Whether M tokens of K inputs go to the matrix unit, whose blocks must divide the inputs.
+inline bool use_tiles(int64_t M, int64_t K) {
+  return kHasTiles && M >= OUTRIDER_TILES_FROM && K % (2 * kBlock) == 0 && tiles_work();
 }
 
 }  // namespace outrider
