@@ -20,7 +20,7 @@ def test_sections_stand_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("benchmarks.wide.load_model", load)
     monkeypatch.setattr("benchmarks.wide.prepare", lambda *_, **__: None)
-    section = measure("models/tiny", [1, 3], [5], 1)
+    section = measure("models/tiny", [1, 3], [5], 1, 0.01)
     assert {row["tokens"] for row in section["layers"]} == {1, 3}
     assert all(speed > 0 for row in section["layers"] for speed in row["speeds"].values())
     written(tmp_path, "one", section)

@@ -11,6 +11,7 @@
 #include "dots.h"
 #include "grouped.h"
 #include "grouped_dots.h"
+#include "grouped_tiles.h"
 #include "packed.h"
 #include "rows.h"
 #include "share.h"
@@ -121,7 +122,10 @@ inline void multiply_pairs(Pairs kernel, const BFloat16* x, BFloat16* y, const L
         thread_local std::vector<float> totals;
         totals.resize(M * (K / panels.group));
         if (panels.kOffset) add_groups(x, M, K, panels.group, totals.data());
-        multiply_group_dots(M, inputs, totals.data(), panels + first, to, last - first);
+        const bool tiles = panels.group % (2 * kBlock) == 0 && use_tiles(M, K);
+        const auto multiply = tiles ? multiply_group_tiles<std::decay_t<decltype(panels)>>
+                                    : multiply_group_dots<std::decay_t<decltype(panels)>>;
+        multiply(M, inputs, totals.data(), panels + first, to, last - first);
       });
     }
     const auto multiply = kernel == Pairs::kTiles ? multiply_tiles<NarrowTarget> : multiply_dots<NarrowTarget>;

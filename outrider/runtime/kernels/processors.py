@@ -2,8 +2,7 @@
 how many tokens.
 
 A kind is what torch's CPUID look-up and ``ATEN_CPU_CAPABILITY`` leave: the narrowest setting wins.
-Numbers of tokens were measured by ``benchmarks.wide`` on the processor named beside them, or, where
-none was at hand, declared.
+Numbers of tokens were measured by ``benchmarks.wide`` on the processor named beside them.
 """
 
 from typing import NamedTuple
@@ -20,7 +19,7 @@ class Processor(NamedTuple):
         flags: the compiler's options for its instructions.
         tiles_from: tokens from which its matrix unit multiplies bfloat16 layers, if it has one.
         groups_from: tokens from which weights of few bits and bfloat16 inputs are multiplied in
-            pairs (``grouped_dots.h``), if it has instructions for pairs.
+            pairs (``grouped_dots.h``, ``grouped_tiles.h``), if it has instructions for pairs.
     """
 
     name: str
@@ -38,7 +37,13 @@ PORTABLE = Processor("portable", "DEFAULT")
 AVX2 = Processor("AVX2", "AVX2", _AVX2)
 AVX512 = Processor("AVX-512", "AVX512", _AVX512)
 AVX512_BF16 = Processor("AVX-512 BF16", "AVX512", _AVX512_BF16)  # AMD EPYC (Zen 5)
-AMX = Processor("AMX BF16", "AVX512", (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"), 2)
+AMX = Processor(  # Intel Xeon with AMX and 480 MiB of cache
+    "AMX BF16",
+    "AVX512",
+    (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
+    tiles_from=2,
+    groups_from=5,
+)
 
 PROCESSORS = (PORTABLE, AVX2, AVX512, AVX512_BF16, AMX)
 
