@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ co
 def compiled(out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Compiles the program."""
     includes = [f"-I{path}" for path in (KERNELS, *cpp_extension.include_paths())]
-    command = [str(build.find_compiler()), "-std=c++20", "-w", "-DOUTRIDER_TILES_FROM=2", str(PROGRAM), "-o", str(out)]
-    command += [*includes, *more]
+    command = [str(build.find_compiler()), "-std=c++20", "-w", str(PROGRAM), "-o", str(out)]
+    command += ["-DOUTRIDER_TILES_FROM=2", *includes, *more]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
