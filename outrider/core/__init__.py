@@ -30,6 +30,7 @@ from outrider.core.protocols import (
     Verifier,
 )
 from outrider.core.race import race
+from outrider.core.repeat import repeat_while, rows_of
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
     Overlap,
@@ -110,8 +111,10 @@ __all__ = [
     "path_to",
     "prompt_reader",
     "race",
+    "repeat_while",
     "require_chain",
     "row_keys",
+    "rows_of",
     "run_round",
     "start_batch",
     "to_device",

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import Divergence
+from outrider.core import Divergence, repeat_while
 
 _AIM = 1 - 7e-7  # fraction of the budget to aim at, so that rounding never exceeds the budget
 _TOLERANCE = 1e-7
@@ -145,15 +145,18 @@ class ClampPath:
             start_R1 = (self.least_R1 + self.top_R1) / 2
         else:
             whole_R1 = start_R1 <= self.least_R1
-        rho_R1 = torch.where(whole_R1, self.least_R1, start_R1)
-        low_R1, high_R1 = self.least_R1, self.top_R1
-        for _ in range(_MAX_STEPS):
+
+        def some_row_is_open(*state: Tensor) -> Tensor:
+            *_, done_R1, num_steps = state
+            return ~done_R1.all() & (num_steps < _MAX_STEPS)
+
+        def newton(
+            rho_R1: Tensor, low_R1: Tensor, high_R1: Tensor, _: Tensor, num_steps: Tensor
+        ) -> tuple[Tensor, ...]:
             P_2R1, m_2R1, rest_R1 = self.masses(rho_R1)
             D_R1 = mass_divergence(self.divergence, P_2R1, m_2R1).sum(0) + rest_R1
             excess_R1 = D_R1 - aim
             done_R1 = (excess_R1.abs() <= tolerance * budget) | whole_R1
-            if bool(done_R1.all()):
-                break
             over_R1 = excess_R1 > 0
             low_R1 = torch.where(over_R1, rho_R1, low_R1)
             high_R1 = torch.where(over_R1, high_R1, rho_R1)
@@ -163,6 +166,12 @@ class ClampPath:
             inside_R1 = (next_R1 > low_R1) & (next_R1 < high_R1)
             next_R1 = torch.where(inside_R1, next_R1, (low_R1 + high_R1) / 2)
             rho_R1 = torch.where(done_R1, rho_R1, next_R1)
+            return rho_R1, low_R1, high_R1, done_R1, num_steps + 1
+
+        rho_R1 = torch.where(whole_R1, self.least_R1, start_R1)
+        none_R1, num_steps = torch.zeros_like(whole_R1), rho_R1.new_zeros((), dtype=torch.int64)
+        state = rho_R1, self.least_R1, self.top_R1, none_R1, num_steps
+        rho_R1, _, high_R1, done_R1, _ = repeat_while(some_row_is_open, newton, state)
         return torch.where(done_R1, rho_R1, high_R1)
 
     def blog(self, budget: float) -> Tensor:
@@ -212,7 +221,7 @@ def _without_zeros(P_RV: Tensor, Q_RV: Tensor) -> tuple[Tensor, Tensor]:
     both_RV = (P_RV > 0) & (Q_RV > 0)
     count_R = both_RV.sum(1)
     most = int(count_R.max())
-    if 4 * most > P_RV.shape[1]:
+    if not torch.compiler.is_compiling() and 4 * most > P_RV.shape[1]:  # sorting costs less
         return P_RV, Q_RV
     row_Z, token_Z = both_RV.nonzero(as_tuple=True)
     first_R = count_R.cumsum(0) - count_R

@@ -42,7 +42,9 @@ from outrider.core import (
     Stream,
     Verdict,
     draw,
+    repeat_while,
     require_chain,
+    rows_of,
     walk,
 )
 from outrider.core.errors import InvalidParameterError
@@ -79,6 +81,7 @@ class Mentored:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "chosen"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget < math.inf:
@@ -122,22 +125,44 @@ class Mentored:
         q_BDV = None if q_BNV is None else q_BNV[:, :-1]
         u_BD = rng.uniform(Role.ACCEPT, N - 1)
         accepted_BD = Rejection().accept(p_BNV[:, :-1], q_BDV, x_BD, u_BD)
-        rejected_B = torch.zeros_like(draft.mask_BN[:, 0])
-        b_B = torch.ones_like(rejected_B, dtype=torch.float64)
+        q_XV = None if q_BNV is None else q_BNV.flatten(0, 1)
+        exists_BD, num_drafted_B = draft.mask_BN[:, 1:], draft.num_drafted_B
+
+        def reached(accepted_BD: Tensor, rejected_B: Tensor) -> tuple[Tensor, Tensor]:
+            """The tokens accepted so far, and whether the next one has yet to be solved for."""
+            num_B = (accepted_BD & exists_BD).long().cumprod(1).sum(1)
+            return num_B, ~rejected_B & (num_B < num_drafted_B)
+
+        def some_row_is_open(accepted_BD: Tensor, rejected_B: Tensor, _: Tensor) -> Tensor:
+            return reached(accepted_BD, rejected_B)[1].any()
+
+        def relax(
+            accepted_BD: Tensor, rejected_B: Tensor, b_B: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            num_B, open_B = reached(accepted_BD, rejected_B)
+            row_R = rows_of(open_B)
+            open_R = open_B[row_R]
+            at_R = torch.where(open_R, num_B[row_R], 0)
+            x_R, u_R, was_R = (each[row_R, at_R] for each in (x_BD, u_BD, accepted_BD))
+            node_R = row_R * N + at_R
+            p_RV = p_BNV.flatten(0, 1).index_select(0, node_R)
+            q_RV = None if q_XV is None else q_XV.index_select(0, node_R)
+            accepted_R, b_R = self._relax(p_RV, q_RV, x_R, u_R)
+            accepted_R = torch.where(open_R, accepted_R, was_R)
+            b_R = torch.where(open_R, b_R, b_B[row_R])
+            return (
+                accepted_BD.index_put((row_R, at_R), accepted_R),
+                rejected_B.index_put((row_R,), rejected_B[row_R] | (open_R & ~accepted_R)),
+                b_B.index_put((row_R,), b_R),
+            )
+
         # Only positions that the chain reaches are solved: the first rejection of every row and, if
         # the budget overturns it, the next one. Each iteration synchronises; there are at most N-1.
-        while True:
-            num_B = (accepted_BD & draft.mask_BN[:, 1:]).long().cumprod(1).sum(1)
-            row_R = (~rejected_B & (num_B < draft.num_drafted_B)).nonzero()[:, 0]
-            if not len(row_R):
-                break
-            at_R = num_B[row_R]
-            x_R, u_R = x_BD[row_R, at_R], u_BD[row_R, at_R]
-            p_RV = p_BNV.flatten(0, 1).index_select(0, row_R * N + at_R)
-            q_RV = None if q_BNV is None else q_BNV.flatten(0, 1)[row_R * N + at_R]
-            accepted_R, b_B[row_R] = self._relax(p_RV, q_RV, x_R, u_R)
-            accepted_BD[row_R, at_R] = accepted_R
-            rejected_B[row_R] = ~accepted_R
+        none_B = torch.zeros_like(draft.mask_BN[:, 0])
+        ones_B = torch.ones_like(none_B, dtype=torch.float64)
+        state = repeat_while(some_row_is_open, relax, (accepted_BD, none_B, ones_B))
+        accepted_BD, rejected_B, b_B = state
+        num_B, _ = reached(accepted_BD, rejected_B)
 
         rows_B = torch.arange(B, device=p_BNV.device)
         p_BV, stop_B = p_BNV[rows_B, num_B], num_B.clamp(max=N - 2)
@@ -196,12 +221,24 @@ class Mentored:
             q_RV = torch.tensor([[1.0, 0.0]], device=p_RV.device).expand_as(p_RV)
         if self.bracket == "blog" or p_RV.shape[1] < _LARGE or self.allow_off_support:
             return self._by_sorting(p_RV, q_RV)
+
+        def some_row_is_left(*state: Tensor) -> Tensor:
+            return ~state[-1].all()
+
+        def by_sorting(*state: Tensor) -> tuple[Tensor, ...]:
+            *clamp, exact_R = state
+            left_R = rows_of(~exact_R)
+            kept_R = exact_R[left_R]
+            sorted_ = self._by_sorting(p_RV[left_R], q_RV[left_R])
+            solved = (
+                x_R.index_copy(0, left_R, torch.where(kept_R, x_R[left_R], y_R))
+                for x_R, y_R in zip(clamp, sorted_, strict=True)
+            )
+            return *solved, torch.ones_like(exact_R)
+
         clamp, exact_R = zoom(self.divergence, p_RV, q_RV, self.budget)
-        if bool(exact_R.all()):
-            return clamp
-        rest_R = (~exact_R).nonzero()[:, 0]
-        rest = self._by_sorting(p_RV[rest_R], q_RV[rest_R])
-        return Clamp(*(x.index_copy(0, rest_R, y) for x, y in zip(clamp, rest, strict=True)))
+        alpha_R, b_R, off_R, _ = repeat_while(some_row_is_left, by_sorting, (*clamp, exact_R))
+        return Clamp(alpha_R, b_R, off_R)
 
     def _by_sorting(self, p_RV: Tensor, q_RV: Tensor) -> Clamp:
         path = sorted_path(self.divergence, p_RV, q_RV, self.allow_off_support)

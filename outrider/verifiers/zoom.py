@@ -22,7 +22,7 @@ final check.
 import torch
 from torch import Tensor
 
-from outrider.core import Divergence
+from outrider.core import Divergence, rows_of
 from outrider.verifiers.clamp import Clamp, ClampPath, mass_divergence
 
 _DROPPED_BITS = 12  # of the 23 of the mantissa: bins have a relative width of 2^-11
@@ -72,8 +72,9 @@ def zoom(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, budget: float) -> t
         (bin_RV - (_BINS_PER_CELL * first_R1).int()).bitwise_right_shift_(width)
         for first_R1 in (first_A_R1, first_B_R1)
     )
-    row_Z, token_Z = (from_A_RV.mul_(from_B_RV) == 0).nonzero(as_tuple=True)
-    count_R = row_Z.bincount(minlength=R)
+    is_near_RV = from_A_RV.mul_(from_B_RV) == 0
+    row_Z, token_Z = is_near_RV.nonzero(as_tuple=True)
+    count_R = is_near_RV.sum(1)
     slot_Z = torch.arange(len(row_Z), device=row_Z.device) - (count_R.cumsum(0) - count_R)[row_Z]
     near_2RZ = p_RV.new_zeros(2, R, int(count_R.max()))
     for x_RV, near_RZ in zip((p_RV, q_RV), near_2RZ, strict=True):
@@ -97,11 +98,11 @@ def zoom(divergence: Divergence, p_RV: Tensor, q_RV: Tensor, budget: float) -> t
     exact_R = inside_R & precise_R & positive_R & (clamp.alpha_R > 0)
 
     # Check rows that seem to accept everything: merging may have hidden a little divergence.
-    row_U = (positive_R & (clamp.alpha_R == 0)).nonzero()[:, 0]
-    if len(row_U):
-        P_UV, Q_UV = p_RV[row_U] / total_2R1[0, row_U], q_RV[row_U] / total_2R1[1, row_U]
-        exact_R[row_U] = mass_divergence(divergence, P_UV, Q_UV).sum(1) <= budget
-    return clamp, exact_R
+    whole_R = positive_R & (clamp.alpha_R == 0)
+    row_U = rows_of(whole_R)
+    P_UV, Q_UV = p_RV[row_U] / total_2R1[0, row_U], q_RV[row_U] / total_2R1[1, row_U]
+    within_U = mass_divergence(divergence, P_UV, Q_UV).sum(1) <= budget
+    return clamp, exact_R | (whole_R.index_copy(0, row_U, within_U) & whole_R)
 
 
 def _inside(ratio_R: Tensor, first_R: Tensor) -> Tensor:

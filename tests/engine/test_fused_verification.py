@@ -39,6 +39,7 @@ from outrider.verifiers import (
     EnsembleGreedy,
     Greedy,
     Lenience,
+    Mentored,
     Rejection,
     Relaxed,
     RelaxedGreedy,
@@ -91,6 +92,7 @@ def case(
     seed: int = 0,
     num_drafted: int = γ,
     with_logits: bool = False,
+    V: int = V,
     **settings: Any,
 ) -> tuple[Any, ...]:
     """Drafted chains, the target's logits, and a context with its distribution."""
@@ -162,6 +164,35 @@ def test_verdicts_equal_those_of_the_rule(rule: Any) -> None:
     assert maker.calls == 120 + 3 * len(drawns)  # those that compare the programs with the rule
 
 
+SOLVED = [
+    (Mentored(0.1), V),
+    (Mentored(0.1), 1_100),
+    (Mentored(0.1), 9_000),
+    (Mentored(0.1, "chi2", allow_off_support=True), V),
+    (Mentored(0.1, bracket="blog"), V),
+]
+
+
+@pytest.mark.parametrize(("rule", "num_tokens"), SOLVED, ids=str)
+def test_verdicts_that_are_solved_for_equal_those_of_the_rule(rule: Any, num_tokens: int) -> None:
+    """Rules whose programs have loops, at sizes at which mentored decoding sorts all tokens, sorts
+    those that have mass, and looks for a solution without sorting; some rows need the sort after
+    all, and top-k 1 leaves one token."""
+    maker = Counted()
+    verification = CompiledVerifier(maker)
+    truncations = [*TRUNCATIONS, {"top_k": 1}]
+    for seed in range(24):
+        rows, drawn = (1, 3)[seed % 2], ("iid", "chosen")[seed // 12]
+        settings: dict[str, Any] = {"num_drafted": 1 + seed % 4, **truncations[seed % 6]}
+        draft, *rest = case(rows, drawn, 0.8, seed, V=num_tokens, **settings)
+        if seed % 3:
+            length_B1 = torch.arange(rows)[:, None] + seed
+            draft = replace(draft, mask_BN=torch.arange(draft.num_nodes) <= length_B1 % 4)
+        assert_same(verification(rule, draft, *rest), verify_eagerly(rule, draft, *rest))
+    assert maker.graphs == 2
+    assert verification.refused == []
+
+
 def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings: Any) -> Any:
     """Trees of two children per node, three levels; of the last rows some nodes do not exist."""
     chain, logits_BNV, context, rng = case(
@@ -213,6 +244,7 @@ def test_every_traceable_rule_is_covered() -> None:
     public = (getattr(verifiers, name) for name in verifiers.__all__)
     traceable = {rule for rule in public if vars(rule).get("traceable") is True}
     rules = [*DISTRIBUTIONS, *DRAWN, *LOGITS, *OF_BOTH_LOGITS, *(rule for rule, _ in TREE_RULES)]
+    rules += [rule for rule, _ in SOLVED]
     assert traceable == {type(rule) for rule in rules}
 
 

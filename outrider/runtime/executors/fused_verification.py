@@ -10,9 +10,10 @@ processors, grammars, forced tokens, temperature 0 among rows that sample) does 
 program (``Warp.sampling_logits``), so that all sampling parameters share one program.
 
 A rule opts in by ``traceable: ClassVar[bool] = True``, if its code, while it is traced, reads no
-number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` alone. The rule itself
-verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
-that are sampled.
+number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` alone. Loops of unknown
+length are ``core.repeat_while``, which a program has as an operator. The rule itself verifies what
+is left: trees of other shapes, and, where bits must not depend on the executor, all that are
+sampled.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """

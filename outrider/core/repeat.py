@@ -1,0 +1,40 @@
+"""A loop of unknown length over tensors: a Python loop, or an operator of a traced program.
+
+Rules that solve for a number, or that verify no more than is reached, iterate until a tensor says
+that they are done. Eager code reads that tensor; a program that is being traced cannot, and gets
+the loop as one operator, which reads it without Python.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.while_loop import while_loop
+
+LoopState = tuple[Tensor, ...]
+
+
+def repeat_while(
+    goes_on: Callable[..., Tensor], step: Callable[..., LoopState], state: LoopState
+) -> LoopState:
+    """Applies ``step`` as long as ``goes_on``, a boolean tensor of one number, is true.
+
+    Args:
+        goes_on: takes the state.
+        step: takes the state and returns the next one: new tensors of the same shapes and dtypes.
+        state: the initial state.
+    """
+    if torch.compiler.is_compiling():
+        found: LoopState = while_loop(goes_on, step, state)  # type: ignore[no-untyped-call]
+        return found
+    while goes_on(*state):
+        state = step(*state)
+    return state
+
+
+def rows_of(open_B: Tensor) -> Tensor:
+    """The rows that a step has to work on, for ``open_B`` (B,): in a traced program, whose shapes
+    do not depend on numbers, all of them. The caller keeps what the others have."""
+    if torch.compiler.is_compiling():
+        return torch.arange(open_B.shape[0], device=open_B.device)
+    return open_B.nonzero()[:, 0]
