@@ -18,7 +18,7 @@ from outrider.runtime.executors.fused_verification import (
     FusedVerification,
 )
 from outrider.runtime.executors.traced import ChainForward
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters, RowParameters
 
 _PROGRAMS: dict[str, ExportedProgram] = {}
 _OURS = ("outrider", "torch", "transformers")
@@ -45,7 +45,7 @@ def untraced(each: nn.Module) -> Program:
         moving, buffers = inputs[: each.num_moving], inputs[each.num_moving :]
         half = len(buffers) // 2
         if isinstance(each, SampledDraft):
-            moving = grouped(moving, 3)
+            moving = grouped(moving, 3, DraftParameters)
         if not isinstance(each, ChainForward):  # its masks are a list
             return list(each(*moving[:3], moving[3:], buffers[:half], buffers[half:]))
         return list(each(*moving, buffers[:half], buffers[half:]))
@@ -59,12 +59,12 @@ def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]
     first = [inputs[0], inputs[1:end]]
     if not isinstance(each, FusedVerification):
         return [*first, *inputs[end:]]
-    return [*first, inputs[end : end + 2], *grouped(inputs[end + 2 :], 0)]
+    return [*first, inputs[end : end + 2], *grouped(inputs[end + 2 :], 0, RowParameters)]
 
 
-def grouped(inputs: list[torch.Tensor], first: int) -> list[Any]:
-    """The inputs of a program with the ``RowParameters`` from index ``first`` on in a list."""
-    end = first + len(RowParameters._fields)
+def grouped(inputs: list[torch.Tensor], first: int, parameters: Any) -> list[Any]:
+    """The inputs of a program with parameters of such a kind from index ``first`` on in a list."""
+    end = first + len(parameters._fields)
     return [*inputs[:first], inputs[first:end], *inputs[end:]]
 
 

@@ -16,7 +16,7 @@ from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 _PRODUCTS_PER_LAYER = 2**26
 """As many multiplications take about as long as Python takes around the operations of a layer, 0.7
@@ -94,7 +94,7 @@ def fused_draft(
     cache: KVCache,
     tokens_BN: Tensor,
     plan: DraftPlan,
-    parameters: RowParameters | None,
+    parameters: DraftParameters | None,
     u_BD: Tensor | None,
 ) -> tuple[Tensor, ...] | None:
     """A draft of D tokens by one compiled program; commits nothing.

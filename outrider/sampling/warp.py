@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.core import Prefix, argmax
+from outrider.core import Context, Prefix, argmax
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
 from outrider.sampling.reachable import reachable_positions
@@ -52,6 +52,62 @@ class RowParameters(NamedTuple):
         return Truncation(*self[1:])
 
 
+class DraftParameters(NamedTuple):
+    """What compiled drafts draw with: temperature, truncation, and what changes the logits before
+    them, as tensors. Without bias and penalties, the numbers leave the logits unchanged.
+
+    Attributes:
+        temperature_B, top_k_B, top_p_B, strict_B, min_p_B: as of ``RowParameters``.
+        greedy_B: which rows take the argmax.
+        repetition_B, presence_B, frequency_B: the penalties.
+        bias_BV: added to the logits.
+        prompt_BV: which tokens occur in the prompt.
+        output_BV: how often each occurs in the output, the draft aside.
+    """
+
+    temperature_B: Tensor
+    top_k_B: Tensor
+    top_p_B: Tensor
+    strict_B: Tensor
+    min_p_B: Tensor
+    greedy_B: Tensor
+    repetition_B: Tensor
+    presence_B: Tensor
+    frequency_B: Tensor
+    bias_BV: Tensor
+    prompt_BV: Tensor
+    output_BV: Tensor
+
+    @property
+    def rows(self) -> RowParameters:
+        return RowParameters(*self[: len(RowParameters._fields)])
+
+    @property
+    def penalties(self) -> "Penalties":
+        return Penalties(self.repetition_B, self.presence_B, self.frequency_B)
+
+    def after(self, x_B: Tensor) -> "DraftParameters":
+        """Those of the next token, once a token has been drafted."""
+        one_B1 = self.output_BV.new_ones(len(x_B), 1)
+        return self._replace(output_BV=self.output_BV.scatter_add(1, x_B[:, None], one_B1))
+
+    def among(self, token_D: Tensor) -> "DraftParameters":
+        """Those for logits of these tokens only."""
+        by_token = {name: getattr(self, name)[:, token_D] for name in _BY_TOKEN}
+        return self._replace(**by_token)
+
+
+_BY_TOKEN = "bias_BV", "prompt_BV", "output_BV"
+
+
+class Penalties(NamedTuple):
+    """The penalties of each row, (B,)."""
+
+    repetition_B: Tensor
+    presence_B: Tensor
+    frequency_B: Tensor
+
+
 class Warp:
     """Maps a batch's logits to distributions (a ``core.Distribution``).
 
@@ -67,8 +123,8 @@ class Warp:
     Attributes:
         samplings: the parameters as given, with defaults filled in.
         keeps_logits: whether :meth:`logits` leaves all logits unchanged, for any prefix.
-        fuses: whether the distributions are those of :func:`distributions`, for any prefix, so that
-            compiled programs can compute them.
+        fuses: whether the distributions are those of :func:`draft_distributions`, for any prefix,
+            so that compiled programs can compute them.
         only_scales: whether they are softmax(logits / temperature), for any prefix.
         is_softmax: whether they are softmax(logits), i.e. the same at temperature 1.
     """
@@ -107,8 +163,8 @@ class Warp:
         )
         truncates = any(self._top_k) or any(p < 1 for p in self._top_p) or any(self._min_p)
         self._truncates = truncates
-        self.fuses = self.keeps_logits and not self._any_greedy
-        self.only_scales = self.fuses and not truncates
+        self.fuses = not (self._processes or self._forced_BZ2 is not None)
+        self.only_scales = self.keeps_logits and not self._any_greedy and not truncates
         self.is_softmax = self.only_scales and not self._scales
 
     def of_rows(self, rows: Sequence[int]) -> "Warp":
@@ -128,6 +184,22 @@ class Warp:
             self._top_k, self._top_p, self._strict, self._min_p, self._device
         )
         return RowParameters(self.temperature_B, *truncation)
+
+    def draft_parameters(self, context: Context) -> DraftParameters:
+        """What compiled drafts after this context draw with."""
+        if not self._penalises:
+            return self._unpenalised
+        prompt_BV, output_BV = _counts(context, self._num_tokens)
+        return self._unpenalised._replace(prompt_BV=prompt_BV > 0, output_BV=output_BV)
+
+    @cached_property
+    def _unpenalised(self) -> DraftParameters:
+        """As :meth:`draft_parameters`, with no occurrences of any token."""
+        zeros_BV = torch.zeros(len(self.samplings), self._num_tokens, device=self._device)
+        bias_BV = zeros_BV if self._bias_BV is None else self._bias_BV.float()
+        penalties = self._penalties(zeros_BV)
+        by_token = bias_BV, zeros_BV > 0, zeros_BV
+        return DraftParameters(*self.row_parameters, self._greedy_B, *penalties, *by_token)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The logits after bias, penalties, user processors and forced tokens, at least float32.
@@ -199,20 +271,18 @@ class Warp:
         return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        """Repetition counts prompt and output; presence and frequency count the output only."""
-        prompt_BV, output_BV = _counts(prefix, self._num_tokens)
-        drafted_BMV = torch.zeros_like(z_BMV)
-        index_BMK = prefix.tokens_BK[:, None].expand(prefix.on_path_BMK.shape)
-        drafted_BMV.scatter_add_(2, index_BMK, prefix.on_path_BMK.to(z_BMV.dtype))
-        output_BMV = drafted_BMV + output_BV[:, None]
-        seen_BMV = (output_BMV > 0) | (prompt_BV > 0)[:, None]
-        repetition_B = self._per_row(self._repetition, z_BMV)
-        z_BMV = torch.where(
-            seen_BMV, torch.where(z_BMV > 0, z_BMV / repetition_B, z_BMV * repetition_B), z_BMV
+        prompt_BV, output_BV = _counts(prefix.context, self._num_tokens)
+        drafted_BMV = occurrences(prefix.tokens_BK, prefix.on_path_BMK, self._num_tokens)
+        output_BMV = (output_BV[:, None] + drafted_BMV).to(z_BMV.dtype)
+        return penalised(z_BMV, self._penalties(z_BMV), prompt_BV > 0, output_BMV)
+
+    def _penalties(self, like: Tensor) -> Penalties:
+        """The penalties of each row, in the dtype of these logits."""
+        return Penalties(
+            self._per_row(self._repetition, like),
+            self._per_row([s.presence_penalty for s in self.samplings], like),
+            self._per_row([s.frequency_penalty for s in self.samplings], like),
         )
-        presence_B = self._per_row([s.presence_penalty for s in self.samplings], z_BMV)
-        frequency_B = self._per_row([s.frequency_penalty for s in self.samplings], z_BMV)
-        return z_BMV - presence_B * (output_BMV > 0) - frequency_B * output_BMV
 
     def _process(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
         """Calls the user processors for one position at a time, as ``transformers`` would.
@@ -228,8 +298,8 @@ class Warp:
         return z_BMV
 
     def _per_row(self, values: Sequence[float], like: Tensor) -> Tensor:
-        """One number per row, in the dtype of these logits, (B, 1, 1)."""
-        return per_row(tuple(values), like.dtype, self._device)[:, None, None]
+        """One number per row, in the dtype of these logits, (B,)."""
+        return per_row(tuple(values), like.dtype, self._device)
 
     def _biases(self) -> Tensor:
         bias_BV = torch.zeros(len(self.samplings), self._num_tokens, dtype=self._dtype)
@@ -275,9 +345,52 @@ def distributions(z_BMV: Tensor, by: RowParameters, truncate: Truncate = truncat
     return truncate(scaled_BMV.softmax(-1), by.truncation)
 
 
-def _counts(prefix: Prefix, num_tokens: int) -> tuple[Tensor, Tensor]:
+def draft_distributions(
+    z_BMV: Tensor, by: DraftParameters, drafted_BMV: Tensor, truncate: Truncate = truncated
+) -> Tensor:
+    """The distributions of a draft model's logits under all that ``DraftParameters`` say. Compiled
+    programs trace this function.
+
+    Args:
+        z_BMV: logits, (B, M, V).
+        by: the rows' parameters.
+        drafted_BMV: as :func:`occurrences` returns it.
+        truncate: what restricts the distributions.
+    """
+    z_BMV = z_BMV + by.bias_BV[:, None]
+    z_BMV = penalised(z_BMV, by.penalties, by.prompt_BV, by.output_BV[:, None] + drafted_BMV)
+    z_BMV = z_BMV.masked_fill(~z_BMV.amax(-1, keepdim=True).isfinite(), 0.0)
+    p_BMV = distributions(z_BMV, by.rows, truncate)
+    return torch.where(by.greedy_B[:, None, None], _point_mass(z_BMV), p_BMV)
+
+
+def penalised(z_BMV: Tensor, by: Penalties, prompt_BV: Tensor, output_BMV: Tensor) -> Tensor:
+    """Logits after the penalties. Repetition counts prompt and output; presence and frequency count
+    the output only.
+
+    Args:
+        z_BMV: logits, (B, M, V).
+        by: the penalties, in the dtype of the logits.
+        prompt_BV: which tokens occur in the prompt.
+        output_BMV: how often each occurs in the output before each position.
+    """
+    repetition, presence, frequency = (x_B.view(-1, 1, 1) for x_B in by)
+    is_in_output_BMV = output_BMV > 0
+    repeated_BMV = torch.where(z_BMV > 0, z_BMV / repetition, z_BMV * repetition)
+    z_BMV = torch.where(is_in_output_BMV | prompt_BV[:, None], repeated_BMV, z_BMV)
+    return z_BMV - presence * is_in_output_BMV - frequency * output_BMV
+
+
+def occurrences(tokens_BK: Tensor, on_path_BMK: Tensor, num_tokens: int) -> Tensor:
+    """How often each token occurs among the drafted tokens before each position, (B, M, V)."""
+    B, M, _ = on_path_BMK.shape
+    zeros_BMV = torch.zeros(B, M, num_tokens, device=tokens_BK.device)
+    index_BMK = tokens_BK[:, None].expand(on_path_BMK.shape)
+    return zeros_BMV.scatter_add(2, index_BMK, on_path_BMK.float())
+
+
+def _counts(context: Context, num_tokens: int) -> tuple[Tensor, Tensor]:
     """The number of occurrences of each token in prompt and output, both (B, V)."""
-    context = prefix.context
     index_T = torch.arange(context.tokens_BT.shape[1], device=context.device)
     in_prompt_BT = index_T < context.prompt_length_B[:, None]
     in_output_BT = (index_T < context.length_B[:, None]) & ~in_prompt_BT

@@ -63,10 +63,39 @@ def test_outputs_equal_those_of_step_by_step_drafts(sampling: Sampling, batch: i
     assert not graph.failed
 
 
+ADJUSTED: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.4, "frequency_penalty": -0.2, "top_p": 0.9},
+    {"logit_bias": {3: 2.0, 5: -torch.inf}, "repetition_penalty": 0.8},
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("settings", ADJUSTED, ids=str)
+def test_penalties_and_biases_are_drafted_by_the_same_program(
+    settings: dict[str, Any], temperature: float
+) -> None:
+    """In a ragged batch, also where the output is long enough to repeat itself, and where one of
+    the rows has neither and is greedy."""
+    sampling = Sampling(
+        temperature=temperature, seed=3, max_new_tokens=24, ignore_eos=True, **settings
+    )
+    prompts, samplings = ragged_prompts([9, 3, 14]), [sampling, sampling, greedy(24)]
+    wanted = engine_of(tiny(), tiny(seed=1), max_batch_size=3).generate(prompts, samplings)
+    draft, graph = drafting()
+    found = engine_of(tiny(), draft, max_batch_size=3).generate(prompts, samplings)
+    assert token_ids(found) == token_ids(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.origins == other.origins
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+    assert graph.calls > 3
+    assert set(graph._drafts) == {ChainPlan(4)}
+
+
 @pytest.mark.parametrize(
-    "settings", [{"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}], ids=str
+    "settings", [{"processors": (lambda ids, scores: scores / 2,)}, {"forced": {1: 7}}], ids=str
 )
-def test_goes_step_by_step_where_a_distribution_depends_on_more_than_logits(settings: Any) -> None:
+def test_processors_and_forced_tokens_go_step_by_step(settings: Any) -> None:
     sampling = Sampling(temperature=1.0, seed=3, max_new_tokens=8, ignore_eos=True, **settings)
     draft, graph = drafting()
     prompts = ragged_prompts([9])
@@ -84,7 +113,15 @@ def test_goes_step_by_step_where_a_distribution_depends_on_more_than_logits(sett
     ],
     ids=str,
 )
-@pytest.mark.parametrize("sampling", [greedy(14), replace(SAMPLED, top_p=0.9)], ids=["greedy", "p"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        greedy(14),
+        replace(SAMPLED, top_p=0.9),
+        replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2),
+    ],
+    ids=["greedy", "p", "penalties"],
+)
 def test_drafts_of_varying_lengths_take_one_program_per_token(
     settings: dict[str, Any], sampling: Sampling
 ) -> None:

@@ -87,8 +87,23 @@ def test_rows_of_different_budgets_share_a_program() -> None:
     assert executor.drafts > 3
 
 
-def test_penalties_are_grown_level_by_level() -> None:
-    sampling = replace(SAMPLED, repetition_penalty=1.2)
+@pytest.mark.parametrize("children", ["iid", "distinct"])
+def test_penalties_and_biases_are_grown_by_the_same_program(children: Children) -> None:
+    """In a ragged batch, one row of which has neither and is greedy."""
+    sampling = replace(SAMPLED, repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 2.0})
+    prompts, samplings = ragged_prompts([9, 3, 14]), [sampling, sampling, greedy(20)]
+    wanted = engine(children, 3)[0].generate(prompts, samplings)
+    by_program, executor = engine(children, 3, compiled=True)
+    found = by_program.generate(prompts, samplings)
+    assert token_ids(found) == token_ids(wanted)
+    assert executor.drafts > 3
+    for one, other in zip(found, wanted, strict=True):
+        assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+
+
+def test_the_best_tokens_under_penalties_are_found_level_by_level() -> None:
+    """The program of trees by rank knows the model's logits only."""
+    sampling = replace(greedy(20), repetition_penalty=1.3)
     wanted = engine("iid", 1)[0].generate(ragged_prompts([9]), sampling)
     by_program, executor = engine("iid", 1, compiled=True)
     assert token_ids(by_program.generate(ragged_prompts([9]), sampling)) == token_ids(wanted)

@@ -5,8 +5,8 @@ to rounding. A row that lacks fewer tokens than another is fed its last ones aga
 what its cache holds already.
 
 Drafts whose lengths vary, or which stop early, take one program per token: the forward pass, the
-distribution and the draw. Drafts of another length than the program's, and distributions that
-depend on more than logits, temperature and truncation, are drafted step by step.
+distribution and the draw. Drafts of another length than the program's, and those under processors
+or forced tokens, are drafted step by step.
 
 Legend: B rows, N nodes (γ + 1), V vocabulary.
 """
@@ -20,7 +20,7 @@ from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Ro
 from outrider.drafters.chain.model import Going, ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel
-from outrider.sampling.warp import RowParameters, Warp
+from outrider.sampling.warp import DraftParameters, Warp
 
 
 class FusedModelDrafter(ModelDrafter):
@@ -83,7 +83,7 @@ class FusedModelDrafter(ModelDrafter):
             and self.num_fused > 0
             and self.drawn == "iid"
             and self.model.num_tokens == self.num_tokens
-            and is_fusible(distribution)
+            and is_fusible(distribution, self.keep_logits or self.stop is not None)
         )
 
     def _fused(
@@ -91,8 +91,7 @@ class FusedModelDrafter(ModelDrafter):
     ) -> Draft | None:
         """The draft by one program; None if there is none after all."""
         distribution, γ = context.distribution, self.num_fused
-        assert isinstance(distribution, Warp)
-        done = self._run_program(state, context, *_numbers(distribution, rng, γ))
+        done = self._run_program(state, context, *draft_numbers(context, rng, γ))
         if done is None:
             return None
         probs_BNV, tokens_BN = done
@@ -116,10 +115,11 @@ class FusedModelDrafter(ModelDrafter):
         self, state: ModelState, context: Context, γ: int, rng: Stream, going: Going | None
     ) -> tuple[list[Tensor], list[Tensor]] | None:
         """As :meth:`_chain`, each token by one program; None if there is none after all."""
-        assert isinstance(context.distribution, Warp)
-        parameters, u_BD = _numbers(context.distribution, rng, γ)
+        parameters, u_BD = draft_numbers(context, rng, γ)
         tokens, rows = [context.root_B], []
         for i in range(γ):
+            if i > 0 and parameters is not None:
+                parameters = parameters.after(tokens[-1])
             numbers = parameters, None if u_BD is None else u_BD[:, i : i + 1]
             if i == 0:
                 done = self._run_program(state, context, *numbers)
@@ -140,7 +140,7 @@ class FusedModelDrafter(ModelDrafter):
         self,
         state: ModelState,
         context: Context,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """What ``runner.fused_draft`` returns; the cache then holds what the model has read."""
@@ -152,17 +152,22 @@ class FusedModelDrafter(ModelDrafter):
         return done
 
 
-def _numbers(distribution: Warp, rng: Stream, γ: int) -> tuple[RowParameters | None, Tensor | None]:
+def draft_numbers(
+    context: Context, rng: Stream, γ: int
+) -> tuple[DraftParameters | None, Tensor | None]:
     """What programs draw γ tokens with: the rows' parameters, and numbers in [0, 1), (B, γ). None
-    for greedy rows."""
-    if distribution.greedy:
+    for greedy rows of unchanged logits, for which programs take the argmax."""
+    distribution = context.distribution
+    assert isinstance(distribution, Warp)
+    if distribution.greedy and distribution.keeps_logits:
         return None, None
-    return distribution.row_parameters, rng.uniform(Role.DRAFT, γ)
+    return distribution.draft_parameters(context), rng.uniform(Role.DRAFT, γ)
 
 
-def is_fusible(distribution: Distribution) -> bool:
-    """Whether programs can draw from a distribution: temperature and truncation of the model's
-    logits, or their argmax."""
-    return isinstance(distribution, Warp) and (
-        distribution.keeps_logits if distribution.greedy else distribution.fuses
-    )
+def is_fusible(distribution: Distribution, with_logits: bool = False) -> bool:
+    """Whether programs can draw from a distribution. Greedy rows whose logits are changed are drawn
+    from point masses, so that there are no logits, where a rule or a stop reads those."""
+    if not isinstance(distribution, Warp):
+        return False
+    needs_logits = with_logits and distribution.greedy
+    return distribution.keeps_logits if needs_logits else distribution.fuses

@@ -35,13 +35,12 @@ from outrider.core import (
     Context,
     Draft,
     Drawn,
-    Role,
     Scores,
     Stream,
     cached_arange,
 )
 from outrider.core.errors import IncompatibleError
-from outrider.drafters.chain.fused_model import is_fusible
+from outrider.drafters.chain.fused_model import draft_numbers, is_fusible
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_model import BlockModel, BlockOutput
@@ -50,7 +49,6 @@ from outrider.drafters.heads.slots import Slots, chain_of_slots, tree_of_slots
 from outrider.drafters.tree.grow import Children, StaticTree
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import HFModel
-from outrider.sampling import Warp
 
 
 @dataclass
@@ -179,18 +177,15 @@ class BlockDrafter:
         distribution, γ = context.distribution, self.num_fused
         if not γ or budget.max_tokens != γ or not is_fusible(distribution):
             return None
-        assert isinstance(distribution, Warp)
-        greedy = distribution.greedy
-        parameters = None if greedy else distribution.row_parameters
-        u_BD = None if greedy else rng.uniform(Role.DRAFT, γ)
-        done = self.model.draft(cache, context.root_B[:, None], γ, parameters, u_BD)
+        numbers = draft_numbers(context, rng, γ)
+        done = self.model.draft(cache, context.root_B[:, None], γ, *numbers)
         if done is None:
             return None
         probs_BNV, tokens_BN = done
         mask_BN = None
         if budget.tokens_B is not None:
             mask_BN = cached_arange(γ + 1, context.device) <= budget.tokens_B[:, None]
-        if greedy:
+        if distribution.greedy:
             return Draft.chain(tokens_BN, mask_BN, None, "chosen")
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, "iid")
 

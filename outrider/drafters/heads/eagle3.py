@@ -47,7 +47,7 @@ from outrider.drafters.tree.dynamic import DynamicTreeDrafter
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
 from outrider.runtime.prefill import Prefilling
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 __all__ = [
     "Eagle3Drafter",
@@ -146,7 +146,7 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
         self,
         state: ModelState,
         context: Context,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """The program reads the newest tokens."""

@@ -25,8 +25,9 @@ from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import QUERIES, ROWS, KVBuffers
+from outrider.runtime.kernels.truncation import truncated
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences
 
 
 class Slots(NamedTuple):
@@ -179,9 +180,13 @@ class GreedyHeadDraft(_HeadDraft):
 
 
 class SampledHeadDraft(_HeadDraft, SampledDraft):
-    """A chain drawn under each row's temperature and truncation."""
+    """A chain drawn under each row's sampling parameters."""
 
     kind: ClassVar[str] = "sampled draft"
+
+    @property
+    def num_tokens(self) -> int:
+        return self._head.vocabulary.num_tokens
 
     def forward(  # type: ignore[override]
         self,
@@ -200,12 +205,25 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
         vocabulary = self._head.vocabulary
 
         def choose(z_BD: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            q_BD = self.drawn_from(z_BD, parameters)
+            q_BD = self.after_chain(z_BD, parameters, tokens)
             return q_BD, vocabulary.target_ids_D[draw(q_BD, u_BD[:, len(tokens) - 1])]
 
         rest = num_B, hidden_BKF, slot_S, keys, values
         recorded, *others = self._head_chain(tokens_BK, length_B, rest, choose)
         return vocabulary.widened(with_leaf(recorded), outside=0.0), *others
+
+    def drawn_from(
+        self,
+        z_BnD: Tensor,
+        parameters: Sequence[Tensor],
+        tokens_BK: Tensor,
+        on_path_BnK: Tensor,
+    ) -> Tensor:
+        """As of ``SampledDraft``, over the draft vocabulary."""
+        token_D = self._head.vocabulary.target_ids_D
+        drafted_BnV = occurrences(tokens_BK, on_path_BnK, self.num_tokens)
+        by = DraftParameters(*parameters).among(token_D)
+        return draft_distributions(z_BnD, by, drafted_BnV[..., token_D], truncated)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         rows = rows_BDV[..., self._head.vocabulary.target_ids_D]
@@ -222,7 +240,7 @@ class HeadExecutor(CompiledExecutor):
         cache: KVCache,
         newest: Newest,
         depth: int,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
         """Reads the newest tokens and drafts after them; other arguments as of

@@ -19,7 +19,7 @@ from outrider.runtime.executors.compile_cache import uses_kernels
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 C = TypeVar("C", bound=NewestCache)
 
@@ -66,7 +66,7 @@ class HeadModel(HFModel):
         cache: KVCache,
         tokens_BN: Tensor,
         depth: int,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """A draft after the root by one compiled program, which first reads the newest tokens;

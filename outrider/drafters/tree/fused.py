@@ -139,15 +139,24 @@ class _TreeDraft(GreedyDraft):
             tokens_BN: Tensor, mask_BN: Tensor, level: Level
         ) -> tuple[Tensor, Tensor, Tensor]:
             z_BnV = logits(tokens_BN, level)
-            q_BnV = z_BnV if u_BR is None else self.recorded_of(z_BnV, parameters)
+            q_BnV = z_BnV
+            if u_BR is not None:
+                on_path_BnK = level.on_path_nK.bool().expand(B, -1, -1)
+                q_BnV = self.recorded_of(z_BnV, parameters, tokens_BN[:, 1:], on_path_BnK)
             return q_BnV, *children_of(q_BnV, self.drawn, level, u_BR)
 
         tokens_BN, mask_BN, recorded = grow_levels(tokens_BK[:, -1:], self.levels, children)
         recorded_BNV = by_node(recorded, self.levels, tokens_BN.shape[1])
         return recorded_BNV, torch.stack(health).sum(0), tokens_BN, mask_BN
 
-    def recorded_of(self, z_BnV: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """What children are drawn from, given the logits of a level."""
+    def recorded_of(
+        self,
+        z_BnV: Tensor,
+        parameters: Sequence[Tensor],
+        tokens_BK: Tensor,
+        on_path_BnK: Tensor,
+    ) -> Tensor:
+        """What children are drawn from, given the logits of a level, and the tokens above it."""
         return z_BnV
 
 
@@ -170,7 +179,7 @@ class GreedyTreeDraft(_TreeDraft):
 
 
 class SampledTreeDraft(_TreeDraft, SampledDraft):
-    """Children drawn under each row's temperature and truncation."""
+    """Children drawn under each row's sampling parameters."""
 
     kind: ClassVar[str] = "sampled tree"
 
@@ -191,8 +200,14 @@ class SampledTreeDraft(_TreeDraft, SampledDraft):
         """As :class:`GreedyTreeDraft`, with distributions in place of logits."""
         return self._tree(tokens_BK, length_B, (slot_S, keys, values), parameters, u_BR)
 
-    def recorded_of(self, z_BnV: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        return self.drawn_from(z_BnV, parameters)
+    def recorded_of(
+        self,
+        z_BnV: Tensor,
+        parameters: Sequence[Tensor],
+        tokens_BK: Tensor,
+        on_path_BnK: Tensor,
+    ) -> Tensor:
+        return self.drawn_from(z_BnV, parameters, tokens_BK, on_path_BnK)
 
     def _draws(self, inputs: Sequence[Any]) -> Tensor | None:
         u_BR: Tensor = inputs[4]

@@ -15,8 +15,8 @@ than a pass over one token while reading the weights dominates. So nothing is ev
 cache.
 
 How a level's children are drawn, and what a budget cuts, is in ``grow.py``. Where the model is
-compiled, a tree of all levels is one program (``fused.py``), unless its distributions depend on
-more than logits, temperature and truncation.
+compiled, a tree of all levels is one program (``fused.py``), unless there are processors or forced
+tokens, or the best tokens by rank are to be those of changed logits.
 
 Legend: B rows, N nodes (node 0 is the root), V vocabulary, n nodes of a level that have children.
 """
@@ -110,7 +110,7 @@ class TreeDrafter(ModelBacked):
         parameters, u_BR = None, None
         if not self._picks(context):
             assert isinstance(context.distribution, Warp)
-            parameters = context.distribution.row_parameters
+            parameters = context.distribution.draft_parameters(context)
             u_BR = rng.uniform(Role.DRAFT, self._plan.num_draws)
         tokens_BK = self._aligned(state, context)
         done = self.model.draft_by(self._plan, state.cache, tokens_BK, parameters, u_BR)

@@ -37,7 +37,7 @@ from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForwa
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 Compile = Literal["off", "auto", "max"]
 MOST_TOKENS = 256
@@ -154,7 +154,7 @@ class CompiledExecutor:
         cache: KVCache,
         tokens_BN: Tensor,
         plan: DraftPlan,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
         """Drafts D tokens after the query tokens: a fused draft.

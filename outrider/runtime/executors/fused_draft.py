@@ -22,7 +22,7 @@ from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
-from outrider.sampling.warp import RowParameters, distributions
+from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences
 
 
 class DraftPlan(Protocol):
@@ -137,13 +137,20 @@ class GreedyDraft(ChainForward):
 
 
 class SampledDraft(GreedyDraft):
-    """A chain drawn under each row's temperature and truncation."""
+    """A chain drawn under each row's sampling parameters."""
 
     kind: ClassVar[str] = "sampled draft"
 
     @property
     def num_moving(self) -> int:
-        return super().num_moving + len(RowParameters._fields) + 1
+        return super().num_moving + len(DraftParameters._fields) + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Width of the distributions."""
+        config: Any = self.module.config
+        width: int = config.get_text_config().vocab_size
+        return width
 
     def forward(  # type: ignore[override]
         self,
@@ -159,7 +166,7 @@ class SampledDraft(GreedyDraft):
         chain from the root on (B, D + 1)."""
 
         def choose(z_BV: Tensor, tokens: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            q_BV = self.drawn_from(z_BV, parameters)
+            q_BV = self.after_chain(z_BV, parameters, tokens)
             return q_BV, draw(q_BV, u_BD[:, len(tokens) - 1])
 
         return self._chain(tokens_BN, length_B, (slot_S, keys, values), choose)
@@ -170,27 +177,62 @@ class SampledDraft(GreedyDraft):
         tokens_BN, length_B, slot_S, *rest = super().inputs(buffers, rows, queries, span, slots)
         u_BD = torch.linspace(0.1, 0.9, rows * self.depth, dtype=torch.float64)
         u_BD = u_BD.view(rows, self.depth).to(length_B.device)
-        return tokens_BN, length_B, slot_S, example_parameters(length_B), u_BD, *rest
+        return tokens_BN, length_B, slot_S, self._example_parameters(length_B), u_BD, *rest
 
     def sizes(self) -> tuple[Any, ...]:
-        return *super().sizes(), [{0: ROWS}] * len(RowParameters._fields), {0: ROWS}
+        return *super().sizes(), [{0: ROWS}] * len(DraftParameters._fields), {0: ROWS}
 
-    def drawn_from(self, z_BV: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """The distributions that tokens are drawn from, of logits (B, V) or (B, n, V)."""
-        z_BnV = z_BV if z_BV.ndim == 3 else z_BV[:, None]
-        q_BnV = distributions(z_BnV, RowParameters(*parameters), truncated)
-        return q_BnV.view_as(z_BV)
+    def _example_parameters(self, like_B: Tensor) -> list[Tensor]:
+        """Penalties and a bias at temperature 1 without truncation, for as many rows on the same
+        device: ``DraftParameters`` as a list. Truncation would turn a rounding error of the model
+        into another set of tokens."""
+        ones_B = torch.ones_like(like_B, dtype=torch.float32)
+        zeros_B = torch.zeros_like(like_B)
+        index_BV = torch.arange(self.num_tokens, device=like_B.device).repeat(len(like_B), 1)
+        return [
+            ones_B,
+            zeros_B,
+            ones_B.clone(),
+            zeros_B > 0,
+            zeros_B.float(),
+            zeros_B > 0,
+            1.2 * ones_B,
+            0.3 * ones_B,
+            -0.2 * ones_B,
+            0.5 * (index_BV % 3),
+            index_BV % 5 == 0,
+            (index_BV % 7 == 0).float(),
+        ]
+
+    def after_chain(
+        self, z_BV: Tensor, parameters: Sequence[Tensor], tokens: Sequence[Tensor]
+    ) -> Tensor:
+        """The distributions after a chain, root first, that the next tokens are drawn from."""
+        none_B0 = tokens[0].new_zeros(z_BV.shape[0], 0)
+        tokens_BK = torch.stack(list(tokens[1:]), 1) if len(tokens) > 1 else none_B0
+        on_path_B1K = torch.ones_like(tokens_BK, dtype=torch.bool)[:, None]
+        return self.drawn_from(z_BV[:, None], parameters, tokens_BK, on_path_B1K)[:, 0]
+
+    def drawn_from(
+        self,
+        z_BnV: Tensor,
+        parameters: Sequence[Tensor],
+        tokens_BK: Tensor,
+        on_path_BnK: Tensor,
+    ) -> Tensor:
+        """The distributions that tokens are drawn from, (B, n, V).
+
+        Args:
+            z_BnV: logits.
+            parameters: ``DraftParameters``.
+            tokens_BK: the tokens drafted so far.
+            on_path_BnK: which of them precede each of the n positions.
+        """
+        drafted_BnV = occurrences(tokens_BK, on_path_BnK, self.num_tokens)
+        return draft_distributions(z_BnV, DraftParameters(*parameters), drafted_BnV, truncated)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether drafted tokens are the draws from what is recorded of them."""
         u_BD = inputs[4].to(rows_BDV.device)
         drawn_BD = draw(rows_BDV.flatten(0, 1), u_BD.flatten()).view_as(tokens_BD)
         return torch.equal(drawn_BD, tokens_BD)
-
-
-def example_parameters(like_B: Tensor) -> list[Tensor]:
-    """Temperature 1 without truncation, for as many rows on the same device: ``RowParameters`` as a
-    list. Truncation would turn a rounding error of the model into another set of tokens."""
-    ones_B = torch.ones_like(like_B, dtype=torch.float32)
-    zeros_B = torch.zeros_like(like_B)
-    return [ones_B, zeros_B, ones_B.clone(), zeros_B > 0, zeros_B.float()]

@@ -36,7 +36,7 @@ from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kernels.exact import inexact_operator
 from outrider.runtime.prefill import unsampled_context
 from outrider.sampling import Sampling, Warp
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 _PROBE = 12  # tokens that an exact model is tested on
 
@@ -115,7 +115,7 @@ def stages(
     return found
 
 
-Numbers = tuple[RowParameters | None, Tensor | None]
+Numbers = tuple[DraftParameters | None, Tensor | None]
 """What tokens are drawn with; nothing for greedy rows."""
 
 
@@ -124,7 +124,8 @@ def _drafts(
 ) -> list[tuple[str, Callable[[], None]]]:
     """The greedy and the sampled fused draft of one kind."""
     u_BD = torch.zeros(1, num_draws, dtype=torch.float64, device=model.device)
-    parameters = Warp([Sampling(temperature=1)], model.num_tokens, model.device).row_parameters
+    warp = Warp([Sampling(temperature=1)], model.num_tokens, model.device)
+    parameters = warp.draft_parameters(unsampled_context(model, [0]))
     greedy, sampled = partial(draft, (None, None)), partial(draft, (parameters, u_BD))
     return [(f"greedy {name}", greedy), (f"sampled {name}", sampled)]
 

@@ -36,7 +36,7 @@ from outrider.runtime.kv_cache.prefix import ModelPrefixes
 from outrider.runtime.kv_cache.storage import KVCachePlan, KvDtype, KVLayout, MemoryBudget
 from outrider.runtime.prefill import PREFILL_WIDTH, Prefill, recompute_long_rows, unsampled_context
 from outrider.sampling import Sampling
-from outrider.sampling.warp import RowParameters
+from outrider.sampling.warp import DraftParameters
 
 MARGIN = 256  # slots past the limit, for a tree's nodes and those of rows that may not use them
 
@@ -306,7 +306,7 @@ class HFModel:
         cache: KVCache,
         tokens_BN: Tensor,
         depth: int,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """A chain by one compiled program: see ``runner.fused_draft``."""
@@ -322,7 +322,7 @@ class HFModel:
         plan: DraftPlan,
         cache: KVCache,
         tokens_BN: Tensor,
-        parameters: RowParameters | None,
+        parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, ...] | None:
         """A chain or tree by one compiled program: see ``runner.fused_draft``."""
