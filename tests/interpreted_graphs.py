@@ -55,11 +55,12 @@ def untraced(each: nn.Module) -> Program:
 
 def verification_inputs(each: FusedLogitVerification, inputs: list[torch.Tensor]) -> list[Any]:
     """The inputs of a rule's program as its module takes them."""
-    end = 3 if each.kind.tree_shape is None else 4
+    end = 3 + (each.kind.tree_shape is not None) + each.kind.with_drawn_probs
     first = [inputs[0], inputs[1:end]]
     if not isinstance(each, FusedVerification):
         return [*first, *inputs[end:]]
-    return [*first, inputs[end : end + 2], *grouped(inputs[end + 2 :], 0, RowParameters)]
+    numbers, keys = inputs[end : end + 2], inputs[end + 2 : end + 4]
+    return [*first, numbers, keys, *grouped(inputs[end + 4 :], 0, RowParameters)]
 
 
 def grouped(inputs: list[torch.Tensor], first: int, parameters: Any) -> list[Any]:

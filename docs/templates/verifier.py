@@ -40,8 +40,8 @@ class Shy:
             if it is for temperature 0 and uses the logits themselves.
         traceable: whether the code can be traced: it reads no tensor's value (no
             ``bool(tensor)``; a loop until a tensor says so is ``core.repeat_while``) and draws with
-            ``rng.uniform`` only. Compiled engines then compile the rule as well. Leave it out if
-            not, or if in doubt.
+            ``rng.uniform`` or ``race`` only. Compiled engines then compile the rule as well. Leave
+            it out if not, or if in doubt.
         bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 

@@ -66,6 +66,8 @@ class Capabilities(Generic[M]):
         drafts_freely: whether some of its sources can draft without its models
             (``Budget.free_only``).
         keeps_logits: whether its drafts of greedy rows carry its model's logits.
+        shares_noise: whether its sampled drafts are chosen tokens that were drawn with noise shared
+            with the rule, and carry ``Draft.drawn_probs_BN``.
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """
 
@@ -86,4 +88,5 @@ class Capabilities(Generic[M]):
     rewindable: bool = False
     drafts_freely: bool = False
     keeps_logits: bool = False
+    shares_noise: bool = False
     own_vocabulary: bool = False

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outrider.core.repeat import repeat_while
 from outrider.core.rng import Role, Stream, as_uniform
 
 _BLOCK_SIZE = 16
@@ -35,13 +36,20 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     weights_BGW = _blocks(weights_BV)
     G = weights_BGW.shape[1]
     bound_BG = _minima(rng, torch.arange(G, device=weights_BV.device))[0] / weights_BGW.amax(-1)
-    if G > _MAX_OPENED and weights_BV.device.type == "cpu":  # elsewhere synchronising costs more
-        bound_BO, block_BO = bound_BG.topk(_MAX_OPENED + 1, largest=False)
-        time_B, token_B = _fastest(weights_BGW, rng, block_BO[:, :-1])
-        if bool((time_B < bound_BO[:, -1]).all()):
-            return token_B
     all_BG = torch.arange(G, device=weights_BV.device).expand(weights_BV.shape[0], G)
-    return _fastest(weights_BGW, rng, all_BG)[1]
+    if G <= _MAX_OPENED or weights_BV.device.type != "cpu":  # elsewhere synchronising costs more
+        return _fastest(weights_BGW, rng, all_BG)[1]
+    bound_BO, block_BO = bound_BG.topk(_MAX_OPENED + 1, largest=False)
+    time_B, token_B = _fastest(weights_BGW, rng, block_BO[:, :-1])
+    won_B = time_B < bound_BO[:, -1]
+
+    def is_open(_: Tensor, won_B: Tensor) -> Tensor:
+        return ~won_B.all()
+
+    def open_all(_: Tensor, won_B: Tensor) -> tuple[Tensor, Tensor]:
+        return _fastest(weights_BGW, rng, all_BG)[1], torch.ones_like(won_B)
+
+    return repeat_while(is_open, open_all, (token_B, won_B))[0]
 
 
 def _fastest(weights_BGW: Tensor, rng: Stream, block_BO: Tensor) -> tuple[Tensor, Tensor]:

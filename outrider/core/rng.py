@@ -120,7 +120,7 @@ class Stream:
 
     @cached_property
     def _here_B1(self) -> Tensor:
-        if self.key_B.device.type == "cpu":
+        if self.key_B.device.type == "cpu" and not torch.compiler.is_compiling():
             spread_B = self.position_B.numpy() * _GOLDEN
             return torch.from_numpy(_folded(self.key_B.numpy(), spread_B)[:, None])
         return fold(self.key_B, self.position_B)[:, None]
@@ -165,9 +165,14 @@ class Stream:
         return Stream(key_B, self.position_B)
 
     def bits(self, role: Role, number_BJ: Tensor) -> Tensor:
-        """64 random bits for each of the given counters of a role, shape (B, J)."""
-        _require_not_tracing()
+        """64 random bits for each of the given counters of a role, shape (B, J).
+
+        A program that is being traced computes the hash itself: which counters are needed is known
+        only when it runs.
+        """
         part_BJ = number_BJ + (int(role) << _ROLE_SHIFT)
+        if torch.compiler.is_compiling():
+            return fold(self._here_B1, part_BJ)
         is_small = part_BJ.device.type == "cpu" and part_BJ.numel() <= _MOST_BY_NUMPY
         return (fold_by_numpy if is_small else fold)(self._here_B1, part_BJ)
 
@@ -210,7 +215,7 @@ class UpcomingUniforms:
 
 def _require_not_tracing() -> None:
     """Raises NotImplementedError while a program is traced: the compiler would inline the hash of
-    every number, again and again."""
+    every uniform number, again and again."""
     if torch.compiler.is_compiling():
         raise NotImplementedError("random numbers cannot be generated inside a traced program")
 

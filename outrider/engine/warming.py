@@ -141,7 +141,8 @@ def _rules(engine: Engine) -> Iterator[Stage]:
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
     chosen = DraftKind("chosen", able.tree_shape, able.keeps_logits)
     greedy = engine.recipe.greedy_verifier, chosen
-    sampled = engine.recipe.verifier, DraftKind(drafter.drawn, able.tree_shape)
+    drawn = DraftKind(drafter.drawn, able.tree_shape, with_drawn_probs=able.shares_noise)
+    sampled = engine.recipe.verifier, drawn
     for rule, kind in dict.fromkeys((greedy, sampled)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)

@@ -224,8 +224,16 @@ class ModelDrafter(ModelBacked):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        stops = self.stop is not None
-        return replace(super().capabilities, stops_early=stops, keeps_logits=self.keep_logits)
+        return replace(
+            super().capabilities,
+            stops_early=self.stop is not None,
+            keeps_logits=self.keep_logits,
+            shares_noise=self._shares_noise,
+        )
+
+    @property
+    def _shares_noise(self) -> bool:
+        return self._picker.draws and self.drawn == "chosen"
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         γ, greedy = budget.max_tokens, context.distribution.greedy
@@ -238,7 +246,7 @@ class ModelDrafter(ModelBacked):
             exists_BN = torch.stack(going.exists[: len(tokens)], 1)
             mask_BN = exists_BN if mask_BN is None else mask_BN & exists_BN
         drawn: Drawn = "chosen" if greedy else self.drawn
-        shares_noise = not greedy and self._picker.draws and drawn == "chosen"
+        shares_noise = not greedy and self._shares_noise
         return Draft.chain(
             torch.stack(tokens, 1),
             mask_BN,

@@ -10,10 +10,10 @@ processors, grammars, forced tokens, temperature 0 among rows that sample) does 
 program (``Warp.sampling_logits``), so that all sampling parameters share one program.
 
 A rule opts in by ``traceable: ClassVar[bool] = True``, if its code, while it is traced, reads no
-number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` alone. Loops of unknown
-length are ``core.repeat_while``, which a program has as an operator. The rule itself verifies what
-is left: trees of other shapes, and, where bits must not depend on the executor, all that are
-sampled.
+number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` or ``race`` alone. Loops of
+unknown length are ``core.repeat_while``, which a program has as an operator. The rule itself
+verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
+that are sampled.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
@@ -91,18 +91,27 @@ class DraftKind(NamedTuple):
         drawn: how the tokens are obtained.
         tree_shape: of trees; None for chains, of which any length has the same program.
         with_logits: whether they carry the draft model's logits.
+        with_drawn_probs: whether they carry the probabilities of chosen tokens.
     """
 
     drawn: Drawn
     tree_shape: TreeShape | None = None
     with_logits: bool = False
+    with_drawn_probs: bool = False
 
     @classmethod
     def of(cls, draft: Draft) -> "DraftKind":
         """That of a draft."""
         shape = TreeShape(draft.num_nodes, draft.walk_length_bound)
-        with_logits = draft.logits_BNV is not None
-        return cls(draft.drawn, None if draft.is_chain else shape, with_logits)
+        carried = draft.logits_BNV is not None, draft.drawn_probs_BN is not None
+        return cls(draft.drawn, None if draft.is_chain else shape, *carried)
+
+    def nodes_of(self, draft: Draft) -> list[Tensor]:
+        """What a draft of this kind says of each of its nodes, each (B, N): tokens, mask, of trees
+        parents, and the probabilities of chosen tokens."""
+        nodes = [draft.tokens_BN, draft.mask_BN]
+        nodes += [] if self.tree_shape is None else [draft.parents_BN]
+        return nodes if draft.drawn_probs_BN is None else [*nodes, draft.drawn_probs_BN.float()]
 
     def of_model(self, draft: Draft) -> Tensor | None:
         """What a draft of this kind carries of the draft model, (B, N, V): its logits, or the
@@ -113,15 +122,23 @@ class DraftKind(NamedTuple):
         """A draft of this kind.
 
         Args:
-            nodes: tokens, mask and, of trees, parents, each (B, N).
+            nodes: as :meth:`nodes_of`.
             of_model_BNV: as :meth:`of_model`.
         """
-        tokens_BN, mask_BN, *parents = nodes
+        tokens_BN, mask_BN, *rest = nodes
+        drawn_probs_BN = rest.pop() if self.with_drawn_probs else None
         given = of_model_BNV, None
         logits_BNV, q_BNV = given if self.with_logits else given[::-1]
         if self.tree_shape is None:
-            return Draft.chain(tokens_BN, mask_BN, q_BNV, self.drawn, logits_BNV)
-        (parents_BN,), walk_length = parents, self.tree_shape.walk_length
+            return Draft.chain(
+                tokens_BN,
+                mask_BN,
+                q_BNV,
+                self.drawn,
+                logits_BNV,
+                drawn_probs_BN=drawn_probs_BN,
+            )
+        (parents_BN,), walk_length = rest, self.tree_shape.walk_length
         return Draft(
             tokens_BN,
             parents_BN,
@@ -130,6 +147,7 @@ class DraftKind(NamedTuple):
             self.drawn,
             logits_BNV=logits_BNV,
             max_walk_length=walk_length,
+            drawn_probs_BN=drawn_probs_BN,
         )
 
 
@@ -158,7 +176,9 @@ class FusedLogitVerification(nn.Module):
         """Accepted tokens and the next one, both (B,), the path (B, D), and the emitted tokens
         (B, N). ``nodes`` and ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
         draft = self.kind.draft(nodes, of_model_BNV)
-        return _decisions(draft, self.verifier(draft, logits_BNV, GivenNumbers.of(nodes[0])))
+        return _decisions(
+            draft, self.verifier(draft, logits_BNV, GivenNumbers.of([nodes[0][:, 0]] * 2))
+        )
 
 
 class FusedVerification(FusedLogitVerification):
@@ -169,6 +189,7 @@ class FusedVerification(FusedLogitVerification):
         logits_BNV: Tensor,
         nodes: list[Tensor],
         numbers: list[Tensor],
+        keys: list[Tensor],
         parameters: list[Tensor],
         of_model_BNV: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
@@ -179,12 +200,13 @@ class FusedVerification(FusedLogitVerification):
             logits_BNV: of the target, as ``Warp.sampling_logits`` returns them.
             nodes: as before.
             numbers: random numbers to accept with, and for next tokens, each (B, N).
+            keys: of the rows, and their positions, for noise: as of ``Stream``, each (B,).
             parameters: ``RowParameters``.
             of_model_BNV: the draft's distributions; chosen tokens have none.
         """
         p_BNV = distributions(logits_BNV, RowParameters(*parameters), truncated)
         draft = self.kind.draft(nodes, of_model_BNV)
-        verdict = self.verifier(draft, p_BNV, GivenNumbers.of(nodes[0], *numbers))
+        verdict = self.verifier(draft, p_BNV, GivenNumbers.of(keys, *numbers))
         return *_decisions(draft, verdict), p_BNV, *estimated_overlap(draft, p_BNV)
 
 
@@ -204,11 +226,12 @@ class GivenNumbers(Stream):
     by_role: tuple[tuple[Role, Tensor], ...] = ()
 
     @classmethod
-    def of(cls, tokens_BN: Tensor, *numbers: Tensor) -> "GivenNumbers":
-        """Numbers to accept with and for next tokens, or none."""
-        key_B = tokens_BN[:, 0]
+    def of(cls, keys: Sequence[Tensor], *numbers: Tensor) -> "GivenNumbers":
+        """Keys of the rows and their positions, and numbers to accept with and for next tokens, or
+        none."""
         pairs = zip((Role.ACCEPT, Role.NEXT), numbers, strict=False)
-        return cls(key_B, key_B, by_role=tuple(pairs))
+        key_B, position_B = keys
+        return cls(key_B, position_B, by_role=tuple(pairs))
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
         given = dict(self.by_role)
@@ -257,12 +280,12 @@ class CompiledVerifier:
         warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
         by_distribution = verifier.needs == "distribution"
         z_BNV = (warp.sampling_logits if by_distribution else warp.logits)(logits_BNV, prefix)
-        nodes = [draft.tokens_BN, draft.mask_BN, *([] if draft.is_chain else [draft.parents_BN])]
-        inputs = [_longer(each, more) for each in (z_BNV, *nodes)]
+        kind = DraftKind.of(draft)
+        inputs = [_longer(each, more) for each in (z_BNV, *kind.nodes_of(draft))]
         if by_distribution:
             inputs += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
-            inputs += warp.row_parameters
-        of_model_BNV = DraftKind.of(draft).of_model(draft)
+            inputs += [rng.key_B, rng.position_B, *warp.row_parameters]
+        of_model_BNV = kind.of_model(draft)
         inputs += [] if of_model_BNV is None else [_longer(of_model_BNV.float(), more)]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
@@ -299,7 +322,7 @@ class CompiledVerifier:
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
     ) -> Program | None:
         fits = 1 < draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
-        bare = draft.step_probs_BN is None and draft.drawn_probs_BN is None
+        bare = draft.step_probs_BN is None
         if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         kind = DraftKind.of(draft)
@@ -389,8 +412,11 @@ def _trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
     _, nodes, *rest = inputs
     sizes: list[Any] = [by_node, [by_node] * len(nodes)]
     if isinstance(each, FusedVerification):
-        numbers, parameters, *rest = rest
-        sizes += [[by_node] * len(numbers), [{0: ROWS}] * len(parameters)]
+        numbers, keys, parameters, *rest = rest
+        sizes += [
+            [by_node] * len(numbers),
+            *([{0: ROWS}] * len(each) for each in (keys, parameters)),
+        ]
     sizes += [by_node] * len(rest)
     with torch.no_grad():
         return torch.export.export(each, tuple(inputs), dynamic_shapes=tuple(sizes), strict=False)
@@ -417,17 +443,20 @@ def _examples(
     nodes = [tokens_BN, mask_BN]
     if each.kind.tree_shape is not None:  # two paths from the root on
         nodes.append(((index_BN % N) - 2).clamp(min=0) - (index_BN % N == 0).long())
+    if each.kind.with_drawn_probs:
+        nodes.append(wave_BNV[..., 0].abs() + 0.1)
     of_model_BNV = 3 * wave_BNV.roll(1, 2)
     if not isinstance(each, FusedVerification):
         return [z_BNV, nodes, *[of_model_BNV] * carries]
-    stream = Stream(tokens_BN[:, 0], tokens_BN[:, 1])
+    stream = Stream(tokens_BN[:, 0].clone(), tokens_BN[:, 1].clone())
+    keys = [stream.key_B, stream.position_B]
     numbers = [stream.uniform(role, N).contiguous() for role in (Role.ACCEPT, Role.NEXT)]
     samplings = [
         Sampling(temperature=0.5 + 0.5 * row, **_TRUNCATED[row % len(_TRUNCATED)])
         for row in range(rows)
     ]
     parameters = list(Warp(samplings, V, device).row_parameters)
-    return [z_BNV, nodes, numbers, parameters, *[of_model_BNV.softmax(-1)] * carries]
+    return [z_BNV, nodes, numbers, keys, parameters, *[of_model_BNV.softmax(-1)] * carries]
 
 
 def _compare(each: FusedLogitVerification, inputs: list[Any], found: list[Tensor]) -> str:
