@@ -17,6 +17,7 @@ from outrider.core.match import candidates_equal, match
 from outrider.core.protocols import (
     Budget,
     CanRollBack,
+    ChecksDrafts,
     Drafter,
     Model,
     Needs,
@@ -65,6 +66,7 @@ __all__ = [
     "Budget",
     "CanRollBack",
     "Capabilities",
+    "ChecksDrafts",
     "ClosedFormRule",
     "Context",
     "Distribution",

@@ -216,3 +216,15 @@ class UsesRawLogits(Protocol):
 
     def with_raw_logits(self, logits_BNV: Tensor) -> Verifier:
         """The rule for a round in which the target has these raw logits at the draft's nodes."""
+
+
+class ChecksDrafts(Protocol):
+    """A verifier that is valid for some shapes of trees only."""
+
+    def check_draft(self, draft: Draft) -> None:
+        """Reads the draft's shape on the host. Compiled programs of the rule, which read nothing,
+        run after it.
+
+        Raises:
+            IncompatibleError: the rule would bias the output of this draft.
+        """

@@ -22,7 +22,7 @@ in the paper).
 
 Preserves: the target distribution exactly. Accepts i.i.d. drafts whose sequences branch only at the
 root (equal prefixes are repeated, because multiplicity counts), with any lengths and any order of
-the nodes. Synchronises with the device once per round, to read the shape.
+the nodes. Synchronises with the device at each position and each step of the bisection.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary.
 """
@@ -44,6 +44,7 @@ from outrider.core import (
     Verdict,
     draw,
     path_to,
+    repeat_while,
 )
 from outrider.core.errors import IncompatibleError
 
@@ -57,6 +58,7 @@ class Spectr:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
@@ -65,51 +67,81 @@ class Spectr:
         Raises:
             IncompatibleError: a draft branches below its root.
         """
+        if not torch.compiler.is_compiling():
+            self.check_draft(draft)
         B, N = draft.tokens_BN.shape
         rows_B = torch.arange(B, device=p_BNV.device)
         node_N = torch.arange(N, device=p_BNV.device)
         u_BN = self._uniforms(draft, rng)
-        node_B = torch.zeros_like(rows_B)
-        active_BN = (node_N == 0).expand(B, N)
-        probs_BV = p_BNV[:, 0]
-        for _ in range(longest(draft)):
-            next_BN = active_BN.gather(1, draft.parents_BN.clamp(min=0)) & draft.mask_BN
-            next_BN = next_BN & (node_N > 0)
-            above_B = draft.parents_BN[rows_B, next_BN.long().argmax(1)].clamp(min=0)
-            p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, above_B]
+        tokens_BN, q_BNV = draft.tokens_BN, _probs(draft)
+        above_BN = draft.parents_BN.clamp(min=0)
+        drafted_BN = draft.mask_BN & (node_N > 0)
+
+        def some_row_goes_on(node_B: Tensor, next_BN: Tensor, probs_BV: Tensor) -> Tensor:
+            return next_BN.any()
+
+        def verify(
+            node_B: Tensor, next_BN: Tensor, probs_BV: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            above_B = above_BN[rows_B, next_BN.long().argmax(1)]
+            p_BV, q_BV = p_BNV[rows_B, node_B], q_BNV[rows_B, above_B]
             num_B = next_BN.sum(1)
-            if p_BNV.device.type == "cpu" and not num_B.any():  # elsewhere that costs more
-                break
             rho_B = self.smallest_rho(p_BV, q_BV, num_B)
-            p_x_BN, q_x_BN = p_BV.gather(1, draft.tokens_BN), q_BV.gather(1, draft.tokens_BN)
+            p_x_BN, q_x_BN = p_BV.gather(1, tokens_BN), q_BV.gather(1, tokens_BN)
             good_BN = next_BN & (u_BN * rho_B[:, None] * q_x_BN < p_x_BN)
             first_B = torch.where(good_BN, node_N, N).amin(1)
             accepted_B = first_B < N
             node_B = torch.where(accepted_B, first_B, node_B)
-            same_BN = draft.tokens_BN == draft.tokens_BN[rows_B, node_B][:, None]
+            same_BN = tokens_BN == tokens_BN[rows_B, node_B][:, None]
             active_BN = next_BN & same_BN & accepted_B[:, None]
             rejected_B = (num_B > 0) & ~accepted_B
-            left_BV = self.residual(p_BV, q_BV, num_B, rho_B)
+            left_BV = self.residual(p_BV, q_BV, num_B, rho_B).to(probs_BV.dtype)
             probs_BV = torch.where(rejected_B[:, None], left_BV, probs_BV)
             probs_BV = torch.where(accepted_B[:, None], p_BNV[rows_B, node_B], probs_BV)
+            return node_B, active_BN.gather(1, above_BN) & drafted_BN, probs_BV
+
+        # A step per position, at which the nodes `next_BN` are the active sequences' next tokens.
+        from_root_BN = drafted_BN & (draft.parents_BN == 0)
+        wide_BV = p_BNV[:, 0].to(torch.promote_types(p_BNV.dtype, _wide(p_BNV)))
+        state = torch.zeros_like(rows_B), from_root_BN, wide_BV
+        node_B, _, probs_BV = repeat_while(some_row_goes_on, verify, state)
         num_accepted_B = draft.depth_BN[rows_B, node_B]
         next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
+
+    def check_draft(self, draft: Draft) -> None:
+        """As ``ChecksDrafts``."""
+        if draft.is_chain:
+            return
+        below_root_BN = draft.mask_BN & (draft.parents_BN > 0)
+        num_children_BN = torch.zeros_like(draft.tokens_BN)
+        num_children_BN.scatter_add_(1, draft.parents_BN.clamp(min=0), below_root_BN.long())
+        if (num_children_BN > 1).any():
+            raise IncompatibleError(
+                "this rule verifies sequences that branch only at the root; the draft branches "
+                "below it"
+            )
 
     def smallest_rho(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor) -> Tensor:
         """ρ* in [1, k] for k = ``num`` draws: the upper end of the bisection's last interval."""
         low_B = torch.ones_like(num_B, dtype=_wide(p_BV))
         high_B = num_B.to(low_B.dtype).clamp(min=1)
-        if p_BV.device.type == "cpu" and (num_B <= 1).all():  # elsewhere that costs more
-            return high_B
         p_BV, q_BV = p_BV.to(low_B.dtype), q_BV.to(low_B.dtype)
-        for _ in range(_NUM_BISECTIONS):
+
+        def some_row_has_several(low_B: Tensor, high_B: Tensor, num_steps: Tensor) -> Tensor:
+            return (num_B > 1).any() & (num_steps < _NUM_BISECTIONS)
+
+        def bisect(
+            low_B: Tensor, high_B: Tensor, num_steps: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
             rho_B = (low_B + high_B) / 2
             beta_B = common(p_BV, q_BV, rho_B).sum(1).clamp(max=1)
             enough_B = some_accepted(beta_B, num_B) <= rho_B * beta_B
             low_B = torch.where(enough_B, low_B, rho_B)
-            high_B = torch.where(enough_B, rho_B, high_B)
-        return high_B
+            return low_B, torch.where(enough_B, rho_B, high_B), num_steps + 1
+
+        state = low_B, high_B, num_B.new_zeros(())
+        return repeat_while(some_row_has_several, bisect, state)[1]
 
     def residual(self, p_BV: Tensor, q_BV: Tensor, num_B: Tensor, rho_B: Tensor) -> Tensor:
         """``p - min(q, p/ρ) p_acc / β``; p if no draw can be accepted or no mass remains."""
@@ -125,26 +157,6 @@ class Spectr:
         u_BD = rng.uniform(Role.ACCEPT, max(draft.num_nodes - 1, 1))
         rank_BN = draft.depth_BN.argsort(dim=1, stable=True).argsort(1)
         return u_BD.gather(1, (rank_BN - 1).clamp(min=0))
-
-
-def longest(draft: Draft) -> int:
-    """The number of tokens in the longest sequence.
-
-    Raises:
-        IncompatibleError: a node other than the root has several children.
-    """
-    if draft.is_chain:
-        return draft.num_nodes - 1
-    below_root_BN = draft.mask_BN & (draft.parents_BN > 0)
-    num_children_BN = torch.zeros_like(draft.tokens_BN)
-    num_children_BN.scatter_add_(1, draft.parents_BN.clamp(min=0), below_root_BN.long())
-    depth_BN = torch.where(draft.mask_BN, draft.depth_BN, 0)
-    most, depth = torch.stack([num_children_BN.amax(), depth_BN.amax()]).tolist()
-    if most > 1:
-        raise IncompatibleError(
-            "this rule verifies sequences that branch only at the root; the draft branches below it"
-        )
-    return int(depth)
 
 
 def common(p_BV: Tensor, q_BV: Tensor, rho_B: Tensor) -> Tensor:

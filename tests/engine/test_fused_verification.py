@@ -23,7 +23,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
-from outrider.core.errors import OutriderError, OutriderWarning
+from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_verification import MOST_NODES, CompiledVerifier, DraftKind
@@ -45,6 +45,7 @@ from outrider.verifiers import (
     Relaxed,
     RelaxedGreedy,
     SampleMatch,
+    Spectr,
     Typical,
 )
 
@@ -246,11 +247,40 @@ def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> N
     assert maker.graphs == 1, "trees of other shapes are verified eagerly"
 
 
+@pytest.mark.parametrize("temperature", [0.8, 3.0])
+def test_verdicts_over_sequences_equal_those_of_the_rule(temperature: float) -> None:
+    """K-SEQ over three sequences of three tokens, equal prefixes repeated, some cut short."""
+    maker = Counted()
+    verification = CompiledVerifier(maker, TreeShape(10, 5))
+    for seed in range(24):
+        rows, truncation = (1, 2, 5)[seed % 3], TRUNCATIONS[seed % 5]
+        chain, logits_BNV, context, rng = case(rows, "iid", temperature, seed, 9, **truncation)
+        q_BNV = context.distribution(chain.probs_BNV.log(), None)
+        parents_BN = torch.tensor([-1, 0, 0, 0, 1, 2, 3, 4, 5, 6]).expand(rows, -1)
+        q_BNV[:, 2:4], q_BNV[:, 5:7] = q_BNV[:, 1:2], q_BNV[:, 4:5]
+        above_XV = q_BNV[:, parents_BN[0, 1:]].flatten(0, 1)
+        generator = torch.Generator().manual_seed(seed)
+        tokens_BD = torch.multinomial(above_XV, 1, generator=generator).view(rows, -1)
+        tokens_BD[:, 1::3] = tokens_BD[:, ::3]  # the second sequence equals the first one
+        tokens_BN = torch.cat([chain.tokens_BN[:, :1], tokens_BD], 1)
+        mask_BN = torch.arange(10) < 10 - (torch.arange(rows)[:, None] + seed) % 4
+        draft = Draft(tokens_BN, parents_BN, mask_BN, q_BNV, "iid", max_walk_length=5)
+        round_ = draft, logits_BNV, context, rng
+        assert_same(verification(Spectr(), *round_), verify_eagerly(Spectr(), *round_))
+    assert (maker.graphs, maker.calls) == (1, 27)
+
+
+def test_programs_of_rules_for_sequences_refuse_other_trees() -> None:
+    verification = CompiledVerifier(made, TreeShape(7, 4))
+    with pytest.raises(IncompatibleError, match="branch only at the root"):
+        verification(Spectr(), *tree_case(1, "iid", 0))
+
+
 def test_every_traceable_rule_is_covered() -> None:
     public = (getattr(verifiers, name) for name in verifiers.__all__)
     traceable = {rule for rule in public if vars(rule).get("traceable") is True}
     rules = [*DISTRIBUTIONS, *DRAWN, *LOGITS, *OF_BOTH_LOGITS, *(rule for rule, _ in TREE_RULES)]
-    rules += [rule for rule, _ in SOLVED]
+    rules += [*(rule for rule, _ in SOLVED), Spectr()]
     assert traceable == {type(rule) for rule in rules}
 
 

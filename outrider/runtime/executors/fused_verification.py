@@ -67,6 +67,9 @@ RuleCompiler = Callable[[nn.Module, Callable[[], ExportedProgram], bool], Progra
 """Compiles a module, given also the function that traces it and whether the module's representation
 names all that the program depends on."""
 
+CheckDraft = Callable[[Draft], None]
+"""``ChecksDrafts.check_draft``, looked up by name as ``core.round.BindLogits`` is."""
+
 MOST_NODES = 64
 NODES = Dim("nodes", min=3, max=MOST_NODES)
 """Of two nodes, the one drafted token would be a size of 1, for which programs are compiled apart.
@@ -275,6 +278,9 @@ class CompiledVerifier:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
         if context.ends is not None:
             draft = context.ends.cut(draft)
+        check: CheckDraft | None = getattr(verifier, "check_draft", None)
+        if check is not None:
+            check(draft)
         N = draft.num_nodes
         more = max(3 - N, 0)
         warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
