@@ -35,11 +35,15 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     """
     weights_BGW = _blocks(weights_BV)
     G = weights_BGW.shape[1]
-    bound_BG = _minima(rng, torch.arange(G, device=weights_BV.device))[0] / weights_BGW.amax(-1)
-    all_BG = torch.arange(G, device=weights_BV.device).expand(weights_BV.shape[0], G)
-    if G <= _MAX_OPENED or weights_BV.device.type != "cpu":  # elsewhere synchronising costs more
-        return _fastest(weights_BGW, rng, all_BG)[1]
-    bound_BO, block_BO = bound_BG.topk(_MAX_OPENED + 1, largest=False)
+    # Inductor computes with indices itself, and fails where one exceeds 64 bits, as products in the
+    # hash do. A number that the program reads, if only 0, is no index.
+    all_BG = torch.arange(G, device=weights_BV.device) + (rng.key_B[:, None] & 0)
+    bound_BG = _minima(rng, all_BG)[0] / weights_BGW.amax(-1)
+    # elsewhere synchronising costs more than opening all
+    most = _MAX_OPENED if weights_BV.device.type == "cpu" else G
+    bound_BO, block_BO = bound_BG.topk(min(G, most + 1), largest=False)
+    if most >= G:
+        return _fastest(weights_BGW, rng, block_BO)[1]
     time_B, token_B = _fastest(weights_BGW, rng, block_BO[:, :-1])
     won_B = time_B < bound_BO[:, -1]
 
@@ -47,7 +51,8 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
         return ~won_B.all()
 
     def open_all(_: Tensor, won_B: Tensor) -> tuple[Tensor, Tensor]:
-        return _fastest(weights_BGW, rng, all_BG)[1], torch.ones_like(won_B)
+        block_BG = bound_BG.topk(G, largest=False)[1]  # in memory, where no product is an index
+        return _fastest(weights_BGW, rng, block_BG)[1], torch.ones_like(won_B)
 
     return repeat_while(is_open, open_all, (token_B, won_B))[0]
 

@@ -172,9 +172,7 @@ class Stream:
         """
         part_BJ = number_BJ + (int(role) << _ROLE_SHIFT)
         if torch.compiler.is_compiling():
-            # Inductor computes with indices itself, and fails where one overflows. A number that
-            # the program reads is no index.
-            return fold(self._here_B1, part_BJ + (self.key_B[:, None] & 0))
+            return fold(self._here_B1, part_BJ)
         is_small = part_BJ.device.type == "cpu" and part_BJ.numel() <= _MOST_BY_NUMPY
         return (fold_by_numpy if is_small else fold)(self._here_B1, part_BJ)
 
