@@ -518,7 +518,7 @@ def test_each_rule_and_vocabulary_has_its_own_cache_key() -> None:
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [Rejection(), Greedy()], ids=repr)
+@pytest.mark.parametrize("rule", [Rejection(), Greedy(), Mentored(0.1), Coupled()], ids=repr)
 def test_compiled_verdicts_equal_those_of_the_rule(
     rule: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
