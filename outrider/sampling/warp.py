@@ -57,8 +57,8 @@ class DraftParameters(NamedTuple):
     them, as tensors. Without bias and penalties, the numbers leave the logits unchanged.
 
     Attributes:
-        temperature_B, top_k_B, top_p_B, strict_B, min_p_B: as of ``RowParameters``.
-        greedy_B: which rows take the argmax.
+        temperature_B, top_k_B, top_p_B, strict_B, min_p_B: as of ``RowParameters``; greedy rows
+            take the best token only.
         repetition_B, presence_B, frequency_B: the penalties.
         bias_BV: added to the logits.
         prompt_BV: which tokens occur in the prompt.
@@ -70,7 +70,6 @@ class DraftParameters(NamedTuple):
     top_p_B: Tensor
     strict_B: Tensor
     min_p_B: Tensor
-    greedy_B: Tensor
     repetition_B: Tensor
     presence_B: Tensor
     frequency_B: Tensor
@@ -179,10 +178,11 @@ class Warp:
 
     @cached_property
     def row_parameters(self) -> RowParameters:
-        """Temperature and truncation of each row."""
-        truncation = Truncation.of(
-            self._top_k, self._top_p, self._strict, self._min_p, self._device
-        )
+        """Temperature and truncation of each row; greedy rows have neither."""
+        return self._row_parameters(self._top_k)
+
+    def _row_parameters(self, top_k: Sequence[int]) -> RowParameters:
+        truncation = Truncation.of(top_k, self._top_p, self._strict, self._min_p, self._device)
         return RowParameters(self.temperature_B, *truncation)
 
     def draft_parameters(self, context: Context) -> DraftParameters:
@@ -199,7 +199,11 @@ class Warp:
         bias_BV = zeros_BV if self._bias_BV is None else self._bias_BV.float()
         penalties = self._penalties(zeros_BV)
         by_token = bias_BV, zeros_BV > 0, zeros_BV
-        return DraftParameters(*self.row_parameters, self._greedy_B, *penalties, *by_token)
+        best_only = [
+            1 if each.greedy else top_k
+            for each, top_k in zip(self.samplings, self._top_k, strict=True)
+        ]
+        return DraftParameters(*self._row_parameters(best_only), *penalties, *by_token)
 
     def logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The logits after bias, penalties, user processors and forced tokens, at least float32.
@@ -354,14 +358,12 @@ def draft_distributions(
     Args:
         z_BMV: logits, (B, M, V).
         by: the rows' parameters.
-        drafted_BMV: as :func:`occurrences` returns it.
+        drafted_BMV: how often each token has been drafted before each position.
         truncate: what restricts the distributions.
     """
     z_BMV = z_BMV + by.bias_BV[:, None]
     z_BMV = penalised(z_BMV, by.penalties, by.prompt_BV, by.output_BV[:, None] + drafted_BMV)
-    z_BMV = z_BMV.masked_fill(~z_BMV.amax(-1, keepdim=True).isfinite(), 0.0)
-    p_BMV = distributions(z_BMV, by.rows, truncate)
-    return torch.where(by.greedy_B[:, None, None], _point_mass(z_BMV), p_BMV)
+    return distributions(z_BMV, by.rows, truncate)
 
 
 def penalised(z_BMV: Tensor, by: Penalties, prompt_BV: Tensor, output_BMV: Tensor) -> Tensor:
@@ -387,6 +389,15 @@ def occurrences(tokens_BK: Tensor, on_path_BMK: Tensor, num_tokens: int) -> Tens
     zeros_BMV = torch.zeros(B, M, num_tokens, device=tokens_BK.device)
     index_BMK = tokens_BK[:, None].expand(on_path_BMK.shape)
     return zeros_BMV.scatter_add(2, index_BMK, on_path_BMK.float())
+
+
+def occurrences_in_chain(tokens: Sequence[Tensor], token_V: Tensor) -> Tensor:
+    """How often each token of ``token_V`` occurs among those drafted, each (B,): (B, V). A compiler
+    fuses these comparisons with what reads the numbers."""
+    found_BV = torch.zeros(1, len(token_V), device=token_V.device)
+    for x_B in tokens:
+        found_BV = found_BV + (x_B[:, None] == token_V)
+    return found_BV
 
 
 def _counts(context: Context, num_tokens: int) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,9 @@ def test_penalties_and_biases_are_drafted_by_the_same_program(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"processors": (lambda ids, scores: scores / 2,)}, {"forced": {1: 7}}], ids=str
+    "settings",
+    [{"processors": (lambda ids, scores: scores / 2,)}, {"forced": {1: 7}}],
+    ids=["processors", "forced"],
 )
 def test_processors_and_forced_tokens_go_step_by_step(settings: Any) -> None:
     sampling = Sampling(temperature=1.0, seed=3, max_new_tokens=8, ignore_eos=True, **settings)

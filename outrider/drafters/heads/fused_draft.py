@@ -27,7 +27,7 @@ from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import QUERIES, ROWS, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
 from outrider.runtime.kv_cache.cache import KVCache
-from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences
+from outrider.sampling.warp import DraftParameters, draft_distributions
 
 
 class Slots(NamedTuple):
@@ -212,18 +212,15 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
         recorded, *others = self._head_chain(tokens_BK, length_B, rest, choose)
         return vocabulary.widened(with_leaf(recorded), outside=0.0), *others
 
+    def tokens_of(self, z_BV: Tensor) -> Tensor:
+        return self._head.vocabulary.target_ids_D
+
     def drawn_from(
-        self,
-        z_BnD: Tensor,
-        parameters: Sequence[Tensor],
-        tokens_BK: Tensor,
-        on_path_BnK: Tensor,
+        self, z_BnV: Tensor, parameters: Sequence[Tensor], drafted_BnV: Tensor
     ) -> Tensor:
         """As of ``SampledDraft``, over the draft vocabulary."""
-        token_D = self._head.vocabulary.target_ids_D
-        drafted_BnV = occurrences(tokens_BK, on_path_BnK, self.num_tokens)
-        by = DraftParameters(*parameters).among(token_D)
-        return draft_distributions(z_BnD, by, drafted_BnV[..., token_D], truncated)
+        by = DraftParameters(*parameters).among(self._head.vocabulary.target_ids_D)
+        return draft_distributions(z_BnV, by, drafted_BnV, truncated)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         rows = rows_BDV[..., self._head.vocabulary.target_ids_D]

@@ -29,6 +29,7 @@ from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ChainForward, KVBuffers
+from outrider.sampling.warp import occurrences
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ class SampledTreeDraft(_TreeDraft, SampledDraft):
         tokens_BK: Tensor,
         on_path_BnK: Tensor,
     ) -> Tensor:
-        return self.drawn_from(z_BnV, parameters, tokens_BK, on_path_BnK)
+        drafted_BnV = occurrences(tokens_BK, on_path_BnK, self.num_tokens)
+        return self.drawn_from(z_BnV, parameters, drafted_BnV)
 
     def _draws(self, inputs: Sequence[Any]) -> Tensor | None:
         u_BR: Tensor = inputs[4]

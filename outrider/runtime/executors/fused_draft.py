@@ -22,7 +22,7 @@ from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
-from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences
+from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences_in_chain
 
 
 class DraftPlan(Protocol):
@@ -195,7 +195,6 @@ class SampledDraft(GreedyDraft):
             ones_B.clone(),
             zeros_B > 0,
             zeros_B.float(),
-            zeros_B > 0,
             1.2 * ones_B,
             0.3 * ones_B,
             -0.2 * ones_B,
@@ -208,27 +207,23 @@ class SampledDraft(GreedyDraft):
         self, z_BV: Tensor, parameters: Sequence[Tensor], tokens: Sequence[Tensor]
     ) -> Tensor:
         """The distributions after a chain, root first, that the next tokens are drawn from."""
-        none_B0 = tokens[0].new_zeros(z_BV.shape[0], 0)
-        tokens_BK = torch.stack(list(tokens[1:]), 1) if len(tokens) > 1 else none_B0
-        on_path_B1K = torch.ones_like(tokens_BK, dtype=torch.bool)[:, None]
-        return self.drawn_from(z_BV[:, None], parameters, tokens_BK, on_path_B1K)[:, 0]
+        drafted_BV = occurrences_in_chain(tokens[1:], self.tokens_of(z_BV))
+        return self.drawn_from(z_BV[:, None], parameters, drafted_BV[:, None])[:, 0]
+
+    def tokens_of(self, z_BV: Tensor) -> Tensor:
+        """The tokens whose logits these are, (V,)."""
+        return torch.arange(z_BV.shape[-1], device=z_BV.device)
 
     def drawn_from(
-        self,
-        z_BnV: Tensor,
-        parameters: Sequence[Tensor],
-        tokens_BK: Tensor,
-        on_path_BnK: Tensor,
+        self, z_BnV: Tensor, parameters: Sequence[Tensor], drafted_BnV: Tensor
     ) -> Tensor:
         """The distributions that tokens are drawn from, (B, n, V).
 
         Args:
             z_BnV: logits.
             parameters: ``DraftParameters``.
-            tokens_BK: the tokens drafted so far.
-            on_path_BnK: which of them precede each of the n positions.
+            drafted_BnV: how often each token has been drafted before each of the n positions.
         """
-        drafted_BnV = occurrences(tokens_BK, on_path_BnK, self.num_tokens)
         return draft_distributions(z_BnV, DraftParameters(*parameters), drafted_BnV, truncated)
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
