@@ -73,8 +73,7 @@ class Spectr:
         rows_B = torch.arange(B, device=p_BNV.device)
         node_N = torch.arange(N, device=p_BNV.device)
         u_BN = self._uniforms(draft, rng)
-        tokens_BN, q_BNV = draft.tokens_BN, _probs(draft)
-        above_BN = draft.parents_BN.clamp(min=0)
+        tokens_BN, above_BN = draft.tokens_BN, draft.parents_BN.clamp(min=0)
         drafted_BN = draft.mask_BN & (node_N > 0)
 
         def some_row_goes_on(node_B: Tensor, next_BN: Tensor, probs_BV: Tensor) -> Tensor:
@@ -84,7 +83,7 @@ class Spectr:
             node_B: Tensor, next_BN: Tensor, probs_BV: Tensor
         ) -> tuple[Tensor, Tensor, Tensor]:
             above_B = above_BN[rows_B, next_BN.long().argmax(1)]
-            p_BV, q_BV = p_BNV[rows_B, node_B], q_BNV[rows_B, above_B]
+            p_BV, q_BV = p_BNV[rows_B, node_B], _probs(draft)[rows_B, above_B]
             num_B = next_BN.sum(1)
             rho_B = self.smallest_rho(p_BV, q_BV, num_B)
             p_x_BN, q_x_BN = p_BV.gather(1, tokens_BN), q_BV.gather(1, tokens_BN)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from outrider.core import check_compatible
+from outrider import verifiers
+from outrider.core import Draft, Stream, check_compatible
 from outrider.core.errors import IncompatibleError
 from outrider.testing import (
     ToyDrafter,
@@ -93,3 +94,21 @@ def test_sampling_from_a_certain_target_is_certain():
     )
     assert (tokens_BK == tokens_BK[0]).all()
     assert float(probs_S.max()) == 1
+
+
+RULES = [
+    rule
+    for rule in (getattr(verifiers, name) for name in verifiers.__all__)
+    if isinstance(rule, type) and getattr(rule, "needs", "") == "distribution"
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_without_a_drafted_token_the_next_one_is_the_targets(rule):
+    """Drafters that draft nothing in a round give a root without any distributions."""
+    p_BNV = torch.zeros(2, 1, 5)
+    p_BNV[0, 0, 3] = p_BNV[1, 0, 1] = 1
+    draft = Draft.root_only(torch.tensor([0, 4]))
+    verdict = rule()(draft, p_BNV, Stream(torch.tensor([7, 8]), torch.tensor([0, 3])))
+    assert verdict.next_token_B.tolist() == [3, 1]
+    assert verdict.num_accepted_B.tolist() == [0, 0]
