@@ -67,7 +67,7 @@ class Capabilities(Generic[M]):
             (``Budget.free_only``).
         keeps_logits: whether its drafts of greedy rows carry its model's logits.
         shares_noise: whether its sampled drafts are chosen tokens that were drawn with noise shared
-            with the rule, and carry ``Draft.drawn_probs_BN``.
+            with the rule, and carry their probabilities.
         own_vocabulary: whether its models read and write tokens of a vocabulary of their own.
     """
 

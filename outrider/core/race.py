@@ -35,11 +35,12 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     """
     weights_BGW = _blocks(weights_BV)
     G = weights_BGW.shape[1]
-    # Inductor computes with indices itself, and fails where one exceeds 64 bits, as products in the
-    # hash do. A number that the program reads, if only 0, is no index.
+    # Inductor folds arithmetic on an arange into expressions of indices, which fail where a product
+    # exceeds 64 bits, as those of the hash do. Adding a number that is read from memory, here 0,
+    # makes it compute with tensors.
     all_BG = torch.arange(G, device=weights_BV.device) + (rng.key_B[:, None] & 0)
     bound_BG = _minima(rng, all_BG)[0] / weights_BGW.amax(-1)
-    # elsewhere synchronising costs more than opening all
+    # elsewhere synchronising costs more than reading all blocks
     most = _MAX_OPENED if weights_BV.device.type == "cpu" else G
     bound_BO, block_BO = bound_BG.topk(min(G, most + 1), largest=False)
     if most >= G:

@@ -3,6 +3,8 @@
 Rules that solve for a number, or that verify no more than is reached, iterate until a tensor says
 that they are done. Eager code reads that tensor; a program that is being traced cannot, and gets
 the loop as one operator, which reads it without Python.
+
+Legend: B rows.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ applied identically to draft and target, per row and per drafted position, in fl
 float64 models). Temperature 0 is a separate branch: the point mass at the argmax.
 
 Legend: B rows, M positions, V vocabulary, K drafted or emitted tokens, T context length, Z forced
-tokens of a row.
+tokens of a row, D tokens of a draft vocabulary.
 """
 
 from collections.abc import Sequence

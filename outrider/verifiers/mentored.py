@@ -22,7 +22,7 @@ Preserves: the divergence between target and output is at most D for every token
 divergences, at most n D for n tokens. Accepts chains, i.i.d. or chosen.
 
 Legend: B rows, N nodes, D drafted tokens (N-1), R rows to solve (the others accept under rejection
-sampling already), V vocabulary; leading dimensions broadcast.
+sampling already), X nodes of all rows (B·N), V vocabulary; leading dimensions broadcast.
 """
 
 import math

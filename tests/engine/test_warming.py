@@ -100,7 +100,7 @@ CASES = [
     ("plain", 1),
     ("prompt-lookup", 3),
     ("block", 6),
-    ("coupled", 3),
+    ("coupled", 4),
     ("ensemble", 6),
     ("top-k-tree", 7),
     ("dynamic-tree", 4),
@@ -114,6 +114,7 @@ def test_no_request_needs_another_program(method: str, graphs: int) -> None:
     """For several kinds of drafters; also in bfloat16, whose distributions are in float32."""
     engine, making = compiled(method, torch.bfloat16, max_batch_size=3)
     warm_up(engine)
+    assert making.graphs == graphs
     unseal(engine)
     every_request(engine, (*GREEDY, *DISTRIBUTIONS))
     assert making.graphs == graphs
