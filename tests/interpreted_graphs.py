@@ -12,12 +12,12 @@ from torch.export import ExportedProgram
 from outrider import Engine
 from outrider.runtime.executors.compile_cache import Program, dependencies
 from outrider.runtime.executors.fused_draft import SampledDraft
-from outrider.runtime.executors.fused_verification import (
-    CompiledVerifier,
+from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.executors.traced import ChainForward
+from outrider.runtime.executors.verification_program import (
     FusedLogitVerification,
     FusedVerification,
 )
-from outrider.runtime.executors.traced import ChainForward
 from outrider.sampling.warp import DraftParameters, RowParameters
 
 _PROGRAMS: dict[str, ExportedProgram] = {}

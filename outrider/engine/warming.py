@@ -16,8 +16,8 @@ import torch
 from outrider.engine.engine import Engine
 from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
-from outrider.runtime.executors.fused_verification import DraftKind
 from outrider.runtime.executors.prepare import stages
+from outrider.runtime.executors.verification_program import DraftKind
 
 Report = Callable[[str, float | None], None]
 """Called with what is being done and the share that is done, or None where it is not known."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from outrider.core import Context, Prefix, argmax
 from outrider.core.errors import InvalidParameterError
 from outrider.sampling.params import Sampling
+from outrider.sampling.penalties import Penalties, counts, occurrences, penalised
 from outrider.sampling.reachable import reachable_positions
 from outrider.sampling.truncate import (
     Truncate,
@@ -82,7 +83,7 @@ class DraftParameters(NamedTuple):
         return RowParameters(*self[: len(RowParameters._fields)])
 
     @property
-    def penalties(self) -> "Penalties":
+    def penalties(self) -> Penalties:
         return Penalties(self.repetition_B, self.presence_B, self.frequency_B)
 
     def after(self, x_B: Tensor) -> "DraftParameters":
@@ -97,14 +98,6 @@ class DraftParameters(NamedTuple):
 
 
 _BY_TOKEN = "bias_BV", "prompt_BV", "output_BV"
-
-
-class Penalties(NamedTuple):
-    """The penalties of each row, (B,)."""
-
-    repetition_B: Tensor
-    presence_B: Tensor
-    frequency_B: Tensor
 
 
 class Warp:
@@ -189,7 +182,7 @@ class Warp:
         """What compiled drafts after this context draw with."""
         if not self._penalises:
             return self._unpenalised
-        prompt_BV, output_BV = _counts(context, self._num_tokens)
+        prompt_BV, output_BV = counts(context, self._num_tokens)
         return self._unpenalised._replace(prompt_BV=prompt_BV > 0, output_BV=output_BV)
 
     @cached_property
@@ -275,7 +268,7 @@ class Warp:
         return torch.where(on_B[:, None, None], kept_BMV, p_BMV)
 
     def _penalise(self, z_BMV: Tensor, prefix: Prefix) -> Tensor:
-        prompt_BV, output_BV = _counts(prefix.context, self._num_tokens)
+        prompt_BV, output_BV = counts(prefix.context, self._num_tokens)
         drafted_BMV = occurrences(prefix.tokens_BK, prefix.on_path_BMK, self._num_tokens)
         output_BMV = (output_BV[:, None] + drafted_BMV).to(z_BMV.dtype)
         return penalised(z_BMV, self._penalties(z_BMV), prompt_BV > 0, output_BMV)
@@ -364,53 +357,6 @@ def draft_distributions(
     z_BMV = z_BMV + by.bias_BV[:, None]
     z_BMV = penalised(z_BMV, by.penalties, by.prompt_BV, by.output_BV[:, None] + drafted_BMV)
     return distributions(z_BMV, by.rows, truncate)
-
-
-def penalised(z_BMV: Tensor, by: Penalties, prompt_BV: Tensor, output_BMV: Tensor) -> Tensor:
-    """Logits after the penalties. Repetition counts prompt and output; presence and frequency count
-    the output only.
-
-    Args:
-        z_BMV: logits, (B, M, V).
-        by: the penalties, in the dtype of the logits.
-        prompt_BV: which tokens occur in the prompt.
-        output_BMV: how often each occurs in the output before each position.
-    """
-    repetition, presence, frequency = (x_B.view(-1, 1, 1) for x_B in by)
-    is_in_output_BMV = output_BMV > 0
-    repeated_BMV = torch.where(z_BMV > 0, z_BMV / repetition, z_BMV * repetition)
-    z_BMV = torch.where(is_in_output_BMV | prompt_BV[:, None], repeated_BMV, z_BMV)
-    return z_BMV - presence * is_in_output_BMV - frequency * output_BMV
-
-
-def occurrences(tokens_BK: Tensor, on_path_BMK: Tensor, num_tokens: int) -> Tensor:
-    """How often each token occurs among the drafted tokens before each position, (B, M, V)."""
-    B, M, _ = on_path_BMK.shape
-    zeros_BMV = torch.zeros(B, M, num_tokens, device=tokens_BK.device)
-    index_BMK = tokens_BK[:, None].expand(on_path_BMK.shape)
-    return zeros_BMV.scatter_add(2, index_BMK, on_path_BMK.float())
-
-
-def occurrences_in_chain(tokens: Sequence[Tensor], token_V: Tensor) -> Tensor:
-    """How often each token of ``token_V`` occurs among those drafted, each (B,): (B, V). A compiler
-    fuses these comparisons with what reads the numbers."""
-    found_BV = torch.zeros(1, len(token_V), device=token_V.device)
-    for x_B in tokens:
-        found_BV = found_BV + (x_B[:, None] == token_V)
-    return found_BV
-
-
-def _counts(context: Context, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """The number of occurrences of each token in prompt and output, both (B, V)."""
-    index_T = torch.arange(context.tokens_BT.shape[1], device=context.device)
-    in_prompt_BT = index_T < context.prompt_length_B[:, None]
-    in_output_BT = (index_T < context.length_B[:, None]) & ~in_prompt_BT
-    zeros_BV = torch.zeros(context.num_rows, num_tokens, device=context.device)
-    tokens_BT = context.tokens_BT.clamp(max=num_tokens - 1)
-    return (
-        zeros_BV.scatter_add(1, tokens_BT, in_prompt_BT.float()),
-        zeros_BV.scatter_add(1, tokens_BT, in_output_BT.float()),
-    )
 
 
 def _force(z_BMV: Tensor, forced_BZ2: Tensor, prefix: Prefix) -> Tensor:

@@ -26,7 +26,8 @@ from outrider.core.capabilities import TreeShape
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
-from outrider.runtime.executors.fused_verification import MOST_NODES, CompiledVerifier, DraftKind
+from outrider.runtime.executors.fused_verification import CompiledVerifier
+from outrider.runtime.executors.verification_program import MOST_NODES, DraftKind
 from outrider.runtime.kernels.build import find_compiler
 from outrider.sampling import Warp
 from outrider.verifiers import (

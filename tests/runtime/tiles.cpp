@@ -1,4 +1,5 @@
-// Multiplies integers by the blocks of tiles.h, emulated; prints the first wrong result, if any.
+// Multiplies integers by the blocks of tiles.h, emulated or by the unit itself; prints the first
+// wrong result, if any.
 #include <cstdio>
 
 #include "tiles.h"

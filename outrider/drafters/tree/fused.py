@@ -29,7 +29,7 @@ from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ChainForward, KVBuffers
-from outrider.sampling.warp import occurrences
+from outrider.sampling.penalties import occurrences
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
-from outrider.sampling.warp import DraftParameters, draft_distributions, occurrences_in_chain
+from outrider.sampling.penalties import occurrences_in_chain
+from outrider.sampling.warp import DraftParameters, draft_distributions
 
 
 class DraftPlan(Protocol):

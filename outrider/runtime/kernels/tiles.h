@@ -31,7 +31,8 @@ struct TileRows {
   int64_t rows[8];
 
   // Tokens of the two blocks; with no second one, there are two panels.
-  TileRows(int64_t first, int64_t second) : rows{first, first, second, second, first, second, kBlock, kBlock} {
+  TileRows(int64_t first, int64_t second)
+      : rows{first, first, second, second, first, second, kBlock, kBlock} {
     if (!second) rows[2] = rows[3] = first, rows[5] = kBlock;
   }
 };
