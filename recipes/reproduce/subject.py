@@ -70,16 +70,20 @@ class Subject:
     heads: tuple[str, ...] = ()
 
 
-def embedded() -> Subject:
+def embedded(compile: Compile = "off") -> Subject:
     """The pair that comes with the package: a target of 16 layers and a draft of one. The target is
     too small to repeat its prompt on its own, so that the outputs of ``copy`` are forced to be the
-    references: what a model would write that can copy."""
+    references: what a model would write that can copy.
+
+    Args:
+        compile: as ``outrider.load``; quick runs, which count passes, are eager.
+    """
     sets: dict[Kind, DataSpec] = {
         "code": DataSpec("builtin:code"),
         "free": DataSpec("builtin:prose"),
         "copy": DataSpec("builtin:copy", forced=True),
     }
-    return Subject("embedded pair", "embedded", ("embedded",), sets, sets["code"])
+    return Subject("embedded pair", "embedded", ("embedded",), sets, sets["code"], compile)
 
 
 def of_models(
@@ -126,8 +130,10 @@ def smollm2(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject | None
 def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:
     """SmolLM2 where it is there, and the embedded pair for recipes that need a draft model that
     SmolLM2 lacks; in quick runs the embedded pair alone."""
-    found = None if quick else smollm2(compile=compile)
-    return [embedded()] if found is None else [found, embedded()]
+    if quick:
+        return [embedded()]
+    found = smollm2(compile=compile)
+    return [embedded(compile)] if found is None else [found, embedded(compile)]
 
 
 def of_paper(models: PaperModels, compile: Compile = "auto") -> Subject:
