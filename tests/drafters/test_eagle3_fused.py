@@ -9,6 +9,7 @@ from tiny_heads import CountedHeadExecutor, target_of, tiny_head
 from tiny_models import greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
+from outrider.drafters.chain import model as model_module
 from outrider.drafters.heads import eagle3_model, head_model
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
@@ -16,13 +17,13 @@ from outrider.methods import METHODS, heads
 from outrider.runtime.executors.compiled import CompiledExecutor
 
 
-def engine(batch: int, *, compiled: bool, **options: Any) -> Engine:
+def engine(batch: int, *, compiled: bool, method: str = "eagle3", **options: Any) -> Engine:
     target = target_of()
     if compiled:
         target.compiled = CompiledExecutor(target.module, target.spec, "target", interpreted)
         target.compiled.sealed = True  # the head's programs are what is tested
     head = tiny_head(target, 17, **options)
-    return Engine(target, head, METHODS["eagle3"], num_speculative_tokens=4, max_batch_size=batch)
+    return Engine(target, head, METHODS[method], num_speculative_tokens=4, max_batch_size=batch)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,26 @@ def test_outputs_equal_those_of_step_by_step_drafts(
         assert one.origins == other.origins
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
     assert CountedHeadExecutor.calls > before + 3
+
+
+@pytest.mark.parametrize("method", ["eagle3-tree", "eagle3-dynamic-tree"])
+def test_trees_are_grown_level_by_level(method: str) -> None:
+    """The programs of trees run models, which read no hidden states."""
+    prompts, sampling = ragged_prompts([9, 3], 23), greedy(12)
+    wanted = engine(2, compiled=False, method=method).generate(prompts, sampling)
+    by_levels = engine(2, compiled=True, method=method)
+    warm_up(by_levels)
+    assert token_ids(by_levels.generate(prompts, sampling)) == token_ids(wanted)
+
+
+def test_a_round_may_emit_more_tokens_than_models_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft model reads most of them without logits first; a head has no such passes."""
+    wanted = engine(2, compiled=False).generate(ragged_prompts([9, 3], 23), greedy(12))
+    monkeypatch.setattr(model_module, "_FEW", 0)
+    found = engine(2, compiled=True).generate(ragged_prompts([9, 3], 23), greedy(12))
+    assert token_ids(found) == token_ids(wanted)
 
 
 @pytest.mark.parametrize("options", [{"norm_output": True}, {"layers": 2}], ids=str)

@@ -88,7 +88,9 @@ class OnHiddenStates(_Base):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         layers = self.model.head.target_layers
-        return replace(super().capabilities, hidden_layers=layers, rewindable=False)
+        return replace(
+            super().capabilities, hidden_layers=layers, rewindable=False, fused_tree=None
+        )
 
     def begin(self, context: Context) -> Prefilling:
         return Prefilling(Eagle3State(self.model.start(context)))
@@ -129,6 +131,10 @@ class OnHiddenStates(_Base):
         self.model.catch_up(cache)  # where nothing was drafted
         cache.renew(Newest.emitted(draft, verdict, scores.hidden_BNH))
 
+    def _can_align(self, state: ModelState, context: Context) -> bool:
+        """Programs for models read tokens alone, without hidden states."""
+        return False
+
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Logits after the root, (B, V)."""
         assert isinstance(state, Eagle3State)
@@ -160,7 +166,7 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
             recorded = self.model.module.vocabulary.widened(recorded)
         return recorded, tokens_BN
 
-    def _can_catch_up(self, state: ModelState, context: Context) -> bool:
+    def _can_align(self, state: ModelState, context: Context) -> bool:
         return True
 
 
