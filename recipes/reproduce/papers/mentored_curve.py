@@ -21,6 +21,9 @@ from recipes.reproduce.recipe import Figure, Findings, Recipe, Table
 BUDGETS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 LENIENCE = 0.8
 _SLACK = 1e-5  # rounding of sums over the vocabulary
+_NEGLIGIBLE = 1e-20
+"""Probabilities of the target below this are set to 0. Where the draft's underflows, the best π is
+p exp(-D / p), which no float holds: π would be 0 and KL(p‖π) infinite."""
 
 
 def outcomes(lab: Lab, positions: int) -> dict[str, Any]:
@@ -33,6 +36,7 @@ def outcomes(lab: Lab, positions: int) -> dict[str, Any]:
         temperature=TEMPERATURE, max_new_tokens=lab.size.tokens, seed=lab.seed, ignore_eos=True
     )
     p_KV, q_KV = paired_distributions(target, draft, prompts, sampling, positions)
+    p_KV = p_KV.masked_fill(p_KV < _NEGLIGIBLE, 0)
     p_KV, q_KV = (each.double() / each.double().sum(1, keepdim=True) for each in (p_KV, q_KV))
     found: dict[str, Any] = {"R": {}, "KL": {}}
     for D in BUDGETS:
