@@ -152,15 +152,15 @@ class Lab:
         self,
         *methods: str | MethodSpec,
         data: Kind | DataSpec = "code",
-        given: Mapping[str, HFModel] | None = None,
         **settings: Any,
     ) -> Cells:
-        """The cells of these methods beside plain decoding.
+        """The cells of these methods beside plain decoding. The runner loads the models itself: it
+        may not pack the weights of models that somebody else holds, and forward passes over
+        unpacked weights take up to twice as long.
 
         Args:
             methods: as the benchmark takes them; a label names a method on the page.
             data: a kind of prompts, or a data set.
-            given: models in memory, by the names that methods use.
             settings: of the plan, in place of the subject's and the size's.
         """
         size, subject = self.size, self.subject
@@ -185,15 +185,10 @@ class Lab:
         if not subject.drafts:
             self._check_drafts(methods)
         plan = plan_of(values)
-        drafts = [each for each in values["drafts"] if each not in subject.heads]
-        names = {plan.target: "target"} | dict.fromkeys(drafts, "draft")
-        models = {name: self.model(name, role) for name, role in names.items() if name != EMBEDDED}
-        models |= given or {}
         results = run_bench(
             plan,
             lambda at: self._report(f"{at.done}/{at.total} {at.stage}"),
             folder=self.folder.joinpath(*plan.meters),  # cells do not say which meters were read
-            models=models,
         )
         self.cells += results
         return Cells(results)
@@ -238,10 +233,14 @@ class Lab:
         """A loaded model; ``embedded`` is the target or the draft of the embedded pair."""
         key = f"{role} {name}"
         if key not in self._models:
-            paths = {"target": assets.target_path, "draft": assets.draft_path}
-            source = str(paths[role]()) if name == EMBEDDED else name
+            source = self.source(name, role)
             self._models[key] = load_model(source, dtype=None, device="auto", role=role)
         return self._models[key]
+
+    def source(self, name: str, role: str = "draft") -> str:
+        """The folder of a model of the embedded pair; the name of any other."""
+        paths = {"target": assets.target_path, "draft": assets.draft_path}
+        return str(paths[role]()) if name == EMBEDDED else name
 
     def cost(self, draft: str | None = None) -> float:
         """c by counting: weights that a forward pass of the draft reads over those of the target.

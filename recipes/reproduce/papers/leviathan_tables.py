@@ -53,9 +53,10 @@ def measure(lab: Lab) -> Findings:
     table = ngram_file(lab)
     grams = {"unigram": 1, "bigram": 2}
     models = [*lab.subject.drafts, ITSELF]
-    target = lab.model(lab.subject.target, "target")
     methods = [f"ngram:file={table},order={n},label={name}" for name, n in grams.items()]
-    methods += [f"speculative:draft={name},label={name}" for name in models]
+    sources = {name: name for name in lab.subject.drafts}
+    sources[ITSELF] = lab.source(lab.subject.target, "target")
+    methods += [f"speculative:draft={sources[name]},label={name}" for name in models]
     by_temperature = {}
     for temperature in TEMPERATURES:
         by_temperature[temperature] = lab.bench(
@@ -63,7 +64,6 @@ def measure(lab: Lab) -> Findings:
             drafts=[*lab.subject.drafts],
             gammas=[GAMMA],
             temperatures=[temperature],
-            given={ITSELF: target},
         )
     costs = dict.fromkeys(grams, 0.0) | {each: lab.cost(each) for each in models[:-1]}
     costs[ITSELF] = 1.0
