@@ -8,7 +8,7 @@ from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
-from outrider.core.draw import argmax, draw
+from outrider.core.draw import argmax, draw, draw_distinct
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
@@ -107,6 +107,7 @@ __all__ = [
     "check_compatible",
     "commit_round",
     "draw",
+    "draw_distinct",
     "keep_accepted",
     "match",
     "output_distribution",

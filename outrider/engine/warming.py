@@ -139,7 +139,8 @@ def _rules(engine: Engine) -> Iterator[Stage]:
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    chosen = DraftKind("chosen", able.tree_shape, able.keeps_logits)
+    searches = drafter.drawn == "searched"  # for which greedy rows have one path
+    chosen = DraftKind("chosen", None if searches else able.tree_shape, able.keeps_logits)
     greedy = engine.recipe.greedy_verifier, chosen
     drawn = DraftKind(drafter.drawn, able.tree_shape, with_drawn_probs=able.shares_noise)
     sampled = engine.recipe.verifier, drawn

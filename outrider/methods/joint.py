@@ -46,12 +46,22 @@ def _best_beam(
 ) -> BeamDrafter:
     keep_logits = distributions == "raw"
     draft = parts.draft_model
-    return BeamDrafter(draft, parts.target.num_tokens, beams, search, keep_logits=keep_logits)
+    return BeamDrafter(
+        draft,
+        parts.target.num_tokens,
+        beams,
+        search,
+        keep_logits=keep_logits,
+        num_fused=parts.fixed_length,
+    )
 
 
 def _all_beams(parts: Parts, *, beams: int = 4, search: TreeSearch = "sample") -> MtadDrafter:
     depth = parts.num_speculative_tokens or MtadDrafter.DEPTH
-    return MtadDrafter(parts.draft_model, parts.target.num_tokens, beams, search, depth)
+    fused = parts.fixed_length > 0
+    return MtadDrafter(
+        parts.draft_model, parts.target.num_tokens, beams, search, depth, fused=fused
+    )
 
 
 def _blocks(parts: Parts, *, beams: int = 8) -> MjgdDrafter:

@@ -115,7 +115,8 @@ def fused_draft(
     compiled = compiled_executor(model, cache, tokens_BN.shape[1])
     if compiled is None:
         return None
-    cache.begin(tokens_BN.shape[1] + sum(plan.widths))
+    later = plan.widths(sampled=parameters is not None)
+    cache.begin(tokens_BN.shape[1] + sum(later))
     with model.watch:
         found = compiled.draft(cache, tokens_BN, plan, parameters, u_BD)
     if found is None:

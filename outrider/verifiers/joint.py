@@ -97,6 +97,11 @@ class Joint:
             )
 
     @property
+    def traceable(self) -> bool:
+        """Whether programs may verify by the rule: they know neither raw logits nor steps."""
+        return self.quantity == "joint" and self.distributions == "warped"
+
+    @property
     def bound(self) -> Bound:
         other = "Q" if self.quantity == "joint" else "its share of the search's last step"
         before = "" if self.distributions == "warped" else ", before temperature and truncation"

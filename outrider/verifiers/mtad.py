@@ -49,6 +49,7 @@ class Mtad:
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "searched"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_tau(self.tau)
@@ -70,7 +71,7 @@ class Mtad:
         score_BN = torch.where(depth_BN == deepest_B1, log_P_BN, -math.inf)
         node_B = score_BN.argmax(1)
 
-        rows_B = torch.arange(len(node_B), device=p_BNV.device)
+        rows_B = torch.arange(node_B.shape[0], device=p_BNV.device)
         next_B = draw(p_BNV[rows_B, node_B], rng.uniform(Role.NEXT, 1)[:, 0])
         return Verdict(path_to(draft, node_B), deepest_B1[:, 0], next_B)
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import argmax, draw
+from outrider.core import argmax, draw, draw_distinct
 from outrider.core.draw import _within
 from outrider.testing import chi2_p_value
 
@@ -83,6 +83,29 @@ def test_large_vocabularies_draw_block_by_block_what_a_running_sum_draws(num_tok
             token_B = draw(weights_BV, u_B)
             assert (token_B == _within(weights_BV, u_B)).all()
             assert (weights_BV.gather(1, token_B[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("num_tokens", [9, 8192, 8193, 9000])
+def test_distinct_draws_are_draws_from_what_is_left(num_tokens):
+    """On integer weights, for which all sums are exact. Rows run out of tokens, and draw several of
+    one block."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    row_BV = torch.randint(0, 4, (60, num_tokens), generator=generator).clamp(min=1) - 1.0
+    row_BV[0, :-1] = row_BV[1, 1:] = 0
+    row_BV[0, -1] = row_BV[1, 0] = 1
+    row_BV[2:5, 7:] = 0
+    u_Bk = torch.rand(60, 6, generator=generator, dtype=torch.float64)
+    for weights_BV in (row_BV, row_BV.double()):
+        token_Bk, weight_Bk = draw_distinct(weights_BV, u_Bk)
+        left_BV = weights_BV.clone()
+        for u_B, token_B, weight_B in zip(
+            *(x.unbind(1) for x in (u_Bk, token_Bk, weight_Bk)), strict=True
+        ):
+            exists_B = left_BV.sum(1) > 0
+            assert (token_B == _within(left_BV, u_B))[exists_B].all()
+            assert (weight_B == left_BV.gather(1, token_B[:, None])[:, 0]).all()
+            assert ((weight_B > 0) == exists_B).all()
+            left_BV.scatter_(1, token_B[:, None], 0.0)
 
 
 @pytest.mark.slow

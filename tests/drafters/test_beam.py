@@ -19,8 +19,10 @@ from outrider.core import Budget, Context, Distribution, Lengths, Prefix, Role, 
 from outrider.core.errors import IncompatibleError, InvalidParameterError, OutriderWarning
 from outrider.drafters import ModelDrafter
 from outrider.drafters.search import beam as beam_module
-from outrider.drafters.search.beam import BeamDrafter, MjgdDrafter, Search, Step
+from outrider.drafters.search import steps as steps_module
+from outrider.drafters.search.beam import BeamDrafter, MjgdDrafter, Search
 from outrider.drafters.search.beam_tree import BeamTree
+from outrider.drafters.search.steps import Step
 from outrider.runtime import HFModel
 from outrider.sampling import Warp
 from outrider.testing import SoftmaxDistribution, check_drafter, chi2_p_value
@@ -191,12 +193,12 @@ def test_shares_of_the_steps(search: Search) -> None:
 
 def test_shares_of_another_step_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: shares of the beams after the step, not of those before it."""
-    right = beam_module.Step
+    right = steps_module.Step
 
     def wrong(q: Tensor, z: Tensor, total_B: Tensor, tree: BeamTree, score_Bn: Tensor) -> Step:
         return right(q, z, score_Bn.logsumexp(1), tree, score_Bn)
 
-    monkeypatch.setattr(beam_module, "Step", wrong)
+    monkeypatch.setattr(steps_module, "Step", wrong)
     with pytest.raises(AssertionError):
         check_shares(BeamDrafter(tiny(dtype=torch.float64), VOCAB, 3), range(2))
 
@@ -336,27 +338,27 @@ def test_sampled_beams_by_frequency(num_tokens: int, beams: int) -> None:
 
 def first_drawn(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
     """Wrong: the first B draws are kept, not the best."""
-    return beam_module.sampled(score_Bn, q_BnV, k, u_BR[:, :k])
+    return steps_module.sampled(score_Bn, q_BnV, k, u_BR[:, :k])
 
 
 def last_step_only(score_Bn: Tensor, q_BnV: Tensor, k: int, u_BR: Tensor) -> tuple[Tensor, Tensor]:
     """Wrong: beams are verified by their last token alone."""
     alive_Bn = score_Bn.clamp(-1e-9, 0)
-    return beam_module.sampled(alive_Bn, q_BnV, k, u_BR)
+    return steps_module.sampled(alive_Bn, q_BnV, k, u_BR)
 
 
 @pytest.mark.parametrize("wrong", [first_drawn, last_step_only])
 def test_wrong_searches_are_rejected_by_frequency(
     wrong: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = beam_module.sampled
+    right = steps_module.sampled
 
     def mutant(*arguments: object) -> object:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(beam_module, "sampled", right)
+            patch.setattr(steps_module, "sampled", right)
             return wrong(*arguments)  # type: ignore[operator]
 
-    monkeypatch.setattr(beam_module, "sampled", mutant)
+    monkeypatch.setattr(steps_module, "sampled", mutant)
     assert sampled_p_value(3, 2, 2, 20_000) < 1e-12
 
 

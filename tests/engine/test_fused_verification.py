@@ -40,8 +40,10 @@ from outrider.verifiers import (
     Ensemble,
     EnsembleGreedy,
     Greedy,
+    Joint,
     Lenience,
     Mentored,
+    Mtad,
     Rejection,
     Relaxed,
     RelaxedGreedy,
@@ -61,6 +63,8 @@ DISTRIBUTIONS = [
     Ensemble(0.7),
     Bild(2.0, "mjsd"),
     Coupled(),
+    Joint(0.3),
+    Mtad(0.3),
 ]
 DRAWN = [Cascade(each, 0.3) for each in ("chow", "diff", "opt", "token_v1", "token_v2", "token_v3")]
 LOGITS = [Greedy(), RelaxedGreedy(), Bild(2.0)]
@@ -113,7 +117,7 @@ def case(
     distribution = Warp(samplings, V)
     context = Context.start([[1, 2, 0]] * rows, distribution, range(seed, seed + rows), range(rows))
     logits = near_BNV if with_logits else None
-    draft = Draft.chain(tokens_BN, None, q_BNV if drawn == "iid" else None, drawn, logits)
+    draft = Draft.chain(tokens_BN, None, None if drawn == "chosen" else q_BNV, drawn, logits)
     return draft, logits_BNV, context, context.rng
 
 
@@ -146,10 +150,10 @@ def assert_same(found: Verification, wanted: Verification) -> None:
 @pytest.mark.parametrize("rule", DISTRIBUTIONS + DRAWN + LOGITS + OF_BOTH_LOGITS, ids=repr)
 def test_verdicts_equal_those_of_the_rule(rule: Any) -> None:
     """In 120 rounds of one or several rows, of 1 to 7 drafted tokens, some of which do not exist in
-    some rows, with every truncation, drawn and chosen."""
+    some rows, with every truncation, drawn, chosen and searched."""
     maker = Counted()
     verification = CompiledVerifier(maker)
-    drawns = tuple(each for each in ("iid", "chosen") if each in rule.accepts)
+    drawns = tuple(each for each in ("iid", "chosen", "searched") if each in rule.accepts)
     if rule.needs != "distribution":
         drawns = ("chosen",)
     with_logits = rule in OF_BOTH_LOGITS
@@ -229,6 +233,7 @@ TREE_RULES = [
     (Coupled(), "distinct"),
     (Typical(), "chosen"),
     (Greedy(), "chosen"),
+    (Mtad(0.3), "searched"),
 ]
 
 
@@ -279,10 +284,20 @@ def test_programs_of_rules_for_sequences_refuse_other_trees() -> None:
 
 def test_every_traceable_rule_is_covered() -> None:
     public = (getattr(verifiers, name) for name in verifiers.__all__)
-    traceable = {rule for rule in public if vars(rule).get("traceable") is True}
+    traceable = {rule for rule in public if vars(rule).get("traceable")}
     rules = [*DISTRIBUTIONS, *DRAWN, *LOGITS, *OF_BOTH_LOGITS, *(rule for rule, _ in TREE_RULES)]
     rules += [*(rule for rule, _ in SOLVED), Spectr()]
     assert traceable == {type(rule) for rule in rules}
+
+
+@pytest.mark.parametrize("rule", [Joint(quantity="step"), Joint(distributions="raw")], ids=repr)
+def test_rules_that_need_more_than_distributions_verify_eagerly(rule: Any) -> None:
+    maker = Counted()
+    draft, *rest = case(2, "searched", with_logits=True)
+    shares_BN = torch.full(draft.tokens_BN.shape, 0.5)
+    draft = replace(draft, step_probs_BN=shares_BN)
+    assert_same(CompiledVerifier(maker)(rule, draft, *rest), verify_eagerly(rule, draft, *rest))
+    assert maker.graphs == 0
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -104,8 +104,8 @@ CASES = [
     ("ensemble", 6),
     ("top-k-tree", 7),
     ("dynamic-tree", 4),
-    ("mjsd", 4),
-    ("mtad", 4),
+    ("mjsd", 7),
+    ("mtad", 8),
 ]
 
 

@@ -76,13 +76,10 @@ class FusedModelDrafter(ModelDrafter):
 
     def _draws(self, distribution: Distribution) -> bool:
         """Whether the compiled program can draw from such a distribution."""
-        graph = self.model.compiled
         return (
-            graph is not None
-            and not graph.failed
+            self._has_programs
             and self.num_fused > 0
             and self.drawn == "iid"
-            and self.model.num_tokens == self.num_tokens
             and is_fusible(distribution, self.keep_logits or self.stop is not None)
         )
 

@@ -121,6 +121,13 @@ class ModelBacked:
         last_B = (context.length_B - first_B - 1)[:, None, None]
         return logits_BKV.gather(1, last_B.expand(-1, 1, logits_BKV.shape[2]))[:, 0]
 
+    @property
+    def _has_programs(self) -> bool:
+        """Whether compiled programs can draft with the model."""
+        compiled = self.model.compiled
+        usable = compiled is not None and not compiled.failed
+        return usable and self.model.num_tokens == self.num_tokens
+
     def _can_align(self, state: ModelState, context: Context) -> bool:
         """Whether all rows can be fed as many tokens as the row that lacks most. Reads the
         backlog."""
@@ -178,6 +185,12 @@ class ModelBacked:
         if self.model.num_tokens < self.num_tokens:  # the target may emit a token of its padding
             tokens_BK = tokens_BK.clamp(max=self.model.num_tokens - 1)
         return tokens_BK
+
+    def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
+        """Which nodes of a chain are within each row's budget, (B, N); None if all are."""
+        if budget.tokens_B is None:
+            return None
+        return cached_arange(num_nodes, context.device) <= budget.tokens_B[:, None]
 
     def _step(self, state: ModelState, x_B: Tensor) -> Tensor:
         """Feeds one drafted token per row; logits after it, (B, V)."""
@@ -274,12 +287,6 @@ class ModelDrafter(ModelBacked):
             return row_BV, pick(row_BV, i)
 
         return draft_chain(context.root_B, γ, step, choose, None if going is None else going.on)
-
-    def _within(self, budget: Budget, num_nodes: int, context: Context) -> Tensor | None:
-        """Which nodes of a chain are within each row's budget, (B, N); None if all are."""
-        if budget.tokens_B is None:
-            return None
-        return cached_arange(num_nodes, context.device) <= budget.tokens_B[:, None]
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution of the next token, (B, V); its logits if all rows are greedy."""

@@ -24,14 +24,15 @@ argmax chain. (Joint greedy decoding, below, searches the softmax of the logits.
 
 All beams of all rows share one forward pass per step, as nodes of one tree (``beam_tree.py``).
 ``commit`` forgets the tree. The next round's first forward pass feeds the accepted tokens together
-with the new root.
+with the new root. Where the model is compiled, a search of γ steps is one program (``fused.py``),
+unless there are processors or forced tokens.
 
-Legend: B rows, N nodes of the draft, D drafted tokens (N-1), n beams of a step, k beams kept, V
-vocabulary, i steps, R numbers per step.
+Legend: B rows, N nodes of the draft, D drafted tokens (N-1), n beams of a step, V vocabulary,
+i steps, R numbers per step.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -41,35 +42,21 @@ from torch.nn.functional import pad
 from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Prefix, Role, Stream
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelBacked, ModelState, fitted
-from outrider.drafters.search.beam_tree import BeamTree, best, sampled
+from outrider.drafters.search.beam_tree import BeamTree
+from outrider.drafters.search.fused import BeamPlan
 from outrider.drafters.search.narrow import NarrowSearch
+from outrider.drafters.search.steps import (
+    Pick,
+    Step,
+    keep_best,
+    keep_best_of_draws,
+    score_dtype,
+    search,
+)
 from outrider.runtime import HFModel
+from outrider.sampling import Warp
 
 Search = Literal["sample", "greedy", "copies"]
-Pick = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes scores (B, n) and distributions (B, n, V); returns scores and indices of the kept
-continuations, best first, each (B, k). An index is beam · V + token. A continuation that does not
-exist has the score -inf."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a search.
-
-    Attributes:
-        q_BnV: the distributions after the beams before the step.
-        logits_BnV: the model's logits after them.
-        total_B: log of the sum of these beams' likelihoods, which is also the sum over all their
-            continuations.
-        tree: the beams after the step, best first.
-        score_Bn: their log-likelihoods; -inf for beams that do not exist.
-    """
-
-    q_BnV: Tensor
-    logits_BnV: Tensor
-    total_B: Tensor
-    tree: BeamTree
-    score_Bn: Tensor
 
 
 class BeamDrafter(ModelBacked):
@@ -85,7 +72,9 @@ class BeamDrafter(ModelBacked):
         beams: B, 1 or more.
         search: ``sample`` (2B draws, the best B of them), ``greedy`` (the best B), or ``copies``
             (``sample``, started with B equal beams).
-        keep_logits: whether drafts carry the model's logits, for rules that verify by them.
+        keep_logits: whether drafts carry the model's logits, for rules that verify by them. No
+            compiled program makes such drafts.
+        num_fused: steps of the searches that one compiled program runs: γ; 0 if none does.
 
     Raises:
         InvalidParameterError: fewer than 1 beam, or another kind of search.
@@ -101,6 +90,7 @@ class BeamDrafter(ModelBacked):
         search: Search = "sample",
         *,
         keep_logits: bool = False,
+        num_fused: int = 0,
     ) -> None:
         if isinstance(beams, bool) or not isinstance(beams, int) or beams < 1:
             raise InvalidParameterError(f"beams={beams!r}: must be a whole number, 1 or more")
@@ -111,17 +101,28 @@ class BeamDrafter(ModelBacked):
         self.search = search
         self.keep_logits = keep_logits
         self._narrow = NarrowSearch(beams)
+        fits = num_fused > 0 and search != "copies" and not keep_logits
+        enough = model.num_tokens == num_tokens >= 2 * beams
+        self._plan = BeamPlan(num_fused, beams, search == "sample") if fits and enough else None
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        return replace(super().capabilities, max_nodes=self._most_nodes, runs_trees=True)
+        own = super().capabilities
+        return replace(own, max_nodes=self._most_nodes, runs_trees=True, fused_tree=self._plan)
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if budget.max_tokens < 1:
             return Draft.root_only(context.root_B)
-        steps = list(self.steps(state, context, budget.max_tokens, rng))
-        if not context.distribution.greedy:  # greedy searches have one beam by design
-            self._narrow.watch([step.score_Bn for step in steps])
+        needed = self.model.limit + budget.max_tokens * self.beams  # dead beams keep their slots
+        state.cache.limit = max(state.cache.limit, needed)
+        if self._is_argmax(context):
+            return self._argmax_chain(state, context, budget, rng)
+        found = self._by_program(state, context, budget, rng)
+        if found is None or self._plan is None:
+            steps = list(self.steps(state, context, budget.max_tokens, rng))
+        else:
+            steps = self._plan.steps(*found)
+        self._narrow.watch([step.score_Bn for step in steps])
         return self._draft(steps, context, budget)
 
     def _most_nodes(self, num_tokens: int) -> int:
@@ -130,38 +131,62 @@ class BeamDrafter(ModelBacked):
     def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
         """The best path."""
         path_BD = _best_path(steps, budget.tokens_B)
-        D = path_BD.shape[1]
         tokens_BD = steps[-1].tree.tokens_BM.gather(1, path_BD)
         tokens_BN = torch.cat([context.root_B[:, None], tokens_BD], 1)
-        mask_BN = torch.ones_like(tokens_BN, dtype=torch.bool)
-        if budget.tokens_B is not None:
-            mask_BN = torch.arange(D + 1, device=context.device) <= budget.tokens_B[:, None]
+        mask_BN = self._within(budget, tokens_BN.shape[1], context)
         probs_BNV = _along([step.q_BnV for step in steps], path_BD)
-        logits = [step.logits_BnV for step in steps] if self.keep_logits else []
-        logits_BNV = _along(logits, path_BD) if logits else None
+        logits = [step.logits_BnV for step in steps if step.logits_BnV is not None]
+        logits_BNV = _along(logits, path_BD) if self.keep_logits else None
         shares_BN = _shares(steps, tokens_BN, probs_BNV)
         return Draft.chain(tokens_BN, mask_BN, probs_BNV, "searched", logits_BNV, shares_BN)
+
+    def _is_argmax(self, context: Context) -> bool:
+        """Whether the search can only find the argmax chain."""
+        return context.distribution.greedy and not self.keep_logits
+
+    def _argmax_chain(
+        self, state: ModelState, context: Context, budget: Budget, rng: Stream
+    ) -> Draft:
+        found = self._by_program(state, context, budget, rng)
+        if found is None:
+            *_, last = self.steps(state, context, budget.max_tokens, rng)
+            tokens_BN = torch.cat([context.root_B[:, None], last.tree.tokens_BM], 1)
+        else:
+            _, tokens_BN = found
+        mask_BN = self._within(budget, tokens_BN.shape[1], context)
+        return Draft.chain(tokens_BN, mask_BN, None, "chosen")
+
+    def _by_program(
+        self, state: ModelState, context: Context, budget: Budget, rng: Stream
+    ) -> tuple[Tensor, ...] | None:
+        """What the program of the search returns; None if there is none."""
+        plan, distribution = self._plan, context.distribution
+        if plan is None or budget.max_tokens != plan.depth or not isinstance(distribution, Warp):
+            return None
+        argmax = self._is_argmax(context)
+        fuses = distribution.keeps_logits if argmax else distribution.fuses
+        if not (self._has_programs and fuses and self._can_align(state, context)):
+            return None
+        parameters = None if argmax else distribution.draft_parameters(context)
+        u_BR = None if argmax else rng.uniform(Role.DRAFT, plan.num_draws)
+        tokens_BK = self._aligned(state, context)
+        found = self.model.draft_by(plan, state.cache, tokens_BK, parameters, u_BR)
+        if found is not None:
+            state.cache.append(tokens_BK.shape[1])  # and forget the beams
+        return found
 
     def steps(
         self, state: ModelState, context: Context, num_steps: int, rng: Stream
     ) -> Iterator[Step]:
         """Runs the search, one forward pass of the model per step."""
-        picks = self._picks(num_steps, context, rng)
-        needed = self.model.limit + num_steps * self.beams  # dead beams keep their slots
-        state.cache.limit = max(state.cache.limit, needed)
-        copies = self.beams if self.search == "copies" else 1
-        tree = BeamTree.root(context, copies)
-        score_Bn = torch.zeros(
-            context.num_rows, copies, device=context.device, dtype=_wide(context)
-        )
-        for pick in picks:
+
+        def distributions(tree: BeamTree, score_Bn: Tensor) -> tuple[Tensor, Tensor]:
             logits_BnV = self._logits(state, context, tree)
-            q_BnV = self._distributions(logits_BnV, tree.prefix(context, score_Bn))
-            total_B = score_Bn.logsumexp(1)
-            score_Bn, index_Bn = pick(score_Bn, q_BnV)
-            V = q_BnV.shape[2]
-            tree = tree.grown(index_Bn // V, index_Bn % V)
-            yield Step(q_BnV, logits_BnV, total_B, tree, score_Bn)
+            return self._distributions(logits_BnV, tree.prefix(context, score_Bn)), logits_BnV
+
+        root = BeamTree.root(context.tokens_BT, self.beams if self.search == "copies" else 1)
+        picks = self._picks(num_steps, context, rng)
+        return search(root, picks, distributions, score_dtype(context.device))
 
     def _logits(self, state: ModelState, context: Context, tree: BeamTree) -> Tensor:
         """Logits after the living beams, (B, n, V)."""
@@ -178,15 +203,11 @@ class BeamDrafter(ModelBacked):
         """One :data:`Pick` per step."""
         B = self.beams
         if context.distribution.greedy:
-            return [_keep_best(1)] * num_steps
+            return [keep_best(1)] * num_steps
         if self.search == "greedy":
-            return [_keep_best(B)] * num_steps
-        u_BiR = rng.uniform(Role.DRAFT, num_steps * 2 * B).unflatten(1, (num_steps, 2 * B))
-
-        def sampling(u_BR: Tensor) -> Pick:
-            return lambda score_Bn, q_BnV: sampled(score_Bn, q_BnV, B, u_BR)
-
-        return [sampling(u_BR) for u_BR in u_BiR.unbind(1)]
+            return [keep_best(B)] * num_steps
+        u_BR = rng.uniform(Role.DRAFT, num_steps * 2 * B)
+        return keep_best_of_draws(B, u_BR.unflatten(1, (num_steps, 2 * B)))
 
 
 class MjgdDrafter(BeamDrafter):
@@ -231,11 +252,10 @@ class MjgdDrafter(BeamDrafter):
         return prefix.context.distribution.logits(logits_BnV, prefix).softmax(-1)
 
     def _picks(self, num_steps: int, context: Context, rng: Stream) -> list[Pick]:
-        return [_keep_best(self.beams)] * num_steps
+        return [keep_best(self.beams)] * num_steps
 
-
-def _keep_best(k: int) -> Pick:
-    return lambda score_Bn, q_BnV: best(score_Bn, q_BnV.log(), k)
+    def _is_argmax(self, context: Context) -> bool:
+        return False
 
 
 def _best_path(steps: Sequence[Step], tokens_B: Tensor | None) -> Tensor:
@@ -274,8 +294,3 @@ def _shares(steps: Sequence[Step], tokens_BN: Tensor, probs_BNV: Tensor) -> Tens
     total_BD = torch.stack([step.total_B for step in steps], 1)
     log_Q_BD = q_BD.to(total_BD.dtype).log().cumsum(1)
     return pad((log_Q_BD - total_BD).exp(), (1, 0), value=1.0)
-
-
-def _wide(context: Context) -> torch.dtype:
-    """The dtype in which scores are summed: float64 where the device has it."""
-    return torch.float32 if context.device.type == "mps" else torch.float64

@@ -185,7 +185,7 @@ class _Beams:
         self._first_token_B1 = context.root_B[:, None]
         self._cache: KVCache = model.start(context)
         self._cache.limit = 2**62  # the tree has more slots than positions; only these are bounded
-        self._tree = BeamTree.root(context)
+        self._tree = BeamTree.root(context.tokens_BT)
         self._score_Bn = torch.zeros(1, 1, device=model.device)
         self._pack_at = _PACK_FROM
 

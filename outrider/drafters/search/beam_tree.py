@@ -35,9 +35,10 @@ class BeamTree:
     depth_M: Tensor
 
     @classmethod
-    def root(cls, context: Context, num_beams: int = 1) -> "BeamTree":
-        """Beams that have no tokens yet."""
-        none_B0 = context.tokens_BT[:, :0]
+    def root(cls, tokens_BT: Tensor, num_beams: int = 1) -> "BeamTree":
+        """Beams that have no tokens yet, after some committed ones, of which only the number of
+        rows counts."""
+        none_B0 = tokens_BT[:, :0]
         return cls(none_B0, none_B0[:, None].expand(-1, num_beams, -1), none_B0[0])
 
     def grown(self, beam_Bn: Tensor, token_Bn: Tensor) -> "BeamTree":

@@ -20,6 +20,7 @@ import torch
 from torch.nn.functional import pad
 
 from outrider.core import Budget, Capabilities, Context, Draft
+from outrider.core.capabilities import TreeShape
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.search.beam import BeamDrafter, Step
 from outrider.runtime import HFModel
@@ -38,6 +39,7 @@ class MtadDrafter(BeamDrafter):
         search: ``sample`` or ``greedy``, as for ``BeamDrafter``; ``copies`` would give equal
             siblings.
         depth: γ, the most steps of a search.
+        fused: whether one compiled program runs the searches of γ steps.
 
     Raises:
         InvalidParameterError: as ``BeamDrafter``, or more than 255 beams in all steps together.
@@ -52,10 +54,12 @@ class MtadDrafter(BeamDrafter):
         beams: int = 4,
         search: Search = "sample",
         depth: int = DEPTH,
+        *,
+        fused: bool = False,
     ) -> None:
         if search not in get_args(Search):
             raise InvalidParameterError(f"search={search!r}: must be one of {get_args(Search)}")
-        super().__init__(model, num_tokens, beams, search)
+        super().__init__(model, num_tokens, beams, search, num_fused=depth if fused else 0)
         if beams * depth > _MOST_NODES:
             raise InvalidParameterError(
                 f"beams={beams}: {depth} steps of {beams} beams are {beams * depth} nodes, and at "
@@ -65,7 +69,13 @@ class MtadDrafter(BeamDrafter):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        return replace(super().capabilities, depth=self.depth, drafts_trees=True)
+        own, num_drafted = super().capabilities, self.depth * self.beams
+        return replace(
+            own,
+            depth=self.depth,
+            drafts_trees=True,
+            tree_shape=TreeShape(num_drafted + 1, num_drafted) if own.fused_tree else None,
+        )
 
     def _draft(self, steps: Sequence[Step], context: Context, budget: Budget) -> Draft:
         """The tree of all beams, level by level."""

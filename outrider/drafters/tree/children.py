@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outrider.core import draw
+from outrider.core import draw_distinct
 
 
 def independent(q_BnV: Tensor, u_Bnk: Tensor) -> Tensor:
@@ -30,15 +30,7 @@ def independent(q_BnV: Tensor, u_Bnk: Tensor) -> Tensor:
 
 def without_replacement(q_BnV: Tensor, u_Bnk: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct draws, (B, n, k), and which of them exist: no more than q has possible tokens."""
-    left_RV, u_Rk = q_BnV.flatten(0, 1), u_Bnk.flatten(0, 1)
-    tokens: list[Tensor] = []
-    weights: list[Tensor] = []
-    for u_R in u_Rk.unbind(1):
-        if tokens:
-            left_RV = left_RV.scatter(1, tokens[-1][:, None], 0.0)
-        tokens.append(draw(left_RV, u_R))
-        weights.append(left_RV.gather(1, tokens[-1][:, None])[:, 0])
-    token_Rk, weight_Rk = torch.stack(tokens, 1), torch.stack(weights, 1)
+    token_Rk, weight_Rk = draw_distinct(q_BnV.flatten(0, 1), u_Bnk.flatten(0, 1))
     return token_Rk.view_as(u_Bnk), (weight_Rk > 0).view_as(u_Bnk)
 
 

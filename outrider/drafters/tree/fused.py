@@ -10,8 +10,6 @@ Legend: B rows, K query tokens of the first forward pass, N nodes, R drafted nod
 V vocabulary; of a level: n nodes with children, k children at most.
 """
 
-import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,8 +25,9 @@ from outrider.drafters.tree.grow import Level, StaticTree, by_node, children_of,
 from outrider.drafters.tree.topology import Topology
 from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
-from outrider.runtime.executors.traced import ChainForward, KVBuffers
+from outrider.runtime.executors.traced import ChainForward
 from outrider.sampling.penalties import occurrences
 
 
@@ -47,18 +46,17 @@ class TreePlan:
     device: torch.device
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        tree = self.topology
-        inner = [d for d, num in zip(tree.depths, tree.num_children, strict=True) if num]
-        return tuple(inner.count(depth) for depth in range(1, tree.depth))
-
-    @property
     def num_draws(self) -> int:
         return self.topology.num_nodes - 1
 
     @property
     def draws(self) -> bool:
         return self.drawn != "chosen"
+
+    def widths(self, *, sampled: bool) -> tuple[int, ...]:
+        tree = self.topology
+        inner = [d for d, num in zip(tree.depths, tree.num_children, strict=True) if num]
+        return tuple(inner.count(depth) for depth in range(1, tree.depth))
 
     def programs(self, module: nn.Module, spec: AttentionSpec) -> tuple[GreedyDraft, SampledDraft]:
         return GreedyTreeDraft(module, spec, self), SampledTreeDraft(module, spec, self)
@@ -84,13 +82,9 @@ class _TreeDraft(GreedyDraft):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.plan}, {_sources()}"
 
-    def inputs(
-        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
-    ) -> tuple[Any, ...]:
-        more = sum(self.plan.widths) - (self.depth - 1)  # a chain of as many tokens fills depth - 1
-        arguments = buffers, rows, queries, span + more, slots + more
-        tokens_BK, length_B, *rest = super().inputs(*arguments)
-        return tokens_BK, length_B - more, *rest
+    @property
+    def num_later(self) -> int:
+        return sum(self.plan.widths(sampled=True))
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
         """Whether the children of each node are those that follow from what is recorded of it."""
@@ -224,5 +218,4 @@ def tree_plan(tree: StaticTree) -> TreePlan:
 @cache
 def _sources() -> str:
     """A hash of the code that trees grow by, besides methods of modules."""
-    text = inspect.getsource(grow_module) + inspect.getsource(children_module)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_of_sources(grow_module, children_module)

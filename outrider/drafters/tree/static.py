@@ -89,12 +89,10 @@ class TreeDrafter(ModelBacked):
 
     def _fits(self, context: Context, budget: Budget) -> bool:
         """Whether the compiled program can grow this tree."""
-        compiled, distribution = self.model.compiled, context.distribution
+        distribution = context.distribution
         return (
-            compiled is not None
-            and not compiled.failed
+            self._has_programs
             and budget.max_tokens >= self.topology.depth
-            and self.model.num_tokens == self.num_tokens
             and isinstance(distribution, Warp)
             and (distribution.keeps_logits if self._picks(context) else distribution.fuses)
         )

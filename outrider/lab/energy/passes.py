@@ -30,6 +30,7 @@ from outrider.runtime import HFModel, KVCache, runner
 from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.early_exit import EarlyExit
+from outrider.sampling.warp import DraftParameters
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,25 @@ class PassCounter:
             return output
 
         def counted_draft(
-            model: Any, cache: KVCache, tokens_BN: Tensor, plan: DraftPlan, *rest: Any
+            model: Any,
+            cache: KVCache,
+            tokens_BN: Tensor,
+            plan: DraftPlan,
+            parameters: DraftParameters | None,
+            u_BD: Tensor | None,
         ) -> tuple[Tensor, ...] | None:
             lengths = sum(cache.lengths)
-            found = fused_draft(model, cache, tokens_BN, plan, *rest)
+            found = fused_draft(model, cache, tokens_BN, plan, parameters, u_BD)
             if found is not None:
                 B, N = tokens_BN.shape
                 self._add(model, cache, B, N, 1, lengths)
-                for width in plan.widths:
+                for width in plan.widths(sampled=parameters is not None):
                     lengths += B * N
                     N = width
                     self._add(model, cache, B, N, N, lengths)
             return found
 
-        runner.forward, runner.fused_draft = counted_forward, counted_draft  # type: ignore[assignment]
+        runner.forward, runner.fused_draft = counted_forward, counted_draft
         try:
             yield
         finally:

@@ -130,9 +130,11 @@ def _fused_draft(cache: Any, tokens_BN: Any, depth: int, *rest: Any) -> dict[str
     return {"tokens": tokens, "context": max(cache.lengths), "passes": depth}
 
 
-def _planned_draft(plan: Any, cache: Any, tokens_BN: Any, *rest: Any) -> dict[str, Any]:
+def _planned_draft(
+    plan: Any, cache: Any, tokens_BN: Any, parameters: Any, *rest: Any
+) -> dict[str, Any]:
     """Mean tokens per pass of a fused draft of any plan."""
-    widths = [tokens_BN.shape[1], *plan.widths]
+    widths = [tokens_BN.shape[1], *plan.widths(sampled=parameters is not None)]
     mean = sum(widths) / len(widths)
     return {"tokens": mean, "context": max(cache.lengths), "passes": len(widths)}
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -166,6 +167,12 @@ def compiled_program(
     except OSError as error:
         raise OSError(f"{first_line(error)}{space_note(path.parent)}") from error
     return _load(path, _tensors(module), device)
+
+
+def hash_of_sources(*modules: ModuleType) -> str:
+    """A hash of the source code of modules, which programs depend on besides their own methods."""
+    text = "".join(inspect.getsource(module) for module in modules)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def first_line(error: Exception) -> str:

@@ -31,19 +31,20 @@ class DraftPlan(Protocol):
     have the same programs.
 
     Attributes:
-        widths: query tokens of each forward pass after the first one.
         num_draws: numbers in [0, 1) that a row is drawn with.
         draws: whether sampled rows are drawn; else the best tokens by rank are taken in all rows.
     """
 
-    @property
-    def widths(self) -> tuple[int, ...]: ...
     @property
     def num_draws(self) -> int: ...
     @property
     def draws(self) -> bool: ...
 
     def __hash__(self) -> int: ...
+
+    def widths(self, *, sampled: bool) -> tuple[int, ...]:
+        """Query tokens of each forward pass after the first one, of the sampled program or of the
+        greedy one."""
 
     def programs(
         self, module: nn.Module, spec: AttentionSpec
@@ -59,12 +60,11 @@ class ChainPlan:
     draws: ClassVar[bool] = True
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        return (1,) * (self.depth - 1)
-
-    @property
     def num_draws(self) -> int:
         return self.depth
+
+    def widths(self, *, sampled: bool) -> tuple[int, ...]:
+        return (1,) * (self.depth - 1)
 
     def programs(
         self, module: nn.Module, spec: AttentionSpec
@@ -102,10 +102,15 @@ class GreedyDraft(ChainForward):
             tokens_BN, length_B, (slot_S, keys, values), lambda z_BV, _: (z_BV, z_BV.argmax(-1))
         )
 
+    @property
+    def num_later(self) -> int:
+        """Query tokens of the forward passes after the first one."""
+        return self.depth - 1
+
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        more = self.depth - 1  # slots that the forward passes after the first one fill
+        more = self.num_later
         inputs = super().inputs(buffers, rows, queries, span + more, slots + more)
         tokens_BN, length_B, *rest = inputs
         return tokens_BN, length_B - more, *rest

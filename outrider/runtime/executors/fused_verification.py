@@ -1,7 +1,8 @@
 """Fused verification: verifies by compiled programs (``verification_program.py``).
 
-A rule opts in by ``traceable: ClassVar[bool] = True``, if its code, while it is traced, reads no
-number from a tensor (no ``bool(tensor)``), and draws by ``rng.uniform`` or ``race`` alone. Loops of
+A rule opts in by ``traceable = True``, if its code, while it is traced, reads no number from a
+tensor (no ``bool(tensor)``), draws by ``rng.uniform`` or ``race`` alone, and needs neither the
+target's raw logits nor the probabilities of a search's steps. Loops of
 unknown length are ``core.repeat_while``, which a program has as an operator. The rule itself
 verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
 that are sampled.
@@ -62,7 +63,8 @@ CheckDraft = Callable[[Draft], None]
 """``ChecksDrafts.check_draft``, looked up by name as ``core.round.BindLogits`` is."""
 
 _LONGEST_WALK = 16
-"""Programs take each step of a walk, whether a row is still walking or not."""
+"""Programs take each step of a walk, whether a row is still walking or not. Rules for the beams of
+a search walk down no siblings."""
 
 _PLAIN = (bool, int, float, str)
 _TRACED = 3, 5
@@ -146,17 +148,18 @@ class CompiledVerifier:
         by_distribution = verifier.needs == "distribution"
         fits = kind.drawn == "chosen"
         if by_distribution:
-            fits = kind.drawn != "searched" and not kind.with_logits
+            fits = not kind.with_logits
         shape = kind.tree_shape
-        known = shape is None or (shape == self._tree_shape and shape.walk_length <= _LONGEST_WALK)
+        known = shape is None or shape == self._tree_shape
+        if shape is not None and kind.drawn != "searched":
+            known = known and shape.walk_length <= _LONGEST_WALK
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 
     def _program(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
     ) -> Program | None:
         fits = 1 < draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
-        bare = draft.step_probs_BN is None
-        if not (fits and bare) or logits_BNV.dtype == torch.float64:  # temperatures are in float32
+        if not fits or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         kind = DraftKind.of(draft)
         asked, last = (verifier, kind, logits_BNV.dtype), self._last
@@ -232,8 +235,7 @@ def _shorter(found: Sequence[Tensor], N: int) -> list[Tensor]:
 def _is_traceable(verifier: Verifier) -> bool:
     """Whether a rule opts in, is the same in all rounds, and its representation names all of its
     parameters."""
-    traceable = getattr(verifier, "traceable", False) and not hasattr(verifier, "with_raw_logits")
-    if not traceable or not is_dataclass(verifier):
+    if not getattr(verifier, "traceable", False) or not is_dataclass(verifier):
         return False
     frozen = type(verifier).__dataclass_params__.frozen
     values = (getattr(verifier, each.name) for each in fields(verifier))

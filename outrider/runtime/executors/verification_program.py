@@ -11,8 +11,6 @@ program (``Warp.sampling_logits``), so that all sampling parameters share one pr
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
 
-import hashlib
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from torch.export import Dim, ExportedProgram
 from outrider.core import Draft, Drawn, Role, Stream, Verdict, Verifier
 from outrider.core.capabilities import TreeShape
 from outrider.core.overlap import estimated_overlap
+from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.traced import ROWS
 from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling import Sampling, Warp
@@ -271,5 +270,4 @@ def _sources() -> str:
     """A hash of the code that the rules of this package consist of."""
     ours = "outrider.core", "outrider.verifiers", "outrider.sampling", __name__
     names = [name for name in sys.modules if name.startswith(ours)]
-    text = "".join(inspect.getsource(sys.modules[name]) for name in sorted(names))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_of_sources(*(sys.modules[name] for name in sorted(names)))
