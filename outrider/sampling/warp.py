@@ -128,7 +128,9 @@ class Warp:
         device: torch.device | str = "cpu",
         truncate: Truncate | None = None,
     ) -> None:
-        self.samplings = samplings = tuple(sampling.with_defaults() for sampling in samplings)
+        distinct = {id(each): each for each in samplings}  # rows often share their parameters
+        filled = {key: each.with_defaults() for key, each in distinct.items()}
+        self.samplings = samplings = tuple(filled[id(each)] for each in samplings)
         self._num_tokens = num_tokens
         self._truncate = truncate
         self._device = torch.device(device)

@@ -95,7 +95,8 @@ def test_a_wrong_greedy_output_fails_the_command(
 
 @pytest.mark.slow
 def test_demo_on_the_embedded_pair(run: Run) -> None:
-    result = run("demo", "--max-new-tokens", 24)
+    """Compiled, with short drafts, since each drafted token makes their programs longer."""
+    result = run("demo", "--max-new-tokens", 24, "--num-speculative-tokens", 2)
     assert result.exit_code == 0, result.output
     assert "NOT a near-tie" not in result.stdout
     assert "speed-up" in result.stdout

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from interpreted_graphs import interpreted
+from interpreted_graphs import interpreted, without_compiler
 from tiny_block_heads import DSPARK, tiny_block_head
 from tiny_heads import CountedHeadExecutor, target_of
 from tiny_models import greedy, ragged_prompts, token_ids
@@ -27,7 +27,7 @@ def engine(kind: str, batch: int, *, compiled: bool) -> Engine:
         target.compiled.sealed = True  # the head's programs are what is tested
     size, options = HEADS[kind]
     head = tiny_block_head(target, size, **options)
-    return Engine(target, head, METHODS[kind], max_batch_size=batch)
+    return without_compiler(Engine(target, head, METHODS[kind], max_batch_size=batch))
 
 
 @pytest.mark.parametrize(

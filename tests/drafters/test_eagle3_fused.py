@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_graphs import interpreted
+from interpreted_graphs import interpreted, without_compiler
 from tiny_heads import CountedHeadExecutor, target_of, tiny_head
 from tiny_models import greedy, ragged_prompts, token_ids
 
@@ -23,7 +23,9 @@ def engine(batch: int, *, compiled: bool, method: str = "eagle3", **options: Any
         target.compiled = CompiledExecutor(target.module, target.spec, "target", interpreted)
         target.compiled.sealed = True  # the head's programs are what is tested
     head = tiny_head(target, 17, **options)
-    return Engine(target, head, METHODS[method], num_speculative_tokens=4, max_batch_size=batch)
+    row = METHODS[method]
+    made = Engine(target, head, row, num_speculative_tokens=4, max_batch_size=batch)
+    return without_compiler(made)
 
 
 @pytest.mark.parametrize(

@@ -194,10 +194,13 @@ def test_models_in_other_precisions_keep_the_libraries(dtype: torch.dtype) -> No
 @pytest.mark.slow
 @pytest.mark.vector_width
 def test_compiled_for_real() -> None:
-    """Kernels and the code generator together: the text of the model as it was."""
-    prompts = ragged_prompts([9, 3])
-    before = token_ids(engine_of(tiny(), tiny(seed=1)).generate(prompts[:1], greedy(20)))
-    target, draft = tiny(), tiny(seed=1)
+    """Kernels and the code generator together: the text of the model as it was. One layer and short
+    drafts make small programs, of which there are two: target and draft have the same shape."""
+    prompts = ragged_prompts([9])
+    sizes = {"num_hidden_layers": 1}
+    plain = engine_of(tiny(**sizes), tiny(seed=1, **sizes), γ=2)
+    before = token_ids(plain.generate(prompts, greedy(20)))
+    target, draft = tiny(**sizes), tiny(seed=1, **sizes)
     for model in (target, draft):
         prepare(model, "auto", own=True)
         assert isinstance(model.module.lm_head, NarrowLinear)
@@ -205,8 +208,14 @@ def test_compiled_for_real() -> None:
         warnings.simplefilter("error", OutriderWarning)
         for _, make in stages(target):
             make()
-        after = token_ids(engine_of(target, draft).generate(prompts[:1], greedy(20)))
+        engine = engine_of(target, draft, γ=2)
+        engine.verification = None  # rules are compiled for real in tests of their own
+        after = token_ids(engine.generate(prompts, greedy(20)))
     assert after == before
+    assert draft.compiled is not None
+    made = {each.kind: graph for each, graph in draft.compiled._programs.items()}
+    assert set(made) == {"chain", "greedy draft"}
+    assert all(made.values())
 
 
 @needs_compiler
