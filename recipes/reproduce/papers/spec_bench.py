@@ -19,8 +19,9 @@ from recipes.reproduce.subject import Kind
 MODEL, LOOKUP = "speculative", "prompt lookup"
 COPYING = {
     LOOKUP: "prompt-lookup:gamma=8,label=prompt lookup",
-    "suffix": "suffix:gamma=8,label=suffix",
+    "suffix": "suffix:gamma=8,corpus_tokens=0,label=suffix",
 }
+"""Without a memory of earlier outputs, which would hold the outputs of earlier repeats."""
 WITH_DRAFT = {"hybrid": "hybrid:gamma=8,label=hybrid"}
 WITH_HEAD = {
     "eagle3": "eagle3:gamma=4,label=eagle3",
