@@ -82,8 +82,8 @@ def _block_sums(weights_BV: Tensor) -> Tensor:
 
 
 class _InBlock(NamedTuple):
-    """An index, (B,), its block and its place in the block, (B, 1), and the weights of the block,
-    (B, W)."""
+    """An index, (B,); its block and its index within the block, (B, 1); and the weights of the
+    block, (B, W)."""
 
     token_B: Tensor
     block_B1: Tensor
