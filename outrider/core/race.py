@@ -39,13 +39,14 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
     # exceeds 64 bits, as those of the hash do. Adding a number that is read from memory, here 0,
     # makes it compute with tensors.
     all_BG = torch.arange(G, device=weights_BV.device) + (rng.key_B[:, None] & 0)
-    bound_BG = _minima(rng, all_BG)[0] / weights_BGW.amax(-1)
+    minima = _minima(rng, all_BG)
+    bound_BG = minima[0] / weights_BGW.amax(-1)
     # elsewhere synchronising costs more than reading all blocks
     most = _MAX_OPENED if weights_BV.device.type == "cpu" else G
     bound_BO, block_BO = bound_BG.topk(min(G, most + 1), largest=False)
     if most >= G:
-        return _fastest(weights_BGW, rng, block_BO)[1]
-    time_B, token_B = _fastest(weights_BGW, rng, block_BO[:, :-1])
+        return _fastest(weights_BGW, rng, minima, block_BO)[1]
+    time_B, token_B = _fastest(weights_BGW, rng, minima, block_BO[:, :-1])
     won_B = time_B < bound_BO[:, -1]
 
     def is_open(_: Tensor, won_B: Tensor) -> Tensor:
@@ -53,22 +54,25 @@ def race(weights_BV: Tensor, rng: Stream) -> Tensor:
 
     def open_all(_: Tensor, won_B: Tensor) -> tuple[Tensor, Tensor]:
         block_BG = bound_BG.topk(G, largest=False)[1]  # in memory, where no product is an index
-        return _fastest(weights_BGW, rng, block_BG)[1], torch.ones_like(won_B)
+        return _fastest(weights_BGW, rng, minima, block_BG)[1], torch.ones_like(won_B)
 
     return repeat_while(is_open, open_all, (token_B, won_B))[0]
 
 
-def _fastest(weights_BGW: Tensor, rng: Stream, block_BO: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest E/p within the opened blocks, and its token."""
+def _fastest(
+    weights_BGW: Tensor, rng: Stream, minima: tuple[Tensor, Tensor], block_BO: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smallest E/p within the opened blocks, and its token; ``minima`` are those of all
+    blocks."""
     W = weights_BGW.shape[2]
     weights_BOW = weights_BGW.gather(1, block_BO[..., None].expand(-1, -1, W))
-    time_B, index_B = (_open(rng, block_BO) / weights_BOW).flatten(1).min(1)
+    time_B, index_B = (_open(rng, minima, block_BO) / weights_BOW).flatten(1).min(1)
     return time_B, block_BO.gather(1, index_B[:, None] // W)[:, 0] * W + index_B % W
 
 
-def _open(rng: Stream, block_BO: Tensor) -> Tensor:
+def _open(rng: Stream, minima: tuple[Tensor, Tensor], block_BO: Tensor) -> Tensor:
     """The noise of all tokens of these blocks, (B, O, W)."""
-    minimum_BO, winner_BO = _minima(rng, block_BO)
+    minimum_BO, winner_BO = (each_BG.gather(1, block_BO) for each_BG in minima)
     index_W = torch.arange(_BLOCK_SIZE, device=block_BO.device)
     token_BOW = block_BO[..., None] * _BLOCK_SIZE + index_W
     extra_BOW = _exponential(

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.core import Stream, race, row_keys
-from outrider.core.race import _BLOCK_SIZE, _open
+from outrider.core.race import _BLOCK_SIZE, _minima, _open
 from outrider.testing import chi2_p_value
 
 
@@ -21,7 +21,7 @@ def noise(rng: Stream, num_tokens: int) -> Tensor:
     """The Exp(1) numbers of tokens 0 … V-1, all blocks opened, (B, V)."""
     num_blocks = -(-num_tokens // _BLOCK_SIZE)
     block_BG = torch.arange(num_blocks).expand(rng.key_B.shape[0], num_blocks)
-    return _open(rng, block_BG).flatten(1)[:, :num_tokens]
+    return _open(rng, _minima(rng, block_BG), block_BG).flatten(1)[:, :num_tokens]
 
 
 def distributions(num_rows: int, num_tokens: int, scale: float, seed: int = 0) -> Tensor:
