@@ -37,7 +37,7 @@ def tiny_lab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     pair = tiny_pair()
 
     def with_data(plan: Any, *rest: Any, **settings: Any) -> Any:
-        return run_bench(plan, *rest, data={"memory": tiny_data()}, **settings)
+        return run_bench(plan, *rest, data={"memory": tiny_data()}, models=pair, **settings)
 
     monkeypatch.setattr(lab_module, "run_bench", with_data)
     data = DataSpec("memory")

@@ -53,7 +53,7 @@ def measure(lab: Lab) -> Findings:
         ),
         certain(
             "energy per token falls with the batch size",
-            " > ".join(f"{tokens[B]:.3g}" for B in sizes),
+            " > ".join(f"{tokens[B]:.4g}" for B in sizes),
             all(tokens[a] > tokens[b] for a, b in pairwise(sizes)),
         ),
     ]
