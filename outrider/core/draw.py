@@ -3,7 +3,7 @@
 Legend: B rows, V vocabulary, G blocks of consecutive tokens, W tokens of a block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,25 +50,33 @@ def draw_distinct(weights_BV: Tensor, u_Bk: Tensor) -> tuple[Tensor, Tensor]:
     (Subtracting the weight from the sum would leave rounding errors where a token has nearly all
     the mass.)
     """
-    is_large = weights_BV.shape[1] >= _LARGE
-    sums_BG = _block_sums(weights_BV) if is_large else None
-    left_BV = weights_BV
-    drawn: list[Tensor] = []
-    weights: list[Tensor] = []
-    for u_B in u_Bk.unbind(1):
-        if sums_BG is None:
-            if drawn:
-                left_BV = left_BV.scatter(1, drawn[-1][:, None], 0.0)
-            token_B = _within(left_BV, u_B)
-            weight_B = left_BV.gather(1, token_B[:, None])[:, 0]
-        else:
-            token_B, block_B1, index_B1, left_BW = _in_block(weights_BV, sums_BG, u_B, drawn)
-            weight_B = left_BW.gather(1, index_B1)[:, 0]
-            left_B1 = left_BW.scatter(1, index_B1, 0.0).sum(1, keepdim=True)
-            sums_BG = sums_BG.scatter(1, block_B1, left_B1)
-        drawn.append(token_B)
-        weights.append(weight_B)
+    draw_all = _distinct if weights_BV.shape[1] < _LARGE else _distinct_by_blocks
+    drawn, weights = zip(*draw_all(weights_BV, u_Bk.unbind(1)), strict=True)
     return torch.stack(drawn, 1), torch.stack(weights, 1)
+
+
+def _distinct(weights_BV: Tensor, numbers: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The indices and weights of :func:`draw_distinct`, each (B,), by cumulative sums over all
+    weights."""
+    token_B: Tensor | None = None
+    for u_B in numbers:
+        if token_B is not None:
+            weights_BV = weights_BV.scatter(1, token_B[:, None], 0.0)
+        token_B = _within(weights_BV, u_B)
+        yield token_B, weights_BV.gather(1, token_B[:, None])[:, 0]
+
+
+def _distinct_by_blocks(
+    weights_BV: Tensor, numbers: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same in two levels."""
+    sums_BG, drawn = _block_sums(weights_BV), list[Tensor]()
+    for u_B in numbers:
+        token_B, block_B1, index_B1, left_BW = _in_block(weights_BV, sums_BG, u_B, drawn)
+        yield token_B, left_BW.gather(1, index_B1)[:, 0]
+        drawn.append(token_B)
+        left_B1 = left_BW.scatter(1, index_B1, 0.0).sum(1, keepdim=True)
+        sums_BG = sums_BG.scatter(1, block_B1, left_B1)
 
 
 def _block_sums(weights_BV: Tensor) -> Tensor:

@@ -441,6 +441,18 @@ def narrow_context(top_k: int) -> Context:
     return start([[0, 1], [2]], Sampling(top_k=top_k), 3)
 
 
+def test_greedy_searches_have_one_beam_without_a_warning() -> None:
+    """Also where a rule reads logits, so that they are searched as others are."""
+    model, sampling = toy(1, 3), Sampling(temperature=0)
+    for keep_logits in (False, True):
+        drafter = BeamDrafter(model, 3, 3, keep_logits=keep_logits)
+        context = start([[0, 1], [2]], sampling, 3)
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("error")
+            for _ in range(2):
+                drafter.propose(drafter.start(context), context, Budget(2), context.rng)
+
+
 def test_a_narrow_search_warns_once_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Top-k leaves two tokens for three beams. After the warning nothing is read any more."""
     drafter, context = BeamDrafter(toy(1, 3), 3, 3), narrow_context(2)

@@ -30,6 +30,7 @@ from outrider.core import (
     Drawn,
     Lengths,
     Prefix,
+    Role,
     Scores,
     Stream,
     argmax,
@@ -39,8 +40,10 @@ from outrider.core.chain import draft_chain, with_leaf
 from outrider.drafters.chain.pick import INDEPENDENT, Picker
 from outrider.drafters.chain.stop import Confidence, Stop
 from outrider.runtime import HFModel, KVCache
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import Prefilling
+from outrider.sampling import Warp
 
 _USUAL = 2  # tokens that a row lacks at most if the last round drafted
 _FEW = 8  # tokens whose logits may be computed without need
@@ -127,6 +130,22 @@ class ModelBacked:
         compiled = self.model.compiled
         usable = compiled is not None and not compiled.failed
         return usable and self.model.num_tokens == self.num_tokens
+
+    def _draft_by(
+        self, plan: DraftPlan, state: ModelState, context: Context, rng: Stream, *, sampled: bool
+    ) -> tuple[Tensor, ...] | None:
+        """What the sampled or the greedy program of a tree returns (``runner.fused_draft``); None
+        if there is none. The rows can be aligned, and the cache then forgets the drafted nodes."""
+        parameters, u_BR = None, None
+        if sampled:
+            assert isinstance(context.distribution, Warp)
+            parameters = context.distribution.draft_parameters(context)
+            u_BR = rng.uniform(Role.DRAFT, plan.num_draws)
+        tokens_BK = self._aligned(state, context)
+        found = self.model.draft_by(plan, state.cache, tokens_BK, parameters, u_BR)
+        if found is not None:
+            state.cache.append(tokens_BK.shape[1])
+        return found
 
     def _can_align(self, state: ModelState, context: Context) -> bool:
         """Whether all rows can be fed as many tokens as the row that lacks most. Reads the

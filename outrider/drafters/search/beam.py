@@ -122,7 +122,8 @@ class BeamDrafter(ModelBacked):
             steps = list(self.steps(state, context, budget.max_tokens, rng))
         else:
             steps = self._plan.steps(*found)
-        self._narrow.watch([step.score_Bn for step in steps])
+        if not context.distribution.greedy:  # greedy searches have one beam by design
+            self._narrow.watch([step.score_Bn for step in steps])
         return self._draft(steps, context, budget)
 
     def _most_nodes(self, num_tokens: int) -> int:
@@ -167,13 +168,7 @@ class BeamDrafter(ModelBacked):
         fuses = distribution.keeps_logits if argmax else distribution.fuses
         if not (self._has_programs and fuses and self._can_align(state, context)):
             return None
-        parameters = None if argmax else distribution.draft_parameters(context)
-        u_BR = None if argmax else rng.uniform(Role.DRAFT, plan.num_draws)
-        tokens_BK = self._aligned(state, context)
-        found = self.model.draft_by(plan, state.cache, tokens_BK, parameters, u_BR)
-        if found is not None:
-            state.cache.append(tokens_BK.shape[1])  # and forget the beams
-        return found
+        return self._draft_by(plan, state, context, rng, sampled=not argmax)
 
     def steps(
         self, state: ModelState, context: Context, num_steps: int, rng: Stream

@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Role, Stream
+from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
 from outrider.core.capabilities import TreeShape
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.tree.fused import tree_plan
@@ -105,20 +105,14 @@ class TreeDrafter(ModelBacked):
         self, state: ModelState, context: Context, budget: Budget, rng: Stream
     ) -> Draft | None:
         """The tree by one program; None if there is none after all."""
-        parameters, u_BR = None, None
-        if not self._picks(context):
-            assert isinstance(context.distribution, Warp)
-            parameters = context.distribution.draft_parameters(context)
-            u_BR = rng.uniform(Role.DRAFT, self._plan.num_draws)
-        tokens_BK = self._aligned(state, context)
-        done = self.model.draft_by(self._plan, state.cache, tokens_BK, parameters, u_BR)
+        picks = self._picks(context)
+        done = self._draft_by(self._plan, state, context, rng, sampled=not picks)
         if done is None:
             return None
-        state.cache.append(tokens_BK.shape[1])  # and forget the nodes
         probs_BNV, tokens_BN, mask_BN = done
         if budget.tokens_B is not None:
             mask_BN = mask_BN & (budget.tokens_B[:, None] >= self._depth_N)
-        drawn: Drawn = "chosen" if u_BR is None else self.drawn
+        drawn: Drawn = "chosen" if picks else self.drawn
         return self._tree.draft(tokens_BN, mask_BN, None if drawn == "chosen" else probs_BNV, drawn)
 
     def _logits(
