@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT
     python -m benchmarks.round_times --before ../before [--compile auto] [--dtype bfloat16]
+        [--methods mjsd mtad]
 
 Each checkout runs in a process of its own, and the two take turns: one generation in the one, the
 same generation in the other, in alternating order. Reported are the median time per round of each
@@ -20,7 +21,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import page, round_times_worker
-from benchmarks.round_times_worker import NUM_TOKENS
+from benchmarks.round_times_worker import METHODS, NUM_TOKENS
 from outrider.lab.metadata import run_metadata
 
 WORKER = Path(round_times_worker.__file__).resolve()
@@ -31,6 +32,7 @@ class Checkout:
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         command = [sys.executable, "-P", str(WORKER), "--compile", options.compile]
+        command += ["--methods", *options.methods]
         command += ["--dtype", options.dtype, "--threads", str(options.threads)]
         self._process = subprocess.Popen(
             command,
@@ -109,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = page.parser(__doc__)
     parser.add_argument("--before", type=Path, help="the other checkout")
     parser.add_argument("--compile", choices=["off", "auto"], default="off")
+    parser.add_argument("--methods", nargs="+", default=METHODS, help="of both checkouts")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=15, help="pairs of generations per case")
     options = parser.parse_args(arguments)
@@ -124,7 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = {
         "about": run_metadata(repeats=options.repeats),
         "command": f"python -m benchmarks.round_times --before BEFORE --compile {options.compile} "
-        f"--dtype {options.dtype} --threads {options.threads} --repeats {options.repeats}",
+        f"--dtype {options.dtype} --threads {options.threads} --repeats {options.repeats} "
+        f"--methods {' '.join(options.methods)}",
         "load": load,
         "before": commits[0],
         "after": commits[1],

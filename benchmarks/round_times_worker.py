@@ -9,6 +9,7 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ TEMPERATURES = (0.0, 0.8)
 NUM_TOKENS = 96
 
 
-def work(compile: str, dtype: str, threads: int) -> None:
+def work(methods: Sequence[str], compile: str, dtype: str, threads: int) -> None:
     """Generates what the lines of standard input name; prints the time per round of each."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
     cases: dict[str, tuple[Any, Any, Any]] = {}
-    for method in METHODS:
+    for method in methods:
         engine = outrider.load(method=method, compile=compile, dtype=dtype)
         for t in TEMPERATURES:
             sampling = outrider.Sampling(
@@ -51,11 +52,12 @@ def work(compile: str, dtype: str, threads: int) -> None:
 def main() -> None:
     """Parses the options and works."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--methods", nargs="+", required=True)
     parser.add_argument("--compile", choices=["off", "auto"], required=True)
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    work(options.compile, options.dtype, options.threads)
+    work(options.methods, options.compile, options.dtype, options.threads)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     begin first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        if "interpreted" in vars(getattr(item, "module", None) or object):
+        names = vars(getattr(item, "module", None) or object)
+        if "interpreted" in names or "InterpretedDrafts" in names:
             item.add_marker(pytest.mark.xdist_group("traced"))
 
 

@@ -10,7 +10,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from outrider import Engine
+from outrider.runtime import HFModel
 from outrider.runtime.executors.compile_cache import Program, dependencies
+from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import SampledDraft
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.traced import ChainForward
@@ -34,6 +36,20 @@ def interpreted(module: nn.Module, trace: Callable[[], ExportedProgram]) -> Prog
         return list(run(*arguments))
 
     return graph
+
+
+class InterpretedDrafts(CompiledExecutor):
+    """The executor of a draft model, run by interpreted graphs; counts the drafts they make."""
+
+    drafts = 0
+
+    def __init__(self, model: HFModel) -> None:
+        super().__init__(model.module, model.spec, "draft", interpreted)
+
+    def draft(self, *arguments: Any) -> Any:
+        found = super().draft(*arguments)
+        self.drafts += found is not None
+        return found
 
 
 def untraced(each: nn.Module) -> Program:

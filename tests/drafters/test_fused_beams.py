@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_graphs import interpreted, without_compiler
+from interpreted_graphs import InterpretedDrafts, untraced, without_compiler
 from tiny_models import VOCAB, engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
 from outrider.drafters.search.fused import BeamPlan, SampledBeams
 from outrider.methods import METHODS
-from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.parity import compare
 
 SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
@@ -27,23 +26,12 @@ METHOD_OPTIONS = [
 ]
 
 
-class Counted(CompiledExecutor):
-    """Counts the searches that programs run."""
-
-    searches = 0
-
-    def draft(self, *arguments: Any) -> Any:
-        found = super().draft(*arguments)
-        self.searches += found is not None
-        return found
-
-
 def engine(
     name: str, options: dict[str, Any], batch: int, compiled: bool = False
 ) -> tuple[Any, Any]:
     """An engine that drafts by beam search, and the executor of its draft model."""
     target, draft = tiny(), tiny(seed=1)
-    executor = Counted(draft.module, draft.spec, "draft", interpreted)
+    executor = InterpretedDrafts(draft)
     draft.compiled = executor if compiled else None
     found = engine_of(target, draft, METHODS[name], γ=3, max_batch_size=batch, options=options)
     return (without_compiler(found) if compiled else found), executor
@@ -60,7 +48,7 @@ def test_outputs_are_the_same(name: str, options: dict[str, Any], sampling: Samp
     by_program, executor = engine(name, options, 3, compiled=True)
     found = by_program.generate(prompts, samplings)
     assert token_ids(found) == token_ids(wanted)
-    assert executor.searches > 3
+    assert executor.drafts > 3
     for one, other in zip(found, wanted, strict=True):
         assert one.stats.accepted == other.stats.accepted
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
@@ -72,7 +60,7 @@ def test_greedy_rows_among_sampled_ones(name: str) -> None:
     wanted = engine(name, {"beams": 2}, 3)[0].generate(prompts, samplings)
     by_program, executor = engine(name, {"beams": 2}, 3, compiled=True)
     assert token_ids(by_program.generate(prompts, samplings)) == token_ids(wanted)
-    assert executor.searches > 3
+    assert executor.drafts > 3
 
 
 @pytest.mark.parametrize(
@@ -85,7 +73,7 @@ def test_searches_without_a_program(options: dict[str, Any]) -> None:
     wanted = engine("mjsd", options, 1)[0].generate(ragged_prompts([9]), SAMPLED)
     by_program, executor = engine("mjsd", options, 1, compiled=True)
     assert token_ids(by_program.generate(ragged_prompts([9]), SAMPLED)) == token_ids(wanted)
-    assert executor.searches == 0
+    assert executor.drafts == 0
 
 
 def test_a_program_that_finds_other_beams_is_found() -> None:
@@ -94,11 +82,7 @@ def test_a_program_that_finds_other_beams_is_found() -> None:
     in_use = model.example_cache().in_use()
     half = len(in_use) // 2
     buffers = in_use[:half], in_use[half:]
-
-    def program(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        moving, kv = inputs[: each.num_moving], inputs[each.num_moving :]
-        moving = [*moving[:3], moving[3:-1], moving[-1]]
-        return list(each(*moving, kv[:half], kv[half:]))
+    program = untraced(each)
 
     def wrong(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         found = program(inputs)

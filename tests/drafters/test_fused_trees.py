@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_graphs import interpreted
+from interpreted_graphs import InterpretedDrafts
 from tiny_models import engine_of, greedy, ragged_prompts, tiny, token_ids
 
 from outrider import Sampling
@@ -14,7 +14,6 @@ from outrider.drafters.tree.grow import Children
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.drafters.tree.topology import Topology
 from outrider.methods import Method, Parts
-from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.parity import compare
 from outrider.verifiers import Distinct, Rejection
 
@@ -22,21 +21,10 @@ TOPOLOGY = Topology.rank_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0,
 SAMPLED = Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True)
 
 
-class Counted(CompiledExecutor):
-    """Counts the trees that programs grow."""
-
-    drafts = 0
-
-    def draft(self, *arguments: Any) -> Any:
-        found = super().draft(*arguments)
-        self.drafts += found is not None
-        return found
-
-
 def engine(children: Children, batch: int, compiled: bool = False) -> tuple[Any, Any]:
     """An engine that drafts trees, and the executor of its draft model."""
     target, draft = tiny(), tiny(seed=1)
-    executor = Counted(draft.module, draft.spec, "draft", interpreted)
+    executor = InterpretedDrafts(draft)
     draft.compiled = executor if compiled else None
 
     def build(parts: Parts) -> TreeDrafter:

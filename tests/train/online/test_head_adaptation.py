@@ -350,7 +350,7 @@ def test_killed_at_any_moment_a_folder_is_resumed(kills: int, tmp_path: Path) ->
     for _ in range(kills):
         process = get_context("fork").Process(target=adapt_until_killed, args=(tmp_path,))
         process.start()
-        process.join(rng.uniform(0.1, 1.0))
+        process.join(rng.uniform(0.2, 2.0))
         process.kill()
         process.join()
         engine = headed()
