@@ -151,3 +151,15 @@ def test_training_brings_the_head_to_the_target() -> None:
         training.loss(batch).backward()
         optimizer.step()
     assert alpha() > before + 0.25
+
+
+def test_a_compiled_divergence_has_the_same_gradients() -> None:
+    head = tiny_head(TARGET, 17)
+    batch = batch_of(head, ragged_prompts([10, 7], V))
+    gradients = []
+    for compile in (False, True):
+        head.network.zero_grad()
+        training_of(head, ttt_length=2, compile=compile).loss(batch).backward()
+        gradients.append([parameter.grad.clone() for parameter in head.network.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

@@ -238,9 +238,13 @@ class Eagle3Network(nn.Module):
 
     def logits(self, feature_BNH: Tensor) -> Tensor:
         """Logits over the draft vocabulary, (B, N, D), from what :meth:`forward` returned."""
-        normed_BNH = feature_BNH if self.config.norm_output else self.norm(feature_BNH)
-        logits_BND: Tensor = self.lm_head(normed_BNH)
+        logits_BND: Tensor = self.lm_head(self.normed(feature_BNH))
         return logits_BND
+
+    def normed(self, feature_BNH: Tensor) -> Tensor:
+        """What the output layer reads, (B, N, H), from what :meth:`forward` returned."""
+        normed_BNH: Tensor = feature_BNH if self.config.norm_output else self.norm(feature_BNH)
+        return normed_BNH
 
 
 def layer_config(values: dict[str, Any]) -> LayerConfig:

@@ -217,8 +217,7 @@ class BlockTraining:
 
     def _logits(self, h_NH: Tensor, previous_N: Tensor) -> Tensor:
         output = self.network.lm_head
-        weight_DH = self.teacher.weight_DH if output is None else output.weight
-        logits_ND = linear(h_NH, weight_DH, self.teacher.bias_D if output is None else None)
+        logits_ND = self.teacher.outputs(h_NH) if output is None else output(h_NH)
         correction_ND = self.network.correction(previous_N)
         return logits_ND if correction_ND is None else logits_ND + correction_ND
 

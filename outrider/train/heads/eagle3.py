@@ -15,8 +15,8 @@ Tokens are those of the data at every step, so that the teacher is known. The au
 positions only where the target's most probable token is in the draft vocabulary; the weight here is
 the probability that any of its tokens is.
 
-Legend: B rows, T tokens, S slots of a step (T - 1), N positions of all rows that count, H width of
-the head, F width of the layers read, D draft vocabulary.
+Legend: B rows, T tokens, S slots of a step (T - 1), I steps, N positions of all rows that count, C
+positions of a chunk of them, H width of the head, F width of the layers read, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from outrider.drafters.heads.eagle3_network import (
 from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
 from outrider.drafters.heads.head import check_target
 from outrider.runtime import HFModel
+from outrider.train.fused_linear_loss import fused_linear_loss
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.initial import (
     copy_final_norm,
@@ -52,7 +53,7 @@ from outrider.train.heads.initial import (
 from outrider.train.heads.kind import Ground, HeadKind
 from outrider.train.heads.layers import Layers
 from outrider.train.heads.teacher import Teacher
-from outrider.train.losses import DIVERGENCES, weighted_mean
+from outrider.train.losses import DIVERGENCES
 
 DivergenceName = Literal["forward-kl", "reverse-kl", "js", "tv", "lk", "nla"]
 AUTO = Layers()
@@ -69,6 +70,7 @@ class Eagle3Training:
         ttt_length: steps of the training-time test.
         decay: weight of a step relative to the one before.
         embedding: the head's own embeddings, which are not trained; None where it has the target's.
+        compile: whether the divergence is compiled, which takes a C++ compiler on a CPU.
     """
 
     def __init__(
@@ -80,11 +82,14 @@ class Eagle3Training:
         ttt_length: int = 5,
         decay: float = 0.8,
         embedding: nn.Embedding | None = None,
+        compile: bool = False,
     ) -> None:
         self.module: nn.Module = network
         self.network = network
         self.vocabulary = vocabulary
         self.divergence = DIVERGENCES[divergence]
+        if compile:
+            self.divergence = torch.compile(self.divergence, dynamic=True)
         self.ttt_length = ttt_length
         self.decay = decay
         self.teacher = Teacher(target, vocabulary)
@@ -93,20 +98,28 @@ class Eagle3Training:
 
     def loss(self, batch: StateBatch) -> Tensor:
         """Σ_i decay^i times the mean divergence of step i."""
-        p_BTD = self.teacher.logits(batch.final_BTH)
-        mass_BT = self.teacher.mass(p_BTD, batch.log_norm_BT)
-        total = torch.zeros((), device=p_BTD.device)
-        for i, output_BSH in enumerate(self.steps(batch)):
-            S = output_BSH.shape[1]
-            counts_BN = batch.answers_BT[:, 2 + i :]
-            here_BS = nn.functional.pad(counts_BN, (0, S - counts_BN.shape[1]), value=False)
-            if not bool(here_BS.any()):
-                break
-            after_BT = nn.functional.pad(here_BS, (1 + i, 0))[:, : p_BTD.shape[1]]
-            q_ND = self.network.logits(output_BSH[here_BS])
-            loss_N = self.divergence(p_BTD[after_BT], q_ND)
-            total = total + self.decay**i * weighted_mean(loss_N, mass_BT[after_BT])
-        return total
+        row_N, label_N = batch.answers_BT.nonzero(as_tuple=True)
+        row_N, label_N = row_N[label_N >= 2], label_N[label_N >= 2]
+        final_NH = batch.final_BTH[row_N, label_N - 1]
+        mass_N = self.teacher.mass_after(final_NH, batch.log_norm_BT[row_N, label_N - 1])
+        step_I = torch.arange(self.ttt_length, device=label_N.device)
+        slot_NI = label_N[:, None] - 2 - step_I
+        mass_NI = mass_N[:, None] * (slot_NI >= 0)
+        total_I = mass_NI.sum(0)
+        weight_NI = self.decay**step_I * mass_NI / torch.where(total_I == 0, 1.0, total_I)
+        outputs_IBSH = torch.stack(list(self.steps(batch)))
+        _, B, S, H = outputs_IBSH.shape
+        number_NI = (step_I * B + row_N[:, None]) * S + slot_NI.clamp(min=0)
+        output_NIH = outputs_IBSH.view(-1, H)[number_NI.flatten()].view(*number_NI.shape, H)
+
+        def loss_of(q_CID: Tensor, chunk: slice) -> Tensor:
+            p_CD = self.teacher.logits(final_NH[chunk])
+            loss_CI = self.divergence(p_CD[:, None], q_CID)
+            weight_CI = weight_NI[chunk]
+            return (weight_CI * loss_CI.masked_fill(weight_CI == 0, 0.0)).sum()
+
+        normed_NIH, weight_DH = self.network.normed(output_NIH), self.network.lm_head.weight
+        return fused_linear_loss(normed_NIH, weight_DH, loss_of)
 
     def steps(self, batch: StateBatch) -> Iterator[Tensor]:
         """The head's outputs at every slot, (B, S, H), step by step. Slots near a row's end, whose
@@ -169,6 +182,7 @@ def _build(
     intermediate_size: int = 0,
     from_layer: int = 0,
     start: str = "",
+    compile: bool = False,
 ) -> Eagle3Training:
     """A head whose decoder layer has the target's shape; its output layer starts as the target's,
     flattened, its final norm as the target's, and ``fc`` so that the feature begins as the last of
@@ -191,6 +205,7 @@ def _build(
             ttt_length,
             decay,
             head.embedding,
+            compile,
         )
     size = min(draft_vocab_size, target.num_tokens)
     vocabulary = DraftVocabulary.most_frequent(ground.counts_V, size)
@@ -210,7 +225,9 @@ def _build(
             num_speculative_tokens=ttt_length,
         )
     ).float()
-    training = Eagle3Training(network, vocabulary, target, divergence, ttt_length, decay)
+    training = Eagle3Training(
+        network, vocabulary, target, divergence, ttt_length, decay, compile=compile
+    )
     _start_from(network, target, training.teacher, from_layer)
     return training
 
