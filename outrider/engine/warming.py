@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 import torch
 
+from outrider.core import Verifier
 from outrider.engine.engine import Engine
 from outrider.runtime.executors.compile_cache import Missing, when_missing
 from outrider.runtime.executors.fused_draft import DraftPlan
@@ -133,18 +134,27 @@ def _passes(engine: Engine) -> Iterator[Stage]:
 
 
 def _rules(engine: Engine) -> Iterator[Stage]:
-    verification, target, drafter = engine.verification, engine.target, engine.drafter
-    able = drafter.capabilities
-    if verification is None or not able.drafts or (able.drafts_trees and able.tree_shape is None):
+    verification, target = engine.verification, engine.target
+    if verification is None:
         return
     shape = 1, engine.num_speculative_tokens + 1, target.num_tokens
     logits_BNV = torch.zeros(shape, dtype=target.dtype, device=target.device)
-    searches = drafter.drawn == "searched"  # for which greedy rows have one path
-    chosen = DraftKind("chosen", None if searches else able.tree_shape, able.keeps_logits)
-    greedy = engine.recipe.greedy_verifier, chosen
-    drawn = DraftKind(drafter.drawn, able.tree_shape, with_drawn_probs=able.shares_noise)
-    sampled = engine.recipe.verifier, drawn
-    for rule, kind in dict.fromkeys((greedy, sampled)):
+    for rule, kind in dict.fromkeys(_verified(engine)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)
-            yield Stage(f"rule {type(rule).__name__}", make, rule.needs == "argmax")
+            what = f"rule {type(rule).__name__}" + ", without drafts" * kind.root_only
+            yield Stage(what, make, rule.needs == "argmax")
+
+
+def _verified(engine: Engine) -> Iterator[tuple[Verifier, DraftKind]]:
+    """The rules of an engine, with the drafts that they verify."""
+    drafter, recipe = engine.drafter, engine.recipe
+    able = drafter.capabilities
+    if able.drafts and not (able.drafts_trees and able.tree_shape is None):
+        searches = drafter.drawn == "searched"  # for which greedy rows have one path
+        shape = None if searches else able.tree_shape
+        yield recipe.greedy_verifier, DraftKind("chosen", shape, able.keeps_logits)
+        drawn = DraftKind(drafter.drawn, able.tree_shape, with_drawn_probs=able.shares_noise)
+        yield recipe.verifier, drawn
+    if not able.drafts or engine.governor is not None:
+        yield recipe.verifier, DraftKind("chosen", root_only=True)

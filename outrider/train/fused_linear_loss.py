@@ -79,7 +79,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         h_grad_NH, w_grad_DH = context.saved_tensors
         return gradient * h_grad_NH, gradient * w_grad_DH, None, None

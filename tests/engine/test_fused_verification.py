@@ -25,6 +25,7 @@ from outrider.core import (
 from outrider.core.capabilities import TreeShape
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.core.overlap import estimated_overlap
+from outrider.engine.warming import programs_of, warm_up
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_verification import CompiledVerifier
 from outrider.runtime.executors.verification_program import MOST_NODES, DraftKind
@@ -170,6 +171,24 @@ def test_verdicts_equal_those_of_the_rule(rule: Any) -> None:
         assert_same(verification(rule, draft, *rest), verify_eagerly(rule, draft, *rest))
     assert maker.graphs == len(drawns)
     assert maker.calls == 120 + 3 * len(drawns)  # those that compare the programs with the rule
+
+
+@pytest.mark.parametrize("rule", DISTRIBUTIONS, ids=repr)
+def test_verdicts_on_drafts_of_no_token_equal_those_of_the_rule(rule: Any) -> None:
+    """They have a program once it is asked for, and are verified eagerly until then."""
+    if "chosen" not in rule.accepts:
+        pytest.skip("it accepts no such drafts")
+    maker, kind = Counted(), DraftKind("chosen", root_only=True)
+    verification = CompiledVerifier(maker)
+    for seed in range(20):
+        rows, truncation = (1, 2, 5)[seed % 3], TRUNCATIONS[seed % 5]
+        _, logits_BNV, context, rng = case(rows, "chosen", 0.8, seed, 1, **truncation)
+        round_ = Draft.root_only(context.root_B), logits_BNV[:, :1], context, rng
+        if seed == 10:
+            assert maker.graphs == 0
+            verification.warm_up(rule, kind, logits_BNV)
+        assert_same(verification(rule, *round_), verify_eagerly(rule, *round_))
+    assert (maker.graphs, maker.calls) == (1, 10 + 3)
 
 
 SOLVED = [
@@ -393,6 +412,23 @@ def test_distributions_that_depend_on_more_than_logits_are_verified_by_the_same_
     assert maker.graphs == 1
     for one, other in zip(found, wanted, strict=True):
         assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+
+
+@pytest.mark.parametrize("governed", [False, True])
+def test_plain_and_governed_rounds_without_drafts_have_a_program(governed: bool) -> None:
+    kind, maker = DraftKind("chosen", root_only=True), Counted()
+    draft, γ = (tiny(seed=1), "auto") if governed else (None, 4)
+    wanted, found = (engine_of(tiny(), draft, γ=γ) for _ in range(2))  # type: ignore[arg-type]
+    found.verification = CompiledVerifier(maker)
+    what = [stage.what for stage in programs_of(found)]
+    assert f"rule {type(found.recipe.verifier).__name__}, without drafts" in what
+    warm_up(found)
+    assert kind in {kind for _, _, kind in found.verification._programs}
+    calls, prompts = maker.calls, ragged_prompts([9, 4])
+    results = found.generate(prompts, SAMPLED), wanted.generate(prompts, SAMPLED)
+    assert maker.calls > calls
+    if not governed:  # its drafts depend on times
+        assert token_ids(results[0]) == token_ids(results[1])
 
 
 def test_a_batch_of_greedy_and_sampled_rows_has_one_program() -> None:

@@ -1,6 +1,6 @@
 """The fused linear loss: value and gradients of the loss over all logits at once.
 
-Legend: N positions, I steps, H width, D vocabulary.
+Legend: N positions, J hidden states of each, H width, D vocabulary.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from outrider.train.fused_linear_loss import fused_linear_loss
 from outrider.train.losses import DIVERGENCES, Divergence
 
-N, I, H, D = 7, 2, 5, 11
+N, J, H, D = 7, 2, 5, 11
 every_divergence = pytest.mark.parametrize("divergence", DIVERGENCES.values(), ids=DIVERGENCES)
 
 
@@ -22,8 +22,8 @@ def tensors(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor,
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    hidden_NIH, weight_DH = normal(N, I, H), normal(D, H)
-    return hidden_NIH.requires_grad_(), weight_DH.requires_grad_(), normal(N, D), normal(N, I).abs()
+    hidden_NJH, weight_DH = normal(N, J, H), normal(D, H)
+    return hidden_NJH.requires_grad_(), weight_DH.requires_grad_(), normal(N, D), normal(N, J).abs()
 
 
 def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
@@ -31,53 +31,53 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
 
 
 @every_divergence
-@pytest.mark.parametrize("chunk", [1, 3 * I * D, 2**20], ids=["one", "three", "all"])
+@pytest.mark.parametrize("chunk", [1, 3 * J * D, 2**20], ids=["one", "three", "all"])
 def test_value_and_gradients_are_those_over_all_logits(divergence: Divergence, chunk: int) -> None:
-    hidden_NIH, weight_DH, p_ND, weight_NI = tensors()
+    hidden_NJH, weight_DH, p_ND, weight_NJ = tensors()
 
-    def loss_of(q_CID: Tensor, rows: slice) -> Tensor:
-        return (weight_NI[rows] * divergence(p_ND[rows, None], q_CID)).sum()
+    def loss_of(q_CJD: Tensor, rows: slice) -> Tensor:
+        return (weight_NJ[rows] * divergence(p_ND[rows, None], q_CJD)).sum()
 
-    whole = 3 * loss_of(linear(hidden_NIH, weight_DH), slice(0, N))
-    fused = 3 * fused_linear_loss(hidden_NIH, weight_DH, loss_of, chunk)
+    whole = 3 * loss_of(linear(hidden_NJH, weight_DH), slice(0, N))
+    fused = 3 * fused_linear_loss(hidden_NJH, weight_DH, loss_of, chunk)
     torch.testing.assert_close(fused, whole)
-    wanted = gradients(whole, hidden_NIH, weight_DH)
-    for found, expected in zip(gradients(fused, hidden_NIH, weight_DH), wanted, strict=True):
+    wanted = gradients(whole, hidden_NJH, weight_DH)
+    for found, expected in zip(gradients(fused, hidden_NJH, weight_DH), wanted, strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_chunks_are_as_large_as_asked_for() -> None:
-    hidden_NIH, weight_DH, *_ = tensors()
+    hidden_NJH, weight_DH, *_ = tensors()
     seen = []
 
-    def loss_of(q_CID: Tensor, rows: slice) -> Tensor:
-        seen.append((rows.start, rows.stop, tuple(q_CID.shape)))
-        return q_CID.sum()
+    def loss_of(q_CJD: Tensor, rows: slice) -> Tensor:
+        seen.append((rows.start, rows.stop, tuple(q_CJD.shape)))
+        return q_CJD.sum()
 
-    fused_linear_loss(hidden_NIH, weight_DH, loss_of, 3 * I * D)
-    assert seen == [(0, 3, (3, I, D)), (3, 6, (3, I, D)), (6, 7, (1, I, D))]
+    fused_linear_loss(hidden_NJH, weight_DH, loss_of, 3 * J * D)
+    assert seen == [(0, 3, (3, J, D)), (3, 6, (3, J, D)), (6, 7, (1, J, D))]
 
 
 def test_no_positions_have_no_loss_and_no_gradient() -> None:
-    hidden_NIH, weight_DH, *_ = tensors()
-    loss = fused_linear_loss(hidden_NIH[:0], weight_DH, lambda q_CID, rows: q_CID.sum())
+    hidden_NJH, weight_DH, *_ = tensors()
+    loss = fused_linear_loss(hidden_NJH[:0], weight_DH, lambda q_CJD, rows: q_CJD.sum())
     assert loss == 0
     (gradient_DH,) = gradients(loss, weight_DH)
     assert not gradient_DH.any()
 
 
 def test_under_autocast_products_are_rounded_and_gradients_keep_the_weights_dtype() -> None:
-    hidden_NIH, weight_DH, p_ND, _ = tensors(torch.float32)
+    hidden_NJH, weight_DH, p_ND, _ = tensors(torch.float32)
     dtypes = []
 
-    def loss_of(q_CID: Tensor, rows: slice) -> Tensor:
-        dtypes.append(q_CID.dtype)
-        return DIVERGENCES["forward-kl"](p_ND[rows, None], q_CID).sum()
+    def loss_of(q_CJD: Tensor, rows: slice) -> Tensor:
+        dtypes.append(q_CJD.dtype)
+        return DIVERGENCES["forward-kl"](p_ND[rows, None], q_CJD).sum()
 
-    exact = gradients(fused_linear_loss(hidden_NIH, weight_DH, loss_of), hidden_NIH, weight_DH)
+    exact = gradients(fused_linear_loss(hidden_NJH, weight_DH, loss_of), hidden_NJH, weight_DH)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = fused_linear_loss(hidden_NIH, weight_DH, loss_of)
-    rounded = gradients(loss, hidden_NIH, weight_DH)
+        loss = fused_linear_loss(hidden_NJH, weight_DH, loss_of)
+    rounded = gradients(loss, hidden_NJH, weight_DH)
     assert dtypes == [torch.float32, torch.bfloat16]
     for found, expected in zip(rounded, exact, strict=True):
         assert found.dtype == torch.float32

@@ -110,12 +110,11 @@ class CompiledVerifier:
         check: CheckDraft | None = getattr(verifier, "check_draft", None)
         if check is not None:
             check(draft)
-        N = draft.num_nodes
-        more = max(3 - N, 0)
+        kind, N = DraftKind.of(draft), draft.num_nodes
+        more = max(kind.smallest - N, 0)
         warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
         by_distribution = verifier.needs == "distribution"
         z_BNV = (warp.sampling_logits if by_distribution else warp.logits)(logits_BNV, prefix)
-        kind = DraftKind.of(draft)
         inputs = [_longer(each, more) for each in (z_BNV, *kind.nodes_of(draft))]
         if by_distribution:
             inputs += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
@@ -146,7 +145,7 @@ class CompiledVerifier:
     def can_compile(self, verifier: Verifier, kind: DraftKind) -> bool:
         """Whether a rule may have a program for such drafts."""
         by_distribution = verifier.needs == "distribution"
-        fits = kind.drawn == "chosen"
+        fits = kind.drawn == "chosen" and not kind.root_only  # argmax is fast as it is
         if by_distribution:
             fits = not kind.with_logits
         shape = kind.tree_shape
@@ -158,7 +157,7 @@ class CompiledVerifier:
     def _program(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
     ) -> Program | None:
-        fits = 1 < draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
+        fits = draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
         if not fits or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
         kind = DraftKind.of(draft)
@@ -168,14 +167,16 @@ class CompiledVerifier:
         program = None
         if isinstance(distribution, Warp) and self.can_compile(verifier, kind):
             carries = kind.of_model(draft) is not None
-            program = self._program_of(verifier, kind, logits_BNV, carries)
+            # drafts of no token end most outputs, which is no reason to compile
+            get = self._loaded if kind.root_only else self._program_of
+            program = get(verifier, kind, logits_BNV, carries)
         self._last = ref(distribution), asked, program
         return program
 
     def _program_of(
         self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, carries: bool
     ) -> Program | None:
-        name = verifier, f"{logits_BNV.shape[2]}, {carries=}", kind
+        name = _name(verifier, kind, logits_BNV, carries)
         with self._lock:
             if name not in self._programs and (not self.sealed or only_loads()):
                 by_distribution = verifier.needs == "distribution"
@@ -185,12 +186,19 @@ class CompiledVerifier:
                 self._last = None  # it may remember that there is no program
             return self._programs.get(name)
 
+    def _loaded(
+        self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, carries: bool
+    ) -> Program | None:
+        """The program of :meth:`_program_of`, if it is there."""
+        return self._programs.get(_name(verifier, kind, logits_BNV, carries))
+
     def _compiled(
         self, each: FusedLogitVerification, logits_BNV: Tensor, carries: bool
     ) -> Program | None:
         def inputs(rows: int, num_nodes: int) -> list[Any]:
             shape = each.kind.tree_shape
             num_nodes = num_nodes if shape is None else shape.num_nodes
+            num_nodes = 1 if each.kind.root_only else num_nodes
             return examples(each, rows, num_nodes, logits_BNV, carries)
 
         name = type(each.verifier).__name__
@@ -213,6 +221,13 @@ class CompiledVerifier:
             _warn(f"{name}: its program compiled, but {wrong}; the rule verifies as it is")
             return None
         return program
+
+
+def _name(
+    verifier: Verifier, kind: DraftKind, logits_BNV: Tensor, carries: bool
+) -> tuple[Verifier, str, DraftKind]:
+    """What tells a program from others."""
+    return verifier, f"{logits_BNV.shape[2]}, {carries=}", kind
 
 
 def _longer(each_BN: Tensor, more: int) -> Tensor:

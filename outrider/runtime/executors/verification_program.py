@@ -6,7 +6,8 @@ program, so that it decides as the rule itself would, up to rounding. Temperatur
 each row are inputs too, and so are the nodes that exist: one program serves every batch and chains
 of every length. Trees have a program for each shape. What else changes logits (penalties, biases,
 processors, grammars, forced tokens, temperature 0 among rows that sample) does so before the
-program (``Warp.sampling_logits``), so that all sampling parameters share one program.
+program (``Warp.sampling_logits``), so that all sampling parameters share one program. Drafts of no
+token, those of plain decoding, have a program of their own.
 
 Legend: B rows, N nodes, D drafted tokens, R random numbers, K emitted tokens, V vocabulary.
 """
@@ -30,8 +31,8 @@ from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import RowParameters, distributions
 
-MOST_NODES = 64
-NODES = Dim("nodes", min=3, max=MOST_NODES)
+FEWEST_NODES, MOST_NODES = 3, 64
+NODES = Dim("nodes", min=FEWEST_NODES, max=MOST_NODES)
 """Of two nodes, the one drafted token would be a size of 1, for which programs are compiled apart.
 Such drafts get a third node that does not exist."""
 
@@ -47,19 +48,27 @@ class DraftKind(NamedTuple):
         tree_shape: of trees; None for chains, of which any length has the same program.
         with_logits: whether they carry the draft model's logits.
         with_drawn_probs: whether they carry the probabilities of chosen tokens.
+        root_only: whether they have no drafted token.
     """
 
     drawn: Drawn
     tree_shape: TreeShape | None = None
     with_logits: bool = False
     with_drawn_probs: bool = False
+    root_only: bool = False
 
     @classmethod
     def of(cls, draft: Draft) -> "DraftKind":
         """That of a draft."""
         shape = TreeShape(draft.num_nodes, draft.walk_length_bound)
         carried = draft.logits_BNV is not None, draft.drawn_probs_BN is not None
-        return cls(draft.drawn, None if draft.is_chain else shape, *carried)
+        root_only = draft.num_nodes == 1
+        return cls(draft.drawn, None if draft.is_chain else shape, *carried, root_only)
+
+    @property
+    def smallest(self) -> int:
+        """The fewest nodes that the program takes."""
+        return 1 if self.root_only else FEWEST_NODES
 
     def nodes_of(self, draft: Draft) -> list[Tensor]:
         """What a draft of this kind says of each of its nodes, each (B, N): tokens, mask, of trees
@@ -197,7 +206,8 @@ class GivenNumbers(Stream):
 
 def trace(each: FusedLogitVerification, inputs: list[Any]) -> ExportedProgram:
     """The program of such drafts, from inputs as :func:`examples` returns them."""
-    by_node = {0: ROWS, 1: NODES} if each.kind.tree_shape is None else {0: ROWS}
+    any_length = each.kind.tree_shape is None and not each.kind.root_only
+    by_node = {0: ROWS, 1: NODES} if any_length else {0: ROWS}
     _, nodes, *rest = inputs
     sizes: list[Any] = [by_node, [by_node] * len(nodes)]
     if isinstance(each, FusedVerification):
@@ -237,7 +247,7 @@ def examples(
     of_model_BNV = 3 * wave_BNV.roll(1, 2)
     if not isinstance(each, FusedVerification):
         return [z_BNV, nodes, *[of_model_BNV] * carries]
-    stream = Stream(tokens_BN[:, 0].clone(), tokens_BN[:, 1].clone())
+    stream = Stream(tokens_BN[:, 0].clone(), tokens_BN[:, -1].clone())
     keys = [stream.key_B, stream.position_B]
     numbers = [stream.uniform(role, N).contiguous() for role in (Role.ACCEPT, Role.NEXT)]
     samplings = [

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from outrider.drafters.heads.block_head import BlockHead
 from outrider.drafters.heads.block_network import BlockNetwork
