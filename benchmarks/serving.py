@@ -2,15 +2,17 @@
 
     python -m benchmarks.serving
     python -m benchmarks.serving --clients 1 8 --requests 2 --repeats 1     # a quick look
+    python -m benchmarks.serving --pair smollm2 --dtype bfloat16
 
-All have the embedded target in float32 and the same prompts as token ids, the same number of new
-tokens, temperature 0 and threads. A client sends one request after the other, as streams; the
-clients of a server are a process of their own. The engine decodes as many prompts with as many
-rows, in this process. OpenVINO has no server of its own: requests enter its continuous batching
-in its process, as many at a time as there are clients. In each repeat every row runs once, in an
-order that rotates; only one of them runs at a time. docs/peers.md says how the peers are installed;
-those that are not are named on the page. A run that was interrupted goes on where it ended. Writes
-``benchmarks/results/serving.json`` and ``serving.md``.
+All have the same target in the same precision and the same prompts as token ids, the same number of
+new tokens, temperature 0 and threads. SmolLM2-135M-Instruct drafts by its embedded head. A client
+sends one request after the other, as streams; the clients of a server are a process of their own.
+The engine decodes as many prompts with as many rows, in this process. OpenVINO has no server of its
+own: requests enter its continuous batching in its process, as many at a time as there are clients.
+In each repeat every row runs once, in an order that rotates; only one of them runs at a time.
+docs/peers.md says how the peers are installed; those that are not are named on the page. A run that
+was interrupted goes on where it ended. Writes ``benchmarks/results/serving.json`` and
+``serving.md``, or ``serving_smollm2``.
 
 Bars: at one client the server has at least 0.97 of the engine's tokens per second, at eight at
 least 0.9.
@@ -38,16 +40,20 @@ import outrider
 from benchmarks.page import about, bars_table, header, parser, publish
 from benchmarks.page import table as markdown_table
 from benchmarks.peer_workers.client import Client, PeerError
-from benchmarks.peer_workers.gguf_export import export
-from benchmarks.peer_workers.pairs import Pair, embedded
-from benchmarks.peer_workers.protocol import Job
+from benchmarks.peer_workers.gguf_export import exported
+from benchmarks.peer_workers.pairs import PAIRS, Pair
+from benchmarks.peer_workers.protocol import KINDS, Job
 from benchmarks.peers import rotated, say, texts
 from benchmarks.serve_process import serving
 from outrider import Sampling
 from outrider.lab.metadata import hardware
 from outrider.runtime.hf.load import load_tokenizer
 
-METHODS = ("plain", "speculative")
+METHODS = {"embedded": ("plain", "speculative"), "smollm2": ("plain", "eagle3")}
+"""What is measured of each pair."""
+
+SMOLLM2_HEAD = "embedded:smollm2-eagle3"
+TITLES = {"embedded": "embedded target", "smollm2": "SmolLM2-135M-Instruct"}
 BARS = {1: 0.97, 8: 0.9}
 PROMPT_TOKENS = 48
 LIMIT = 1800.0  # seconds of a measurement
@@ -107,12 +113,24 @@ class Row:
     measure: Measure
 
 
-def engine_row(target: Path, draft: Path, method: str, clients: Sequence[int], compile: Any) -> Row:
+def draft_of(pair: Pair, method: str) -> str | None:
+    """What a method of :data:`METHODS` drafts with."""
+    drafts = {"plain": None, "speculative": str(pair.draft), "eagle3": SMOLLM2_HEAD}
+    return drafts[method]
+
+
+def engine_row(given: argparse.Namespace, pair: Pair, method: str) -> Row:
     """The engine, with as many rows as there are clients."""
-    pair = (str(target), str(draft) if method == "speculative" else None)
     engines = {
-        num: outrider.load(*pair, method, dtype="float32", max_batch_size=num, compile=compile)
-        for num in clients
+        num: outrider.load(
+            str(pair.target),
+            draft_of(pair, method),
+            method,
+            dtype=given.dtype,
+            max_batch_size=num,
+            compile=given.compile,
+        )
+        for num in given.clients
     }
 
     def measure(num: int, prompts: Prompts, num_tokens: int) -> float:
@@ -157,19 +175,15 @@ def openvino_row(given: argparse.Namespace, job: Job, most: int, stack: ExitStac
 
 
 @contextmanager
-def llama_server(
-    program: str, target: Path, exports: Path, slots: int, context: int, threads: int
-) -> Iterator[str]:
-    """llama.cpp's server with the same weights; its URL."""
-    weights = exports / "embedded-target-f32.gguf"
-    if not weights.exists():
-        export(target, weights, "f32")
+def llama_server(program: str, weights: Path, job: Job, slots: int) -> Iterator[str]:
+    """llama.cpp's server with these weights; its URL."""
+    kind = KINDS[job.dtype]
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [program, "--model", str(weights), "--port", str(port), "--parallel", str(slots)]
-    command += ["--ctx-size", str(slots * context), "--threads", str(threads)]
-    command += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
+    command += ["--ctx-size", str(slots * job.max_length), "--threads", str(job.threads)]
+    command += ["--cache-type-k", kind, "--cache-type-v", kind]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **quiet)
     try:
@@ -197,12 +211,13 @@ def _wait(url: str, process: subprocess.Popen[Any]) -> None:
 def our_rows(given: argparse.Namespace, pair: Pair, most: int, stack: ExitStack) -> list[Row]:
     """The engine and its server, by method."""
     rows: list[Row] = []
-    for method in METHODS:
-        rows.append(engine_row(pair.target, pair.draft, method, given.clients, given.compile))
-        serve = [str(pair.target), "--method", method, "--dtype", "float32"]
+    for method in METHODS[given.pair]:
+        rows.append(engine_row(given, pair, method))
+        serve = [str(pair.target), "--method", method, "--dtype", given.dtype]
         serve += ["--compile", given.compile, "--max-batch-size", str(most)]
         serve += ["--prefix-cache", "0"]
-        serve += ["--draft", str(pair.draft)] if method == "speculative" else []
+        draft = draft_of(pair, method)
+        serve += [] if draft is None else ["--draft", draft]
         log = given.exports / f"serve-{method}.log"
         server = stack.enter_context(serving(serve, log, given.threads))
         rows.append(http_row(f"outrider serve, {method}", server.url, {}, log, stack))
@@ -215,18 +230,24 @@ def peer_rows(
     """The other servers that are installed, and why the others are missing."""
     rows: list[Row] = []
     missing: list[str] = []
-    length = PROMPT_TOKENS + given.max_new_tokens
+    job = Job(
+        str(pair.target),
+        str(pair.draft),
+        1,
+        given.threads,
+        PROMPT_TOKENS + given.max_new_tokens,
+        str(given.exports.absolute()),
+        given.dtype,
+    )
     built = given.peers / "llama.cpp" / "bin" / "llama-server"
     program = given.llama_server or shutil.which("llama-server") or built
     if Path(program).exists():
-        peer = llama_server(str(program), pair.target, given.exports, most, length, given.threads)
-        url, log = stack.enter_context(peer), given.exports / "llama.cpp.log"
+        weights = exported(job, job.target, KINDS[job.dtype])
+        url = stack.enter_context(llama_server(str(program), weights, job, most))
+        log = given.exports / "llama.cpp.log"
         rows.append(http_row("llama.cpp's server, plain", url, {"cache_prompt": False}, log, stack))
     else:
         missing.append(f"llama.cpp's server: not installed, there is no {program}")
-    job = Job(
-        str(pair.target), str(pair.draft), 1, given.threads, length, str(given.exports.absolute())
-    )
     try:
         rows.append(openvino_row(given, job, most, stack))
     except (FileNotFoundError, PeerError) as error:
@@ -252,7 +273,9 @@ def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace, speeds
                 say(f"{row.name}, {num} clients: {speed:.1f} tokens/s")
 
 
-def ratios(table: Table, clients: Sequence[int]) -> dict[str, dict[int, float]]:
+def ratios(
+    table: Table, methods: Sequence[str], clients: Sequence[int]
+) -> dict[str, dict[int, float]]:
     """Of each method, the server's speed over the engine's: the median over the repeats."""
     return {
         method: {
@@ -266,7 +289,7 @@ def ratios(table: Table, clients: Sequence[int]) -> dict[str, dict[int, float]]:
             )
             for num in clients
         }
-        for method in METHODS
+        for method in methods
     }
 
 
@@ -277,10 +300,10 @@ def page(report: dict[str, Any], table: Table) -> str:
     lines = header(
         "Servers",
         where,
-        f"embedded target in float32, compile={where['compile']!r}. Tokens per second of all "
-        f"clients together, {where['max_new_tokens']} new tokens per request, temperature 0; "
-        f"median of {where['repeats']} interleaved repeats (least to most). Load average before: "
-        f"{where['load']:.1f}.",
+        f"{TITLES[where['pair']]} in {where['dtype']}, compile={where['compile']!r}. Tokens per "
+        f"second of all clients together, {where['max_new_tokens']} new tokens per request, "
+        f"temperature 0; median of {where['repeats']} interleaved repeats (least to most). Load "
+        f"average before: {where['load']:.1f}.",
     )
     heads = ["", *(f"{num} clients" if num > 1 else "1 client" for num in clients)]
     lines += markdown_table(
@@ -311,6 +334,8 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--requests", type=int, default=2, help="of each client")
     made.add_argument("--max-new-tokens", type=int, default=64)
     made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--pair", choices=METHODS, default="embedded")
+    made.add_argument("--dtype", choices=KINDS, default="float32")
     made.add_argument("--compile", default="auto")
     made.add_argument("--llama-server", default=os.environ.get("OUTRIDER_LLAMA_SERVER"))
     made.add_argument("--openvino", type=Path, help="the interpreter of OpenVINO's environment")
@@ -328,10 +353,10 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(given.threads)
     load = os.getloadavg()[0]
     given.exports.mkdir(parents=True, exist_ok=True)
-    pair = embedded(given.exports)
+    pair, methods = PAIRS[given.pair](given.exports), METHODS[given.pair]
     tokenizer: Any = load_tokenizer(pair.target)
     prompts = [tokenizer(text)["input_ids"][:PROMPT_TOKENS] for text in texts(9)]
-    names = ("clients", "requests", "max_new_tokens", "repeats", "compile")
+    names = ("pair", "dtype", "clients", "requests", "max_new_tokens", "repeats", "compile")
     settings = {name: getattr(given, name) for name in names}
     speeds = Speeds(given.kept, settings | {"threads": given.threads, "hardware": hardware()})
     with ExitStack() as stack:
@@ -350,12 +375,13 @@ def main(arguments: list[str] | None = None) -> int:
     report = {
         "about": about(command, load=load, missing=missing, **settings),
         "rows": table,
-        "ratios": ratios(table, given.clients),
+        "ratios": ratios(table, methods, given.clients),
     }
-    publish(given.out, "serving", report, page(report, table))
+    name = "serving" if given.pair == "embedded" else f"serving_{given.pair}"
+    publish(given.out, name, report, page(report, table))
     given.kept.unlink(missing_ok=True)
     is_met = [
-        report["ratios"][method][num] >= bar for method in METHODS for num, bar in BARS.items()
+        report["ratios"][method][num] >= bar for method in methods for num, bar in BARS.items()
         if num in given.clients
     ]  # fmt: skip
     return 0 if all(is_met) else 1

@@ -13,9 +13,10 @@ import uvicorn
 from tiny_servers import tiny_engine
 
 from benchmarks.peer_workers.client import Client, PeerError
-from benchmarks.serving import METHODS, Measure, Row, Speeds, page, ratios, run
+from benchmarks.serving import Measure, Row, Speeds, page, ratios, run
 from outrider.serve.app import create_app
 
+METHODS = "plain", "speculative"
 GIVEN = Namespace(clients=[1, 8], requests=2, repeats=3, max_new_tokens=4)
 PROMPTS = [[1, 2], [3]] * 8
 
@@ -42,14 +43,15 @@ def measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[int, list[f
 def test_ratios_and_bars(tmp_path: Path) -> None:
     table = measured(tmp_path / "kept.json", {})
     assert table["engine, plain"][1] == [8.0] * 3  # two requests of four tokens in a second
-    found = ratios(table, GIVEN.clients)
+    found = ratios(table, METHODS, GIVEN.clients)
     assert all(abs(found[method][num] - 1 / 1.02) < 1e-9 for method in METHODS for num in (1, 8))
     where = {
         "date": "2026-11-22", "hardware": "a machine", "torch": "2", "load": 0.0, "command": "x",
-        "threads": 1, "compile": "off", "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
+        "threads": 1, "pair": "smollm2", "dtype": "bfloat16", "compile": "off", "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
         "missing": ["a peer: not installed"],
     }  # fmt: skip
     text = page({"about": where, "ratios": found}, table)
+    assert "SmolLM2-135M-Instruct in bfloat16" in text
     assert "|  | 1 client | 8 clients |" in text
     assert "a peer: not installed." in text
     assert "| server over engine, speculative, 8 clients: ≥ 0.9 | 0.980 | yes |" in text
