@@ -3,11 +3,11 @@
     python -m benchmarks.governor [--compile auto] [--quick]
 
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
-``--draft``). In each cell plain decoding, each fixed length and the governor take turns. Reported
-are the governor's tokens per second over plain decoding's, and over those of the best fixed length;
-the bars are 0.97 and, where speculation pays, 0.95. The poor and the useless draft are the draft
-model with noise in its weights. Two steps are recorded besides: the draft's weights are replaced,
-and rows join and leave, while the batch runs.
+``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
+take turns. Reported are the governor's tokens per second over plain decoding's, and over those of
+the best fixed length; the bars are 0.97 and, where speculation pays, 0.95. The poor and the useless
+draft are the draft model with noise in its weights. Two steps are recorded besides: the draft's
+weights are replaced, and rows join and leave, while the batch runs.
 
 Each cell is written when it is measured; a run that is started again goes on after the last one.
 Run it on an idle machine.
@@ -28,6 +28,8 @@ from torch import nn
 import outrider
 from benchmarks import page
 from outrider import METHODS, Engine, Sampling, assets
+from outrider.drafters.heads.head import NetworkHead
+from outrider.drafters.heads.kinds import format_of
 from outrider.engine import Row, Scheduler
 from outrider.engine.warming import warm_up
 from outrider.lab.metadata import command_line
@@ -78,19 +80,29 @@ def add_noise(module: nn.Module, noise: float) -> None:
                 weight.add_(noise * weight.float().std().to(weight) * draws)
 
 
+def drafting_module(engine: Engine) -> nn.Module:
+    """The weights of an engine's draft model or head."""
+    if isinstance(engine.draft, HFModel):
+        return engine.draft.module
+    assert isinstance(engine.draft, NetworkHead)
+    network: nn.Module = engine.draft.network
+    return network
+
+
 def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
-    """The engines that are compared, on the same models. The draft model is loaded by itself, so
-    that its weights stay where they may be changed."""
-    draft = outrider.load_model(options.draft or assets.draft_path(), dtype=options.dtype)
-    add_noise(draft.module, noise)
+    """The engines that are compared, on the same models. A draft model is loaded by itself, so that
+    its weights stay where they may be changed."""
+    draft = options.draft or assets.draft_path()
+    is_head = format_of(draft) is not None
     governed = outrider.load(
         options.target,
-        draft,
+        draft if is_head else outrider.load_model(draft, dtype=options.dtype),
         num_speculative_tokens="auto",
         compile=options.compile,
         dtype=options.dtype,
         max_batch_size=max(options.batches),
     )
+    add_noise(drafting_module(governed), noise)
     found = {PLAIN: governed.with_method(METHODS["plain"])}
     for length in options.lengths:
         found[str(length)] = governed.with_method(governed.method, num_speculative_tokens=length)
@@ -132,18 +144,16 @@ def measure(
 def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]:
     """Mean draft length of each round, while the draft of one row, at temperature 0.8, gets useless
     and good again, and while the batch grows from 2 rows to the largest and shrinks again."""
-    assert isinstance(engine.draft, HFModel)
-    kept = [weight.clone() for weight in engine.draft.module.parameters()]
+    module = drafting_module(engine)
+    kept = [weight.clone() for weight in module.parameters()]
 
     def restore() -> None:
-        assert isinstance(engine.draft, HFModel)
         with torch.no_grad():
-            for weight, old in zip(engine.draft.module.parameters(), kept, strict=True):
+            for weight, old in zip(module.parameters(), kept, strict=True):
                 weight.copy_(old)
 
     def spoil() -> None:
-        assert isinstance(engine.draft, HFModel)
-        add_noise(engine.draft.module, NOISE["useless"])
+        add_noise(module, NOISE["useless"])
 
     num, rounds = max(options.batches), options.step_rounds
     sampling = Sampling(temperature=0, max_new_tokens=64 * rounds, ignore_eos=True)

@@ -217,7 +217,9 @@ def converse(
 ) -> Path:
     """Makes chunks until the answers have the tokens asked for; returns the file of all chunks."""
     out.mkdir(parents=True, exist_ok=True)
-    engine = outrider.load(target, method="plain", dtype="bfloat16", max_batch_size=ROWS)
+    engine = outrider.load(
+        target, method="plain", dtype="bfloat16", max_batch_size=ROWS, compile="auto"
+    )
     begin = time.monotonic()
     number, made, here = 0, 0, 0
     before: list[Any] = []

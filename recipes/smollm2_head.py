@@ -4,8 +4,9 @@
     python -m recipes.smollm2_head --out runs/smollm2/head
 
 The target first writes the conversations to train on (``self_chat.py``); ``--data FILE`` takes
-others. Both steps go on where they were interrupted. The best head, by acceptance on conversations
-that were kept apart, ends up in OUT/eagle3/best.
+others, and ``--start FOLDER`` trains an earlier head on. Both steps go on where they were
+interrupted. The best head, by acceptance on conversations that were kept apart, ends up in
+OUT/eagle3/best.
 
 On two cores the conversations take an hour, and 1,200 steps take another.
 """
@@ -29,10 +30,18 @@ LEARNING_RATE = 5e-3  # of Muon; of 0.002, 0.006 and 0.015, the middle one learn
 WARMUP = 30
 FALLING = 5 / 6
 """The share of the steps over which the learning rate falls."""
-OPTIONS = {"ttt_length": 3}
+OPTIONS = {"ttt_length": 3, "compile": True}
 
 
-def train(target: str, data: Path, out: Path, steps: int, seed: int, console: Console) -> Path:
+def train(
+    target: str,
+    data: Path,
+    out: Path,
+    steps: int,
+    seed: int,
+    console: Console,
+    start: Path | None = None,
+) -> Path:
     """Trains the head; returns the folder of the best one.
 
     Args:
@@ -42,8 +51,10 @@ def train(target: str, data: Path, out: Path, steps: int, seed: int, console: Co
         steps: of 8 conversations each.
         seed: of the initial weights and the order of the data.
         console: for progress.
+        start: folder of a head to train on; None starts from random weights.
     """
-    run = HeadRun(find_kind("eagle3"), target, data, OPTIONS, dtype="bfloat16", target_name=HUB_ID)
+    options = OPTIONS | ({} if start is None else {"start": str(start)})
+    run = HeadRun(find_kind("eagle3"), target, data, options, dtype="bfloat16", target_name=HUB_ID)
     return run_head(
         out,
         run,
@@ -63,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default="runs/smollm2/model", help="folder or hub id")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--data", type=Path, help="conversations; default: made by the target")
+    parser.add_argument("--start", type=Path, help="folder of a head to train on")
     parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="plain text to summarise")
     parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
@@ -76,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = given.out / "conversations"
         texts = [file.read_text(encoding="utf-8") for file in given.texts]
         data = converse(given.target, folder, given.tokens, prompts, texts, given.seed, console)
-    train(given.target, data, given.out / "eagle3", given.steps, given.seed, console)
+    out = given.out / "eagle3"
+    train(given.target, data, out, given.steps, given.seed, console, given.start)
 
 
 if __name__ == "__main__":
