@@ -3,14 +3,17 @@
     python -m benchmarks.peers --pair embedded
     python -m benchmarks.peers --pair embedded --dtype bfloat16
     python -m benchmarks.peers --pair 1B-cost
-    python -m benchmarks.peers --pair smollm2 --dtype bfloat16
+    python -m benchmarks.peers --pair smollm2 --dtype bfloat16 --temperature 0.8
+        [--prompt-files runs/smollm2/prompts/*.jsonl]
 
 Every peer runs in its own process, and in its own environment if it needs one (docs/peers.md). All
 get the same prompts as token ids, the same number of new tokens, precision, γ and threads, with
-batch 1 and temperature 0. Rows whose names end in a precision run in that one; with a format of
-blocks, such as q8_0, Outrider and llama.cpp read the same GGUF file. Each repeat runs every row
-once, in an order that rotates. Peers that are not installed are listed with the reason. Writes its
-section of ``benchmarks/results/peers.json`` and the whole of ``peers.md``.
+temperature and batch 1. SmolLM2-135M-Instruct has no smaller draft model, but a head, which only
+Outrider reads. ``--prompt-files`` has chat prompts, such as ``published_prompts.py`` writes. Rows
+whose names end in a precision run in that one; with a format of blocks, such as q8_0, Outrider and
+llama.cpp read the same GGUF file. Each repeat runs every row once, in an order that rotates. Peers
+that are not installed are listed with the reason. Writes its section of
+``benchmarks/results/peers.json`` and the whole of ``peers.md``.
 """
 
 import argparse
@@ -74,6 +77,9 @@ PLANS = {
     "smollm2": Plan(
         (
             "outrider:plain compiled",
+            "outrider:eagle3 compiled",
+            "transformers:plain",
+            "openvino:plain",
             "llama.cpp:plain",
             "llama.cpp:plain f16",
             "llama.cpp:plain bf16",
@@ -146,7 +152,7 @@ class Run:
     def report(self, pair: str, about: dict[str, Any]) -> dict[str, Any]:
         """The report of all measurements so far."""
         series = {one.name: one for one in self.series.values()}
-        model = reference(series)
+        model = None if self.job.temperature else reference(series)
         rows = {name: summary(one, model) for name, one in series.items()}
         return {"about": about, "rows": rows, "bars": verdicts(pair, rows)}
 
@@ -207,6 +213,19 @@ def texts(num: int) -> list[str]:
     return list(chain.from_iterable(zip(*kinds, strict=False)))[:num]
 
 
+def chats(files: Sequence[Path], num: int, tokenizer: Any) -> list[list[int]]:
+    """The first prompts of files of JSON lines, {"messages": [...]} each, ``num`` from all files
+    together, as token ids under the chat template."""
+    kinds = [
+        [json.loads(line)["messages"] for line in file.read_text(encoding="utf-8").splitlines()]
+        for file in files
+    ]
+    return [
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        for messages in list(chain.from_iterable(zip(*kinds, strict=False)))[:num]
+    ]
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -216,6 +235,8 @@ def parser() -> argparse.ArgumentParser:
         "--rows", nargs="+", help="peer or peer:row; default: those of the pair's plan"
     )
     options.add_argument("--prompts", type=int)
+    options.add_argument("--prompt-files", type=Path, nargs="+", help="JSON lines of chat prompts")
+    options.add_argument("--temperature", type=float, default=0.0)
     options.add_argument("--prompt-tokens", type=int, help="longer prompts are cut")
     options.add_argument("--max-new-tokens", type=int)
     options.add_argument("--repeats", type=int)
@@ -245,7 +266,12 @@ def main() -> None:
     exports = (options.peers / "exports").resolve()
     pair = PAIRS[options.pair](exports)
     tokenizer: Any = load_tokenizer(pair.target)
-    prompts = [tokenizer.encode(text)[: options.prompt_tokens] for text in texts(options.prompts)]
+    if options.prompt_files:
+        prompts = chats(options.prompt_files, options.prompts, tokenizer)
+        options.prompt_tokens = max(map(len, prompts))
+    else:
+        made = map(tokenizer.encode, texts(options.prompts))
+        prompts = [ids[: options.prompt_tokens] for ids in made]
     job = Job(
         target=str(pair.target),
         draft=str(pair.draft),
@@ -254,6 +280,8 @@ def main() -> None:
         max_length=128 * -(-(max(map(len, prompts)) + options.max_new_tokens + 16) // 128),
         exports=str(exports),
         dtype=options.dtype,
+        temperature=options.temperature,
+        head=pair.head,
     )
     environments = Environments(options.peers, named)
     run = Run(rows, environments, job, prompts, options.max_new_tokens)
@@ -262,6 +290,7 @@ def main() -> None:
         "hardware": f"{hardware()} ({', '.join(vectors())})",
         "pair": pair.name,
         "dtype": options.dtype,
+        "temperature": options.temperature,
         "parameters": pair.parameters,
         "num_speculative_tokens": options.gamma,
         "threads": options.threads,
@@ -275,13 +304,15 @@ def main() -> None:
     page = ""
     for repeats in measure(options.repeats):  # written each time, so that a killed run loses little
         report = run.report(pair.name, about | {"repeats": repeats})
-        page = written(options.out, section(pair.name, options.dtype), report)
+        key = section(pair.name, options.dtype, options.temperature)
+        page = written(options.out, key, report)
     print(page)
 
 
-def section(pair: str, dtype: str) -> str:
-    """The key of a pair in a precision in the report."""
-    return pair if dtype == "float32" else f"{pair}, {dtype}"
+def section(pair: str, dtype: str, temperature: float = 0.0) -> str:
+    """The key of a pair in a precision, and at a temperature, in the report."""
+    words = [pair] + [dtype] * (dtype != "float32")
+    return ", ".join([*words, *[f"temperature {temperature:g}"] * (temperature > 0)])
 
 
 def vectors() -> list[str]:

@@ -52,7 +52,6 @@ from outrider.runtime.hf.load import load_tokenizer
 METHODS = {"embedded": ("plain", "speculative"), "smollm2": ("plain", "eagle3")}
 """What is measured of each pair."""
 
-SMOLLM2_HEAD = "embedded:smollm2-eagle3"
 TITLES = {"embedded": "embedded target", "smollm2": "SmolLM2-135M-Instruct"}
 BARS = {1: 0.97, 8: 0.9}
 PROMPT_TOKENS = 48
@@ -115,7 +114,7 @@ class Row:
 
 def draft_of(pair: Pair, method: str) -> str | None:
     """What a method of :data:`METHODS` drafts with."""
-    drafts = {"plain": None, "speculative": str(pair.draft), "eagle3": SMOLLM2_HEAD}
+    drafts = {"plain": None, "speculative": str(pair.draft), "eagle3": pair.head}
     return drafts[method]
 
 

@@ -9,6 +9,7 @@ from benchmarks.peer_workers.protocol import Answer, Ready
 
 OURS = "outrider:speculative compiled"
 OURS_EAGER = "outrider:speculative"
+OURS_BY_HEAD = "outrider:eagle3 compiled"
 REFERENCES = ("outrider:plain", "outrider:plain compiled")
 
 
@@ -70,6 +71,10 @@ BARS = (
     Bar("1B-cost", OURS, "openvino:speculative", 1.0),
     Bar("1B-cost", OURS, "llama.cpp:speculative", 1.0),
     Bar("1B-cost", OURS, "outrider:plain compiled", 2.0),
+    Bar("smollm2", OURS_BY_HEAD, "llama.cpp:plain", 1.3),
+    Bar("smollm2", OURS_BY_HEAD, "llama.cpp:plain q8_0", 1.3),
+    Bar("smollm2", OURS_BY_HEAD, "openvino:plain", 1.3),
+    Bar("smollm2", OURS_BY_HEAD, "outrider:plain compiled", 1.4),
 )
 
 
@@ -136,8 +141,9 @@ def summary(series: Series, model: Series | None) -> dict[str, Any]:
 
 
 def ours(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Outrider's row in ratios: compiled if it was measured."""
-    return OURS if "median" in rows.get(OURS, {}) else OURS_EAGER
+    """Outrider's row in ratios: compiled if it was measured, and with a draft model or a head."""
+    measured = (name for name in (OURS, OURS_BY_HEAD) if "median" in rows.get(name, {}))
+    return next(measured, OURS_EAGER)
 
 
 def ratio(rows: Mapping[str, Mapping[str, Any]], one: str, other: str) -> float | None:

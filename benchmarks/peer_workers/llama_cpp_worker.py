@@ -23,6 +23,7 @@ from benchmarks.peer_workers.gguf_export import exported
 from benchmarks.peer_workers.protocol import (
     BLOCKS,
     KINDS,
+    SEED,
     Answer,
     Job,
     Ready,
@@ -109,6 +110,7 @@ class LlamaCpp:
     def __init__(self) -> None:
         self.server = find_server()
         self.servers: dict[str, Server] = {}
+        self.temperature = 0.0
 
     def prepare(self, row: str, job: Job) -> Ready:
         method, _, kind = row.partition(" ")
@@ -117,6 +119,7 @@ class LlamaCpp:
             target = exported(job, job.target, kind)
             draft = exported(job, job.draft, kind) if method == "speculative" else None
         command = [self.server, *options(job, target, draft, kind)]
+        self.temperature = job.temperature
         with watch() as spent:
             self.servers[row] = Server(command)
         return Ready(
@@ -131,7 +134,8 @@ class LlamaCpp:
         body = {
             "prompt": prompt,
             "n_predict": num_tokens,
-            "temperature": 0.0,
+            "temperature": self.temperature,
+            "seed": SEED,
             "samplers": ["temperature"],
             "ignore_eos": True,
             "cache_prompt": False,

@@ -18,6 +18,7 @@ import openvino_genai as genai
 
 from benchmarks.peer_workers.protocol import (
     KINDS,
+    SEED,
     Answer,
     Job,
     Ready,
@@ -36,10 +37,10 @@ class OpenVINO:
 
     def __init__(self) -> None:
         self.pipelines: dict[str, Any] = {}
-        self.gamma = 0
+        self.gamma, self.temperature = 0, 0.0
 
     def prepare(self, row: str, job: Job) -> Ready:
-        self.gamma = job.num_speculative_tokens
+        self.gamma, self.temperature = job.num_speculative_tokens, job.temperature
         method, _, kind = row.partition(" ")
         kind = kind or KINDS[job.dtype]
         require(kind)
@@ -72,7 +73,9 @@ class OpenVINO:
         config = genai.GenerationConfig()
         config.max_new_tokens = num_tokens
         config.ignore_eos = True
-        config.do_sample = False
+        config.do_sample = self.temperature > 0
+        if config.do_sample:
+            config.temperature, config.rng_seed = self.temperature, SEED
         config.apply_chat_template = False
         method = row.partition(" ")[0]
         if method != "plain":

@@ -5,11 +5,12 @@ With blocks, target and draft are the GGUF files that llama.cpp reads, whose blo
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 import outrider
-from benchmarks.peer_workers.protocol import BLOCKS, Answer, Job, Ready, serve, watch
+from benchmarks.peer_workers.protocol import BLOCKS, SEED, Answer, Job, Ready, serve, watch
 from outrider import Engine, Sampling
 from outrider.runtime import HFModel
 
@@ -20,6 +21,7 @@ class Outrider:
     def __init__(self) -> None:
         self.pairs: dict[tuple[str, ...], tuple[HFModel, HFModel]] = {}
         self.engines: dict[str, Engine] = {}
+        self.sampling = Sampling(temperature=0.0)
 
     def prepare(self, row: str, job: Job) -> Ready:
         torch.set_num_threads(job.threads)
@@ -28,12 +30,11 @@ class Outrider:
             found = folders(job, how)
         with watch() as spent:
             target, draft = self._pair(job, tuple(how), *found)
+            drafts = {"speculative": draft, "eagle3": job.head}
             self.engines[row] = outrider.load(
-                target,
-                draft if method == "speculative" else None,
-                method,
-                job.num_speculative_tokens,
+                target, drafts.get(method), method, job.num_speculative_tokens
             )
+            self.sampling = Sampling(temperature=job.temperature, seed=SEED, ignore_eos=True)
         return Ready(
             precision=blocks(how) or str(target.dtype).removeprefix("torch."),
             export_seconds=exporting.seconds,
@@ -43,7 +44,7 @@ class Outrider:
         )
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
-        sampling = Sampling(temperature=0.0, max_new_tokens=num_tokens, ignore_eos=True)
+        sampling = replace(self.sampling, max_new_tokens=num_tokens)
         with watch() as spent:
             (result,) = self.engines[row].generate([prompt], sampling)
         stats = result.stats

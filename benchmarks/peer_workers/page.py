@@ -21,7 +21,8 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     lines = [
         f"## The {about.get('pair', name)} pair in {about.get('dtype', 'float32')}",
         "",
-        f"{about['date']}, {about['hardware']}, batch 1, temperature 0, "
+        f"{about['date']}, {about['hardware']}, batch 1, "
+        f"temperature {about.get('temperature', 0):g}, "
         f"γ = {about['num_speculative_tokens']}, target of {about['parameters'] / 1e6:,.1f}M "
         f"parameters. {about['prompts']} prompts of at most {about['prompt_tokens']} tokens, "
         f"{about['max_new_tokens']} new tokens each; median of {about['repeats']} interleaved "

@@ -12,6 +12,7 @@ from outrider import assets
 from outrider.runtime import HFModel, load_model
 
 SMOLLM2 = Path("runs/smollm2/model")
+SMOLLM2_HEAD = "embedded:smollm2-eagle3"
 ONE_BILLION = Shape(hidden_size=2048, num_layers=22, num_key_value_heads=16, intermediate_size=5632)
 
 
@@ -24,12 +25,14 @@ class Pair:
         target: folder.
         draft: folder.
         parameters: number of the target's.
+        head: of the target, as ``outrider.load`` takes it.
     """
 
     name: str
     target: Path
     draft: Path
     parameters: int
+    head: str | None = None
 
 
 def embedded(exports: Path) -> Pair:
@@ -51,11 +54,12 @@ def one_billion(exports: Path) -> Pair:
 
 
 def smollm2(exports: Path) -> Pair:
-    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, twice: there is no smaller draft."""
+    """SmolLM2-135M, which ``recipes/smollm2.py`` fetches, twice, and its head: there is no smaller
+    draft."""
     target = exports / "smollm2" / "target"
     if not target.exists():
         _saved(target, _load(SMOLLM2))
-    return Pair("smollm2", target, target, _parameters(target))
+    return Pair("smollm2", target, target, _parameters(target), SMOLLM2_HEAD)
 
 
 PAIRS = {"embedded": embedded, "1B-cost": one_billion, "smollm2": smollm2}

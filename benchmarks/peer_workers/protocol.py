@@ -22,6 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+SEED = 1
+"""Of sampled continuations."""
+
 KINDS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 """Names of precisions in llama.cpp, in OpenVINO, and at the end of rows."""
 
@@ -42,6 +45,8 @@ class Job:
         exports: a folder for converted models, kept between runs.
         dtype: precision of weights, arithmetic and KV cache, ``float32`` or ``bfloat16``, unless a
             row names another one, or a format of blocks, which is of the weights alone.
+        temperature: of all continuations, without truncation; 0 is greedy.
+        head: of the target, for methods that draft with one, which only Outrider reads.
     """
 
     target: str
@@ -51,6 +56,8 @@ class Job:
     max_length: int
     exports: str
     dtype: str = "float32"
+    temperature: float = 0.0
+    head: str | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class Peer(Protocol):
         """Exports, loads and compiles what the row needs."""
 
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
-        """Continues greedily by exactly ``num_tokens`` tokens, past any end token."""
+        """Continues by exactly ``num_tokens`` tokens, past any end token."""
 
     def close(self) -> None:
         """Frees all resources of the worker."""

@@ -36,6 +36,7 @@ def _in_kinds(*rows: str) -> list[str]:
 
 
 _METHODS = ("plain", "speculative")
+_OUR_METHODS = (*_METHODS, "eagle3")
 _WORKERS = "benchmarks.peer_workers"
 PEERS: dict[str, Entry] = {
     entry.name: entry
@@ -50,7 +51,8 @@ PEERS: dict[str, Entry] = {
                 "plain compiled",
                 "speculative compiled",
                 "prompt-lookup compiled",
-                *(f"{method} {kind} compiled" for kind in BLOCKS for method in _METHODS),
+                "eagle3 compiled",
+                *(f"{method} {kind} compiled" for kind in BLOCKS for method in _OUR_METHODS),
             ),
             own_environment=False,
         ),
@@ -135,12 +137,13 @@ def parse_rows(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def float_rows() -> tuple[str, ...]:
-    """All rows of all peers whose weights are not in blocks, as ``peer:row``."""
+    """All rows of all peers whose weights are not in blocks, and which need no head, as
+    ``peer:row``."""
     return tuple(
         f"{name}:{row}"
         for name, entry in PEERS.items()
         for row in entry.rows
-        if not set(BLOCKS) & set(row.split())
+        if not {*BLOCKS, "eagle3"} & set(row.split())
     )
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, CompileConfig
 
-from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
+from benchmarks.peer_workers.protocol import SEED, Answer, Job, Ready, serve, watch
 
 
 class Transformers:
@@ -63,7 +63,7 @@ class Transformers:
                 min_new_tokens=num_tokens,
                 eos_token_id=None,
                 pad_token_id=0,
-                do_sample=False,
+                **self._sampling(),
                 **extra,
             )
         tokens = output[0, len(prompt) :].tolist()
@@ -72,6 +72,12 @@ class Transformers:
 
     def close(self) -> None:
         self.models.clear()
+
+    def _sampling(self) -> dict[str, Any]:
+        if not self.job.temperature:
+            return {"do_sample": False}
+        torch.manual_seed(SEED)
+        return {"do_sample": True, "temperature": self.job.temperature, "top_k": 0, "top_p": 1.0}
 
     def _pair(self, row: str) -> tuple[Any, Any]:
         method, _, compiled = row.partition(" ")

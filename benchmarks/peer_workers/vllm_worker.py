@@ -7,7 +7,7 @@ page and not yet run.
 import os
 from typing import Any
 
-from benchmarks.peer_workers.protocol import Answer, Job, Ready, serve, watch
+from benchmarks.peer_workers.protocol import SEED, Answer, Job, Ready, serve, watch
 
 
 class VLLM:
@@ -15,8 +15,10 @@ class VLLM:
 
     def __init__(self) -> None:
         self.engines: dict[str, Any] = {}
+        self.temperature = 0.0
 
     def prepare(self, row: str, job: Job) -> Ready:
+        self.temperature = job.temperature
         os.environ["OMP_NUM_THREADS"] = str(job.threads)  # before torch is imported
         import vllm
 
@@ -41,7 +43,9 @@ class VLLM:
     def generate(self, row: str, prompt: list[int], num_tokens: int) -> Answer:
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        sampling = SamplingParams(
+            temperature=self.temperature, seed=SEED, max_tokens=num_tokens, ignore_eos=True
+        )
         with watch() as spent:
             (output,) = self.engines[row].generate(
                 [{"prompt_token_ids": prompt}], sampling, use_tqdm=False
