@@ -47,7 +47,8 @@ def test_ratios_and_bars(tmp_path: Path) -> None:
     assert all(abs(found[method][num] - 1 / 1.02) < 1e-9 for method in METHODS for num in (1, 8))
     where = {
         "date": "2026-11-22", "hardware": "a machine", "torch": "2", "load": 0.0, "command": "x",
-        "threads": 1, "pair": "smollm2", "dtype": "bfloat16", "compile": "off", "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
+        "threads": 1, "pair": "smollm2", "dtype": "bfloat16", "compile": "off",
+        "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
         "missing": ["a peer: not installed"],
     }  # fmt: skip
     text = page({"about": where, "ratios": found}, table)
