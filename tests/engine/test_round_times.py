@@ -58,7 +58,8 @@ def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("method", "draft"), [("speculative", DRAFT), ("prompt-lookup", None), ("hybrid", DRAFT)]
+    ("method", "draft"),
+    [("speculative", DRAFT), ("prompt-lookup", None), ("hybrid", DRAFT), ("eagle3", None)],
 )
 def test_all_cells_are_filled(method: str, draft: Any) -> None:
     engine = governed(method, draft)

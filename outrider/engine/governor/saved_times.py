@@ -61,14 +61,15 @@ def fingerprint(models: Sequence[HFModel], *others: object) -> str:
     """A hash of what times depend on.
 
     Args:
-        models: the target and the drafter's models.
+        models: the target, then the drafter's models.
         others: the method, its options and the like.
     """
     parts = [_FORMAT, torch.__version__, transformers.__version__, hardware()]
     parts += [torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())]
+    parts += [str(models[0].exact)]  # heads are never exact: their bits change no output
     for model in models:
         compiled = type(model.compiled).__name__, getattr(model.compiled, "failed", None)
-        parts += [repr(model.module), str(model.device), str(compiled), str(model.exact)]
+        parts += [repr(model.module), str(model.device), str(compiled)]
         parts += [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in model.module.named_buffers()]
         parts += [f"{name} {tuple(x.shape)} {x.dtype}" for name, x in _weights(model)]
     parts += map(repr, others)
