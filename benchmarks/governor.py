@@ -28,7 +28,6 @@ from torch import nn
 import outrider
 from benchmarks import page
 from outrider import METHODS, Engine, Sampling, assets
-from outrider.drafters.heads.head import NetworkHead
 from outrider.drafters.heads.kinds import format_of
 from outrider.engine import Row, Scheduler
 from outrider.engine.warming import warm_up
@@ -81,11 +80,11 @@ def add_noise(module: nn.Module, noise: float) -> None:
 
 
 def drafting_module(engine: Engine) -> nn.Module:
-    """The weights of an engine's draft model or head."""
-    if isinstance(engine.draft, HFModel):
+    """The weights of an engine's draft model or head. Each engine has its own copy of a head."""
+    if engine.draft is not None:
         return engine.draft.module
-    assert isinstance(engine.draft, NetworkHead)
-    network: nn.Module = engine.draft.network
+    (model,) = engine.drafter.capabilities.models
+    network: nn.Module = model.network  # without the embeddings, which are the target's
     return network
 
 
@@ -102,13 +101,16 @@ def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
         dtype=options.dtype,
         max_batch_size=max(options.batches),
     )
-    add_noise(drafting_module(governed), noise)
     found = {PLAIN: governed.with_method(METHODS["plain"])}
     for length in options.lengths:
         found[str(length)] = governed.with_method(governed.method, num_speculative_tokens=length)
+    found[GOVERNED] = governed
     for engine in found.values():
         warm_up(engine)
-    return found | {GOVERNED: governed}
+    modules = [drafting_module(each) for name, each in found.items() if name != PLAIN]
+    for module in dict.fromkeys(modules):
+        add_noise(module, noise)
+    return found
 
 
 def speed(engine: Engine, prompts: Sequence[Any], sampling: Sampling) -> float:
