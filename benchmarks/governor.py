@@ -32,7 +32,6 @@ from outrider.drafters.heads.kinds import format_of
 from outrider.engine import Row, Scheduler
 from outrider.engine.warming import warm_up
 from outrider.lab.metadata import command_line
-from outrider.runtime import HFModel
 
 TEMPERATURES = (0.0, 0.8, 1.2)
 TEXTS = ("code", "chat", "copies", "random")
