@@ -23,6 +23,7 @@ from outrider.drafters.heads.eagle3 import (
     Eagle3TreeDrafter,
     OnHiddenStates,
 )
+from outrider.drafters.heads.newest import MOST_WAITING
 from outrider.drafters.tree.topology import Topology
 from outrider.sampling import Warp
 from outrider.verifiers import Rejection
@@ -59,14 +60,19 @@ def expected(head: Any, context: Any, draft: Draft) -> Tensor:
 
 
 def rounds(
-    drafter: Any, prompts: Sequence[Sequence[int]], num: int, width: int = 512
+    drafter: Any,
+    prompts: Sequence[Sequence[int]],
+    num: int,
+    width: int = 512,
+    lengths: Sequence[int] = (γ,),
 ) -> list[tuple[Any, Draft]]:
-    """The q that some rounds should have drafted from, and their drafts."""
+    """The q that some rounds should have drafted from, and their drafts, of these lengths in
+    turn."""
     target, context, cache, state = started(drafter, TARGET, prompts, warp(len(prompts)), width)
     found = []
-    for _ in range(num):
+    for number in range(num):
         parts = context, target, cache, drafter, state
-        round_ = run_round(*parts, Rejection(), Budget(γ))
+        round_ = run_round(*parts, Rejection(), Budget(lengths[number % len(lengths)]))
         found.append((expected(drafter.model.head, context, round_.proposed), round_.proposed))
         commit_round(*parts, round_, round_.verdict.num_accepted_B.tolist())
     return found
@@ -85,6 +91,30 @@ def test_drafts_from_the_head_over_the_true_features(options: dict[str, Any]) ->
         assert draft.probs_BNV is not None
         assert (draft.probs_BNV[..., : V - 17] == 0).all()
         torch.testing.assert_close(draft.probs_BNV[:, :γ], q_BNV[:, :γ], rtol=1e-5, atol=1e-6)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_without", [1, 3, MOST_WAITING + 2])
+def test_tokens_of_rounds_without_drafts_are_read_when_the_head_drafts_again(
+    num_without: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for all of them, but for those beyond ``MOST_WAITING``."""
+    drafter = Eagle3Drafter(Eagle3Model(tiny_head(TARGET, 17), TARGET), V)
+    read, passes = drafter.model.read, []
+
+    def counted(cache: Any, tokens_BN: Tensor, hidden_BNF: Tensor) -> Tensor:
+        passes.append(tokens_BN.shape[1])
+        return read(cache, tokens_BN, hidden_BNF)
+
+    monkeypatch.setattr(drafter.model, "read", counted)
+    lengths = [γ, *[0] * num_without]
+    made = rounds(drafter, ragged_prompts([9, 3, 6], V), 2 * len(lengths), lengths=lengths)
+    assert [draft.num_nodes for _, draft in made] == [1 + length for length in lengths] * 2
+    for q_BNV, draft in (made[0], made[len(lengths)]):
+        assert draft.probs_BNV is not None
+        torch.testing.assert_close(draft.probs_BNV[:, :γ], q_BNV[:, :γ], rtol=1e-5, atol=1e-6)
+    later = len(passes) - 2  # but for the prompts and the first round
+    assert later == (1 if num_without < MOST_WAITING else 3)
 
 
 @torch.inference_mode()

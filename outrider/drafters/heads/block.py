@@ -164,7 +164,8 @@ class BlockDrafter:
             return
         cache = state.cache
         cache.forget_draft()
-        self.model.catch_up(cache)  # where nothing was drafted
+        if cache.is_waiting_long:
+            self.model.catch_up(cache)
         cache.renew(Newest.emitted(draft, verdict, scores.hidden_BNH))
 
     def join(self, state: BlockState, other: BlockState) -> None:

@@ -128,7 +128,8 @@ class OnHiddenStates(_Base):
         assert scores.hidden_BNH is not None
         cache = state.features
         cache.forget_draft()
-        self.model.catch_up(cache)  # where nothing was drafted
+        if cache.is_waiting_long:
+            self.model.catch_up(cache)
         cache.renew(Newest.emitted(draft, verdict, scores.hidden_BNH))
 
     def _can_align(self, state: ModelState, context: Context) -> bool:

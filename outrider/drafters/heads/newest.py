@@ -1,6 +1,8 @@
 """The newest committed tokens of a head, with the target's hidden states.
 
 A head reads them when it drafts again, and not when they are committed: then one program does both.
+The tokens of rounds without drafts wait as well, up to ``MOST_WAITING``, so that such rounds cost a
+head next to nothing.
 
 Legend: B rows, K tokens, F width of the target's hidden states side by side.
 """
@@ -15,6 +17,10 @@ from torch.nn.functional import pad
 from outrider.core import Acceptance, Context, Draft, Lengths
 from outrider.runtime import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
+
+
+MOST_WAITING = 16
+"""Tokens of a row that wait before the head reads them even though it drafts nothing."""
 
 
 class Newest(NamedTuple):
@@ -53,6 +59,17 @@ class Newest(NamedTuple):
         node_BK1 = pad(verdict.path_BD[:, : K - 1], (1, 0))[..., None]
         hidden_BKF = hidden_BNF.gather(1, node_BK1.expand(-1, -1, F))
         return cls(tokens_BK, hidden_BKF, verdict.num_emitted)
+
+    def followed_by(self, later: "Newest") -> "Newest":
+        """These tokens, and after each row's last one those of ``later``."""
+        K = later.tokens_BK.shape[1]
+        place_BK = self.num.device_B[:, None] + torch.arange(K, device=self.tokens_BK.device)
+        at_BKF = place_BK[..., None].expand_as(later.hidden_BKF)
+        tokens_BK = pad(self.tokens_BK, (0, K)).scatter(1, place_BK, later.tokens_BK)
+        hidden_BKF = pad(self.hidden_BKF, (0, 0, 0, K)).scatter(1, at_BKF, later.hidden_BKF)
+        num = self.num + later.num
+        most = max(num.host)
+        return Newest(tokens_BK[:, :most], hidden_BKF[:, :most], num)
 
     def keep(self, rows: Sequence[int]) -> "Newest":
         """Those of these rows, in this order."""
@@ -112,10 +129,17 @@ class NewestCache(KVCache):
         self.is_read = True
 
     def renew(self, newest: Newest) -> None:
-        """These tokens follow those that are read."""
-        assert self.is_read
+        """These tokens follow the newest, and wait together with those that are not read."""
+        if not self.is_read:
+            self.newest = self.newest.followed_by(newest)
+            return
         self.base = self.known
         self.newest, self.is_read = newest, False
+
+    @property
+    def is_waiting_long(self) -> bool:
+        """Whether the tokens that are not read should be, before more of them wait."""
+        return not self.is_read and self.newest.tokens_BK.shape[1] >= MOST_WAITING
 
     def reread(self) -> None:
         """The newest tokens are to be read again."""

@@ -36,6 +36,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import unsampled_context
 from outrider.train.disk import require_space, writing
+from outrider.train.fused_linear_loss import CHUNK
 from outrider.train.heads.samples import Sample
 
 SHARD_SAMPLES = 64
@@ -201,7 +202,13 @@ def _passes(target: HFModel, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
         output = target.forward(ForwardBatch(cache, part_1N, hidden_layers=target.hidden_layers))
         cache.append(part_1N.shape[1])
         assert output.hidden_BNH is not None
-        yield output.hidden_BNH[0], output.logits_BNV[0].float().logsumexp(-1)
+        yield output.hidden_BNH[0], _log_norm(output.logits_BNV[0])
+
+
+def _log_norm(logits_NV: Tensor) -> Tensor:
+    """log Σ exp of each row, (N,), of a few rows at a time, which stay in the processor's cache."""
+    few = logits_NV.split(max(1, CHUNK // logits_NV.shape[1]))
+    return torch.cat([rows_CV.float().logsumexp(-1) for rows_CV in few])
 
 
 @torch.inference_mode()
