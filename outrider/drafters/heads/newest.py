@@ -18,7 +18,6 @@ from outrider.core import Acceptance, Context, Draft, Lengths
 from outrider.runtime import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
 
-
 MOST_WAITING = 16
 """Tokens of a row that wait before the head reads them even though it drafts nothing."""
 
