@@ -17,6 +17,7 @@ from weakref import ref
 from torch import Tensor
 
 from outrider.core import Budget, Capabilities, Context, Distribution, Draft, Role, Stream
+from outrider.core.chain import with_leaf
 from outrider.drafters.chain.model import Going, ModelDrafter, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.runtime import HFModel
@@ -63,9 +64,13 @@ class FusedModelDrafter(ModelDrafter):
 
     def _fits(self, state: ModelState, context: Context, budget: Budget) -> bool:
         """Whether the compiled program can make this draft."""
-        if self.num_fused != budget.max_tokens or self.stop is not None:
+        if not self._has_length(budget.max_tokens) or self.stop is not None:
             return False
         return self._can_draw(context.distribution) and self._can_align(state, context)
+
+    def _has_length(self, γ: int) -> bool:
+        """Whether the compiled program can make drafts of γ tokens."""
+        return γ == self.num_fused
 
     def _can_draw(self, distribution: Distribution) -> bool:
         """:meth:`_draws`, remembered, since most rounds keep their distribution."""
@@ -92,6 +97,9 @@ class FusedModelDrafter(ModelDrafter):
         if done is None:
             return None
         probs_BNV, tokens_BN = done
+        if budget.max_tokens < γ:
+            γ = budget.max_tokens
+            probs_BNV, tokens_BN = with_leaf(probs_BNV[:, :γ].unbind(1)), tokens_BN[:, : γ + 1]
         mask_BN = self._within(budget, γ + 1, context)
         if distribution.greedy:
             logits_BNV = probs_BNV if self.keep_logits else None

@@ -147,7 +147,11 @@ class OnHiddenStates(_Base):
 
 class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
     """Samples a chain from a head; arguments as ``FusedModelDrafter``, whose model is an
-    :class:`Eagle3Model`."""
+    :class:`Eagle3Model`. Shorter chains are the beginning of one that the program drafts: its steps
+    cost less than a single eager one."""
+
+    def _has_length(self, γ: int) -> bool:
+        return 0 < γ <= self.num_fused
 
     def _run_program(
         self,
