@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 1 << 22
-"""Logits of a chunk: 4 MiB in bfloat16, which a processor's cache holds."""
+_ON_CPU = 1 << 22  # 8 MiB in bfloat16, which a processor's cache holds
+_ELSEWHERE = 1 << 26  # small products would leave a GPU idle
 
 LossOfChunk = Callable[[Tensor, slice], Tensor]
 """Maps the logits (C, …, D) of a chunk of positions, and which they are, to their loss, a scalar.
@@ -29,7 +29,7 @@ Only the logits get a gradient."""
 
 
 def fused_linear_loss(
-    hidden_NH: Tensor, weight_DH: Tensor, loss_of: LossOfChunk, chunk: int = CHUNK
+    hidden_NH: Tensor, weight_DH: Tensor, loss_of: LossOfChunk, chunk: int | None = None
 ) -> Tensor:
     """Σ over chunks of ``loss_of(W h)``, a scalar that can be differentiated once in both tensors.
 
@@ -39,12 +39,26 @@ def fused_linear_loss(
         hidden_NH: hidden states, (N, …, H).
         weight_DH: the output layer's weight.
         loss_of: the loss of a chunk; the losses of the chunks add up.
-        chunk: most logits of a chunk; it has at least one position.
+        chunk: most logits of a chunk, which has at least one position; None takes as many as the
+            device computes fast.
     """
     per_position = weight_DH.shape[0] * hidden_NH[:1, ..., 0].numel()
-    size = max(1, chunk // max(1, per_position))
+    size = chunk_size(per_position, hidden_NH.device, chunk)
     total: Tensor = _FusedLinearLoss.apply(hidden_NH, weight_DH, loss_of, size)
     return total
+
+
+def chunk_size(per_position: int, device: torch.device, chunk: int | None = None) -> int:
+    """Positions to compute at once, at least one.
+
+    Args:
+        per_position: logits of a position.
+        device: where they are computed.
+        chunk: as of :func:`fused_linear_loss`.
+    """
+    if chunk is None:
+        chunk = _ON_CPU if device.type == "cpu" else _ELSEWHERE
+    return max(1, chunk // max(1, per_position))
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:

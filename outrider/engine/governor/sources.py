@@ -26,8 +26,8 @@ class Sources:
         lengths: draft lengths in ascending order, 0 first.
         draft_ratio: seconds of a draft step over those of a target pass, before any is measured.
         lags: whether a draft model has a cache of its own, which falls behind in rounds without
-            drafts. A head follows the target's hidden states in every round, and an early exit
-            shares the target's cache.
+            drafts. Few tokens wait for a head, which reads them and drafts in one program, and an
+            early exit shares the target's cache.
         sampled_length: the draft length of batches with sampled rows, whose tokens depend on it;
             None chooses that, too.
     """

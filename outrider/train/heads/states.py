@@ -36,7 +36,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import unsampled_context
 from outrider.train.disk import require_space, writing
-from outrider.train.fused_linear_loss import CHUNK
+from outrider.train.fused_linear_loss import chunk_size
 from outrider.train.heads.samples import Sample
 
 SHARD_SAMPLES = 64
@@ -207,7 +207,7 @@ def _passes(target: HFModel, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _log_norm(logits_NV: Tensor) -> Tensor:
     """log Σ exp of each row, (N,), of a few rows at a time, which stay in the processor's cache."""
-    few = logits_NV.split(max(1, CHUNK // logits_NV.shape[1]))
+    few = logits_NV.split(chunk_size(logits_NV.shape[1], logits_NV.device))
     return torch.cat([rows_CV.float().logsumexp(-1) for rows_CV in few])
 
 

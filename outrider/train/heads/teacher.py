@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.runtime import HFModel
-from outrider.train.fused_linear_loss import CHUNK, product_dtype
+from outrider.train.fused_linear_loss import chunk_size, product_dtype
 from outrider.train.heads.states import output_layer
 
 
@@ -59,6 +59,6 @@ class Teacher:
     def mass_after(self, final_NH: Tensor, log_norm_N: Tensor) -> Tensor:
         """The same from final hidden states, a few positions at a time, so that the logits stay in
         the processor's cache."""
-        size = max(1, CHUNK // len(self.weight_DH))
+        size = chunk_size(len(self.weight_DH), final_NH.device)
         parts = zip(final_NH.split(size), log_norm_N.split(size), strict=True)
         return torch.cat([self.mass(self.logits(h_CH), log_norm_C) for h_CH, log_norm_C in parts])
