@@ -18,7 +18,7 @@ from outrider.core import Acceptance, Context, Draft, Lengths
 from outrider.runtime import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan
 
-MOST_WAITING = 16
+MOST_WAITING = 32
 """Tokens of a row that wait before the head reads them even though it drafts nothing."""
 
 
@@ -59,16 +59,24 @@ class Newest(NamedTuple):
         hidden_BKF = hidden_BNF.gather(1, node_BK1.expand(-1, -1, F))
         return cls(tokens_BK, hidden_BKF, verdict.num_emitted)
 
-    def followed_by(self, later: "Newest") -> "Newest":
-        """These tokens, and after each row's last one those of ``later``."""
-        K = later.tokens_BK.shape[1]
-        place_BK = self.num.device_B[:, None] + torch.arange(K, device=self.tokens_BK.device)
-        at_BKF = place_BK[..., None].expand_as(later.hidden_BKF)
-        tokens_BK = pad(self.tokens_BK, (0, K)).scatter(1, place_BK, later.tokens_BK)
-        hidden_BKF = pad(self.hidden_BKF, (0, 0, 0, K)).scatter(1, at_BKF, later.hidden_BKF)
-        num = self.num + later.num
-        most = max(num.host)
-        return Newest(tokens_BK[:, :most], hidden_BKF[:, :most], num)
+    @classmethod
+    def in_turn(cls, parts: Sequence["Newest"], num: Lengths) -> "Newest":
+        """The tokens of some rounds, one after the other; ``num`` counts those of all rounds."""
+        if len(parts) == 1:
+            return parts[0]
+        tokens_BK = torch.cat([part.tokens_BK for part in parts], 1)
+        hidden_BKF = torch.cat([part.hidden_BKF for part in parts], 1)
+        nowhere, places, before_B = tokens_BK.shape[1], [], torch.zeros_like(num.device_B)
+        for part in parts:
+            index_K = torch.arange(part.tokens_BK.shape[1], device=tokens_BK.device)
+            num_B1 = part.num.device_B[:, None]
+            places.append(torch.where(index_K < num_B1, before_B[:, None] + index_K, nowhere))
+            before_B = before_B + part.num.device_B
+        place_BK, most = torch.cat(places, 1), max(1, *num.host)
+        place_BKF = place_BK[..., None].expand_as(hidden_BKF)
+        tokens_BK = pad(tokens_BK, (0, 1)).scatter(1, place_BK, tokens_BK)
+        hidden_BKF = pad(hidden_BKF, (0, 0, 0, 1)).scatter(1, place_BKF, hidden_BKF)
+        return cls(tokens_BK[:, :most], hidden_BKF[:, :most], num)
 
     def keep(self, rows: Sequence[int]) -> "Newest":
         """Those of these rows, in this order."""
@@ -95,7 +103,7 @@ class NewestCache(KVCache):
 
     Attributes:
         base: slots of each row that hold committed tokens ahead of the newest.
-        newest: the newest tokens, whose slots follow once they are read.
+        num_newest: how many newest tokens each row has.
         is_read: whether they are read.
     """
 
@@ -110,13 +118,25 @@ class NewestCache(KVCache):
     ) -> None:
         super().__init__(context, num_layers, limit, plan)
         self.base = self.sequence_lengths
+        self._parts: list[Newest] = []
+        self.num_newest: Lengths
         self.newest = Newest.nothing(context.root_B, width, dtype)
         self.is_read = False
 
     @property
+    def newest(self) -> Newest:
+        """The newest tokens, whose slots follow once they are read."""
+        self._parts = [Newest.in_turn(self._parts, self.num_newest)]
+        return self._parts[0]
+
+    @newest.setter
+    def newest(self, newest: Newest) -> None:
+        self._parts, self.num_newest = [newest], newest.num
+
+    @property
     def known(self) -> Lengths:
         """How many tokens of each row the head has been told of."""
-        return self.base + self.newest.num
+        return self.base + self.num_newest
 
     def forget_draft(self) -> None:
         """Forgets what was written after the committed tokens."""
@@ -124,13 +144,14 @@ class NewestCache(KVCache):
 
     def have_read(self, last_BH: Tensor) -> None:
         """The newest tokens are read; ``last_BH`` is the head's output for their last ones."""
-        self.append(self.newest.num)
+        self.append(self.num_newest)
         self.is_read = True
 
     def renew(self, newest: Newest) -> None:
         """These tokens follow the newest, and wait together with those that are not read."""
         if not self.is_read:
-            self.newest = self.newest.followed_by(newest)
+            self._parts.append(newest)
+            self.num_newest = self.num_newest + newest.num
             return
         self.base = self.known
         self.newest, self.is_read = newest, False
@@ -138,7 +159,7 @@ class NewestCache(KVCache):
     @property
     def is_waiting_long(self) -> bool:
         """Whether the tokens that are not read should be, before more of them wait."""
-        return not self.is_read and self.newest.tokens_BK.shape[1] >= MOST_WAITING
+        return not self.is_read and max(self.num_newest.host) >= MOST_WAITING
 
     def reread(self) -> None:
         """The newest tokens are to be read again."""
