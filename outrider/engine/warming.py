@@ -142,7 +142,7 @@ def _rules(engine: Engine) -> Iterator[Stage]:
     for rule, kind in dict.fromkeys(_verified(engine)):
         if verification.can_compile(rule, kind):
             make = partial(verification.warm_up, rule, kind, logits_BNV)
-            what = f"rule {type(rule).__name__}" + ", without drafts" * kind.root_only
+            what = f"rule {type(rule).__name__}" + " without drafts" * kind.root_only
             yield Stage(what, make, rule.needs == "argmax")
 
 

@@ -33,7 +33,7 @@ def with_engine(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> dict[str, An
 
 
 def compiled(model: HFModel, *, works: bool = True) -> HFModel:
-    model.compiled = CompiledExecutor(model.module, model.spec, "m", lambda each, _: untraced(each))
+    model.compiled = CompiledExecutor(model.module, model.spec, "m", lambda each, *_: untraced(each))
     model.compiled.failed = not works
     return model
 
@@ -45,7 +45,7 @@ def test_says_how_many_programs_there_are(
     found = with_engine(monkeypatch, engine)
     done = run("compile", "--target", pair[0], "--method", "plain")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout.startswith("1 programs in ")
+    assert done.stdout.startswith("2 programs in ")
     assert found["compile"] == "auto"
     assert found["background"] is False
 
@@ -62,7 +62,7 @@ def test_fails_where_a_model_does_not_compile(
 def test_fails_where_a_program_computes_something_else(
     run: Run, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(module: nn.Module, _: object) -> Program:
+    def wrong(module: nn.Module, *_: object) -> Program:
         program = untraced(module)
         return lambda inputs: [2 * each for each in program(inputs)]
 
@@ -71,7 +71,8 @@ def test_fails_where_a_program_computes_something_else(
     with_engine(monkeypatch, engine_of(model, None, "plain", 3))
     done = run("compile", "--target", pair[0], "--method", "plain")
     assert done.exit_code == 1
-    assert done.stderr.endswith(f"not compiled: chain of {model.name}; runs eagerly\n")
+    left = f"rule Coupled without drafts, chain of {model.name}"
+    assert done.stderr.endswith(f"not compiled: {left}; runs eagerly\n")
 
 
 def test_fails_where_a_rule_does_not_compile(

@@ -421,7 +421,7 @@ def test_plain_and_governed_rounds_without_drafts_have_a_program(governed: bool)
     wanted, found = (engine_of(tiny(), draft, γ=γ) for _ in range(2))  # type: ignore[arg-type]
     found.verification = CompiledVerifier(maker)
     what = [stage.what for stage in programs_of(found)]
-    assert f"rule {type(found.recipe.verifier).__name__}, without drafts" in what
+    assert f"rule {type(found.recipe.verifier).__name__} without drafts" in what
     warm_up(found)
     assert kind in {kind for _, _, kind in found.verification._programs}
     calls, prompts = maker.calls, ragged_prompts([9, 4])
