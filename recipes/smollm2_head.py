@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from outrider.runtime.kernels.build import find_compiler
 from outrider.train.heads.kinds import find_kind
 from outrider.train.heads.run import HeadRun, run_head
 from outrider.train.optim import Schedule
@@ -30,7 +31,7 @@ LEARNING_RATE = 5e-3  # of Muon; of 0.002, 0.006 and 0.015, the middle one learn
 WARMUP = 30
 FALLING = 5 / 6
 """The share of the steps over which the learning rate falls."""
-OPTIONS = {"ttt_length": 3, "compile": True}
+OPTIONS = {"ttt_length": 3, "compile": find_compiler() is not None}
 
 
 def train(

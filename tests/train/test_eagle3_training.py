@@ -11,10 +11,14 @@ from tiny_heads import hidden_states, reference_logits, target_of, tiny_head
 from tiny_models import full_logits, ragged_prompts
 from torch import Tensor
 
+from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.eagle3 import Eagle3Head
 from outrider.runtime import HFModel
+from outrider.runtime.kernels.build import find_compiler
+from outrider.train.heads import eagle3
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.eagle3 import Eagle3Training
+from outrider.train.heads.kind import Ground
 from outrider.train.heads.states import StateSample
 from outrider.train.losses import forward_kl
 
@@ -153,6 +157,7 @@ def test_training_brings_the_head_to_the_target() -> None:
     assert alpha() > before + 0.25
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler")
 def test_a_compiled_divergence_has_the_same_gradients() -> None:
     head = tiny_head(TARGET, 17)
     batch = batch_of(head, ragged_prompts([10, 7], V))
@@ -163,3 +168,12 @@ def test_a_compiled_divergence_has_the_same_gradients() -> None:
         gradients.append([parameter.grad.clone() for parameter in head.network.parameters()])
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_divergence_without_a_compiler_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eagle3, "find_compiler", lambda: None)
+    ground = Ground(TARGET, torch.ones(V), seed=0)
+    with pytest.raises(InvalidParameterError, match=r"compile=true: there is no C\+\+ compiler"):
+        eagle3.EAGLE3.build(ground, compile=True)

@@ -41,6 +41,7 @@ from outrider.drafters.heads.eagle3_network import (
 from outrider.drafters.heads.formats.eagle3 import load_eagle3, save_eagle3
 from outrider.drafters.heads.head import check_target
 from outrider.runtime import HFModel
+from outrider.runtime.kernels.build import find_compiler
 from outrider.train.fused_linear_loss import fused_linear_loss
 from outrider.train.heads.batches import StateBatch
 from outrider.train.heads.initial import (
@@ -194,6 +195,10 @@ def _build(
     if not 0 < decay <= 1:
         raise InvalidParameterError(f"decay={decay}: must be above 0 and at most 1")
     target = ground.target
+    if compile and target.device.type == "cpu" and find_compiler() is None:
+        raise InvalidParameterError(
+            "compile=true: there is no C++ compiler; install one, such as g++, or leave it out"
+        )
     if start:
         head = load_eagle3(start, target)
         check_target(head, target)

@@ -38,6 +38,7 @@ class Teacher:
         ids_D = vocabulary.target_ids_D.to(weight_VH.device)
         self.weight_DH = weight_VH.detach()[ids_D]
         self.bias_D = None if bias_V is None else bias_V.detach()[ids_D]
+        self._cast: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
 
     @torch.no_grad()
     def logits(self, final_NH: Tensor) -> Tensor:
@@ -47,8 +48,10 @@ class Teacher:
     def outputs(self, hidden_NH: Tensor) -> Tensor:
         """The frozen layer's outputs, (N, D), which can be differentiated in its inputs."""
         dtype = product_dtype(hidden_NH)
-        bias_D = None if self.bias_D is None else self.bias_D.to(dtype)
-        return functional.linear(hidden_NH.to(dtype), self.weight_DH.to(dtype), bias_D)
+        if dtype not in self._cast:
+            bias_D = None if self.bias_D is None else self.bias_D.to(dtype)
+            self._cast[dtype] = self.weight_DH.to(dtype), bias_D
+        return functional.linear(hidden_NH.to(dtype), *self._cast[dtype])
 
     @torch.no_grad()
     def mass(self, logits_ND: Tensor, log_norm_N: Tensor) -> Tensor:
