@@ -18,11 +18,12 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     about, rows = part["about"], part["rows"]
     measured = {key: row for key, row in rows.items() if "median" in row}
     best = ours(rows)
+    temperature = about.get("temperature", 0)
+    sampled = f" at temperature {temperature:g}" if temperature else ""
     lines = [
-        f"## The {about.get('pair', name)} pair in {about.get('dtype', 'float32')}",
+        f"## The {about.get('pair', name)} pair in {about.get('dtype', 'float32')}{sampled}",
         "",
-        f"{about['date']}, {about['hardware']}, batch 1, "
-        f"temperature {about.get('temperature', 0):g}, "
+        f"{about['date']}, {about['hardware']}, batch 1, temperature {temperature:g}, "
         f"γ = {about['num_speculative_tokens']}, target of {about['parameters'] / 1e6:,.1f}M "
         f"parameters. {about['prompts']} prompts of at most {about['prompt_tokens']} tokens, "
         f"{about['max_new_tokens']} new tokens each; median of {about['repeats']} interleaved "
