@@ -229,7 +229,14 @@ def test_bfloat16_inputs_have_the_bits_of_float32_sums(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "groups", "queries", "slots", "width", "values"),
-    [(4, 2, 33, 71, 20, 9), (3, 3, 17, 100, 7, 70), (9, 3, 64, 64, 64, 64), (2, 1, 9, 9, 8, 33)],
+    [
+        (4, 2, 33, 71, 20, 9),
+        (3, 3, 17, 100, 7, 70),
+        (9, 3, 64, 64, 64, 64),
+        (2, 1, 9, 9, 8, 33),
+        (9, 3, 2, 77, 64, 40),
+        (2, 2, 5, 150, 32, 64),
+    ],
 )
 def test_wide_attention_equals_torch(
     dtype: torch.dtype, heads: int, groups: int, queries: int, slots: int, width: int, values: int
@@ -245,7 +252,7 @@ def test_wide_attention_equals_torch(
     hidden = (slot > position) | (slot <= position - 40)
     hidden = torch.stack([hidden, hidden | ((slot < slots // 2) & (slot != position))])[:, None]
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min)
-    ours = torch.ops.outrider.attend(q, k, v, mask, 0.2, 8).transpose(1, 2)
+    ours = torch.ops.outrider.attend(q, k, v, mask, 0.2, min(8, queries - 1)).transpose(1, 2)
     double = (x.double() for x in (q, k, v))
     theirs = scaled_dot_product_attention(*double, mask.double(), scale=0.2, enable_gqa=True)
     allowed = 1e-5 if dtype == torch.float32 else 2**-6
@@ -254,16 +261,52 @@ def test_wide_attention_equals_torch(
 
 
 @torch.inference_mode()
-def test_wide_attention_reads_no_slot_after_the_last_visible_panel() -> None:
-    """Slots that no query token of a block attends to may hold anything."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("queries", [3, 20])
+def test_wide_attention_reads_no_slot_after_the_last_visible_one(
+    dtype: torch.dtype, queries: int
+) -> None:
+    """Slots that no query token attends to may hold anything, such as what a row with NaN left."""
     load_kernels()
     torch.manual_seed(0)
-    q, k, v = torch.randn(1, 2, 20, 16), torch.randn(1, 1, 400, 16), torch.randn(1, 1, 400, 16)
-    mask = torch.zeros(1, 1, 20, 400)
-    mask[..., 20:] = torch.finfo().min
-    wanted = torch.ops.outrider.attend(q, k, v, mask, 0.2, 8)
-    k[:, :, 64:], v[:, :, 64:] = torch.nan, torch.nan
-    assert torch.equal(torch.ops.outrider.attend(q, k, v, mask, 0.2, 8), wanted)
+    q = torch.randn(1, 2, queries, 32).to(dtype)
+    k, v = (torch.randn(1, 1, 400, 32).to(dtype) for _ in range(2))
+    mask = torch.zeros(1, 1, queries, 400, dtype=dtype)
+    mask[..., 21:] = torch.finfo(dtype).min
+    wanted = torch.ops.outrider.attend(q, k, v, mask, 0.2, 2)
+    k[:, :, 21:], v[:, :, 21:] = torch.nan, torch.nan
+    assert torch.equal(torch.ops.outrider.attend(q, k, v, mask, 0.2, 2), wanted)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "values"), [(64, 64), (32, 80), (20, 16)])
+def test_bits_of_attention_do_not_depend_on_how_many_queries_share_slots(
+    dtype: torch.dtype, width: int, values: int
+) -> None:
+    """A chain after 150 tokens, of which each row hides others, with three heads per group: as a
+    token and a head alone."""
+    load_kernels()
+    torch.manual_seed(0)
+    slots, queries = 157, 7
+    q = torch.randn(2, 6, queries, width)
+    k, v = (torch.randn(2, 2, slots, size).to(dtype) for size in (width, values))
+    hidden = torch.arange(slots) > torch.arange(slots - queries, slots)[:, None]
+    hidden = torch.stack([hidden, hidden | (torch.arange(slots) % 9 == 4)])[:, None]
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, torch.finfo().min)
+    together = torch.ops.outrider.attend(q, k, v, mask, 0.2)
+    alone = [
+        torch.ops.outrider.attend(
+            q[:, h : h + 1, n : n + 1],
+            k[:, h // 3 :][:, :1],
+            v[:, h // 3 :][:, :1],
+            mask[:, :, n:][:, :, :1],
+            0.2,
+        )
+        for n in range(queries)
+        for h in range(6)
+    ]
+    assert torch.equal(torch.cat(alone, 1).view_as(together), together)
 
 
 @pytest.mark.parametrize("kind", processors.PROCESSORS, ids=lambda kind: kind.name)

@@ -2,13 +2,17 @@
 //
 // Every query token has a list of the slots that it attends to, and all its sums run over that list
 // in order, so hidden slots change no bit, wherever they are. Keys and values are read once for all
-// query tokens and heads of a group.
+// query tokens and heads of a group: at the beginning of the lists, where all tokens attend to the
+// same slots, a block of them is converted and turned once, and multiplied by several queries at a
+// time (``SharedSlots``). The sums are the same, bit for bit.
 
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -19,6 +23,7 @@ namespace outrider {
 
 constexpr int64_t kQueries = 8;  // query tokens whose scores are kept at once
 constexpr int64_t kSlots = 64;   // slots whose values stay in the cache
+constexpr int64_t kSharing = 3;  // queries from which it pays to turn the keys
 constexpr float kHidden = std::numeric_limits<float>::lowest() / 2;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -81,6 +86,77 @@ inline void add_all(float* to, const float* weights, const T* values, int64_t st
       to[d] += weights[i] * static_cast<float>(values[slots[i] * stride + d]);
 }
 
+// Queries whose sums for a block of slots fit into the registers.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int kTogether = 4;
+#else
+constexpr int kTogether = 2;
+#endif
+
+// Scalar products of Q queries with kLanes turned keys: the parts of them that lanes First,
+// First + Stride, … of products() add up, in its order.
+template <int Q, int First = 0, int Stride = 1>
+inline __attribute__((always_inline)) std::array<V, Q> turned_products(
+    const std::array<const float*, Q>& queries, const float* turned, int64_t C) {
+  std::array<V, Q> sums;
+  if constexpr (Stride == kLanes) {
+    sums.fill(V(0.f));
+    for (int64_t c = First; c < C; c += kLanes) {
+      const V keys = V::loadu(turned + c * kLanes);
+      for (int i = 0; i < Q; i++) sums[i] = at::vec::fmadd(V(queries[i][c]), keys, sums[i]);
+    }
+  } else {
+    sums = turned_products<Q, First, 2 * Stride>(queries, turned, C);
+    const auto more = turned_products<Q, First + Stride, 2 * Stride>(queries, turned, C);
+    for (int i = 0; i < Q; i++) sums[i] = sums[i] + more[i];
+  }
+  return sums;
+}
+
+// Adds weighted values to R vectors of each of Q results, in the order of add().
+template <int Q, int R>
+inline void add_together(const std::array<float*, Q>& to, const std::array<const float*, Q>& weights,
+                         const float* values, int64_t stride, int64_t count) {
+  V sums[Q][R];
+  for (int i = 0; i < Q; i++)
+    for (int r = 0; r < R; r++) sums[i][r] = V::loadu(to[i] + r * kLanes);
+  for (int64_t s = 0; s < count; s++) {
+    V row[R];
+    for (int r = 0; r < R; r++) row[r] = V::loadu(values + s * stride + r * kLanes);
+    for (int i = 0; i < Q; i++) {
+      const V weight(weights[i][s]);
+      for (int r = 0; r < R; r++) sums[i][r] = at::vec::fmadd(weight, row[r], sums[i][r]);
+    }
+  }
+  for (int i = 0; i < Q; i++)
+    for (int r = 0; r < R; r++) sums[i][r].store(to[i] + r * kLanes);
+}
+
+// Slots that all query tokens of a block attend to; C and D are whole vectors.
+template <typename T>
+struct SharedSlots {
+  const T* rows;
+  int64_t stride;
+  const int32_t* slots;
+
+  // The keys of kLanes slots as floats, (C, kLanes).
+  void turn(int64_t C, float* to) const {
+    float straight[kLanes * kLanes];
+    for (int64_t c = 0; c < C; c += kLanes) {
+      for (int64_t i = 0; i < kLanes; i++)
+        load(rows + slots[i] * stride + c).store(straight + i * kLanes);
+      at::vec::transpose_mxn<float, kLanes, kLanes>(straight, kLanes, to + c * kLanes, kLanes);
+    }
+  }
+
+  // The values of `count` slots as floats, (count, D).
+  void widen(int64_t count, int64_t D, float* to) const {
+    for (int64_t i = 0; i < count; i++)
+      for (int64_t d = 0; d < D; d += kLanes)
+        load(rows + slots[i] * stride + d).store(to + i * D + d);
+  }
+};
+
 // Replaces `count` scores, in whole vectors, by weights that are not normalised; returns their sum.
 inline float exponentials(float* scores, int64_t count) {
   V most(-kInfinity), total(0.f);
@@ -99,13 +175,30 @@ inline float exponentials(float* scores, int64_t count) {
 
 // Lists the slots that a query token attends to, with their biases, in whole vectors; padding has
 // no weight. Returns the number of slots.
-inline int64_t list_visible(const float* mask, int64_t S, int32_t* slots, float* biases) {
-  int64_t count = 0;
-  for (int64_t s = 0; s < S; s++) {
-    slots[count] = static_cast<int32_t>(s);
-    biases[count] = mask[s];
-    count += mask[s] > kHidden;
+template <typename U>
+inline int64_t list_visible(const U* mask, int64_t S, int32_t* slots, float* biases) {
+  int64_t count = 0, s = 0;
+  auto list = [&](int64_t end) {
+    for (; s < end; s++) {
+      slots[count] = static_cast<int32_t>(s);
+      biases[count] = static_cast<float>(mask[s]);
+      count += biases[count] > kHidden;
+    }
+  };
+  while (s + kLanes <= S) {
+    float block[kLanes];
+    load(mask + s).store(block);
+    bool all = true;
+    for (int64_t i = 0; i < kLanes; i++) all &= block[i] > kHidden;
+    if (!all) {
+      list(s + kLanes);
+      continue;
+    }
+    for (int64_t i = 0; i < kLanes; i++) slots[count + i] = static_cast<int32_t>(s + i);
+    std::copy_n(block, kLanes, biases + count);
+    s += kLanes, count += kLanes;
   }
+  list(S);
   for (int64_t i = count; i % kLanes; i++) {
     slots[i] = slots[count - 1];
     biases[i] = -kInfinity;
@@ -113,13 +206,23 @@ inline int64_t list_visible(const float* mask, int64_t S, int32_t* slots, float*
   return count;
 }
 
+// How many slots, in whole vectors, two lists begin with in common.
+inline int64_t in_common(const int32_t* one, const int32_t* other, int64_t most) {
+  int64_t count = 0;
+  while (count + kLanes <= most &&
+         !std::memcmp(one + count, other + count, kLanes * sizeof(int32_t)))
+    count += kLanes;
+  return count;
+}
+
 // A thread's buffers, kept between its tasks.
 struct Scratch {
-  std::vector<float> scores, biases;
+  std::vector<float> queries, scores, biases, results, block;
   std::vector<int32_t> slots;
 };
 
-template <typename T>
+// T is the type of keys and values, U that of the mask, and X that of queries and results.
+template <typename T, typename U, typename X>
 struct Attention {
   const at::Tensor &q, &k, &v, &mask;
   float scale;
@@ -127,47 +230,106 @@ struct Attention {
   int64_t H = q.size(1), N = q.size(2), C = q.size(3), S = k.size(2), D = v.size(3);
   int64_t group = H / k.size(1), room = S + kLanes;
 
-  // Up to kQueries query tokens from n on, with all the heads of a group.
+  // Up to kQueries query tokens from n on, with all the heads of a group. Query r is that of token
+  // n + r / group.
   void columns(int64_t b, int64_t g, int64_t n, int64_t count, Scratch& scratch) const {
-    const float* from = q.const_data_ptr<float>() + b * q.stride(0) + n * q.stride(2);
-    const float* row = mask.const_data_ptr<float>() + b * mask.stride(0) + n * mask.stride(2);
+    const U* row = mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
     const T* keys = k.const_data_ptr<T>() + b * k.stride(0) + g * k.stride(1);
     const T* values = v.const_data_ptr<T>() + b * v.stride(0) + g * v.stride(1);
-    float* to = out.mutable_data_ptr<float>() + (b * N + n) * H * D;
+    const int64_t num = count * group;
     scratch.slots.resize(kQueries * room);
     scratch.biases.resize(kQueries * room);
     scratch.scores.resize(kQueries * group * room);
+    scratch.queries.resize(num * C);
+    scratch.results.assign(num * D, 0.f);
+    scratch.block.resize(std::max(kLanes * C, kSlots * D));
     const int32_t* slots = scratch.slots.data();
     const float* biases = scratch.biases.data();
-    float* scores = scratch.scores.data();
+    float *scores = scratch.scores.data(), *block = scratch.block.data();
+    float *queries = scratch.queries.data(), *results = scratch.results.data();
     int64_t seen[kQueries], most = 0;
     for (int64_t i = 0; i < count; i++) {
       seen[i] = list_visible(row + i * mask.stride(2), S, scratch.slots.data() + i * room,
                              scratch.biases.data() + i * room);
       most = std::max(most, seen[i]);
     }
-    auto each = [&](auto&& act) {
-      for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < group; j++)
-          act(i, g * group + j, scores + (i * group + j) * room, to + (i * H + g * group + j) * D);
+    int64_t common = num >= kSharing && C % kLanes == 0 && D % kLanes == 0 ? seen[0] : 0;
+    common = common / kLanes * kLanes;
+    for (int64_t i = 1; i < count; i++)
+      common = in_common(slots, slots + i * room, std::min(common, seen[i]));
+    for (int64_t r = 0; r < num; r++) {
+      const X* from = q.const_data_ptr<X>() + b * q.stride(0) + (g * group + r % group) * q.stride(1);
+      std::copy_n(from + (n + r / group) * q.stride(2), C, queries + r * C);
+    }
+
+    auto score = [&](int64_t r, int64_t s, const V& product) {
+      const V bias = V::loadu(biases + r / group * room + s);
+      at::vec::fmadd(product, V(scale), bias).store(scores + r * room + s);
     };
-    for (int64_t s = 0; s < most; s += kLanes)
-      each([&](int64_t i, int64_t h, float* score, float*) {
-        if (s >= seen[i]) return;
-        const float* query = from + h * q.stride(1) + i * q.stride(2);
-        const V result = products(query, keys, k.stride(2), slots + i * room + s, C);
-        at::vec::fmadd(result, V(scale), V::loadu(biases + i * room + s)).store(score + s);
+    for (int64_t s = 0; s < common; s += kLanes) {
+      SharedSlots<T>{keys, k.stride(2), slots + s}.turn(C, block);
+      by_several(num, [&](auto several, int64_t r) {
+        std::array<const float*, several> rows;
+        for (int i = 0; i < several; i++) rows[i] = queries + (r + i) * C;
+        const auto found = turned_products<several>(rows, block, C);
+        for (int i = 0; i < several; i++) score(r + i, s, found[i]);
       });
-    each([&](int64_t i, int64_t, float* score, float* result) {
-      const float total = exponentials(score, seen[i]);
-      for (int64_t s = 0; s < seen[i]; s++) score[s] /= total;
-      std::fill(result, result + D, 0.f);
-    });
-    for (int64_t s = 0; s < most; s += kSlots)
-      each([&](int64_t i, int64_t, float* score, float* result) {
-        const int64_t left = std::min(kSlots, seen[i] - s);
-        add_all(result, score + s, values, v.stride(2), slots + i * room + s, left, D);
-      });
+    }
+    for (int64_t s = common; s < most; s += kLanes)
+      for (int64_t r = 0; r < num; r++)
+        if (s < seen[r / group]) {
+          const int32_t* listed = slots + r / group * room + s;
+          score(r, s, products(queries + r * C, keys, k.stride(2), listed, C));
+        }
+
+    for (int64_t r = 0; r < num; r++) {
+      const float total = exponentials(scores + r * room, seen[r / group]);
+      for (int64_t s = 0; s < seen[r / group]; s++) scores[r * room + s] /= total;
+    }
+
+    for (int64_t s = 0; s < common; s += kSlots) {
+      const int64_t left = std::min(kSlots, common - s);
+      SharedSlots<T>{values, v.stride(2), slots + s}.widen(left, D, block);
+      by_several(num, [&](auto several, int64_t r) { add_block<several>(r, s, left, scratch); });
+    }
+    for (int64_t s = common; s < most; s += kSlots)
+      for (int64_t r = 0; r < num; r++) {
+        const int64_t left = std::min(kSlots, seen[r / group] - s);
+        const int32_t* listed = slots + r / group * room + s;
+        add_all(results + r * D, scores + r * room + s, values, v.stride(2), listed, left, D);
+      }
+    for (int64_t r = 0; r < num; r++) {
+      X* to = out.mutable_data_ptr<X>() + ((b * N + n + r / group) * H + g * group + r % group) * D;
+      for (int64_t d = 0; d < D; d++) to[d] = static_cast<X>(results[r * D + d]);
+    }
+  }
+
+  // Calls act for `num` queries, Most of them at a time, and for the rest together.
+  template <int Most = kTogether, typename F>
+  static void by_several(int64_t num, const F& act, int64_t r = 0) {
+    for (; r + Most <= num; r += Most) act(std::integral_constant<int, Most>(), r);
+    if constexpr (Most > 1)
+      if (r < num) by_several<Most - 1>(num, act, r);
+  }
+
+  // Adds the values of a block of common slots, from s on, to the results of Q queries from r on.
+  template <int Q>
+  void add_block(int64_t r, int64_t s, int64_t count, Scratch& scratch) const {
+    std::array<float*, Q> to;
+    std::array<const float*, Q> weights;
+    for (int i = 0; i < Q; i++) {
+      to[i] = scratch.results.data() + (r + i) * D;
+      weights[i] = scratch.scores.data() + (r + i) * room + s;
+    }
+    const float* values = scratch.block.data();
+    auto add = [&](auto vectors) {
+      add_together<Q, vectors>(to, weights, values, D, count);
+      for (float*& each : to) each += vectors * kLanes;
+      values += vectors * kLanes;
+    };
+    int64_t left = D / kLanes;
+    for (; left >= 4; left -= 4) add(std::integral_constant<int, 4>());
+    for (; left; left--) add(std::integral_constant<int, 1>());
   }
 
   void run() const {

@@ -1,4 +1,5 @@
-// Attention of many query tokens of a row over KV buffers, as two matrix products.
+// Attention of many query tokens of a row over KV buffers, as two matrix products; of a few ones, too,
+// where the processor has a matrix unit.
 //
 // Keys and values are packed as the weights of linear layers are (packed.h): the slots are the
 // outputs of one layer and the inputs of the next. A block of query tokens, with all heads of a
@@ -81,28 +82,44 @@ struct WideAttention {
   int64_t key_words = (C + kInputs - 1) / kInputs, key_size = key_words * slots;
   int64_t value_size = panels_of(D) * kPanel * slots / kInputs;
 
-  // Packs the keys and values of a group of heads.
-  void pack(int64_t b, int64_t g, float* keys, float* values) const {
-    thread_local std::vector<float> row;
-    row.resize(key_words);
-    std::fill(keys, keys + key_size, 0.f);
-    std::fill(values, values + value_size, 0.f);
+  // Packs the keys and values of a group of heads at the slots from begin, where a panel begins, to
+  // end; zeros fill up the last panel. Slots after them are not read.
+  void pack(int64_t b, int64_t g, int64_t begin, int64_t end, float* keys, float* values) const {
     const T* key = k.const_data_ptr<T>() + b * k.stride(0) + g * k.stride(1);
     const T* value = v.const_data_ptr<T>() + b * v.stride(0) + g * v.stride(1);
-    for (int64_t s = 0; s < S; s++) {
-      Products::pair(key + s * k.stride(2), C, row.data());
-      float* to = keys + s / kPanel * kPanel * key_words + s % kPanel;
-      for (int64_t i = 0; i < key_words; i++) std::memcpy(to + i * kPanel, &row[i], sizeof(float));
-    }
-    for (int64_t s = 0; s < S; s += kInputs)
-      for (int64_t d = 0; d < D; d += kPanel) {
+    const int64_t last = panels_of(end) * kPanel;
+    if (end < last) std::fill(keys + (last - kPanel) * key_words, keys + last * key_words, 0.f);
+    for (int64_t s = begin; s < end; s += kLanes)
+      pack_keys(key + s * k.stride(2), std::min(kLanes, end - s),
+                keys + s / kPanel * kPanel * key_words + s % kPanel);
+    for (int64_t d = 0; d < panels_of(D) * kPanel; d += kPanel) {
+      float* to = values + (d * slots + begin * kPanel) / kInputs;
+      if (end < last || D % kPanel) std::fill_n(to, (last - begin) * kPanel / kInputs, 0.f);
+      for (int64_t s = begin; s < end; s += kInputs, to += kPanel) {
         const T* first = value + s * v.stride(2) + d;
-        Products::zip(first, s + 1 < S ? first + v.stride(2) : nullptr, std::min(kPanel, D - d),
-                      values + (d * slots + s * kPanel) / kInputs);
+        const T* second = s + 1 < end ? first + v.stride(2) : nullptr;
+        Products::zip(first, second, std::min(kPanel, D - d), to);
       }
+    }
   }
 
-  // The slots, in whole panels, that some of these query tokens attend to.
+  // Packs the keys of up to kLanes slots: word i of a slot becomes a number of row i.
+  void pack_keys(const T* from, int64_t count, float* to) const {
+    thread_local std::vector<float> rows;
+    rows.resize(kLanes * key_words);
+    for (int64_t s = 0; s < count; s++)
+      Products::pair(from + s * k.stride(2), C, rows.data() + s * key_words);
+    int64_t i = 0;
+    if (count == kLanes)
+      for (; i + kLanes <= key_words; i += kLanes)
+        at::vec::transpose_mxn<float, kLanes, kLanes>(rows.data() + i, key_words, to + i * kPanel,
+                                                      kPanel);
+    for (; i < key_words; i++)
+      for (int64_t s = 0; s < count; s++)
+        std::memcpy(to + i * kPanel + s, &rows[s * key_words + i], sizeof(float));
+  }
+
+  // The slots that some of these query tokens attend to, from the beginning of a panel.
   std::pair<int64_t, int64_t> visible(const U* biases, int64_t count) const {
     int64_t begin = S, end = 0;
     for (int64_t i = 0; i < count; i++, biases += mask.stride(2)) {
@@ -111,8 +128,8 @@ struct WideAttention {
       while (first < begin && static_cast<float>(biases[first]) <= kHidden) first++;
       begin = std::min(begin, first), end = std::max(end, last);
     }
-    if (begin >= end) return {0, slots};
-    return {begin / kPanel * kPanel, panels_of(end) * kPanel};
+    if (begin >= end) return {0, S};
+    return {begin / kPanel * kPanel, end};
   }
 
   // Turns `count` scores into weights that are not normalised; returns their sum.
@@ -125,14 +142,17 @@ struct WideAttention {
     return exponentials(scores, count);
   }
 
+  const U* biases_of(int64_t b, int64_t n) const {
+    return mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
+  }
+
   // Query tokens n to n + count with all the heads of a group.
-  void block(int64_t b, int64_t g, int64_t n, int64_t count, const float* keys,
-             const float* values) const {
+  void block(int64_t b, int64_t g, int64_t n, int64_t count, int64_t begin, int64_t end,
+             const float* keys, const float* values) const {
     thread_local std::vector<float> inputs, scores, results, totals;
     const int64_t M = count * group;
-    const U* biases = mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
-    const auto [begin, end] = visible(biases, count);
-    const int64_t width = end - begin, weight_words = width / kInputs;
+    const U* biases = biases_of(b, n);
+    const int64_t width = panels_of(end - begin) * kPanel, weight_words = width / kInputs;
     inputs.resize(M * std::max(key_words, weight_words));
     scores.resize(M * width), results.resize(M * D), totals.resize(M);
     for (int64_t m = 0; m < M; m++) {
@@ -144,8 +164,7 @@ struct WideAttention {
                        {scores.data(), width, nullptr, width}, width / kPanel);
     for (int64_t m = 0; m < M; m++) {
       float* row = scores.data() + m * width;
-      totals[m] = weights(row, biases + m / group * mask.stride(2) + begin, width,
-                          std::min(width, S - begin));
+      totals[m] = weights(row, biases + m / group * mask.stride(2) + begin, width, end - begin);
       Products::pair(row, width, inputs.data() + m * weight_words);
     }
     for (int64_t d = 0; d < D; d += kPanel)
@@ -160,18 +179,37 @@ struct WideAttention {
 
   void run() const {
     const int64_t B = q.size(0), size = key_size + value_size;
+    const int64_t tokens = std::clamp<int64_t>(kScores / slots / group, 1, std::min<int64_t>(N, 64));
+    const int64_t blocks = (N + tokens - 1) / tokens;
+    if (blocks == 1) return run_rows(B, size);
     const at::Tensor packed = at::empty({B * G, size}, at::TensorOptions().dtype(at::kFloat));
     float* base = packed.mutable_data_ptr<float>();
     share(B * G, 1, size, [&](int64_t i, int64_t last) {
-      for (; i < last; i++) pack(i / G, i % G, base + i * size, base + i * size + key_size);
+      for (; i < last; i++) {
+        const int64_t end = visible(biases_of(i / G, 0), N).second;
+        pack(i / G, i % G, 0, end, base + i * size, base + i * size + key_size);
+      }
     });
-    const int64_t tokens = std::clamp<int64_t>(kScores / slots / group, 1, std::min<int64_t>(N, 64));
-    const int64_t blocks = (N + tokens - 1) / tokens;
     share(B * G * blocks, 1, tokens * group * S * (C + D) / 2, [&](int64_t task, int64_t last) {
       for (; task < last; task++) {
-        const int64_t i = task / blocks, n = task % blocks * tokens;
-        block(i / G, i % G, n, std::min(tokens, N - n), base + i * size,
-              base + i * size + key_size);
+        const int64_t i = task / blocks, n = task % blocks * tokens, count = std::min(tokens, N - n);
+        const auto [begin, end] = visible(biases_of(i / G, n), count);
+        block(i / G, i % G, n, count, begin, end, base + i * size, base + i * size + key_size);
+      }
+    });
+  }
+
+  // As run(), for query tokens that fit into one block: the slots that they attend to are packed, and
+  // are then in the processor's cache.
+  void run_rows(int64_t B, int64_t size) const {
+    share(B * G, 1, (N * group + kPanel) * S * (C + D) / 2, [&](int64_t i, int64_t last) {
+      thread_local std::vector<float> packed;
+      packed.resize(size);
+      float *keys = packed.data(), *values = keys + key_size;
+      for (; i < last; i++) {
+        const auto [begin, end] = visible(biases_of(i / G, 0), N);
+        pack(i / G, i % G, begin, end, keys, values);
+        block(i / G, i % G, 0, N, begin, end, keys, values);
       }
     });
   }

@@ -24,6 +24,7 @@
 namespace outrider {
 
 constexpr int64_t kAnyNumber = int64_t{1} << 62;  // the `widest` of exact layers (layers.py)
+constexpr int64_t kTileQueries = 5;  // queries of a group from which the matrix unit attends faster
 
 at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
                    at::IntArrayRef outputs, int64_t widest) {
@@ -141,6 +142,12 @@ static at::Tensor attend_wide(const at::Tensor& q, const at::Tensor& k, const at
   return out;
 }
 
+// Calls act with a number of the type: bfloat16 or float.
+template <typename F>
+static void with_type(at::ScalarType dtype, const F& act) {
+  dtype == at::kBFloat16 ? act(BFloat16()) : act(float());
+}
+
 at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                   const at::Tensor& mask, double scale, int64_t widest) {
   auto along = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
@@ -149,18 +156,26 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   const float factor = static_cast<float>(scale);
   const auto dtype = q.scalar_type();
   const bool same = dtype == k.scalar_type() && dtype == v.scalar_type();
-  if (q.size(2) > widest && same) {
+  const int64_t queries = q.size(2) * (q.size(1) / k.size(1));
+  const bool tiles = widest < kAnyNumber && dtype == at::kBFloat16 && queries >= kTileQueries &&
+                     use_tiles(queries, q.size(3));
+  if (same && (q.size(2) > widest || tiles)) {
     const auto act = dtype == at::kBFloat16 ? attend_wide<BFloat16> : attend_wide<float>;
     return act(along(q), key, value, bias, factor);
   }
-  const at::Tensor query = along(q.to(at::kFloat)), floats = bias.to(at::kFloat);
-  at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)},
-                             q.options().dtype(at::kFloat));
-  if (k.scalar_type() == at::kBFloat16)
-    Attention<BFloat16>{query, key, value, floats, factor, out}.run();
-  else
-    Attention<float>{query, key, value, floats, factor, out}.run();
-  return out.to(q.scalar_type());
+  const bool narrow = dtype == at::kBFloat16, narrow_mask = mask.scalar_type() == at::kBFloat16;
+  const at::Tensor query = along(narrow ? q : q.to(at::kFloat));
+  const at::Tensor added = narrow_mask ? bias : bias.to(at::kFloat);
+  at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, query.options());
+  with_type(k.scalar_type(), [&](auto of_keys) {
+    with_type(added.scalar_type(), [&](auto of_mask) {
+      with_type(query.scalar_type(), [&](auto of_queries) {
+        using Act = Attention<decltype(of_keys), decltype(of_mask), decltype(of_queries)>;
+        Act{query, key, value, added, factor, out}.run();
+      });
+    });
+  });
+  return out.to(dtype);
 }
 
 }  // namespace outrider

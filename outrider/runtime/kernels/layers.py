@@ -28,7 +28,8 @@ NARROW = 32
 """Most tokens of a forward pass, over all rows, for which our kernels are the faster ones."""
 
 _QUERIES = 16
-"""Most query tokens of a row whose attention is computed one token at a time (``attend.h``)."""
+"""Most query tokens of a row whose attention is computed one token at a time (``attend.h``); fewer
+where a matrix unit multiplies bfloat16 (``attend_wide.h``)."""
 
 _ANY = 2**62
 _DTYPES = (torch.float32, torch.bfloat16)  # what the kernels read; torch computes the others
