@@ -157,7 +157,10 @@ struct SharedSlots {
   }
 };
 
+inline V exponential(const V& x) { return x.exp(); }
+
 // Replaces `count` scores, in whole vectors, by weights that are not normalised; returns their sum.
+template <V (*kExponential)(const V&) = exponential>
 inline float exponentials(float* scores, int64_t count) {
   V most(-kInfinity), total(0.f);
   for (int64_t i = 0; i < count; i += kLanes)
@@ -166,7 +169,7 @@ inline float exponentials(float* scores, int64_t count) {
   most.store(lanes);
   const V largest(*std::max_element(lanes, lanes + kLanes));
   for (int64_t i = 0; i < count; i += kLanes) {
-    const V weights = (V::loadu(scores + i) - largest).exp();
+    const V weights = kExponential(V::loadu(scores + i) - largest);
     weights.store(scores + i);
     total = total + weights;
   }
