@@ -52,8 +52,8 @@ class Capabilities(Generic[M]):
         tree_shape: the shape of its trees of γ levels, where all have the same. The engine compiles
             programs that verify them.
         runs_trees: whether its own models run over trees.
-        fused_tokens: length of the drafts that its models make by one compiled program: 1 if each
-            token takes one, 0 if none does.
+        fused_lengths: lengths of the drafts that its models make by one compiled program each; 1
+            alone if each token takes one.
         fused_tree: the trees of γ levels that its models grow by one compiled program
             (``runtime.executors.fused_draft.DraftPlan``); None if none does.
         stops_early: whether it ends its drafts by a stopping rule that it was given; the engine
@@ -81,7 +81,7 @@ class Capabilities(Generic[M]):
     drafts_trees: bool = False
     tree_shape: TreeShape | None = None
     runs_trees: bool = False
-    fused_tokens: int = 0
+    fused_lengths: tuple[int, ...] = ()
     fused_tree: object | None = None
     stops_early: bool = False
     handles_context_limit: bool = False

@@ -99,7 +99,7 @@ def _key(engine: Engine) -> str:
         (engine.target, *able.models),
         engine.method.name,
         sorted(engine.recipe.drafter_options.items()),
-        (able.stops_early, able.fused_tokens),
+        (able.stops_early, able.fused_lengths),
         *rules,
         engine.kv_dtype,
         engine.num_speculative_tokens,

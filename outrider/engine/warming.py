@@ -125,8 +125,8 @@ def _seal(engine: Engine, sealed: bool) -> None:
 def _passes(engine: Engine) -> Iterator[Stage]:
     able = engine.drafter.capabilities
     plan = cast("DraftPlan | None", able.fused_tree)
-    own = [(model, able.fused_tokens, able.runs_trees, plan) for model in able.models]
-    for model, drafts, trees, fused in [(engine.target, 0, able.drafts_trees, None), *own]:
+    own = [(model, able.fused_lengths, able.runs_trees, plan) for model in able.models]
+    for model, drafts, trees, fused in [(engine.target, (), able.drafts_trees, None), *own]:
         num_forwards = len(stages(model, trees=trees))
         for number, (what, make) in enumerate(stages(model, drafts, trees=trees, plan=fused)):
             exact = number < num_forwards and model.exact  # heads have no pass of their own

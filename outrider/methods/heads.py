@@ -32,7 +32,13 @@ def _model(parts: Parts) -> Eagle3Model:
 
 def _chain(parts: Parts) -> Eagle3Drafter:
     model, num_tokens = _model(parts), parts.target.num_tokens
-    return Eagle3Drafter(model, num_tokens, parts.stop, num_fused=parts.fixed_length)
+    return Eagle3Drafter(
+        model,
+        num_tokens,
+        parts.stop,
+        num_fused=parts.fixed_length,
+        has_short_program=parts.governed,
+    )
 
 
 def _tree(

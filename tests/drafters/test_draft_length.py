@@ -207,15 +207,15 @@ def test_wrappers_declare_the_capabilities_of_the_wrapped_drafter() -> None:
         max_nodes=lambda num_tokens: 33,
         drafts_trees=True,
         runs_trees=True,
-        fused_tokens=7,
+        fused_lengths=(7,),
         rewindable=True,
     )
     inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
     stopped = Stopped(inner, Confidence())
     heuristic = HeuristicLength(inner)
     assert stopped.drawn == heuristic.drawn == "iid"
-    assert stopped.capabilities == replace(own, fused_tokens=0, stops_early=True)
-    assert heuristic.capabilities == replace(own, fused_tokens=0, rewindable=False)
+    assert stopped.capabilities == replace(own, fused_lengths=(), stops_early=True)
+    assert heuristic.capabilities == replace(own, fused_lengths=(), rewindable=False)
     bare: Any = SimpleNamespace(drawn="iid", capabilities=Capabilities())
     assert HeuristicLength(bare).capabilities.depth == 20
     assert Stopped(bare, Confidence()).capabilities.depth is None
@@ -343,7 +343,7 @@ def test_a_table_keeps_what_a_budget_says_of_sources() -> None:
 
 
 def test_a_table_declares_its_longest_length() -> None:
-    own = Capabilities(fused_tokens=3, depth=7)
+    own = Capabilities(fused_lengths=(3,), depth=7)
     inner: Any = SimpleNamespace(drawn="iid", capabilities=own)
     table = LengthTable(((1, 4, 3), (5, 9, 0)))
     assert LengthByRows(inner, table).capabilities == replace(own, depth=3)

@@ -11,9 +11,11 @@ from tiny_models import greedy, ragged_prompts, token_ids
 from outrider import Sampling, Speculation
 from outrider.drafters.chain import model as model_module
 from outrider.drafters.heads import eagle3_model, head_model
+from outrider.drafters.heads.eagle3 import Eagle3Drafter
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS, heads
+from outrider.methods.method import Parts
 from outrider.runtime.executors.compiled import CompiledExecutor
 
 
@@ -142,3 +144,48 @@ def test_shorter_drafts_are_the_beginning_of_a_program_s(
         assert one.origins == other.origins
         assert one.stats.drafted == other.stats.drafted
     assert CountedHeadExecutor.calls > before + 3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [greedy(16), Sampling(temperature=0.8, seed=3, max_new_tokens=16, ignore_eos=True)],
+    ids=["greedy", "sampled"],
+)
+def test_a_governed_head_has_a_program_for_drafts_of_one_token(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A governor tries with them whether drafting pays, which should be cheap. They are those made
+    step by step, and no other program runs for them."""
+    monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
+    prompts, asked = ragged_prompts([9, 3, 14], 23), Speculation(num_speculative_tokens=1)
+    wanted = engine(3, compiled=False).generate(prompts, sampling, speculation=asked)
+    found = engine(3, compiled=True)
+    drafter = found.drafter
+    assert isinstance(drafter, Eagle3Drafter)
+    assert drafter.capabilities.fused_lengths == (4,)
+    drafter.has_short_program = True
+    assert drafter.capabilities.fused_lengths == (4, 1)
+    (head,) = drafter.capabilities.models
+    assert isinstance(head.compiled, CountedHeadExecutor)
+    depths = []
+    draft_after = head.compiled.draft_after
+    monkeypatch.setattr(
+        head.compiled,
+        "draft_after",
+        lambda cache, newest, depth, *rest: (
+            depths.append(depth) or draft_after(cache, newest, depth, *rest)
+        ),
+    )
+    results = found.generate(prompts, sampling, speculation=asked)
+    assert token_ids(results) == token_ids(wanted)
+    assert set(depths) == {1}
+    for one, other in zip(results, wanted, strict=True):
+        assert one.stats.drafted == other.stats.drafted
+
+
+def test_a_governor_asks_for_the_short_program() -> None:
+    target = target_of()
+    for governed in (False, True):
+        parts = Parts(target, head=tiny_head(target), governed=governed)
+        drafter = METHODS["eagle3"].recipe().drafter(parts)
+        assert drafter.capabilities.fused_lengths == ((5, 1) if governed else (5,))

@@ -119,7 +119,7 @@ def test_tokens_must_follow_from_what_is_recorded(kind: type[TreeForward]) -> No
 
 
 def make_all(model: HFModel) -> None:
-    for _, make in stages(model, DEPTH):
+    for _, make in stages(model, (DEPTH,)):
         make()
 
 

@@ -93,7 +93,7 @@ class Stopped(_Around):
     @property
     def capabilities(self) -> Capabilities[Any]:
         own = self.drafter.capabilities
-        return replace(own, fused_tokens=0, stops_early=True)
+        return replace(own, fused_lengths=(), stops_early=True)
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = self.drafter.propose(state, context, budget, rng)
@@ -146,8 +146,8 @@ class HeuristicLength(_Around):
         Programs that draft several tokens at once have another length."""
         own = self.drafter.capabilities
         depth = MOST if own.depth is None else own.depth
-        fused = own.fused_tokens if own.fused_tokens == 1 else 0
-        return replace(own, depth=depth, fused_tokens=fused, rewindable=False)
+        fused = own.fused_lengths if own.fused_lengths == (1,) else ()
+        return replace(own, depth=depth, fused_lengths=fused, rewindable=False)
 
     def begin(self, context: Context) -> Prefilling:
         first_B = torch.full_like(context.length_B, self.first)

@@ -52,8 +52,8 @@ class FusedModelDrafter(ModelDrafter):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        fused_tokens = self.num_fused if self.stop is None or self.num_fused == 1 else 0
-        return replace(super().capabilities, fused_tokens=fused_tokens)
+        fused = self.num_fused == 1 or (self.num_fused > 0 and self.stop is None)
+        return replace(super().capabilities, fused_lengths=(self.num_fused,) if fused else ())
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
         if self._fits(state, context, budget):
@@ -71,6 +71,10 @@ class FusedModelDrafter(ModelDrafter):
     def _has_length(self, γ: int) -> bool:
         """Whether the compiled program can make drafts of γ tokens."""
         return γ == self.num_fused
+
+    def _program_for(self, γ: int) -> int:
+        """The length of the program's drafts that those of γ tokens are the beginning of."""
+        return self.num_fused
 
     def _can_draw(self, distribution: Distribution) -> bool:
         """:meth:`_draws`, remembered, since most rounds keep their distribution."""
@@ -92,8 +96,8 @@ class FusedModelDrafter(ModelDrafter):
         self, state: ModelState, context: Context, budget: Budget, rng: Stream
     ) -> Draft | None:
         """The draft by one program; None if there is none after all."""
-        distribution, γ = context.distribution, self.num_fused
-        done = self._run_program(state, context, *draft_numbers(context, rng, γ))
+        distribution, γ = context.distribution, self._program_for(budget.max_tokens)
+        done = self._run_program(state, context, γ, *draft_numbers(context, rng, γ))
         if done is None:
             return None
         probs_BNV, tokens_BN = done
@@ -127,7 +131,7 @@ class FusedModelDrafter(ModelDrafter):
                 parameters = parameters.after(tokens[-1])
             numbers = parameters, None if u_BD is None else u_BD[:, i : i + 1]
             if i == 0:
-                done = self._run_program(state, context, *numbers)
+                done = self._run_program(state, context, 1, *numbers)
             else:
                 done = self.model.draft(state.cache, tokens[-1][:, None], 1, *numbers)
             if done is None:
@@ -145,11 +149,13 @@ class FusedModelDrafter(ModelDrafter):
         self,
         state: ModelState,
         context: Context,
+        γ: int,
         parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """What ``runner.fused_draft`` returns; the cache then holds what the model has read."""
-        cache, γ = state.cache, self.num_fused
+        """What ``runner.fused_draft`` of γ tokens returns; the cache then holds what the model has
+        read."""
+        cache = state.cache
         tokens_BK = self._aligned(state, context)
         done = self.model.draft(cache, tokens_BK, γ, parameters, u_BD)
         if done is not None:

@@ -116,7 +116,7 @@ class BlockDrafter:
             hidden_layers=config.target_layers,
             depth=config.num_slots,
             max_nodes=lambda num_tokens: max(num_tokens + 1, config.block_size),
-            fused_tokens=self.num_fused,
+            fused_lengths=(self.num_fused,) if self.num_fused else (),
         )
         if self._tree is None:
             stops = self.stop is not None

@@ -41,6 +41,7 @@ from outrider.core import (
 )
 from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.model import ModelBacked, ModelState
+from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
 from outrider.drafters.heads.newest import Newest, at_last
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
@@ -146,22 +147,52 @@ class OnHiddenStates(_Base):
 
 
 class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
-    """Samples a chain from a head; arguments as ``FusedModelDrafter``, whose model is an
-    :class:`Eagle3Model`. Shorter chains are the beginning of one that the program drafts: its steps
-    cost less than a single eager one."""
+    """Samples a chain from a head. Shorter chains are the beginning of one that the program drafts:
+    its steps cost less than a single eager one.
+
+    Args:
+        model, num_tokens, stop, num_fused, keep_logits: as for ``FusedModelDrafter``; the model is
+            an :class:`Eagle3Model`.
+        has_short_program: whether drafts of one token, with which a governor tries whether drafting
+            pays, have a program of their own.
+    """
+
+    def __init__(
+        self,
+        model: HFModel,
+        num_tokens: int,
+        stop: Stop | float | None = None,
+        *,
+        num_fused: int = 0,
+        keep_logits: bool = False,
+        has_short_program: bool = False,
+    ) -> None:
+        super().__init__(model, num_tokens, stop, num_fused=num_fused, keep_logits=keep_logits)
+        self.has_short_program = has_short_program
+
+    @property
+    def capabilities(self) -> Capabilities[HFModel]:
+        able = super().capabilities
+        if not self.has_short_program or not able.fused_lengths:
+            return able
+        return replace(able, fused_lengths=tuple(dict.fromkeys((self.num_fused, 1))))
 
     def _has_length(self, γ: int) -> bool:
         return 0 < γ <= self.num_fused
+
+    def _program_for(self, γ: int) -> int:
+        return 1 if γ == 1 and self.has_short_program else self.num_fused
 
     def _run_program(
         self,
         state: ModelState,
         context: Context,
+        γ: int,
         parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """The program reads the newest tokens."""
-        γ, root_B1 = self.num_fused, context.root_B[:, None]
+        root_B1 = context.root_B[:, None]
         done = self.model.draft(state.cache, root_B1, γ, parameters, u_BD)
         if done is None:
             return None

@@ -86,7 +86,6 @@ class BatchGovernor:
             greedy: whether all rows are.
         """
         self._now += 1
-        self._probes.earn()
         fixed = self._governor.sources.sampled_length
         if not greedy and fixed is not None:
             choice = Option(0, fixed, None)

@@ -14,6 +14,12 @@ from outrider.engine.governor.outcomes import Label, Outcome
 from outrider.engine.governor.saved_times import RoundTime
 from outrider.engine.governor.sources import Sources
 
+PROBE_SHARE = 0.01
+"""Tokens that probing may cost, as a share of all."""
+
+MOST_CREDIT = 1.0
+"""Most tokens that probes may cost at once."""
+
 RETRY_SHARE = 0.018
 """Tokens that trying a draft model again may cost, as a share of all."""
 
@@ -30,6 +36,7 @@ class Governor:
     Attributes:
         now: rounds of all batches so far.
         times_forgotten: how often :meth:`forget_times` was called.
+        probe_credit: tokens that may be spent on probes.
         retry_credit: tokens that may be spent on trying a draft model again.
         drafted: of greedy batches and of all others, the last round that drafted.
         lock: held by whoever reads or writes what was learned.
@@ -40,6 +47,7 @@ class Governor:
         self._costs: dict[tuple[bool, int], RoundCosts] = {}
         self._rates: dict[tuple[bool, int], PositionRates] = {}
         self.now = self.times_forgotten = 0
+        self.probe_credit = MOST_CREDIT
         self.retry_credit = _FIRST_RETRY
         self.drafted = {True: 0, False: 0}
         self.lock: AbstractContextManager[object] = Lock()
@@ -88,6 +96,7 @@ class Governor:
         labels: dict[tuple[bool, int], list[Label]] = {}
         for outcome in outcomes:
             self.now += 1
+            self.probe_credit = min(MOST_CREDIT, self.probe_credit + PROBE_SHARE)
             self.retry_credit += RETRY_SHARE
             if with_times:
                 self._learn_times(outcome)

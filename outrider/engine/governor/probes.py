@@ -1,8 +1,9 @@
 """Probes: rounds that measure another option than the best one, within a share of the tokens.
 
-A credit in tokens bounds what probes may cost; each batch has one, which earns 1 % of a token per
-round. Where a draft model first has to read what it lacks, the probe is a *retry*: the engine's
-credit pays for it (``Governor.retry_credit``), and it goes on while it pays.
+A credit in tokens bounds what probes may cost. It is the engine's (``Governor.probe_credit``), so
+that many short outputs cost no more than a long one, and earns 1 % of a token per round. Where a
+draft model first has to read what it lacks, the probe is a *retry*: another credit pays for it
+(``Governor.retry_credit``), and it goes on while it pays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.engine.governor.allocation import Goodput, Option, Promise
-from outrider.engine.governor.governor import Governor
-
-PROBE_SHARE = 0.01
-"""Tokens that probing may cost, as a share of all."""
+from outrider.engine.governor.governor import MOST_CREDIT, Governor
 
 NEVER = float("inf")
 """Rounds since an option was measured that never was."""
 
 _PROBE_AGE = 24
 _RETRY_AGE = 12
-_CREDIT = 1.0
 _EARNED = 0.5  # share of what a retry is expected to cost; the rest is earned before the next one
 _LEAST_LOSS = 0.02
 
@@ -51,12 +48,7 @@ class Probes:
 
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
-        self._credit = _CREDIT
         self.retry: Retry | None = None
-
-    def earn(self) -> None:
-        """Adds a round's share to the credit."""
-        self._credit = min(_CREDIT, self._credit + PROBE_SHARE)
 
     def choose(
         self, best: Option, promises: Sequence[Promise], num_rows: int, greedy: bool
@@ -98,15 +90,15 @@ class Probes:
         assert best.believed is not None
         tokens, seconds = option.believed
         lost = (seconds * best.rate - tokens) / best.believed.tokens
-        loss = max(min(max(0.0, lost), _CREDIT), _LEAST_LOSS)
+        loss = max(min(max(0.0, lost), MOST_CREDIT), _LEAST_LOSS)
         late = option.catch_up * best.rate / best.believed.tokens
         if late:
             affordable = self._governor.retry_credit >= _EARNED * (loss + late)
             if affordable:
                 self.retry = Retry(option, best.believed, loss + late)
         else:
-            affordable = self._credit >= loss
-            self._credit -= loss if affordable else 0.0
+            affordable = self._governor.probe_credit >= loss
+            self._governor.probe_credit -= loss if affordable else 0.0
         return affordable
 
     def pay_retry(self, retry: Retry, tokens: int, seconds: float) -> None:

@@ -88,14 +88,18 @@ def prepare(
 
 
 def stages(
-    model: HFModel, drafts: int = 0, *, trees: bool = False, plan: DraftPlan | None = None
+    model: HFModel,
+    drafts: Sequence[int] = (),
+    *,
+    trees: bool = False,
+    plan: DraftPlan | None = None,
 ) -> list[tuple[str, Callable[[], None]]]:
     """The programs of a compiled model, each with a function that compiles it if necessary: for
     chains, for trees, and for fused drafts.
 
     Args:
         model: the model.
-        drafts: tokens of its fused drafts of chains; 0 if it makes none.
+        drafts: lengths of its fused drafts of chains.
         trees: whether it runs over trees as well.
         plan: its fused drafts of trees, if it makes any.
     """
@@ -107,8 +111,9 @@ def stages(
         found += model.further_forwards()
     if trees and model.compiled.runs_forwards:
         found.append(("forward passes over trees", partial(_tree, model)))
-    if drafts:
-        found += _drafts(model, "drafts", partial(_chain_draft, model, drafts), drafts)
+    for length in drafts:
+        name = "drafts" if len(drafts) == 1 else f"drafts of {length}"
+        found += _drafts(model, name, partial(_chain_draft, model, length), length)
     if plan is not None:
         of_trees = _drafts(model, "trees", partial(_tree_draft, model, plan), plan.num_draws)
         found += of_trees if plan.draws else of_trees[:1]

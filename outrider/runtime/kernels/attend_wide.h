@@ -43,6 +43,7 @@ struct FloatProducts {
   static void zip(const T* first, const T*, int64_t count, float* to) {
     std::copy(first, first + count, to);
   }
+  static float rounded(float*, int64_t, float sum) { return sum; }
   static void multiply(int64_t M, const float* x, const float* panels, int64_t K, const Target& to,
                        int64_t count) {
     multiply_panels(M, x, Panels<float>{panels, K}, to, count);
@@ -55,6 +56,19 @@ struct PairProducts {
   template <typename T>
   static void pair(const T* from, int64_t K, float* to) {
     pair_up(from, K, reinterpret_cast<int32_t*>(to));
+  }
+  // Rounds positive numbers, in whole vectors, to bfloat16; returns the sum of what is left, so that
+  // rounding many equal weights does not make the result too large or too small.
+  static float rounded(float* numbers, int64_t count, float) {
+    V total(0.f);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      uint32_t bits[kLanes];
+      std::memcpy(bits, numbers + i, sizeof bits);
+      for (uint32_t& each : bits) each = (each + 0x7fffu + (each >> 16 & 1)) & 0xffff0000u;
+      std::memcpy(numbers + i, bits, sizeof bits);
+      total = total + V::loadu(numbers + i);
+    }
+    return sum(total);
   }
   static void zip(const BFloat16* first, const BFloat16* second, int64_t count, float* to) {
     uint32_t* words = reinterpret_cast<uint32_t*>(to);
@@ -142,7 +156,7 @@ struct WideAttention {
       at::vec::fmadd(V::loadu(scores + s), V(scale), load(biases + s)).store(scores + s);
     for (; s < known; s++) scores[s] = scores[s] * scale + static_cast<float>(biases[s]);
     std::fill(scores + known, scores + count, -kInfinity);
-    return exponentials<quick_exponential>(scores, count);
+    return Products::rounded(scores, count, exponentials<quick_exponential>(scores, count));
   }
 
   const U* biases_of(int64_t b, int64_t n) const {
