@@ -13,7 +13,7 @@ def assert_exact(target: HFModel, draft: HFModel) -> None:
     alone and in batches, greedy and under the coupled rule."""
     prompts = ragged_prompts([9, 3, 14, 6], target.num_tokens)
     plain = engine_of(target, max_batch_size=1)
-    for sampling, methods in ((greedy(24), ("speculative", "top-k-tree")), (SAMPLED, ("coupled",))):
+    for sampling, methods in ((greedy(16), ("speculative", "top-k-tree")), (SAMPLED, ("coupled",))):
         wanted = token_ids(plain.generate(prompts, sampling))
         for method in methods:
             for batch in (1, 3):

@@ -23,10 +23,8 @@ from outrider.runtime.kernels.build import load_kernels
 from outrider.runtime.kernels.exact import exact_mode, inexact_operator, use_exact_operators
 from outrider.runtime.prefill import unsampled_context
 
-pytestmark = [
-    pytest.mark.vector_width,
-    pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here"),
-]
+pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+vector_width = pytest.mark.vector_width  # of the tests that run code which depends on it
 
 ODD: dict[str, int] = {"hidden_size": 36, "intermediate_size": 52, "head_dim": 10, "vocab_size": 91}
 DTYPES = [torch.float32, torch.bfloat16]
@@ -52,6 +50,7 @@ def _kernels() -> None:
     load_kernels()
 
 
+@vector_width
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_have_the_same_bits_in_any_company(name: str, dtype: torch.dtype) -> None:
@@ -65,6 +64,7 @@ def test_operators_have_the_same_bits_in_any_company(name: str, dtype: torch.dty
         assert torch.equal(OPERATORS[name](strided), alone)
 
 
+@vector_width
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators_compute_what_torch_computes(name: str, dtype: torch.dtype) -> None:
@@ -78,6 +78,7 @@ def test_operators_compute_what_torch_computes(name: str, dtype: torch.dtype) ->
     assert bool((error <= 8 * torch.finfo(dtype).eps * wanted.abs().clamp(min=1)).all())
 
 
+@vector_width
 def test_threads_share_work_without_changing_a_bit() -> None:
     x = torch.randn(300, 501)
     before = torch.get_num_threads()
@@ -104,6 +105,7 @@ def test_exact_mode_ends_with_its_context() -> None:
     assert not is_on()
 
 
+@vector_width
 def test_other_dtypes_are_computed_by_torch() -> None:
     x = torch.randn(3, WIDTH, dtype=torch.float64)
     for operator in OPERATORS.values():
@@ -143,6 +145,7 @@ def test_names_the_first_operator_that_is_not_exact(
     assert inexact_operator(lambda: run(x)) is None  # outside exact mode nothing is watched
 
 
+@vector_width
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_sizes_are_exact(family: str, dtype: torch.dtype) -> None:
@@ -178,6 +181,7 @@ def exported(module: nn.Module, *inputs: Tensor) -> torch.export.ExportedProgram
         return torch.export.export(module.eval(), inputs, strict=False)
 
 
+@vector_width
 def test_programs_get_the_kernels() -> None:
     class Every(nn.Module):
         def forward(self, x: Tensor) -> list[Tensor]:
@@ -227,6 +231,7 @@ def last_logits(model: HFModel) -> Tensor:
     return model.extend(cache, context.tokens_BT[:, 6:])[0]
 
 
+@vector_width
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_passes_are_exact(dtype: torch.dtype, recwarn: pytest.WarningsRecorder) -> None:
