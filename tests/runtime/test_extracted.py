@@ -13,6 +13,7 @@ import pytest
 import torch
 from test_compile_cache import Affine, needs_compiler, tracer
 
+from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.compile_cache import compiled_program
 from outrider.runtime.executors.extracted import load_package
 
@@ -102,8 +103,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 @needs_compiler
 @pytest.mark.slow
 def test_a_killed_process_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs run without their files, here and in a process that is killed."""
+    """Programs run without their files, here and in a process that is killed, which loads the one
+    that is compiled here: it has no kernels, upon which the name of a program depends."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compile_cache, "kernels_are_loaded", lambda: False)
     module = Affine()
     program = compiled_program(module, tracer(module, []), own=True)
     assert mapped_programs()
@@ -116,4 +119,5 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     environment = os.environ | {"TMPDIR": str(scratch), "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob("cache/programs/*.pt2"))) == 1
     assert not extracted(scratch)
