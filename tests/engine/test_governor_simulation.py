@@ -15,7 +15,7 @@ from simulated_rounds import Accepts, Machine, Simulation, constant
 from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.allocation import Goodput, Option
 from outrider.engine.governor.batch_governor import LONGEST_STAND, BatchGovernor
-from outrider.engine.governor.governor import RETRY_SHARE, Governor
+from outrider.engine.governor.governor import PROBE_SHARE, RETRY_SHARE, Governor
 from outrider.engine.governor.probes import Probes, Retry
 from outrider.engine.governor.sources import Sources
 
@@ -277,3 +277,16 @@ def test_a_round_of_the_governor_takes_few_python_calls(rows: int) -> None:
         batch.learn(asked, memories, accepted, False, 0.1 * asked.length, 1.0)
     sys.setprofile(None)
     assert calls / 40 < 200 + 30 * rows
+
+
+def test_many_short_outputs_probe_no_more_than_a_long_one() -> None:
+    """A useless draft whose probes are dear, in 40 outputs of 64 rounds one after the other: what
+    the first have shown lasts, and so does what they have spent."""
+    machine, accepts = Machine(per_token=0.03, step=0.5), constant(0.05)
+    governor = Governor(Sources(lengths=tuple(range(6)), lags=False))
+    Simulation(machine, 1, 0, governor).run(200, accepts)
+    runs = [Simulation(machine, 1, seed, governor).run(64, accepts) for seed in range(1, 41)]
+    goodput = sum(run.tokens for run in runs) / sum(run.seconds for run in runs)
+    assert 1 - goodput / machine.goodput(1, 0, accepts) < 2 * PROBE_SHARE
+    begins_with_a_draft = [run for run in runs if run.asked[0].length]
+    assert len(begins_with_a_draft) < 4

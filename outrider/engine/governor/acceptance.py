@@ -10,26 +10,30 @@ against what the class had predicted. Both are estimated from discounted counts 
 are 1 for each accepted token and 0 for the first rejected one. A position that the draft did not
 reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
 
-    o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed first
+    o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed
+    p_0 = (A_1 + 16 * 0.6) / (V_1 + 16)        A_1 accepted of the last V_1 first tokens, some 30
     f   = odds against (A + s P) / (V + s)  over  odds against P
                                                P the class's mean prediction in V labels
 
 Counts are discounted by the rounds between two labels. So an estimate moves only where there is
 evidence, and new evidence outweighs old evidence the more, the longer nothing was drafted. A class
 is discounted by 16 rounds at most: one rejected draft after a long pause is little evidence. Nor is
-a first one, so p_0 counts for 16 labels at first, each label takes one away, and 2 remain.
+a first one, so p_0 counts for 16 labels at first, each label takes one away, and 2 remain. That p_0
+remembers longer matters where little is drafted: the few labels of probes would leave 0.6, and each
+new output would begin with drafts that hundreds of rounds have shown to be useless.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ASSUMED = 0.6
-"""p_0: the acceptance that is assumed where nothing has been verified."""
+"""p_0, the acceptance that is assumed, where nothing has been verified."""
 
 _STRENGTH = 2.0
 _FIRST_STRENGTH = 16.0  # of p_0, before the first label
 _ROW_STRENGTH = 5.0
 _KEPT = 0.95
+_KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
 _LEAST = 0.005
@@ -43,6 +47,7 @@ class PositionRates:
         self._tried: list[float] = []
         self._last = 0
         self._num_labels = 0
+        self._first_accepted = self._first_tried = 0.0
         self._odds: list[float] = []
 
     def learn(self, outcomes: Sequence[tuple[int, int]], now: int) -> None:
@@ -64,6 +69,8 @@ class PositionRates:
         self._num_labels += len(asked)
         self._odds = []
         for tokens, accepted in asked:
+            self._first_accepted = self._first_accepted * _KEPT_LONG + (accepted > 0)
+            self._first_tried = self._first_tried * _KEPT_LONG + 1
             for k in range(accepted):
                 self._accepted[k] += 1
                 self._tried[k] += 1
@@ -77,7 +84,9 @@ class PositionRates:
         return self._odds[:most]
 
     def _estimated(self, most: int) -> Iterator[float]:
-        p, strength = ASSUMED, max(_STRENGTH, _FIRST_STRENGTH - self._num_labels)
+        assumed = self._first_accepted + _FIRST_STRENGTH * ASSUMED
+        p = assumed / (self._first_tried + _FIRST_STRENGTH)
+        strength = max(_STRENGTH, _FIRST_STRENGTH - self._num_labels)
         for k in range(most):
             if k < len(self._tried):
                 p = (self._accepted[k] + strength * p) / (self._tried[k] + strength)
