@@ -84,7 +84,8 @@ def load(
         method: a name from ``outrider methods``; None takes the head's own where ``draft`` is a
             head, such as ``eagle3``, else ``speculative``. ``auto`` takes the sources at hand:
             copies of earlier tokens and the draft model (``hybrid``), of which the governor leaves
-            out the model where it does not pay; copies alone without a draft; a head's own method.
+            out the model where it does not pay; copies alone without a draft; copies and an EAGLE-3
+            head (``eagle3-hybrid``); another head's own method.
             ``num_speculative_tokens`` is then ``auto``, too, unless it is given.
         num_speculative_tokens: γ, most tokens drafted per round (of a tree: its most levels), 1
             to 64; None takes the drafter's own depth if it has one, such as a tree's, else 5.
@@ -323,8 +324,9 @@ def _automatic(
     options: Mapping[str, object] | None,
 ) -> tuple[str | None, Mapping[str, object] | None]:
     """The method, and its options, that use all sources of drafts at hand."""
-    if head is not None or isinstance(draft, Head):
-        return None, options
+    kind = head.kind if head is not None else draft.kind if isinstance(draft, Head) else None
+    if kind is not None:
+        return "eagle3-hybrid" if kind == "eagle3" else None, options
     if draft is None and not (isinstance(target, str) and target == EMBEDDED):
         return "suffix", options
     return "hybrid", {"model_tokens": MOST} | dict(options or {})

@@ -1,4 +1,5 @@
-"""Methods that draft from several sources: copies where something matches, else a draft model."""
+"""Methods that draft from several sources: copies where something matches, else a draft model or a
+head."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -8,6 +9,7 @@ from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelDrafter
 from outrider.drafters.chain.pick import INDEPENDENT
+from outrider.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, Eagle3Model
 from outrider.drafters.lookup import prompt_lookup, suffix
 from outrider.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.drafters.lookup.suffix import SuffixDecoding
@@ -16,11 +18,13 @@ from outrider.drafters.sources.hybrid import Hybrid, Order
 from outrider.drafters.sources.merge import BEST, Merged
 from outrider.drafters.sources.sources import Source
 from outrider.drafters.within_context import within_context
+from outrider.methods.heads import head_of
 from outrider.methods.method import Method, Parts
 from outrider.runtime import HFModel
 from outrider.verifiers import Rejection
 
 Mode = Literal["order", "bandit", "tree"]
+ChainMode = Literal["order", "bandit"]
 Learn = Literal["request", "all"]
 _NAMES = ("lookup", "suffix", "model")
 
@@ -95,6 +99,38 @@ def _hybrid(
     return Hybrid(chosen, Bandit(costs, discount, classify), num_tokens)
 
 
+def _with_head(
+    parts: Parts,
+    *,
+    mode: ChainMode = "order",
+    min_prob: float = 0.1,
+    suffix_least: int = 3,
+    head_tokens: int = 5,
+    verify_cost: float = 0.03,
+    discount: float = 0.9,
+) -> Hybrid:
+    """Suffix decoding, then the head; options as of ``hybrid``."""
+    if not 0 <= verify_cost < float("inf"):
+        raise InvalidParameterError(
+            f"verify_cost={verify_cost!r}: must be a finite number from 0 up"
+        )
+    model = Eagle3Model(head_of(parts, Eagle3Head), parts.target)
+    head = Eagle3Drafter(
+        model,
+        parts.target.num_tokens,
+        parts.stop,
+        num_fused=head_tokens,
+        has_short_program=parts.governed,
+    )
+    cost = num_parameters(model) / num_parameters(parts.target)
+    copies = SuffixDecoding(min_prob=min_prob, corpus_tokens=0)
+    chosen = [Source(copies, suffix.DEPTH), Source(head, head_tokens, cost)]
+    if mode == "order":
+        return Hybrid(chosen, Order([suffix_least, 1]), parts.target.num_tokens)
+    costs = [each.cost + verify_cost for each in chosen]
+    return Hybrid(chosen, Bandit(costs, discount), parts.target.num_tokens)
+
+
 def num_parameters(model: HFModel) -> int:
     """Number of a model's parameters; tied ones count once. Quantised weights may be buffers."""
     module = model.module
@@ -109,5 +145,16 @@ HYBRIDS = (
         "draft model",
         Rejection,
         _hybrid,
+    ),
+)
+
+HEAD_HYBRIDS = (
+    Method(
+        "eagle3-hybrid",
+        "Copies where the output repeats itself, else an EAGLE-3 head's chain: by order or bandit.",
+        "after Li et al. (EAGLE-3) and Oliaro et al. (SuffixDecoding), NeurIPS 2025",
+        "head: eagle3",
+        Rejection,
+        _with_head,
     ),
 )

@@ -8,7 +8,7 @@ from outrider.methods.block_heads import BLOCK_HEADS
 from outrider.methods.chains import CHAINS
 from outrider.methods.copying import COPYING
 from outrider.methods.heads import HEADS
-from outrider.methods.hybrid import HYBRIDS
+from outrider.methods.hybrid import HEAD_HYBRIDS, HYBRIDS
 from outrider.methods.joint import JOINT
 from outrider.methods.medusa import MEDUSA
 from outrider.methods.method import Method
@@ -29,6 +29,7 @@ METHODS: dict[str, Method] = {
         *SELF_DRAFTS,
         *HYBRIDS,
         *HEADS,
+        *HEAD_HYBRIDS,
         *BLOCK_HEADS,
         *MEDUSA,
     )

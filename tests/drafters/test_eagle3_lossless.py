@@ -14,15 +14,20 @@ from tiny_models import engine_of, greedy, ragged_prompts, token_ids
 
 from outrider import Sampling
 from outrider.core import Verifier
+from outrider.core.errors import InvalidParameterError
 from outrider.drafters.heads.eagle3 import (
     Eagle3Drafter,
     Eagle3DynamicTreeDrafter,
     Eagle3Model,
     Eagle3TreeDrafter,
 )
+from outrider.drafters.lookup.suffix import SuffixDecoding
+from outrider.drafters.sources.hybrid import Hybrid, Order
+from outrider.drafters.sources.sources import Source
 from outrider.drafters.tree.topology import Topology
 from outrider.engine import Engine
 from outrider.methods import METHODS
+from outrider.methods import hybrid as hybrid_methods
 from outrider.sampling import Warp
 from outrider.testing import chi2, enumerate_round
 from outrider.verifiers import Block, Distinct, Rejection, SampleMatch, Traversal
@@ -32,12 +37,22 @@ TARGET = target_of(V, dtype=torch.float64, std=0.1)
 HEAD = tiny_head(TARGET, V - 1)
 MODEL = Eagle3Model(HEAD, TARGET)
 TREE = Topology.expansion([2, 1])
+
+
+def hybrid(least: int) -> Hybrid:
+    """Copies where a match predicts so many tokens, else the head."""
+    copies = Source(SuffixDecoding(min_prob=0.1, corpus_tokens=0), 2)
+    return Hybrid([copies, Source(Eagle3Drafter(MODEL, V), 2, 0.1)], Order([least, 1]), V)
+
+
 PAIRS: dict[str, tuple[Callable[[], Any], Verifier]] = {
     "chain, rejection": (lambda: Eagle3Drafter(MODEL, V), Rejection()),
     "chain, block": (lambda: Eagle3Drafter(MODEL, V), Block()),
     "tree, distinct": (lambda: Eagle3TreeDrafter(MODEL, V, TREE, "distinct"), Distinct()),
     "tree, traversal": (lambda: Eagle3TreeDrafter(MODEL, V, TREE, "distinct"), Traversal()),
     "dynamic tree": (lambda: Eagle3DynamicTreeDrafter(MODEL, V, 5, 2, 2), SampleMatch()),
+    "copies, then chain, rejection": (lambda: hybrid(2), Rejection()),
+    "chain beside copies, block": (lambda: hybrid(3), Block()),
 }
 
 
@@ -94,3 +109,48 @@ def test_limited_memory_and_quantised_caches() -> None:
     plain = engine_of(target, kv_dtype="int8")
     found = quantised.generate(prompts, greedy(8))
     assert token_ids(found) == token_ids(plain.generate(prompts, greedy(8)))
+
+
+def test_a_head_beside_copies_knows_all_committed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of rounds that copies drafted, too, in ragged rows; a row alone has the same output."""
+    rounds: list[bool] = []
+
+    class Checked(Eagle3Drafter):
+        def propose(self, state: Any, context: Any, budget: Any, rng: Any) -> Any:
+            cache = state.features
+            assert cache.known.host == [length - 1 for length in context.lengths]
+            newest = cache.newest
+            for row, (num, length) in enumerate(zip(newest.num.host, context.lengths, strict=True)):
+                last = context.tokens_BT[row, length - num : length]
+                assert torch.equal(newest.tokens_BK[row, :num], last)
+            rounds.append(max(newest.num.host) > 6)
+            return super().propose(state, context, budget, rng)
+
+    monkeypatch.setattr(hybrid_methods, "Eagle3Drafter", Checked)
+    target = target_of()
+    prompts = [[*prompt, *prompt] for prompt in ragged_prompts([9, 4, 12], 23)]
+    method, options = METHODS["eagle3-hybrid"], {"suffix_least": 1}
+    settings = {"max_batch_size": 2, "options": options}
+    engine = Engine(target, tiny_head(target, 17), method, **settings)
+    sampling = Sampling(temperature=0.7, seed=5, max_new_tokens=40, ignore_eos=True)
+    found = engine.generate(prompts, sampling)
+    assert any(rounds)  # the rounds before had copies
+    assert not all(rounds)
+    alone = engine.generate([prompts[0]], sampling)
+    assert token_ids(alone) == token_ids(found)[:1]
+
+
+def test_only_one_head_beside_other_sources() -> None:
+    head = Source(Eagle3Drafter(MODEL, V), 2, 0.1)
+    with pytest.raises(InvalidParameterError, match="give one head at most"):
+        Hybrid([head, head], Order([1, 1]), V)
+
+
+def test_a_hybrids_options_are_checked() -> None:
+    with pytest.raises(InvalidParameterError, match="verify_cost=-1"):
+        Engine(
+            target_of(),
+            tiny_head(target_of(), 17),
+            METHODS["eagle3-hybrid"],
+            options={"verify_cost": -1},
+        )

@@ -6,7 +6,8 @@ emitted as well. Choices learn from the agreements, and a model, whose cache hol
 it drafted, forgets all others.
 
 So a source must read the committed tokens from the context, as drafters over a model and lookups
-do, not from the verdicts alone: tokens of other sources are committed as well.
+do, not from the verdicts alone: tokens of other sources are committed as well. A head, which reads
+the target's hidden states, takes them from the verdict of every round, whichever source drafted.
 
 Reads the device once per round for the agreements.
 
@@ -30,6 +31,7 @@ from outrider.core import (
     Lengths,
     Scores,
     Stream,
+    prompt_reader,
 )
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.runtime.prefill import Prefilling, begin
@@ -93,6 +95,11 @@ class Source:
         output."""
         return self.cost == 0 and self.drafter.drawn == "chosen"
 
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Whether it follows the target's hidden states."""
+        return bool(self.drafter.capabilities.hidden_layers)
+
     def budget(self, budget: Budget, rows_B: Tensor | None = None) -> Budget:
         """The budget of its draft; with ``rows_B`` nothing is drafted in the other rows."""
         most = min(self.tokens, budget.max_tokens)
@@ -142,12 +149,16 @@ class MultiSourceDrafter:
         choice: how rows pick one; None if they do not.
 
     Raises:
-        InvalidParameterError: no sources.
+        InvalidParameterError: no sources, or several heads.
     """
 
     def __init__(self, sources: Sequence[Source], choice: Choice | None) -> None:
         if not sources:
             raise InvalidParameterError("sources=[]: give one or more")
+        if sum(source.reads_hidden_states for source in sources) > 1:
+            raise InvalidParameterError(
+                "several sources read the target's hidden states: give one head at most"
+            )
         self.sources = tuple(sources)
         self.choice = choice
 
@@ -157,6 +168,9 @@ class MultiSourceDrafter:
         each = [source.drafter.capabilities for source in self.sources]
         return Capabilities(
             tuple(model for able in each for model in able.models),
+            hidden_layers=tuple(layer for able in each for layer in able.hidden_layers),
+            fused_lengths=tuple(length for able in each for length in able.fused_lengths),
+            slot_bytes=sum(able.slot_bytes for able in each),
             depth=max(source.tokens for source in self.sources),
             max_nodes=lambda num_tokens: max(self._nodes(num_tokens)),
             runs_trees=any(able.runs_trees for able in each),
@@ -175,7 +189,8 @@ class MultiSourceDrafter:
             IncompatibleError: a costly or drawing source that cannot forget what it drafted.
         """
         for each in self.sources:
-            if not each.free and not each.drafter.capabilities.rewindable:
+            forgets = each.drafter.capabilities.rewindable or each.reads_hidden_states
+            if not each.free and not forgets:
                 raise IncompatibleError(
                     f"{type(each.drafter).__name__} cannot forget tokens that it drafted and "
                     f"another source's draft replaced: its state needs a method rollback, and its "
@@ -186,12 +201,24 @@ class MultiSourceDrafter:
         state = SourcesState(context, [each.state for each in inner], self.choice, memory)
         return Prefilling(state, [prefill for each in inner for prefill in each.prefills])
 
+    def read_prompt(
+        self, state: SourcesState, context: Context, hidden_BNH: Tensor, first: int
+    ) -> None:
+        """Hands the target's hidden states at the next tokens of the prompts to the head."""
+        for source, inner in zip(self.sources, state.inner, strict=True):
+            if source.reads_hidden_states:
+                prompt_reader(source.drafter, inner, context)(hidden_BNH, first)
+
     def commit(
         self, state: SourcesState, draft: Draft, verdict: Acceptance, scores: Scores
     ) -> None:
-        """Commits the sources' own drafts. Models then forget the drafted tokens that were not
-        emitted, and choices learn, whichever source the emitted tokens came from."""
+        """Commits the sources' own drafts, and to a head the one that was verified. Models then
+        forget the drafted tokens that were not emitted, and choices learn, whichever source the
+        emitted tokens came from."""
         drafts, state.drafts = state.drafts, {}
+        for source, inner in zip(self.sources, state.inner, strict=True):
+            if source.reads_hidden_states:
+                source.drafter.commit(inner, draft, verdict, scores)
         if not drafts:
             return
         emitted_BK = verdict.emitted(draft)
@@ -201,6 +228,8 @@ class MultiSourceDrafter:
         for i, (s, own) in enumerate(drafts.items()):
             agreed, checked = table[2 * i : 2 * i + 2]
             outcomes[s] = list(zip(agreed, checked, strict=True))
+            if self.sources[s].reads_hidden_states:
+                continue
             self.sources[s].drafter.commit(state.inner[s], own, verdict, scores)
             if self.sources[s].drafter.capabilities.rewindable:
                 kept = Lengths(agreed, verified[i][0])
