@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_heads import RANDOM_HEADS, target_of, tiny_head
 from tiny_models import (
     VOCAB,
     engine_of,
@@ -253,3 +254,18 @@ def test_the_automatic_method_takes_the_sources_at_hand() -> None:
     assert load(target, draft, "auto", 3, device="cpu").governor is None
     plain = engine_of(both.target).generate(PROMPTS, greedy(30))
     assert token_ids(both.generate(PROMPTS, greedy(30))) == token_ids(plain)
+
+
+def test_the_automatic_method_takes_copies_beside_a_head() -> None:
+    """A governor may leave out the head; other kinds of heads draft alone."""
+    target = target_of(dtype=torch.float32)
+    engine = load(target.module, tiny_head(target, 17), "auto", device="cpu")
+    assert engine.method.name == "eagle3-hybrid"
+    assert engine.governor is not None
+    assert engine.governor.sources.names == ("draft", "free sources")
+    assert not engine.governor.sources.lags
+    prompts = [prompt * 3 for prompt in ragged_prompts([9, 4, 12], 23)]
+    plain = engine_of(engine.target).generate(prompts, greedy(30))
+    assert token_ids(engine.generate(prompts, greedy(30))) == token_ids(plain)
+    medusa = load(target.module, RANDOM_HEADS["medusa"](target), "auto", device="cpu")
+    assert medusa.method.name == "medusa"
