@@ -5,7 +5,9 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -33,11 +35,17 @@ class Squares:
     starts: int = 0
 
     def __call__(self, slot: int) -> Callable[[int], int]:
-        starts = self.folder / f"start{len(list(self.folder.glob('start*')))}"
-        starts.touch()
-        if len(list(self.folder.glob("start*"))) <= self.starts:
+        if self.started() < self.starts:
             os.kill(os.getpid(), signal.SIGKILL)
         return self.square
+
+    def started(self) -> int:
+        """How many processes started before this one; processes may start at the same time."""
+        for before in count():
+            with suppress(FileExistsError):
+                (self.folder / f"start{before}").touch(exist_ok=False)
+                return before
+        raise AssertionError("unreachable")
 
     def square(self, number: int) -> int:
         died = self.folder / f"died{number}"
