@@ -1,6 +1,7 @@
 """A head's draft by one program equals the draft made step by step, and outputs are the same."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,21 +13,39 @@ from outrider import Sampling, Speculation
 from outrider.drafters.chain import model as model_module
 from outrider.drafters.heads import eagle3_model, head_model
 from outrider.drafters.heads.eagle3 import Eagle3Drafter
+from outrider.drafters.heads.fused_tree import (
+    GreedyHeadTreeDraft,
+    HeadTreePlan,
+    SampledHeadTreeDraft,
+)
+from outrider.drafters.tree.grow import Children
+from outrider.drafters.tree.topology import Topology
 from outrider.engine import Engine
 from outrider.engine.warming import warm_up
 from outrider.methods import METHODS, heads
 from outrider.methods.method import Parts
 from outrider.runtime.executors.compiled import CompiledExecutor
+from outrider.runtime.executors.parity import compare
 
 
-def engine(batch: int, *, compiled: bool, method: str = "eagle3", **options: Any) -> Engine:
+def engine(
+    batch: int,
+    *,
+    compiled: bool,
+    method: str = "eagle3",
+    of_method: Mapping[str, object] | None = None,
+    **options: Any,
+) -> Engine:
+    """An engine with a tiny head; ``options`` are the head's."""
     target = target_of()
     if compiled:
         target.compiled = CompiledExecutor(target.module, target.spec, "target", interpreted)
         target.compiled.sealed = True  # the head's programs are what is tested
     head = tiny_head(target, 17, **options)
     row = METHODS[method]
-    made = Engine(target, head, row, num_speculative_tokens=4, max_batch_size=batch)
+    made = Engine(
+        target, head, row, num_speculative_tokens=4, max_batch_size=batch, options=of_method
+    )
     return without_compiler(made)
 
 
@@ -53,10 +72,76 @@ def test_outputs_equal_those_of_step_by_step_drafts(
     assert CountedHeadExecutor.calls > before + 3
 
 
-@pytest.mark.parametrize("method", ["eagle3-tree", "eagle3-dynamic-tree"])
-def test_trees_are_grown_level_by_level(method: str) -> None:
-    """The programs of trees run models, which read no hidden states."""
+TREE_SAMPLINGS = {
+    "greedy": greedy(20),
+    "sampled": Sampling(temperature=1.0, seed=3, max_new_tokens=20, ignore_eos=True),
+    "penalties": Sampling(
+        temperature=0.7,
+        top_k=9,
+        repetition_penalty=1.3,
+        frequency_penalty=0.4,
+        logit_bias={3: 2.0},
+        seed=3,
+        max_new_tokens=20,
+        ignore_eos=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("children", get_args(Children))
+@pytest.mark.parametrize("sampling", TREE_SAMPLINGS.values(), ids=TREE_SAMPLINGS)
+def test_outputs_equal_those_of_trees_grown_level_by_level(
+    sampling: Sampling, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, and in ragged batches whose rows leave; a prompt of one token among them."""
+    monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
+    topology = Topology.rank_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0)])
+    tree = {"method": "eagle3-tree", "of_method": {"topology": topology, "children": children}}
+    for batch in (1, 3):
+        prompts = ragged_prompts([9, 3, 1, 14], 23)
+        wanted = engine(batch, compiled=False, **tree).generate(prompts, sampling)
+        before = CountedHeadExecutor.calls
+        by_program = engine(batch, compiled=True, **tree)
+        warm_up(by_program)
+        found = by_program.generate(prompts, sampling)
+        assert token_ids(found) == token_ids(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.origins == other.origins
+            assert one.stats.drafted == other.stats.drafted
+            assert one.stats.alpha == pytest.approx(other.stats.alpha, abs=1e-5)
+        # The program of the best tokens by rank knows the head's logits only, without penalties.
+        has_program = children != "chosen" or sampling.repetition_penalty is None
+        assert (CountedHeadExecutor.calls > before + 3) == has_program
+
+
+@pytest.mark.parametrize("kind", [GreedyHeadTreeDraft, SampledHeadTreeDraft])
+def test_a_program_that_draws_other_children_is_found(kind: Any) -> None:
+    target = target_of()
+    model = eagle3_model.Eagle3Model(tiny_head(target), target)
+    topology = Topology.rank_paths([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+    each = kind(model.module, model.spec, HeadTreePlan(topology, "distinct", model.device))
+    in_use = model.example_cache().in_use()
+    half = len(in_use) // 2
+
+    def program(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        moving, kv = inputs[: each.num_moving], inputs[each.num_moving :]
+        if kind is SampledHeadTreeDraft:
+            moving = [*moving[:3], moving[3:-3], *moving[-3:]]
+        return list(each(*moving, kv[:half], kv[half:]))
+
+    def wrong(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        results = program(inputs)
+        results[2][:, -2] = results[2][:, 1]
+        return results
+
+    assert compare(each, program, (in_use[:half], in_use[half:])) == ""
+    assert "do not follow" in compare(each, wrong, (in_use[:half], in_use[half:]))
+
+
+def test_dynamic_trees_are_grown_level_by_level() -> None:
+    """No program has their shapes."""
     prompts, sampling = ragged_prompts([9, 3], 23), greedy(12)
+    method = "eagle3-dynamic-tree"
     wanted = engine(2, compiled=False, method=method).generate(prompts, sampling)
     by_levels = engine(2, compiled=True, method=method)
     warm_up(by_levels)
@@ -172,8 +257,8 @@ def test_a_governed_head_has_a_program_for_drafts_of_one_token(
     monkeypatch.setattr(
         head.compiled,
         "draft_after",
-        lambda cache, newest, depth, *rest: (
-            depths.append(depth) or draft_after(cache, newest, depth, *rest)
+        lambda cache, newest, plan, *rest: (
+            depths.append(plan.depth) or draft_after(cache, newest, plan, *rest)
         ),
     )
     results = found.generate(prompts, sampling, speculation=asked)

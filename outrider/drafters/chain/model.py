@@ -44,6 +44,7 @@ from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.prefill import Prefilling
 from outrider.sampling import Warp
+from outrider.sampling.warp import DraftParameters
 
 _USUAL = 2  # tokens that a row lacks at most if the last round drafted
 _FEW = 8  # tokens whose logits may be computed without need
@@ -141,6 +142,17 @@ class ModelBacked:
             assert isinstance(context.distribution, Warp)
             parameters = context.distribution.draft_parameters(context)
             u_BR = rng.uniform(Role.DRAFT, plan.num_draws)
+        return self._run_plan(plan, state, context, parameters, u_BR)
+
+    def _run_plan(
+        self,
+        plan: DraftPlan,
+        state: ModelState,
+        context: Context,
+        parameters: DraftParameters | None,
+        u_BR: Tensor | None,
+    ) -> tuple[Tensor, ...] | None:
+        """What ``runner.fused_draft`` returns, which is fed the tokens that the cache lacks."""
         tokens_BK = self._aligned(state, context)
         found = self.model.draft_by(plan, state.cache, tokens_BK, parameters, u_BR)
         if found is not None:

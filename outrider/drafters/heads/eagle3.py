@@ -43,10 +43,14 @@ from outrider.drafters.chain.fused_model import FusedModelDrafter
 from outrider.drafters.chain.model import ModelBacked, ModelState
 from outrider.drafters.chain.stop import Stop
 from outrider.drafters.heads.eagle3_model import Eagle3Head, Eagle3Model, FeatureCache
+from outrider.drafters.heads.fused_tree import HeadTreePlan
 from outrider.drafters.heads.newest import Newest, at_last
 from outrider.drafters.tree.dynamic import DynamicTreeDrafter
+from outrider.drafters.tree.fused import TreePlan
+from outrider.drafters.tree.grow import StaticTree
 from outrider.drafters.tree.static import TreeDrafter
 from outrider.runtime import HFModel
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.prefill import Prefilling
 from outrider.sampling.warp import DraftParameters
 
@@ -89,9 +93,7 @@ class OnHiddenStates(_Base):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         layers = self.model.head.target_layers
-        return replace(
-            super().capabilities, hidden_layers=layers, rewindable=False, fused_tree=None
-        )
+        return replace(super().capabilities, hidden_layers=layers, rewindable=False)
 
     def begin(self, context: Context) -> Prefilling:
         return Prefilling(Eagle3State(self.model.start(context)))
@@ -208,6 +210,23 @@ class Eagle3Drafter(OnHiddenStates, FusedModelDrafter):
 
 class Eagle3TreeDrafter(OnHiddenStates, TreeDrafter):
     """Drafts a tree of fixed shape from a head; arguments as ``TreeDrafter``."""
+
+    def _plan_of(self, tree: StaticTree) -> TreePlan:
+        return HeadTreePlan(tree.topology, tree.drawn, self.model.device)
+
+    def _can_align(self, state: ModelState, context: Context) -> bool:
+        return True
+
+    def _run_plan(
+        self,
+        plan: DraftPlan,
+        state: ModelState,
+        context: Context,
+        parameters: DraftParameters | None,
+        u_BR: Tensor | None,
+    ) -> tuple[Tensor, ...] | None:
+        """The program reads the newest tokens."""
+        return self.model.draft_by(plan, state.cache, context.root_B[:, None], parameters, u_BR)
 
 
 class Eagle3DynamicTreeDrafter(OnHiddenStates, DynamicTreeDrafter):

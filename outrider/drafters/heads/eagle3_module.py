@@ -6,6 +6,7 @@ F width of the target times the layers read, V vocabulary of the target.
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
@@ -15,6 +16,8 @@ from outrider.drafters.heads.draft_vocabulary import DraftingModule, DraftVocabu
 from outrider.drafters.heads.eagle3_network import Eagle3Network, LayerConfig
 from outrider.drafters.heads.fused_draft import Slots
 from outrider.drafters.heads.newest import at_last
+from outrider.drafters.tree.grow import Level, LevelLogits
+from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.traced import TracedKVCache
 
@@ -107,11 +110,40 @@ class HeadModule(DraftingModule):
 
         return step, root_B1H[:, 0]
 
+    def begin_tree(
+        self,
+        spec: AttentionSpec,
+        tokens_BK: Tensor,
+        hidden_BKF: Tensor,
+        num_B: Tensor,
+        slots: Slots,
+    ) -> tuple[LevelLogits, Tensor]:
+        """See ``TreeHeadProgram``: one pass over the newest tokens, and one over the nodes of each
+        level that have children. A node is read with the head's output for its parent."""
+        output_BKH = self._read(spec, tokens_BK, self.network.fuse(hidden_BKF), slots)
+        outputs = [at_last(output_BKH, num_B)]
+        slots = slots._replace(length_B=slots.length_B + num_B)
+
+        def after(tokens_BN: Tensor, level: Level) -> Tensor:
+            if level.depth > 0:
+                feature_BnH = torch.cat(outputs, 1)[:, level.above_n]
+                nodes = level.nodes(tokens_BN.shape[0])
+                tokens_Bn = tokens_BN[:, level.inner_n]
+                outputs.append(self._read(spec, tokens_Bn, feature_BnH, slots, nodes))
+            return self.network.logits(outputs[-1])
+
+        return after, outputs[0][:, 0]
+
     def _read(
-        self, spec: AttentionSpec, tokens_BN: Tensor, feature_BNH: Tensor, slots: Slots
+        self,
+        spec: AttentionSpec,
+        tokens_BN: Tensor,
+        feature_BNH: Tensor,
+        slots: Slots,
+        nodes: Nodes | None = None,
     ) -> Tensor:
-        """The head's outputs for tokens after the committed ones, (B, N, H)."""
-        metadata = spec.metadata(slots.length_B, tokens_BN.shape[1], slots.span)
+        """The head's outputs for tokens after the committed ones, or for nodes, (B, N, H)."""
+        metadata = spec.metadata(slots.length_B, tokens_BN.shape[1], slots.span, nodes)
         cache = TracedKVCache(slots.keys, slots.values, metadata.slots_BN, slots.span)
         (mask_B1NS,) = metadata.masks.values()
         return self(tokens_BN, feature_BNH, metadata.positions_BN, mask_B1NS, cache)

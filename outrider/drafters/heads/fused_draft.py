@@ -11,10 +11,11 @@ F width of the target's hidden states side by side, V vocabulary of the target.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.core import draw
 from outrider.core.chain import Choice, Step, draft_chain, with_leaf
@@ -23,7 +24,12 @@ from outrider.drafters.heads.draft_vocabulary import DraftVocabulary
 from outrider.drafters.heads.newest import Newest, at_last
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compiled import CompiledExecutor
-from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
+from outrider.runtime.executors.fused_draft import (
+    ChainPlan,
+    DraftPlan,
+    GreedyDraft,
+    SampledDraft,
+)
 from outrider.runtime.executors.traced import QUERIES, ROWS, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
 from outrider.runtime.kv_cache.cache import KVCache
@@ -82,13 +88,18 @@ class HeadProgram(Protocol):
         """
 
 
-class _HeadDraft(GreedyDraft):
+class HeadDraft(GreedyDraft):
     """What greedy and sampled drafts share. The choice of a token reads logits over the draft
-    vocabulary, (B, D)."""
+    vocabulary, (B, D). ``depth`` is how many tokens are drafted."""
 
     @property
     def _head(self) -> HeadProgram:
         return cast(HeadProgram, self.module)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that the draft takes after the newest tokens."""
+        return self._head.num_drafting(self.depth)
 
     @property
     def num_moving(self) -> int:
@@ -97,7 +108,7 @@ class _HeadDraft(GreedyDraft):
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
     ) -> tuple[Any, ...]:
-        more = self._head.num_drafting(self.depth) - (self.depth - 1)
+        more = self.num_slots - self.num_later
         arguments = buffers, rows, queries, span + more, slots + more
         tokens_BN, length_B, *moving, keys, values = super().inputs(*arguments)
         num_B = 1 + torch.arange(rows, device=tokens_BN.device) % queries
@@ -141,7 +152,7 @@ class _HeadDraft(GreedyDraft):
         return recorded, torch.stack(health).sum(0), torch.stack(tokens, 1), last_BH
 
 
-class GreedyHeadDraft(_HeadDraft):
+class GreedyHeadDraft(HeadDraft):
     """The argmax chain."""
 
     kind: ClassVar[str] = "greedy draft"
@@ -179,7 +190,7 @@ class GreedyHeadDraft(_HeadDraft):
         return torch.equal(best, rows_BDV.amax(2))
 
 
-class SampledHeadDraft(_HeadDraft, SampledDraft):
+class SampledHeadDraft(HeadDraft, SampledDraft):
     """A chain drawn under each row's sampling parameters."""
 
     kind: ClassVar[str] = "sampled draft"
@@ -227,6 +238,14 @@ class SampledHeadDraft(_HeadDraft, SampledDraft):
         return super().follows(inputs, rows, self._head.vocabulary.draft_ids(tokens_BD))
 
 
+@dataclass(frozen=True)
+class HeadChainPlan(ChainPlan):
+    """A head's chain of ``depth`` tokens."""
+
+    def programs(self, module: nn.Module, spec: AttentionSpec) -> tuple[GreedyDraft, SampledDraft]:
+        return GreedyHeadDraft(module, spec, self.depth), SampledHeadDraft(module, spec, self.depth)
+
+
 class HeadExecutor(CompiledExecutor):
     """Runs a head's drafts by compiled programs; its other passes run eagerly."""
 
@@ -236,19 +255,21 @@ class HeadExecutor(CompiledExecutor):
         self,
         cache: KVCache,
         newest: Newest,
-        depth: int,
+        plan: DraftPlan,
         parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> list[Tensor] | None:
         """Reads the newest tokens and drafts after them; other arguments as of
-        ``CompiledExecutor.draft``, results as of :class:`GreedyHeadDraft`."""
+        ``CompiledExecutor.draft``, results as of :class:`GreedyHeadDraft`, with the nodes that
+        exist after the tokens of a tree."""
+        with self._lock:
+            if plan not in self._drafts:
+                self._drafts[plan] = plan.programs(self._module, self._spec)
+        greedy, sampled = self._drafts[plan]
+        assert isinstance(greedy, HeadDraft)
+        cache.begin(newest.tokens_BK.shape[1] + greedy.num_slots)
         if not cache.make_room():
             return None
-        with self._lock:
-            if depth not in self._drafts:
-                arguments = self._module, self._spec, depth
-                self._drafts[depth] = GreedyHeadDraft(*arguments), SampledHeadDraft(*arguments)
-        greedy, sampled = self._drafts[depth]
         first = [newest.tokens_BK, cache.length_B, self._slots(cache)]
         last = [newest.num.device_B, newest.hidden_BKF]
         if parameters is None or u_BD is None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.clock import Stopwatch
-from outrider.drafters.heads.fused_draft import HeadExecutor
+from outrider.drafters.heads.fused_draft import HeadChainPlan, HeadExecutor
 from outrider.drafters.heads.head import Head
 from outrider.drafters.heads.newest import NewestCache
 from outrider.runtime import HFModel
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compile_cache import uses_kernels
+from outrider.runtime.executors.fused_draft import DraftPlan
 from outrider.runtime.kernels import use_kernels
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.runtime.kv_cache.storage import KVCachePlan, KVLayout
@@ -69,24 +70,38 @@ class HeadModel(HFModel):
         parameters: DraftParameters | None,
         u_BD: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
-        """A draft after the root by one compiled program, which first reads the newest tokens;
-        None where there is none. Arguments and results as of ``runner.fused_draft``, but logits of
-        greedy rows are over the draft vocabulary."""
+        """A chain after the root by one compiled program: see :meth:`draft_by`."""
+        found = self.draft_by(HeadChainPlan(depth), cache, tokens_BN, parameters, u_BD)
+        if found is None:
+            return None
+        recorded, chain_BN = found
+        return recorded, chain_BN
+
+    def draft_by(
+        self,
+        plan: DraftPlan,
+        cache: KVCache,
+        tokens_BN: Tensor,
+        parameters: DraftParameters | None,
+        u_BD: Tensor | None,
+    ) -> tuple[Tensor, ...] | None:
+        """A chain or tree after the root by one compiled program, which first reads the newest
+        tokens; None where there is none. Arguments and results as of ``runner.fused_draft``, but
+        logits of greedy rows are over the draft vocabulary."""
         assert isinstance(cache, NewestCache)
         executor, newest = self.compiled, cache.newest
         if executor is None or not cache.is_plain:
             return None
         assert isinstance(executor, HeadExecutor)
         cache.reread()
-        cache.begin(newest.tokens_BK.shape[1] + self.module.num_drafting(depth))
         with self.watch:
-            found = executor.draft_after(cache, newest, depth, parameters, u_BD)
+            found = executor.draft_after(cache, newest, plan, parameters, u_BD)
         if found is None:
             return None
-        recorded, health_B, chain_BN, last_BH = found
+        recorded, health_B, *tokens, last_BH = found
         cache.have_read(last_BH)
         cache.health.add(self, health_B)
-        return recorded, chain_BN
+        return recorded, *tokens
 
     def _use_kernels(self) -> None:
         use_kernels(self.module, compact=True)

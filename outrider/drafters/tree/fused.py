@@ -23,7 +23,6 @@ from outrider.drafters.tree import children as children_module
 from outrider.drafters.tree import grow as grow_module
 from outrider.drafters.tree.grow import Level, StaticTree, by_node, children_of, grow_levels
 from outrider.drafters.tree.topology import Topology
-from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
 from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
@@ -58,6 +57,11 @@ class TreePlan:
         inner = [d for d, num in zip(tree.depths, tree.num_children, strict=True) if num]
         return tuple(inner.count(depth) for depth in range(1, tree.depth))
 
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of the shape, from the root down."""
+        return [Level.of(self.topology, depth, self.device) for depth in range(self.topology.depth)]
+
     def programs(self, module: nn.Module, spec: AttentionSpec) -> tuple[GreedyDraft, SampledDraft]:
         return GreedyTreeDraft(module, spec, self), SampledTreeDraft(module, spec, self)
 
@@ -75,30 +79,17 @@ class _TreeDraft(GreedyDraft):
     def __init__(self, module: nn.Module, spec: AttentionSpec, plan: TreePlan) -> None:
         super().__init__(module, spec, plan.num_draws)
         self.plan = plan
-        self.levels = [
-            Level.of(plan.topology, depth, plan.device) for depth in range(plan.topology.depth)
-        ]
+        self.levels = plan.levels
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, {self.plan}, {_sources()}"
+        return f"{super().extra_repr()}, {self.plan}, {sources_of_growth()}"
 
     @property
     def num_later(self) -> int:
         return sum(self.plan.widths(sampled=True))
 
     def follows(self, inputs: Sequence[Any], rows_BDV: Tensor, tokens_BD: Tensor) -> bool:
-        """Whether the children of each node are those that follow from what is recorded of it."""
-        u_BR = self._draws(inputs)
-        tokens_BN = nn.functional.pad(tokens_BD, (1, 0))
-        for level in self.levels:
-            token_Bnk, exists_Bnk = children_of(rows_BDV[:, level.inner_n], self.drawn, level, u_BR)
-            token_BC, exists_BC = (
-                each.flatten(1)[:, level.slot_C] for each in (token_Bnk, exists_Bnk)
-            )
-            found_BC = tokens_BN[:, level.num_nodes - len(level.slot_C) : level.num_nodes]
-            if not torch.equal(found_BC[exists_BC], token_BC[exists_BC]):
-                return False
-        return True
+        return children_follow(self.levels, self.drawn, self._draws(inputs), rows_BDV, tokens_BD)
 
     def _draws(self, inputs: Sequence[Any]) -> Tensor | None:
         return None
@@ -121,11 +112,10 @@ class _TreeDraft(GreedyDraft):
                 found = ChainForward.forward(self, tokens_BK, length_B, slot_S, keys, values)
                 logits_BnV, health_B = found[0][:, -1:], found[1]
             else:
-                inner_n = level.inner_n
-                nodes = Nodes(level.on_path_nM.expand(B, -1, -1), level.depth_M.expand(B, -1))
-                metadata = self.spec.metadata(length_B + K, len(inner_n), slot_S.shape[0], nodes)
+                inner_n, span = level.inner_n, slot_S.shape[0]
+                metadata = self.spec.metadata(length_B + K, len(inner_n), span, level.nodes(B))
                 logits_BnV, health_B, *_ = self.run(
-                    tokens_BN[:, inner_n], metadata, slot_S.shape[0], keys, values
+                    tokens_BN[:, inner_n], metadata, span, keys, values
                 )
             health.append(health_B)
             return logits_BnV.to(torch.promote_types(logits_BnV.dtype, torch.float32))
@@ -210,12 +200,38 @@ class SampledTreeDraft(_TreeDraft, SampledDraft):
         return u_BR
 
 
+def children_follow(
+    levels: Sequence[Level],
+    drawn: Drawn,
+    u_BR: Tensor | None,
+    rows_BRV: Tensor,
+    tokens_BR: Tensor,
+) -> bool:
+    """Whether the children of each node are those that follow from what is recorded of it.
+
+    Args:
+        levels: of the tree.
+        drawn: how siblings are obtained.
+        u_BR: the numbers they are drawn with; None where the best tokens by rank are taken.
+        rows_BRV: what is recorded of each node but the last.
+        tokens_BR: the drafted tokens.
+    """
+    tokens_BN = nn.functional.pad(tokens_BR, (1, 0))
+    for level in levels:
+        found = children_of(rows_BRV[:, level.inner_n], drawn, level, u_BR)
+        token_BC, exists_BC = (each_Bnk.flatten(1)[:, level.slot_C] for each_Bnk in found)
+        found_BC = tokens_BN[:, level.num_nodes - len(level.slot_C) : level.num_nodes]
+        if not torch.equal(found_BC[exists_BC], token_BC[exists_BC]):
+            return False
+    return True
+
+
 def tree_plan(tree: StaticTree) -> TreePlan:
     """The plan of a tree on the device of its levels."""
     return TreePlan(tree.topology, tree.drawn, tree.levels[0].inner_n.device)
 
 
 @cache
-def _sources() -> str:
+def sources_of_growth() -> str:
     """A hash of the code that trees grow by, besides methods of modules."""
     return hash_of_sources(grow_module, children_module)

@@ -28,6 +28,7 @@ from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import fitted
 from outrider.drafters.tree.children import independent, top, without_replacement
 from outrider.drafters.tree.topology import Topology
+from outrider.runtime import Nodes
 
 Children = Literal["iid", "distinct", "chosen"]
 
@@ -41,6 +42,8 @@ class Level:
         width: k, most children of a node.
         num_nodes: nodes of the tree from the root to the level's children.
         inner_n: the level's nodes that have children.
+        above_n: the parent of each inner node, by its number among the root and the cached nodes; 0
+            at the root.
         number_nk: index of the random number that draws each child.
         slot_C: index of each child among the n·k slots.
         parent_C: parent of each child.
@@ -53,6 +56,7 @@ class Level:
     width: int
     num_nodes: int
     inner_n: Tensor
+    above_n: Tensor
     number_nk: Tensor
     slot_C: Tensor
     parent_C: Tensor
@@ -81,6 +85,7 @@ class Level:
             width,
             last,
             tensor(inner),
+            tensor([[0, *cached].index(max(0, tree.parents[i])) for i in inner]),
             tensor([[min(first[i] + k, last - 1) - 1 for k in range(width)] for i in inner]),
             tensor([inner.index(tree.parents[c]) * width + tree.ranks[c] for c in children]),
             tensor([tree.parents[c] for c in children]),
@@ -88,6 +93,11 @@ class Level:
             ancestors_NN[inner][:, cached].to(device),
             tensor([tree.depths[i] - 1 for i in cached]),
         )
+
+    def nodes(self, num_rows: int) -> Nodes:
+        """The inner nodes of so many rows as query tokens, of a level below the root's."""
+        on_path_BnM = self.on_path_nM.expand(num_rows, -1, -1)
+        return Nodes(on_path_BnM, self.depth_M.expand(num_rows, -1))
 
 
 LevelLogits = Callable[[Tensor, Level], Tensor]

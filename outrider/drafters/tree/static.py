@@ -30,10 +30,10 @@ from torch import Tensor
 from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
 from outrider.core.capabilities import TreeShape
 from outrider.drafters.chain.model import ModelBacked, ModelState
-from outrider.drafters.tree.fused import tree_plan
+from outrider.drafters.tree.fused import TreePlan, tree_plan
 from outrider.drafters.tree.grow import Children, Level, StaticTree
 from outrider.drafters.tree.topology import Topology
-from outrider.runtime import HFModel, Nodes
+from outrider.runtime import HFModel
 from outrider.sampling import Warp
 
 
@@ -56,8 +56,12 @@ class TreeDrafter(ModelBacked):
     ) -> None:
         super().__init__(model, num_tokens)
         self._tree = StaticTree(topology, children, num_tokens, model.device)
-        self._plan = tree_plan(self._tree)
+        self._plan = self._plan_of(self._tree)
         self._depth_N = torch.tensor(topology.depths, device=model.device)
+
+    def _plan_of(self, tree: StaticTree) -> TreePlan:
+        """What the compiled program drafts."""
+        return tree_plan(tree)
 
     @property
     def topology(self) -> Topology:
@@ -121,7 +125,5 @@ class TreeDrafter(ModelBacked):
         """Logits after the level's nodes that have children, (B, n, V)."""
         if level.depth == 0:
             return self._catch_up(state, context)[:, None]
-        B = context.num_rows
-        nodes = Nodes(level.on_path_nM.expand(B, -1, -1), level.depth_M.expand(B, -1))
         tokens_Bn = tokens_BN[:, level.inner_n].clamp(max=self.model.num_tokens - 1)
-        return self.model.extend(state.cache, tokens_Bn, nodes)
+        return self.model.extend(state.cache, tokens_Bn, level.nodes(context.num_rows))
