@@ -8,7 +8,7 @@ from outrider.core.capabilities import Capabilities
 from outrider.core.chain import cached_arange, chain_tensors, chain_tensors_like
 from outrider.core.context import Context, Distribution, Prefix
 from outrider.core.draft import Acceptance, Draft, Drawn, Verdict
-from outrider.core.draw import argmax, draw, draw_distinct
+from outrider.core.draw import draw, draw_distinct
 from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
@@ -31,6 +31,7 @@ from outrider.core.protocols import (
     Verifier,
 )
 from outrider.core.race import race
+from outrider.core.reductions import any_of, argmax
 from outrider.core.repeat import repeat_while, rows_of
 from outrider.core.rng import NUM_PER_ROLE, Role, Stream, row_keys
 from outrider.core.round import (
@@ -98,6 +99,7 @@ __all__ = [
     "Verification",
     "VerificationExecutor",
     "Verifier",
+    "any_of",
     "argmax",
     "at_node",
     "cached_arange",

@@ -1,4 +1,4 @@
-"""Inverse-CDF sampling with given uniform numbers, and a fast ``argmax``.
+"""Inverse-CDF sampling with given uniform numbers.
 
 Legend: B rows, V vocabulary, G blocks of consecutive tokens, W tokens of a block.
 """
@@ -10,22 +10,7 @@ import torch
 from torch import Tensor
 
 _BLOCK_SIZE = 256
-_MAX_NUMPY_SIZE = 1 << 22
 _LARGE = 32 * _BLOCK_SIZE  # a smaller vocabulary takes less time in one cumulative sum
-
-
-def argmax(x: Tensor) -> Tensor:
-    """``x.argmax(-1)``, the first of equal values, of a tensor with two dimensions or more.
-
-    On a CPU, small tensors go through numpy, which takes a fifth of torch's time on one core; large
-    ones stay with torch, which uses several cores.
-    """
-    if torch.compiler.is_compiling():
-        return x.argmax(-1)
-    small = x.device.type == "cpu" and x.numel() <= _MAX_NUMPY_SIZE and not x.requires_grad
-    if small and x.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(x.numpy().argmax(-1))
-    return x.argmax(-1)
 
 
 def draw(weights_BV: Tensor, u_B: Tensor) -> Tensor:

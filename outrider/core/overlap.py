@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outrider.core.draft import Draft
+from outrider.core.reductions import any_of
 from outrider.core.round import Overlap
 
 
@@ -78,8 +79,8 @@ def _on_first_path(draft: Draft) -> Tensor:
     if draft.is_chain:
         return draft.mask_BN
     siblings_BNN = draft.parents_BN[:, :, None] == draft.parents_BN[:, None]
-    later_BN = (siblings_BNN & draft.mask_BN[:, None]).tril(-1).any(2)
-    return draft.mask_BN & ~(draft.ancestors_BNN & later_BN[:, None]).any(2)
+    later_BN = any_of((siblings_BNN & draft.mask_BN[:, None]).tril(-1))
+    return draft.mask_BN & ~any_of(draft.ancestors_BNN & later_BN[:, None])
 
 
 def _at_tokens(draft: Draft, probs_BNV: Tensor) -> Tensor:

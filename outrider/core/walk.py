@@ -19,6 +19,7 @@ from outrider.core.chain import cached_arange, chain_tensors
 from outrider.core.draft import Draft, Verdict
 from outrider.core.draw import draw
 from outrider.core.errors import IncompatibleError
+from outrider.core.reductions import any_of
 from outrider.core.rng import Role, Stream
 
 
@@ -117,7 +118,7 @@ def walk_tree(rule: NodeRule, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdi
     q_BV = None if draft.probs_BNV is None else draft.probs_BNV[:, 0]
     for _ in range(draft.walk_length_bound):
         is_next_BN = (parents_BN == node_B[:, None]) & (node_N > last_B[:, None])
-        reached_B, child_B = is_next_BN.max(1)
+        reached_B, child_B = any_of(is_next_BN), is_next_BN.int().argmax(1)
         if synchronises and not reached_B.any():
             break
         x_B = draft.tokens_BN.gather(1, child_B[:, None])[:, 0]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.core import argmax, draw, draw_distinct
+from outrider.core import draw, draw_distinct
 from outrider.core.draw import _within
 from outrider.testing import chi2_p_value
 
@@ -118,16 +118,3 @@ def test_large_vocabularies_have_the_distribution():
         for part_B in u_B.split(5000)
     )
     assert chi2_p_value(counts_V, p_V) > 1e-4
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_the_best_token_is_the_first_argmax(dtype):
-    """Ties, infinities, NaN, and views."""
-    x_BMV = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x_BMV[0, 0, 7:9] = 9.0
-    x_BMV[0, 1] = -torch.inf
-    x_BMV[1, 0, 30] = torch.inf
-    x_BMV[2, 3, 20] = torch.nan
-    assert torch.equal(argmax(x_BMV), x_BMV.argmax(-1))
-    assert argmax(x_BMV)[0, 0] == 7
-    assert torch.equal(argmax(x_BMV[:, 1::2, 3:]), x_BMV[:, 1::2, 3:].argmax(-1))
