@@ -49,6 +49,7 @@ class Capabilities(Generic[M]):
         slot_bytes: bytes of KV buffers that its state takes per row and token, besides those of its
             models: the cache of a head.
         drafts_trees: whether the target has to score trees.
+        drafts_chains: whether, of a drafter of trees, the drafts of some rounds are chains.
         tree_shape: the shape of its trees of γ levels, where all have the same. The engine compiles
             programs that verify them.
         runs_trees: whether its own models run over trees.
@@ -79,6 +80,7 @@ class Capabilities(Generic[M]):
     max_nodes: Callable[[int], int] = chain_nodes
     slot_bytes: int = 0
     drafts_trees: bool = False
+    drafts_chains: bool = False
     tree_shape: TreeShape | None = None
     runs_trees: bool = False
     fused_lengths: tuple[int, ...] = ()

@@ -156,5 +156,8 @@ def _verified(engine: Engine) -> Iterator[tuple[Verifier, DraftKind]]:
         yield recipe.greedy_verifier, DraftKind("chosen", shape, able.keeps_logits)
         drawn = DraftKind(drafter.drawn, able.tree_shape, with_drawn_probs=able.shares_noise)
         yield recipe.verifier, drawn
+        if able.drafts_chains:
+            yield recipe.greedy_verifier, DraftKind("chosen")
+            yield recipe.verifier, DraftKind(drafter.drawn)
     if not able.drafts or engine.governor is not None:
         yield recipe.verifier, DraftKind("chosen", root_only=True)

@@ -17,7 +17,16 @@ from outrider.verifiers import Rejection, SampleMatch, Traversal
 
 H = TypeVar("H", bound=Head)
 
-_TREE = Topology.expansion([3, 2, 1, 1])
+TREE = Topology.rank_paths(
+    [
+        *((rank,) for rank in range(5)),
+        *((0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
+        *((0, 0, 0), (0, 1, 0), (1, 0, 0)),
+        (0, 0, 0, 0),
+        (0, 0, 0, 0, 0),
+    ]
+)
+"""Fifteen drafted tokens, as many as a pass of a matrix unit computes beside the root."""
 
 
 def head_of(parts: Parts, kind: type[H]) -> H:
@@ -42,7 +51,7 @@ def _chain(parts: Parts) -> Eagle3Drafter:
 
 
 def _tree(
-    parts: Parts, *, topology: Topology = _TREE, children: Children = "distinct"
+    parts: Parts, *, topology: Topology = TREE, children: Children = "distinct"
 ) -> Eagle3TreeDrafter:
     return Eagle3TreeDrafter(_model(parts), parts.target.num_tokens, topology, children)
 

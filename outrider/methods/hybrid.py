@@ -9,7 +9,12 @@ from outrider.core import Drafter
 from outrider.core.errors import InvalidParameterError
 from outrider.drafters.chain.model import ModelDrafter
 from outrider.drafters.chain.pick import INDEPENDENT
-from outrider.drafters.heads.eagle3 import Eagle3Drafter, Eagle3Head, Eagle3Model
+from outrider.drafters.heads.eagle3 import (
+    Eagle3Drafter,
+    Eagle3Head,
+    Eagle3Model,
+    Eagle3TreeDrafter,
+)
 from outrider.drafters.lookup import prompt_lookup, suffix
 from outrider.drafters.lookup.prompt_lookup import PromptLookup
 from outrider.drafters.lookup.suffix import SuffixDecoding
@@ -17,11 +22,12 @@ from outrider.drafters.sources.bandit import Bandit
 from outrider.drafters.sources.hybrid import Hybrid, Order
 from outrider.drafters.sources.merge import BEST, Merged
 from outrider.drafters.sources.sources import Source
+from outrider.drafters.tree.topology import Topology
 from outrider.drafters.within_context import within_context
-from outrider.methods.heads import head_of
+from outrider.methods.heads import TREE, head_of
 from outrider.methods.method import Method, Parts
 from outrider.runtime import HFModel
-from outrider.verifiers import Rejection
+from outrider.verifiers import Distinct, Rejection
 
 Mode = Literal["order", "bandit", "tree"]
 ChainMode = Literal["order", "bandit"]
@@ -131,6 +137,23 @@ def _with_head(
     return Hybrid(chosen, Bandit(costs, discount), parts.target.num_tokens)
 
 
+def _with_head_tree(
+    parts: Parts,
+    *,
+    topology: Topology = TREE,
+    min_prob: float = 0.1,
+    suffix_least: int = 3,
+) -> Hybrid:
+    """Suffix decoding, then the head's tree; options as of ``hybrid`` and ``eagle3-tree``."""
+    num_tokens = parts.target.num_tokens
+    model = Eagle3Model(head_of(parts, Eagle3Head), parts.target)
+    tree = Eagle3TreeDrafter(model, num_tokens, topology, "distinct")
+    copies = Source(SuffixDecoding(min_prob=min_prob, corpus_tokens=0), suffix.DEPTH)
+    cost = num_parameters(model) / num_parameters(parts.target)
+    sources = [copies, Source(tree, topology.depth, cost)]
+    return Hybrid(sources, Order([suffix_least, 1]), num_tokens)
+
+
 def num_parameters(model: HFModel) -> int:
     """Number of a model's parameters; tied ones count once. Quantised weights may be buffers."""
     module = model.module
@@ -156,5 +179,14 @@ HEAD_HYBRIDS = (
         "head: eagle3",
         Rejection,
         _with_head,
+    ),
+    Method(
+        "eagle3-tree-hybrid",
+        "Copies where the output repeats itself, else an EAGLE-3 head's tree of fixed shape.",
+        "after Li et al. (EAGLE-3) and Oliaro et al. (SuffixDecoding), NeurIPS 2025",
+        "head: eagle3",
+        Distinct,
+        _with_head_tree,
+        stops_when_unsure=False,
     ),
 )

@@ -276,16 +276,20 @@ def test_a_governor_asks_for_the_short_program() -> None:
         assert drafter.capabilities.fused_lengths == ((5, 1) if governed else (5,))
 
 
+@pytest.mark.parametrize("method", ["eagle3-hybrid", "eagle3-tree-hybrid"])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_head_beside_copies_drafts_by_its_program(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
+    temperature: float, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_model, "HeadExecutor", CountedHeadExecutor)
     prompts = [[*prompt, *prompt] for prompt in ragged_prompts([9, 3, 14], 23)]
     sampling = Sampling(temperature=temperature, seed=3, max_new_tokens=24, ignore_eos=True)
-    wanted = engine(3, compiled=False, method="eagle3-hybrid").generate(prompts, sampling)
+    tree = {"topology": Topology.rank_paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0)])}
+    asked: Any = {"method": method, "of_method": tree if "tree" in method else None}
+    wanted = engine(3, compiled=False, **asked).generate(prompts, sampling)
     before = CountedHeadExecutor.calls
-    fused = engine(3, compiled=True, method="eagle3-hybrid")
-    assert fused.drafter.capabilities.fused_lengths == (5,)
+    fused = engine(3, compiled=True, **asked)
+    able = fused.drafter.capabilities
+    assert able.fused_tree if able.drafts_trees else able.fused_lengths == (5,)
     assert token_ids(fused.generate(prompts, sampling)) == token_ids(wanted)
     assert CountedHeadExecutor.calls > before + 3

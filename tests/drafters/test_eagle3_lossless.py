@@ -45,6 +45,13 @@ def hybrid(least: int) -> Hybrid:
     return Hybrid([copies, Source(Eagle3Drafter(MODEL, V), 2, 0.1)], Order([least, 1]), V)
 
 
+def tree_hybrid(least: int) -> Hybrid:
+    """Copies where a match predicts so many tokens, else the head's tree."""
+    copies = Source(SuffixDecoding(min_prob=0.1, corpus_tokens=0), 2)
+    tree = Eagle3TreeDrafter(MODEL, V, TREE, "distinct")
+    return Hybrid([copies, Source(tree, 2, 0.1)], Order([least, 1]), V)
+
+
 PAIRS: dict[str, tuple[Callable[[], Any], Verifier]] = {
     "chain, rejection": (lambda: Eagle3Drafter(MODEL, V), Rejection()),
     "chain, block": (lambda: Eagle3Drafter(MODEL, V), Block()),
@@ -53,6 +60,8 @@ PAIRS: dict[str, tuple[Callable[[], Any], Verifier]] = {
     "dynamic tree": (lambda: Eagle3DynamicTreeDrafter(MODEL, V, 5, 2, 2), SampleMatch()),
     "copies, then chain, rejection": (lambda: hybrid(2), Rejection()),
     "chain beside copies, block": (lambda: hybrid(3), Block()),
+    "copies, then tree, distinct": (lambda: tree_hybrid(2), Distinct()),
+    "tree beside copies, distinct": (lambda: tree_hybrid(3), Distinct()),
 }
 
 
@@ -111,11 +120,17 @@ def test_limited_memory_and_quantised_caches() -> None:
     assert token_ids(found) == token_ids(plain.generate(prompts, greedy(8)))
 
 
-def test_a_head_beside_copies_knows_all_committed_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["eagle3-hybrid", "eagle3-tree-hybrid"])
+def test_a_head_beside_copies_knows_all_committed_tokens(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of rounds that copies drafted, too, in ragged rows; a row alone has the same output."""
     rounds: list[bool] = []
 
-    class Checked(Eagle3Drafter):
+    kind = "Eagle3TreeDrafter" if "tree" in name else "Eagle3Drafter"
+    base: Any = getattr(hybrid_methods, kind)
+
+    class Checked(base):  # type: ignore[misc]
         def propose(self, state: Any, context: Any, budget: Any, rng: Any) -> Any:
             cache = state.features
             assert cache.known.host == [length - 1 for length in context.lengths]
@@ -126,10 +141,10 @@ def test_a_head_beside_copies_knows_all_committed_tokens(monkeypatch: pytest.Mon
             rounds.append(max(newest.num.host) > 6)
             return super().propose(state, context, budget, rng)
 
-    monkeypatch.setattr(hybrid_methods, "Eagle3Drafter", Checked)
+    monkeypatch.setattr(hybrid_methods, kind, Checked)
     target = target_of()
     prompts = [[*prompt, *prompt] for prompt in ragged_prompts([9, 4, 12], 23)]
-    method, options = METHODS["eagle3-hybrid"], {"suffix_least": 1}
+    method, options = METHODS[name], {"suffix_least": 1}
     settings = {"max_batch_size": 2, "options": options}
     engine = Engine(target, tiny_head(target, 17), method, **settings)
     sampling = Sampling(temperature=0.7, seed=5, max_new_tokens=40, ignore_eos=True)

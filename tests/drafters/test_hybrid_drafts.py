@@ -337,15 +337,16 @@ def test_bad_sources() -> None:
         Source(PromptLookup(), 1, -1)
     with pytest.raises(InvalidParameterError, match="least=\\[0\\]"):
         Order([0])
-    with pytest.raises(IncompatibleError, match="'distinct' candidates"):
-        Source(ToyDrafter(DRAFT, 2, "distinct"), 2)
+    with pytest.raises(IncompatibleError, match="'searched' candidates"):
+        Source(ToyDrafter(DRAFT, 2, "searched"), 2)
+    drawing = [Source(ToyDrafter(DRAFT, 2, drawn), 2) for drawn in ("distinct", "iid")]
+    with pytest.raises(IncompatibleError, match=r"different ways \(distinct, iid\)"):
+        Hybrid(drawing, Order([1, 1]), 3)
     with pytest.raises(IncompatibleError, match="picker=BEST"):
         Merged([Source(ToyDrafter(DRAFT), 2)])
     trees = Source(SuffixDecoding("tree"), 3)
-    context = Context.start([[0, 1, 0, 2, 0]], SoftmaxDistribution(), [0], [0])
-    drafter = Hybrid([trees], Order([1]), 3)
-    with pytest.raises(IncompatibleError, match="merge trees with Merged"):
-        drafter.propose(drafter.start(context), context, Budget(3), context.rng)
+    with pytest.raises(IncompatibleError, match="SuffixDecoding and SuffixDecoding both draft"):
+        Hybrid([trees, trees], Order([1, 1]), 3)
 
 
 def test_a_source_that_cannot_forget_is_refused() -> None:

@@ -16,11 +16,14 @@ rule that preserves the target's distribution there does so here. Beside drawn t
 counts as a draw from the point mass at x: it is accepted with probability p(x), and a rejection
 leaves p without x. That holds for rejection sampling and for block verification.
 
+That also holds for ``Distinct``, since a copy has no siblings.
+
 A model that any row of a batch picked runs for all rows, and drafts nothing in the others.
 
 Reads the device twice per round: the lengths of free drafts, and the outcomes of the drafts.
 
-Proposes: i.i.d. chains if some source does, else chosen chains.
+Proposes: i.i.d. chains if some source does, distinct drafts if one does, else chosen ones. Trees
+where a row takes a tree.
 
 Legend: B rows, N nodes (node 0 is the root), V vocabulary.
 """
@@ -71,7 +74,7 @@ class Order:
 
 
 class Hybrid(MultiSourceDrafter):
-    """Proposes one source's chain per row and round.
+    """Proposes one source's draft per row and round.
 
     Args:
         sources: the sources, in order.
@@ -80,21 +83,31 @@ class Hybrid(MultiSourceDrafter):
 
     Raises:
         InvalidParameterError: no sources.
+        IncompatibleError: sources that draw in different ways, or two that draft trees.
     """
 
     def __init__(self, sources: Sequence[Source], choice: Choice, num_tokens: int) -> None:
         super().__init__(sources, choice)
         self.num_tokens = num_tokens
+        self.drawn: Drawn = _drawn(sources)
+        _check_trees(sources)
 
     @property
     def capabilities(self) -> Capabilities[Any]:
+        own = super().capabilities
         free = [source.free for source in self.sources]
-        return replace(super().capabilities, drafts_freely=any(free) and not all(free))
-
-    @property
-    def drawn(self) -> Drawn:
-        draws = any(each.drafter.drawn == "iid" for each in self.sources)
-        return "iid" if draws else "chosen"
+        copies = any(free) and not all(free)
+        trees = [able for each in self.sources if (able := each.drafter.capabilities).drafts_trees]
+        if not trees:
+            return replace(own, drafts_freely=copies)
+        return replace(
+            own,
+            drafts_freely=copies,
+            drafts_trees=True,
+            drafts_chains=any(not each.drafter.capabilities.drafts_trees for each in self.sources),
+            tree_shape=trees[0].tree_shape,
+            fused_tree=trees[0].fused_tree,
+        )
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.drafts = {}
@@ -108,9 +121,8 @@ class Hybrid(MultiSourceDrafter):
             if s not in state.drafts:
                 own_budget = self.sources[s].budget(budget, None if set(picks) == {s} else rows_B)
                 self._propose(state, s, context, own_budget, rng)
-            _require_chain(self.sources[s], state.drafts[s])
             taken[s] = (state.drafts[s], rows_B)
-        return self._chain(context, list(taken.values()))
+        return self._together(context, list(taken.values()))
 
     def _picks(self, state: SourcesState, context: Context, budget: Budget) -> list[int]:
         """The source that each row picks."""
@@ -128,8 +140,8 @@ class Hybrid(MultiSourceDrafter):
             picks.append(state.choice.pick(memory, lengths))
         return picks
 
-    def _chain(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
-        """One batch of chains, each row from the draft of the source that it picked."""
+    def _together(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
+        """One batch of drafts, each row from the draft of the source that it picked."""
         N = max((draft.num_nodes for draft, _ in taken), default=1)
         tokens_BN = context.root_B[:, None].repeat(1, N)
         mask_BN = torch.zeros_like(tokens_BN, dtype=torch.bool)
@@ -138,9 +150,17 @@ class Hybrid(MultiSourceDrafter):
             n = draft.num_nodes
             tokens_BN[:, :n] = torch.where(rows_B[:, None], draft.tokens_BN, tokens_BN[:, :n])
             mask_BN[:, :n] = torch.where(rows_B[:, None], draft.mask_BN, mask_BN[:, :n])
-        if self.drawn == "chosen" or context.distribution.greedy:
-            return Draft.chain(tokens_BN, mask_BN, None, "chosen")
-        return Draft.chain(tokens_BN, mask_BN, self._distributions(tokens_BN, taken), "iid")
+        drawn: Drawn = "chosen" if context.distribution.greedy else self.drawn
+        q_BNV = None if drawn == "chosen" else self._distributions(tokens_BN, taken)
+        if all(draft.is_chain for draft, _ in taken):
+            return Draft.chain(tokens_BN, mask_BN, q_BNV, drawn)
+        parents_BN = torch.arange(-1, N - 1, device=tokens_BN.device).repeat(len(tokens_BN), 1)
+        for draft, rows_B in taken:
+            n = draft.num_nodes
+            own_BN = torch.where(rows_B[:, None], draft.parents_BN, parents_BN[:, :n])
+            parents_BN[:, :n] = own_BN
+        bound = max(draft.walk_length_bound for draft, _ in taken)
+        return Draft(tokens_BN, parents_BN, mask_BN, q_BNV, drawn, max_walk_length=bound)
 
     def _distributions(self, tokens_BN: Tensor, taken: Sequence[tuple[Draft, Tensor]]) -> Tensor:
         """The distributions that the tokens were drawn from, (B, N, V): the source's, or a point
@@ -158,9 +178,23 @@ class Hybrid(MultiSourceDrafter):
         return q_BNV
 
 
-def _require_chain(source: Source, draft: Draft) -> None:
-    if not draft.is_chain:
+def _drawn(sources: Sequence[Source]) -> Drawn:
+    """How the tokens of all sources are drawn; copies are draws of any kind."""
+    kinds = sorted({each.drafter.drawn for each in sources} - {"chosen"})
+    if len(kinds) > 1:
         raise IncompatibleError(
-            f"{type(source.drafter).__name__} drafts trees, which cannot stand in one batch with "
-            f"the chains of other rows: make it draft chains, or merge trees with Merged"
+            f"sources that draw in different ways ({', '.join(kinds)}) have no rule in common: "
+            f"give one kind, beside sources that choose their tokens"
+        )
+    return kinds[0] if kinds else "chosen"
+
+
+def _check_trees(sources: Sequence[Source]) -> None:
+    names = [
+        type(each.drafter).__name__ for each in sources if each.drafter.capabilities.drafts_trees
+    ]
+    if len(names) > 1:
+        raise IncompatibleError(
+            f"{' and '.join(names)} both draft trees, and programs verify one shape: give one of "
+            f"them, or merge their trees with Merged"
         )

@@ -63,13 +63,13 @@ class Source:
     """A drafter among others.
 
     Attributes:
-        drafter: a drafter of ``iid`` or ``chosen`` candidates.
+        drafter: a drafter of ``iid``, ``distinct`` or ``chosen`` candidates.
         tokens: most tokens of its drafts.
         cost: cost of a drafted token, in forward passes of the target.
 
     Raises:
         InvalidParameterError: ``tokens`` below 1, a negative or infinite cost.
-        IncompatibleError: a drafter of ``distinct`` or ``searched`` candidates.
+        IncompatibleError: a drafter of ``searched`` candidates.
     """
 
     drafter: Drafter[Any]
@@ -81,11 +81,11 @@ class Source:
             raise InvalidParameterError(f"tokens={self.tokens!r}: a source drafts 1 or more")
         if not 0 <= self.cost < float("inf"):
             raise InvalidParameterError(f"cost={self.cost!r}: must be a finite number from 0 up")
-        if self.drafter.drawn not in ("iid", "chosen"):
+        if self.drafter.drawn == "searched":
             raise IncompatibleError(
                 f"{type(self.drafter).__name__} drafts {self.drafter.drawn!r} candidates, which "
-                f"cannot stand beside those of other sources: give sources that draw chains or "
-                f"choose them"
+                f"cannot stand beside those of other sources: give sources that draw their tokens "
+                f"or choose them"
             )
 
     @property
@@ -164,7 +164,7 @@ class MultiSourceDrafter:
 
     @property
     def capabilities(self) -> Capabilities[Any]:
-        """The sources' capabilities combined, for one source's chain per row."""
+        """The sources' capabilities combined, for one source's draft per row."""
         each = [source.drafter.capabilities for source in self.sources]
         return Capabilities(
             tuple(model for able in each for model in able.models),
