@@ -122,7 +122,12 @@ class Hybrid(MultiSourceDrafter):
                 own_budget = self.sources[s].budget(budget, None if set(picks) == {s} else rows_B)
                 self._propose(state, s, context, own_budget, rng)
             taken[s] = (state.drafts[s], rows_B)
-        return self._together(context, list(taken.values()))
+        drawn: Drawn = "chosen" if context.distribution.greedy else self.drawn
+        if len(set(picks)) == 1 and len(taken) == 1:
+            draft = state.drafts[picks[0]]
+            if draft.drawn == drawn:
+                return draft
+        return self._together(context, list(taken.values()), drawn)
 
     def _picks(self, state: SourcesState, context: Context, budget: Budget) -> list[int]:
         """The source that each row picks."""
@@ -140,7 +145,9 @@ class Hybrid(MultiSourceDrafter):
             picks.append(state.choice.pick(memory, lengths))
         return picks
 
-    def _together(self, context: Context, taken: Sequence[tuple[Draft, Tensor]]) -> Draft:
+    def _together(
+        self, context: Context, taken: Sequence[tuple[Draft, Tensor]], drawn: Drawn
+    ) -> Draft:
         """One batch of drafts, each row from the draft of the source that it picked."""
         N = max((draft.num_nodes for draft, _ in taken), default=1)
         tokens_BN = context.root_B[:, None].repeat(1, N)
@@ -150,7 +157,6 @@ class Hybrid(MultiSourceDrafter):
             n = draft.num_nodes
             tokens_BN[:, :n] = torch.where(rows_B[:, None], draft.tokens_BN, tokens_BN[:, :n])
             mask_BN[:, :n] = torch.where(rows_B[:, None], draft.mask_BN, mask_BN[:, :n])
-        drawn: Drawn = "chosen" if context.distribution.greedy else self.drawn
         q_BNV = None if drawn == "chosen" else self._distributions(tokens_BN, taken)
         if all(draft.is_chain for draft, _ in taken):
             return Draft.chain(tokens_BN, mask_BN, q_BNV, drawn)
