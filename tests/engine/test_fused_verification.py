@@ -260,6 +260,23 @@ TREE_RULES = [
 
 
 @pytest.mark.parametrize(("rule", "drawn"), TREE_RULES, ids=str)
+def test_programs_of_trees_reduce_no_truth_values(rule: Any, drawn: Any) -> None:
+    """The C++ that torch 2.13 emits for it compiles only where vectors divide their number."""
+    reduced = []
+
+    def noting(module: nn.Module, trace: Any, own: bool) -> Program:
+        aten = torch.ops.aten
+        for node in trace().graph.nodes:
+            if node.target in (aten.any.dim, aten.max.dim, aten.amax.default):
+                reduced.append(node.args[0].meta["val"].dtype)
+        return untraced(module)
+
+    verification = CompiledVerifier(noting, TreeShape(7, 4))
+    verification(rule, *tree_case(2, drawn, 0, rule.needs != "distribution"))
+    assert torch.bool not in reduced
+
+
+@pytest.mark.parametrize(("rule", "drawn"), TREE_RULES, ids=str)
 def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> None:
     """In 40 rounds of one or several rows, with every truncation."""
     maker = Counted()

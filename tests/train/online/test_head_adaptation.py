@@ -42,7 +42,13 @@ from outrider.train.online.samples import HeadSample
 
 V, D = 23, 18
 PROMPTS = ragged_prompts([9] * 8, V)
-METHODS_WITH_HEADS = ("eagle3", "eagle3-hybrid", "eagle3-tree", "eagle3-dynamic-tree")
+METHODS_WITH_HEADS = (
+    "eagle3",
+    "eagle3-hybrid",
+    "eagle3-tree",
+    "eagle3-tree-hybrid",
+    "eagle3-dynamic-tree",
+)
 LEARNS = replace(QUICK, learning_rate=1e-2)
 
 
