@@ -17,15 +17,7 @@ from outrider.verifiers import Rejection, SampleMatch, Traversal
 
 H = TypeVar("H", bound=Head)
 
-TREE = Topology.rank_paths(
-    [
-        *((rank,) for rank in range(5)),
-        *((0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
-        *((0, 0, 0), (0, 1, 0), (1, 0, 0)),
-        (0, 0, 0, 0),
-        (0, 0, 0, 0, 0),
-    ]
-)
+TREE = Topology.parse("5/3,1,1/1,1,0,1/1/1")
 """Fifteen drafted tokens, as many as a pass of a matrix unit computes beside the root."""
 
 

@@ -49,12 +49,32 @@ def test_ancestors_depths_and_walk_steps_are_those_of_the_draft(shape: str) -> N
     assert draft.walk_step_BN[0].tolist() == list(tree.walk_steps)
 
 
-def test_texts_of_different_trees_differ() -> None:
-    """Both have three nodes in two levels."""
-    first, second = (Topology.rank_paths([(0,), (1,), last]) for last in ((0, 0), (1, 0)))
-    assert str(first).startswith("3 nodes, 2 levels, ")
-    assert str(first) != str(second)
-    assert str(Topology.expansion([2, 1])) == "2,1"
+def test_texts_round_trip() -> None:
+    """Widths where they define the tree, else the children of each node; of the first two, both
+    have three nodes in two levels."""
+    texts = ["2/1", "2/0,1", "2,1", "12/10,0,1/1", "3/2,1", "1"]
+    for text in texts:
+        assert str(Topology.parse(text)) == text
+    assert Topology.parse("2/0,1") == Topology.rank_paths([(0,), (1,), (1, 0)])
+    assert Topology.parse("2/1,0") == Topology.parse("2/1")
+    assert str(Topology.parse("2/1,1")) == "2,1"
+    for shape in SHAPES.values():
+        assert Topology.parse(str(shape)) == shape
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("2/1,1,1", "level 1 has 3 numbers and 2 nodes"),
+        ("2/0,0/1", "level 2 has 1 numbers and 0 nodes"),
+        ("0/1", "the tree is empty"),
+        ("99/99,99", "more than 255 nodes"),
+        ("2/", "must be whole numbers such as '4,2,1'|cannot be read"),
+    ],
+)
+def test_texts_that_are_no_tree(text: str, message: str) -> None:
+    with pytest.raises(InvalidParameterError, match=message):
+        Topology.parse(text)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,9 +1,10 @@
 """The shape of a static token tree: the parent of each node and its rank among its siblings.
 
-Three notations are in use: width and depth; lists of expansions (Miao et al., "SpecInfer", ASPLOS
-2024: every node of level i-1 has k_i children); and lists of rank paths (Cai et al., "Medusa", ICML
-2024: ``[0, 2]`` is the third child of the first child of the root). Rank paths are the most general
-one, and a topology file contains them:
+Four notations are in use: width and depth; lists of expansions (Miao et al., "SpecInfer", ASPLOS
+2024: every node of level i-1 has k_i children); the number of children of each node, level by
+level, such as ``3/2,1``: the root has three children, the first of these two and the second one;
+and lists of rank paths (Cai et al., "Medusa", ICML 2024: ``[0, 2]`` is the third child of the first
+child of the root). A topology file contains rank paths:
 
     {"format": "outrider-topology", "version": 1, "paths": [[0], [1], [0, 0]]}
 
@@ -16,7 +17,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -71,6 +71,28 @@ class Topology:
         return cls(tuple(path for level in levels[1:] for path in level))
 
     @classmethod
+    def children(cls, levels: Sequence[Sequence[int]]) -> "Topology":
+        """A tree by the number of children of each node, level by level from the root's; the last
+        nodes of a level may be left out if they have none.
+
+        Raises:
+            InvalidParameterError: more numbers than a level has nodes, or a tree that is too large.
+        """
+        above: list[RankPath] = [()]
+        paths: list[RankPath] = []
+        for number, counts in enumerate(levels):
+            if len(counts) > len(above):
+                raise InvalidParameterError(
+                    f"level {number} has {len(counts)} numbers and {len(above)} nodes: give a "
+                    f"number per node at most"
+                )
+            _check_size(len(paths) + sum(counts), number + 1)
+            pairs = zip(above, counts, strict=False)
+            above = [(*path, rank) for path, count in pairs for rank in range(count)]
+            paths += above
+        return cls.rank_paths(paths)
+
+    @classmethod
     def k_ary(cls, width: int, depth: int) -> "Topology":
         """A tree in which every node above the last level has ``width`` children."""
         _check_whole("depth", depth)
@@ -96,7 +118,8 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """A tree from widths by level, ``"4,2,1"``, or from the name of a topology file.
+        """A tree from widths by level, ``"4,2,1"``, from the children of each node, level by level,
+        ``"4/2,1/1"``, or from the name of a topology file.
 
         Raises:
             InvalidParameterError: any other text, an unreadable file, or paths that are no tree;
@@ -104,12 +127,16 @@ class Topology:
         """
         if not isinstance(text, str) or not text:
             raise InvalidParameterError("must be widths such as '4,2,1', a file, or a Topology")
-        words = text.split(",")
-        if all(word.strip().isdecimal() for word in words):
-            return cls.expansion([int(word) for word in words])
+        levels = [level.split(",") for level in text.split("/")]
+        if all(word.strip().isdecimal() for level in levels for word in level):
+            numbers = [[int(word) for word in level] for level in levels]
+            return cls.expansion(numbers[0]) if len(levels) == 1 else cls.children(numbers)
         file = Path(os.path.expanduser(text))
         if "," in text and not os.path.exists(file):
-            raise InvalidParameterError("must be whole numbers such as '4,2,1', or a file")
+            raise InvalidParameterError(
+                "must be whole numbers such as '4,2,1' (children of all nodes of a level) or "
+                "'4/2,1/1' (of each node of a level), or a file"
+            )
         return cls.rank_paths(_paths_in(file))
 
     @classmethod
@@ -133,15 +160,20 @@ class Topology:
         )
 
     def __str__(self) -> str:
-        """Widths by level if they define the tree, else its size and a hash of its paths: equal
-        texts are of equal trees."""
+        """Widths by level if they define the tree, else the children of each node, as
+        :meth:`parse` reads them."""
         levels = range(1, self.depth + 1)
         sizes = [1, *(sum(depth == level for depth in self.depths) for level in levels)]
         widths = [below // above for above, below in pairwise(sizes)]
         if 0 not in widths and self == Topology.expansion(widths):
             return ",".join(map(str, widths))
-        digest = sha256(repr(self.paths).encode()).hexdigest()[:8]
-        return f"{len(self.paths)} nodes, {self.depth} levels, {digest}"
+        of_level: list[list[int]] = [[] for _ in range(self.depth + 1)]
+        for depth, number in zip(self.depths, self.num_children, strict=True):
+            of_level[depth].append(number)
+        for numbers in of_level[:-1]:
+            while not numbers[-1]:
+                numbers.pop()
+        return "/".join(",".join(map(str, numbers)) for numbers in of_level[:-1])
 
     @property
     def num_nodes(self) -> int:
