@@ -23,7 +23,11 @@
 namespace outrider {
 
 constexpr int64_t kBlock = 16;  // tokens, outputs, and words of inputs of a block
-constexpr int64_t kTilesAhead = 4096;  // bytes that are prefetched
+constexpr int64_t kTilesAhead = 4096, kVectorsAhead = 1536;  // bytes that are prefetched
+
+// Lets the compiler write all before the unit reads it: it does not know what memory the intrinsics
+// read.
+inline void written(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
 
 // Rows of the registers: 0 to 3 hold sums, 4 and 5 inputs, 6 and 7 weights. Registers 2, 3 and 5
 // belong to a second block of tokens, or 2 and 3 to a second panel.
@@ -110,8 +114,7 @@ struct TileConfiguration {
     } configuration;
     const TileRows rows(first, second);
     std::copy_n(rows.rows, 8, configuration.rows);
-    // The compiler does not know what memory the intrinsics read: let it write all before them.
-    __asm__ volatile("" : : "r"(&configuration) : "memory");
+    written(&configuration);
     _tile_loadconfig(&configuration);
   }
   ~TileConfiguration() { _tile_release(); }
@@ -143,6 +146,24 @@ struct TileConfiguration {
       for (int64_t half = 0; half < 2; half++)                                            \
         store_half(V::loadu(sums[half] + m * kBlock), target, m, half * kBlock);          \
   }
+
+// Weights of P panels for a block's inputs. Tiles come from memory more slowly than vectors, so
+// vectors copy the weights, and the unit finds them in the first cache.
+template <int P>
+struct alignas(64) WeightBlocks {
+  BFloat16 of_panel[P][2 * kBlock * kPanel];
+
+  // The panels are `size` weights apart.
+  void copy(const BFloat16* from, int64_t size) {
+    for (int64_t i = 0; i < 2 * kBlock * kPanel; i += kPanel)
+      for (int64_t p = 0; p < P; p++) {
+        const BFloat16* next = from + p * size + i;
+        __builtin_prefetch(reinterpret_cast<const char*>(next) + kVectorsAhead);
+        std::memcpy(of_panel[p] + i, next, kPanel * sizeof *next);
+      }
+    written(this);
+  }
+};
 
 // The processor's own prefetching does not follow loads of tiles.
 inline void prefetch_tiles(const BFloat16* weights) {
@@ -184,19 +205,19 @@ inline void few_tokens(const PairedInputs& x, const BFloat16* panel, const To& t
   TILE_ZERO(2);
   TILE_ZERO(3);
   const int64_t stride = x.words * sizeof(int32_t), size = 2 * x.words * kPanel;
+  WeightBlocks<P> blocks;
+  const BFloat16 *weights = blocks.of_panel[0], *second = blocks.of_panel[P - 1];
   for (int64_t k = 0; k < x.words; k += kBlock) {
-    const BFloat16* weights = panel + 2 * k * kPanel;
-    prefetch_tiles(weights);
+    blocks.copy(panel + 2 * k * kPanel, size);
     TILE_LOAD(4, x.row(0) + k, stride);
     TILE_LOAD(6, weights, kPanelRow);
     TILE_MULTIPLY(0, 4, 6);
     TILE_LOAD(7, weights + 2 * kBlock, kPanelRow);
     TILE_MULTIPLY(1, 4, 7);
     if constexpr (P == 2) {
-      prefetch_tiles(weights + size);
-      TILE_LOAD(6, weights + size, kPanelRow);
+      TILE_LOAD(6, second, kPanelRow);
       TILE_MULTIPLY(2, 4, 6);
-      TILE_LOAD(7, weights + size + 2 * kBlock, kPanelRow);
+      TILE_LOAD(7, second + 2 * kBlock, kPanelRow);
       TILE_MULTIPLY(3, 4, 7);
     }
   }
