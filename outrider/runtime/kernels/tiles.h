@@ -23,7 +23,8 @@
 namespace outrider {
 
 constexpr int64_t kBlock = 16;  // tokens, outputs, and words of inputs of a block
-constexpr int64_t kTilesAhead = 4096, kVectorsAhead = 1536;  // bytes that are prefetched
+constexpr int64_t kTilesAhead = 4096;  // bytes that are prefetched
+constexpr int64_t kVectorsAhead = 768;  // and weights, of each panel
 
 // Lets the compiler write all before the unit reads it: it does not know what memory the intrinsics
 // read.
@@ -153,14 +154,19 @@ template <int P>
 struct alignas(64) WeightBlocks {
   BFloat16 of_panel[P][2 * kBlock * kPanel];
 
-  // The panels are `size` weights apart.
-  void copy(const BFloat16* from, int64_t size) {
-    for (int64_t i = 0; i < 2 * kBlock * kPanel; i += kPanel)
-      for (int64_t p = 0; p < P; p++) {
-        const BFloat16* next = from + p * size + i;
-        __builtin_prefetch(reinterpret_cast<const char*>(next) + kVectorsAhead);
-        std::memcpy(of_panel[p] + i, next, kPanel * sizeof *next);
-      }
+  // The panels are `size` weights apart; after the last of their inputs, the next P panels follow.
+  void copy(const BFloat16* from, int64_t size, bool last) {
+    constexpr int64_t kLines = 2 * kBlock, kLeft = kLines - kVectorsAhead / kPanel;
+    auto lines = [&](int64_t first, int64_t end, int64_t ahead) {
+      for (int64_t i = first * kPanel; i < end * kPanel; i += kPanel)
+        for (int64_t p = 0; p < P; p++) {
+          const BFloat16* next = from + p * size + i;
+          __builtin_prefetch(next + ahead);
+          std::memcpy(of_panel[p] + i, next, kPanel * sizeof *next);
+        }
+    };
+    lines(0, kLeft, kVectorsAhead);
+    lines(kLeft, kLines, kVectorsAhead + (last ? (P - 1) * size : 0));
     written(this);
   }
 };
@@ -208,7 +214,7 @@ inline void few_tokens(const PairedInputs& x, const BFloat16* panel, const To& t
   WeightBlocks<P> blocks;
   const BFloat16 *weights = blocks.of_panel[0], *second = blocks.of_panel[P - 1];
   for (int64_t k = 0; k < x.words; k += kBlock) {
-    blocks.copy(panel + 2 * k * kPanel, size);
+    blocks.copy(panel + 2 * k * kPanel, size, k + kBlock == x.words);
     TILE_LOAD(4, x.row(0) + k, stride);
     TILE_LOAD(6, weights, kPanelRow);
     TILE_MULTIPLY(0, 4, 6);
