@@ -7,6 +7,7 @@ not wait for torch.
 
 from typing import TYPE_CHECKING
 
+from outrider.deferred import defer_imports
 from outrider.lazy import lazy
 
 if TYPE_CHECKING:
@@ -56,3 +57,5 @@ _HOME = {
 }
 
 __getattr__, __dir__ = lazy(__name__, _HOME)
+
+defer_imports()

@@ -11,6 +11,7 @@ from outrider.engine.governor.acceptance import RowMemory
 from outrider.engine.governor.batch_governor import BatchGovernor
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked
+from outrider.engine.governor.reviews import MOST_REVIEWED
 from outrider.engine.governor.sources import Sources
 
 Accepts = Callable[[int], float]
@@ -27,18 +28,24 @@ class Machine:
         step: seconds of a draft step over one row.
         overhead: seconds of a round besides the models' passes.
         noise: relative standard deviation of all times.
+        cold: draft steps that the first one takes besides after a round without drafts.
     """
 
     per_token: float = 0.03
     step: float = 0.1
     overhead: float = 0.1
     noise: float = 0.03
+    cold: float = 0.0
 
     def draft(self, rows: int, length: int, behind: int = 0) -> float:
         """Seconds in the draft model; it reads the committed tokens that it lacks at once."""
         step = self.step * (1 + self.per_token * rows)
         caught_up = self.step * self.per_token * rows * max(0, behind - 2)
         return step * length + caught_up if length else 0.0
+
+    def review(self, rows: int, behind: int) -> float:
+        """Seconds in which the draft model reads the committed tokens that it lacks."""
+        return self.step * (1 + self.cold + self.per_token * rows * behind)
 
     def round(self, rows: int, length: int, behind: int = 0) -> float:
         """Seconds of a round."""
@@ -85,6 +92,7 @@ class Simulation:
         seed: of the acceptances and the noise.
         governor: what was learned before; None begins anew.
         most: the longest draft.
+        can_review: whether the draft model can be compared with what the target emitted.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class Simulation:
         seed: int = 0,
         governor: Governor | None = None,
         most: int = 8,
+        can_review: bool = False,
     ) -> None:
         self.governor = governor or Governor(Sources(lengths=tuple(range(most + 1))))
         self._batch = BatchGovernor(self.governor)
@@ -101,6 +110,8 @@ class Simulation:
         self._random = random.Random(seed)
         self._most = most
         self.rows = [RowMemory(False) for _ in range(rows)]
+        self._can_review, self._emitted = can_review, list[list[Accepts]]()
+        self._drafted = False
 
     def run(self, rounds: int, accepts: Sequence[Accepts] | Accepts) -> Run:
         """Runs rounds; a row's acceptance is its own, or all rows have the same."""
@@ -108,16 +119,36 @@ class Simulation:
         run = Run()
         for _ in range(rounds):
             num = len(self.rows)
-            asked = self._batch.ask(self.rows, [self._most] * num, False)
+            reviewable = len(self._emitted) if self._can_review else 0
+            asked = self._batch.ask(self.rows, [self._most] * num, False, reviewable)
             accepted = [self._accepted(row, asked.length) for row in each]
-            draft = self._noisy(self._machine.draft(num, asked.length, asked.behind))
+            reviewed = self._review() if asked.reviews else []
+            self._emitted = [] if asked.length or reviewed else self._emitted
+            self._emitted = [*self._emitted, each][-MOST_REVIEWED:] if not asked.length else []
+            draft = self._noisy(self._drafting(asked, num))
+            self._drafted = asked.length > 0
             rest = self._machine.round(num, asked.length) - self._machine.draft(num, asked.length)
             total = draft + self._noisy(rest)
-            self._batch.learn(asked, self.rows, accepted, False, draft, total)
+            self._batch.learn(asked, self.rows, accepted, False, draft, total, reviewed=reviewed)
             run.asked.append(asked)
             run.tokens += sum(accepted) + num
             run.seconds += total
         return run
+
+    def _drafting(self, asked: Asked, num: int) -> float:
+        """Seconds of the draft model in a round."""
+        if asked.reviews:
+            return self._machine.review(num, asked.behind)
+        cold = 0.0 if self._drafted or not asked.length else self._machine.cold
+        return cold * self._machine.step + self._machine.draft(num, asked.length, asked.behind)
+
+    def _review(self) -> list[list[float]]:
+        """By row, whether the tokens of the last rounds, which drafted nothing, would have been
+        accepted."""
+        return [
+            [float(self._random.random() < accepts(1)) for accepts in of_row]
+            for of_row in zip(*self._emitted, strict=True)
+        ]
 
     def _accepted(self, accepts: Accepts, length: int) -> int:
         for k in range(1, length + 1):

@@ -13,7 +13,7 @@ from typing import Any
 import outrider
 from outrider import Sampling
 
-MOST_FILES = 39
+MOST_FILES = 40
 ROOT = Path(outrider.__file__).parent
 
 

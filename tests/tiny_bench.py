@@ -6,6 +6,7 @@ from typing import Any
 
 from tiny_models import byte_tokenizer, tiny_module
 
+from outrider import Stats
 from outrider.lab.bench import BatchRecord, BenchPlan, Repeat, RequestRecord, plan_of
 from outrider.lab.data import DataSet, Example
 from outrider.runtime import HFModel
@@ -78,7 +79,7 @@ def request(
 def repeat(number: int, *batches: tuple[float, int], key: str = "key") -> Repeat:
     """A repeat whose batches took these seconds for these numbers of tokens."""
     records = tuple(
-        BatchRecord(seconds, (request(index, (seconds,), (tokens,)),))
+        BatchRecord(seconds, (request(index, (seconds,), (tokens,), **vars(Stats())),))
         for index, (seconds, tokens) in enumerate(batches)
     )
     return Repeat(key, number, number, "2026-01-01T00:00:00+00:00", records)

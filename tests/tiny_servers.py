@@ -1,5 +1,7 @@
 """Engines for tests of the server: a tiny target and a draft model with tokenizer and template."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from tiny_models import byte_tokenizer, engine_of, tiny_module
@@ -48,3 +50,10 @@ def calling_engine(format: str = "hermes", context: int = 1024, **settings: Any)
     engine = engine_of(tiny_target(**room), tiny_target(std=0.19, **room), **settings)
     engine.target.tokenizer.chat_template = TEMPLATES[format]  # type: ignore[union-attr]
     return engine
+
+
+class AtOnce(asyncio.AbstractEventLoop):
+    """An event loop that is never busy."""
+
+    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        callback(*args)

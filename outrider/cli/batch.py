@@ -97,7 +97,7 @@ def batch(
         json_schema=json_schema,
     )
     if tuned is not None:
-        tuned.note_temperature(sampling.temperature)
+        tuned.note_sampling(sampling)
     name = public_name(chosen.target)
     loaded = LoadedModels(
         load_arguments(

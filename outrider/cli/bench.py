@@ -73,7 +73,7 @@ def bench(
     planned = lab.plan_of(values)
     if tuned is not None:
         for temperature in planned.temperatures:
-            tuned.note_temperature(temperature)
+            tuned.note_sampling(planned.sampling(temperature))
     _check_writable(output)
     if report is not None:
         check_page(report, "--report")

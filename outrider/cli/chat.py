@@ -87,7 +87,7 @@ def chat(
     require_template(engine, models, "continue a text with outrider generate")
     settled = engine.settled(sampling)  # reports wrong parameters before the first message
     if tuned is not None:
-        tuned.note_temperature(settled.temperature)
+        tuned.note_sampling(settled)
     session = Session(Conversation(engine, sampling, system), trace)
     if is_interactive():
         say(f"chat by method {engine.method.name}: /help lists commands, Ctrl-D leaves")

@@ -14,6 +14,7 @@ from outrider.cli.start import start
 from outrider.methods.catalogue import entries
 
 if TYPE_CHECKING:
+    from outrider import Sampling
     from outrider.lab.tune.configuration import Choice, Configuration
 
 FILE = "outrider.toml"
@@ -46,13 +47,13 @@ class TunedMethod:
     file: "Configuration"
     choice: "Choice"
 
-    def note_temperature(self, temperature: float | None) -> None:
-        """Says on stderr where a lossy method was tuned at another temperature than this one; with
-        None, where requests may have any."""
-        if why := self.file.unmeasured_divergence(self.choice, temperature):
+    def note_sampling(self, sampling: "Sampling | None") -> None:
+        """Says on stderr where a lossy method was tuned at another temperature or truncation than
+        these; with None, where requests may have any."""
+        if why := self.file.unmeasured_divergence(self.choice, sampling):
             say(
                 f"note: {self.file.path}: {why}; `outrider tune --temperature T` measures it at "
-                f"another temperature"
+                f"another temperature, and with --top-k, --top-p or --min-p with truncation"
             )
 
 
@@ -158,29 +159,34 @@ def _has_draft_model(models: Models, method: str | None) -> bool:
 def _speculation(
     speculation: Speculation, found: "Configuration", choice: "Choice", own_lengths: bool
 ) -> Speculation:
-    """The method of a choice, and its lengths unless they are stale or the user gave others."""
+    """The method of a choice, and its lengths unless the user gave others; where they are stale,
+    the engine measures instead how many tokens pay."""
     options = [f"{name}={value}" for name, value in choice.options.items()]
     speculation = replace(speculation, method=choice.method, option=options)
     if own_lengths:
         say(f"using {found.path}: method {choice.method}, with the lengths of the options")
         return speculation
-    if _is_stale(found, choice):
-        return speculation
+    if _is_stale(found, choice, "the engine measures as it runs how many tokens pay"):
+        measured: Any = AUTO
+        return replace(speculation, num_speculative_tokens=measured)
     say(f"using {found.path}: method {choice.method}")
     if choice.lengths is None or not choice.lengths.most:
         return speculation
     return replace(speculation, draft_length=f"table:{choice.lengths}")
 
 
-def _is_stale(found: "Configuration", choice: "Choice") -> bool:
-    """Whether the numbers were measured with other weights or elsewhere; says so if they were."""
+def _is_stale(
+    found: "Configuration", choice: "Choice", instead: str = "its draft lengths are not used"
+) -> bool:
+    """Whether the numbers were measured with other weights or elsewhere; says so if they were, and
+    what is done instead."""
     from outrider.lab.metadata import hardware
 
     differences = found.stale(choice, hardware())
     if differences:
         say(
-            f"note: {found.path} is stale: {'; '.join(differences)}. Its draft lengths are not "
-            f"used; `outrider tune` measures anew"
+            f"note: {found.path} is stale: {'; '.join(differences)}; {instead}, and `outrider "
+            f"tune` measures anew"
         )
     return bool(differences)
 

@@ -17,12 +17,14 @@ _FLAGS = re.compile(  # how errors of the Python API name the parameters that ar
     r"\b(temperature|top_k|top_p|min_p|repetition_penalty|presence_penalty|frequency_penalty"
     r"|logit_bias|seed|max_new_tokens|logprobs|stop|num_speculative_tokens|draft_confidence"
     r"|minutes|metric|at_least|references|repeats|tensor_parallel|draft_placement|max_repeats"
-    r"|warmup|threads|alpha|cost"
+    r"|warmup|threads|alpha|cost|gammas"
     r"|divergence|data|beta|cost_ratio|answer_tokens|refresh_every|refresh_prompts|replay_samples"
     r"|draft_length|quantize_draft|quantize_target|kv_dtype|max_memory|prefix_cache|max_body_size|compile|exact"
     r"|load|gpus|gpu|passes|max_per_token|prompt_tokens|output_tokens|swing"
     r"|trust_remote_code|dtype|device|draft|target|method)=(?:'([^']*)'|\"([^\"]*)\"|(\.\.\.)|([^\s,;:]+))"
 )
+_ONE_EACH = {"gammas": "gamma"}
+"""Options that are given once for each value of a parameter."""
 
 
 class BadInputError(ValueError):
@@ -76,6 +78,7 @@ def as_flags(message: str) -> str:
 
     def flag(match: re.Match[str]) -> str:
         name, single, double, dots, bare = match.groups()
+        name = _ONE_EACH.get(name, name)
         if bare == "True":
             return f"--{name.replace('_', '-')}"
         value = "NAME" if dots else next(v for v in (single, double, bare) if v is not None)

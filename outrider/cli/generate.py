@@ -158,7 +158,7 @@ def generate(
         models, speculation, max_memory=max_memory, generation_config=not no_generation_config
     )
     if tuned is not None:
-        tuned.note_temperature(engine.settled(sampling).temperature)
+        tuned.note_sampling(engine.settled(sampling))
     if chat is not None:
         require_template(engine, models, "give a PROMPT to continue")
     plain = plain_engine(engine) if compare else None

@@ -1,4 +1,4 @@
-"""``outrider report``: measured cells as one HTML file, and as charts for papers."""
+"""``outrider report``: measured cells as one HTML or Markdown file, and as charts for papers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.lab.bench import CellResult
 
 TITLE = "Benchmark"
+MARKDOWN = ".md"
 
 
 def report(
@@ -30,7 +31,7 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="The HTML file to write.",
+            help="The file to write: HTML, or tables in Markdown if its name ends in .md.",
             rich_help_panel=OUTPUT,
         ),
     ] = Path("report.html"),
@@ -54,6 +55,8 @@ def report(
 
       outrider report results/ -o report.html --charts figures/
 
+    A name that ends in .md gives the tables alone, in Markdown, for READMEs and issues.
+
     Needs matplotlib: pip install "outrider[bench]".
     """
     check_page(output, "--output")
@@ -67,7 +70,7 @@ def check_page(page: Path, flag: str) -> None:
     """Fails, before any work, if the page cannot be written.
 
     Args:
-        page: the HTML file.
+        page: the file.
         flag: the option that names it, for messages.
     """
     if page.is_dir():
@@ -83,12 +86,13 @@ def write_page(
     results: "Sequence[CellResult]", page: Path, title: str = TITLE, charts: Path | None = None
 ) -> None:
     """Writes the page, and the charts into their folder, and says so."""
-    from outrider.lab.report import write_charts, write_report
+    from outrider.lab.report import write_charts, write_markdown, write_report
 
     with Progress() as progress:
         try:
             progress.show("drawing the report")
-            write_report(results, page, title)
+            write = write_markdown if page.suffix == MARKDOWN else write_report
+            write(results, page, title)
             if charts is not None:
                 write_charts(results, charts)
         except OSError as error:

@@ -75,7 +75,7 @@ def serve(
     )
     loading.check()
     if tuned is not None:
-        tuned.note_temperature(None)
+        tuned.note_sampling(None)
     if replicas.replicas is not None:
         serve_replicas(loading, settings, listening, limits, replicas)
         return

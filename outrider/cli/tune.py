@@ -199,7 +199,8 @@ def _write(tuning: "Tuning", plan: "BenchPlan", output: Path, table: _NgramTable
         for name in names
         if getattr(plan, name) not in (None, False, defaults.get(name))
     }
-    found = configuration_of(tuning, plan.target, settings, hardware(), plan.temperatures[0])
+    sampling = tuning.sampling or plan.sampling(plan.temperatures[0])
+    found = configuration_of(tuning, plan.target, settings, hardware(), sampling)
     used = {name for choice in found.choices for name in choice.options.values()}
     if str(table.counted) in used:
         table.keep()

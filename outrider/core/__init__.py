@@ -13,7 +13,7 @@ from outrider.core.ends import Ends
 from outrider.core.errors import OutriderError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences, to_device
-from outrider.core.match import candidates_equal, match
+from outrider.core.match import candidates_equal, match, match_picks
 from outrider.core.protocols import (
     Budget,
     CanRollBack,
@@ -23,9 +23,11 @@ from outrider.core.protocols import (
     Needs,
     ReadHidden,
     ReadsHiddenStates,
+    ReviewsTokens,
     Scores,
     SequenceState,
     SharesHiddenStates,
+    StartsLate,
     State,
     UsesRawLogits,
     Verifier,
@@ -86,12 +88,14 @@ __all__ = [
     "Prefix",
     "ReadHidden",
     "ReadsHiddenStates",
+    "ReviewsTokens",
     "Role",
     "Round",
     "Scores",
     "SequenceState",
     "Sequences",
     "SharesHiddenStates",
+    "StartsLate",
     "State",
     "Stream",
     "UsesRawLogits",
@@ -112,6 +116,7 @@ __all__ = [
     "draw_distinct",
     "keep_accepted",
     "match",
+    "match_picks",
     "output_distribution",
     "path_to",
     "prompt_reader",

@@ -64,6 +64,8 @@ class Capabilities(Generic[M]):
         rewindable: whether its state is a ``CanRollBack``, which forgets tokens that were taken
             back and reads anew what the context has after the others. Any other state is started
             anew from the context.
+        reviews: whether it is a ``ReviewsTokens``.
+        starts_late: whether it is a ``StartsLate``.
         drafts_freely: whether some of its sources can draft without its models
             (``Budget.free_only``).
         keeps_logits: whether its drafts of greedy rows carry its model's logits.
@@ -88,6 +90,8 @@ class Capabilities(Generic[M]):
     stops_early: bool = False
     handles_context_limit: bool = False
     rewindable: bool = False
+    reviews: bool = False
+    starts_late: bool = False
     drafts_freely: bool = False
     keeps_logits: bool = False
     shares_noise: bool = False

@@ -7,7 +7,7 @@ V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from typing import Protocol
 
@@ -113,13 +113,14 @@ class Context(Sequences):
     @property
     def is_even(self) -> bool:
         """Whether all rows have the same length."""
-        return self.lengths.count(self.lengths[0]) == len(self.lengths)
+        lengths = self.sequence_lengths.host
+        return lengths.count(lengths[0]) == len(lengths)
 
     @property
     def root_B(self) -> Tensor:
         """The last committed token of each row."""
         if self.is_even:
-            return self.tokens_BT[:, self.lengths[0] - 1]
+            return self.tokens_BT[:, self.sequence_lengths.host[0] - 1]
         return self.tokens_BT.gather(1, self.length_B[:, None] - 1)[:, 0]
 
     @property
@@ -137,14 +138,18 @@ class Context(Sequences):
     @property
     def rng(self) -> Stream:
         """The random numbers of the coming round."""
-        precomputed = self._precomputed if UpcomingUniforms.is_faster(self.key_B) else None
-        return Stream(self.key_B, self.length_B, precomputed=precomputed)
+        here = self.sequence_lengths
+        if not UpcomingUniforms.is_faster(self.key_B):
+            return Stream(self.key_B, here.device_B)
+        precomputed = partial(self._precomputed, here.host)
+        return Stream(self.key_B, here.device_B, precomputed=precomputed)
 
     def append(self, emitted_BK: Tensor, num_emitted: Lengths) -> None:
         """Appends the tokens of a round; row b takes its first ``num_emitted``."""
-        K, first = emitted_BK.shape[1], max(self.lengths)
+        K, lengths = emitted_BK.shape[1], self.sequence_lengths.host
+        first = max(lengths)
         self._reserve(first + K)
-        if self.is_even:
+        if first == min(lengths):
             self.tokens_BT[:, first : first + K] = emitted_BK
         else:
             index_BK = self.length_B[:, None] + cached_arange(K, self.device)
@@ -188,10 +193,10 @@ class Context(Sequences):
         if self.ends is not None and other.ends is not None:
             self.ends = self.ends.join(other.ends)
 
-    def _precomputed(self) -> Tensor:
-        if self._upcoming is None or not self._upcoming.covers(self.lengths):
-            self._upcoming = UpcomingUniforms(self.key_B, self.lengths)
-        return self._upcoming.at(self.lengths)
+    def _precomputed(self, lengths: list[int], start: int, stop: int) -> Tensor:
+        if self._upcoming is None or not self._upcoming.covers(lengths):
+            self._upcoming = UpcomingUniforms(self.key_B, lengths)
+        return self._upcoming.at(lengths, start, stop)
 
     def _reserve(self, num_tokens: int) -> None:
         if num_tokens > self.tokens_BT.shape[1]:

@@ -97,7 +97,7 @@ class Draft:
         """The empty draft. Plain decoding is a round with an empty draft."""
         return cls.chain(root_B[:, None], None, None, "chosen")
 
-    @property
+    @cached_property
     def num_nodes(self) -> int:
         return self.tokens_BN.shape[1]
 
@@ -192,12 +192,15 @@ class Verdict:
         """
         host = self.num_accepted_B.tolist() if num_accepted is None else list(num_accepted)
         accepted = Lengths(host, self.num_accepted_B)
-        emitted = Lengths([n + 1 for n in host], self.num_emitted_B)
-        return Acceptance(self.path_BD, self.num_accepted_B, self.next_token_B, accepted, emitted)
+        return Acceptance(
+            self.path_BD, self.num_accepted_B, self.next_token_B, accepted, accepted + 1
+        )
 
     def emitted(self, draft: Draft) -> Tensor:
         """The tokens emitted this round, shape (B, K). Row b emits its first ``num_accepted + 1``;
         the rest is arbitrary."""
+        if draft.num_nodes == 1:
+            return self.next_token_B[:, None]
         if draft.is_chain:  # every accepted path is a prefix of the chain
             tokens_BD = draft.tokens_BN[:, 1:]
         else:

@@ -64,12 +64,16 @@ class Ends:
 
         The root never counts as an end token. Synchronises only on a CPU, where that is free.
         """
-        if draft.num_nodes < 3 or not self.ids_BZ.shape[1]:
+        if draft.num_nodes < 3 or not any(self.token_ids):
             return draft
+        if draft.tokens_BN.device.type == "cpu":
+            drafted = draft.tokens_BN.tolist()
+            if all(
+                ids.isdisjoint(row[1:]) for ids, row in zip(self.token_ids, drafted, strict=True)
+            ):
+                return draft
         ends_BN = self.are_ends(draft.tokens_BN)
         ends_BN[:, 0] = False
-        if ends_BN.device.type == "cpu" and not bool(ends_BN.any()):
-            return draft
         if draft.is_chain:
             after_BN = pad(ends_BN[:, :-1].cumsum(1) > 0, (1, 0))
         else:

@@ -9,7 +9,6 @@ Legend: B rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,23 +25,42 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
 class Lengths:
     """A number of tokens per row; immutable.
 
-    Attributes:
+    A round makes a dozen of them, of which few are read on the device. On a CPU the tensor is
+    therefore made when it is first asked for; on other devices, where a copy from the host would
+    cost more, it is computed from the tensors of the others.
+
+    Args:
         host: the numbers as a list, which nobody may modify.
-        device_B: the same numbers as an int64 tensor.
+        device_B: the same numbers as an int64 tensor; None makes it on the CPU, on request.
     """
 
-    host: list[int]
-    device_B: Tensor
+    __slots__ = ("_device_B", "host")
+
+    def __init__(self, host: list[int], device_B: Tensor | None = None) -> None:
+        self.host = host
+        self._device_B = device_B
+
+    @property
+    def device_B(self) -> Tensor:
+        """The numbers as an int64 tensor, which nobody may modify."""
+        if self._device_B is None:
+            self._device_B = torch.tensor(self.host, dtype=torch.int64)
+        return self._device_B
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self._device_B is None or self._device_B.is_cpu
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Lengths:
         """From numbers on the host. Copies them to the device without waiting for it."""
-        host = list(lengths)
-        return cls(host, to_device(torch.tensor(host, dtype=torch.int64), torch.device(device)))
+        host, device = list(lengths), torch.device(device)
+        if device.type == "cpu":
+            return cls(host)
+        return cls(host, to_device(torch.tensor(host, dtype=torch.int64), device))
 
     @classmethod
     def read(cls, length_B: Tensor) -> Lengths:
@@ -51,34 +69,42 @@ class Lengths:
 
     def __add__(self, other: Lengths | int) -> Lengths:
         if isinstance(other, int):
-            return Lengths([n + other for n in self.host], self.device_B + other)
+            host = [n + other for n in self.host]
+            return Lengths(host, None if self._on_cpu else self.device_B + other)
         host = [n + m for n, m in zip(self.host, other.host, strict=True)]
-        return Lengths(host, self.device_B + other.device_B)
+        return Lengths(host, None if self._on_cpu else self.device_B + other.device_B)
 
     def __sub__(self, other: Lengths | int) -> Lengths:
         if isinstance(other, int):
-            return Lengths([n - other for n in self.host], self.device_B - other)
+            host = [n - other for n in self.host]
+            return Lengths(host, None if self._on_cpu else self.device_B - other)
         host = [n - m for n, m in zip(self.host, other.host, strict=True)]
-        return Lengths(host, self.device_B - other.device_B)
+        return Lengths(host, None if self._on_cpu else self.device_B - other.device_B)
 
     def at_most(self, bound: Lengths) -> Lengths:
         """The smaller number of each row. Makes a tensor only where neither side is the smaller in
         every row."""
-        pairs = list(zip(self.host, bound.host, strict=True))
-        if all(n <= m for n, m in pairs):
+        smaller = list(map(min, self.host, bound.host))
+        if smaller == self.host:
             return self
-        if all(m <= n for n, m in pairs):
+        if smaller == bound.host:
             return bound
-        return Lengths([min(pair) for pair in pairs], self.device_B.minimum(bound.device_B))
+        return Lengths(smaller, None if self._on_cpu else self.device_B.minimum(bound.device_B))
 
     def keep(self, rows: Sequence[int]) -> Lengths:
         """Those of these rows, in this order."""
+        host = [self.host[row] for row in rows]
+        if self._on_cpu:
+            return Lengths(host)
         index_B = torch.tensor(rows, dtype=torch.int64, device=self.device_B.device)
-        return Lengths([self.host[row] for row in rows], self.device_B[index_B])
+        return Lengths(host, self.device_B[index_B])
 
     def join(self, other: Lengths) -> Lengths:
         """Those of these rows, then those of another batch's."""
-        return Lengths(self.host + other.host, torch.cat([self.device_B, other.device_B]))
+        host = self.host + other.host
+        if self._on_cpu:
+            return Lengths(host)
+        return Lengths(host, torch.cat([self.device_B, other.device_B]))
 
 
 class Sequences:

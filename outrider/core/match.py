@@ -30,6 +30,19 @@ def match(draft: Draft, fits_BD: Tensor, next_BN: Tensor) -> Verdict:
     return Verdict(path_to(draft, node_B), num_accepted_B, next_BN.gather(1, node_B[:, None])[:, 0])
 
 
+def match_picks(draft: Draft, pick_BN: Tensor) -> Verdict:
+    """Accepts the deepest path whose tokens equal the tokens picked at their parents.
+
+    Args:
+        draft: chains or trees.
+        pick_BN: the token picked at each node; the next token where a path ends there.
+    """
+    if draft.num_nodes == 1:
+        none = chain_tensors_like(draft.tokens_BN)
+        return Verdict(none.path_BD, none.num_drafted_B, pick_BN[:, 0])
+    return match(draft, candidates_equal(draft, pick_BN), pick_BN)
+
+
 def candidates_equal(draft: Draft, pick_BN: Tensor) -> Tensor:
     """Whether each drafted token equals the token picked at its parent, shape (B, D)."""
     if draft.is_chain:

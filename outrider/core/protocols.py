@@ -10,7 +10,7 @@ Legend: B rows, N nodes, D depth, M scored positions, V vocabulary, H hidden wid
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -80,8 +80,7 @@ class SequenceState(CanRollBack, State, Protocol):
         """Makes the sequences what they were when the snapshot was taken."""
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """The target's logits at every node of a draft, and its last hidden states if requested."""
 
     logits_BNV: Tensor
@@ -185,6 +184,33 @@ class ReadsHiddenStates(Protocol):
                 token (the root) onwards are arbitrary.
             first: the number of the first token.
         """
+
+
+@runtime_checkable
+class ReviewsTokens(Protocol):
+    """A drafter whose model can be compared with tokens that the target emitted without a draft. It
+    declares ``Capabilities.reviews``."""
+
+    def review(self, state: Any, context: Context, num_tokens: int) -> Tensor | None:
+        """How probable the model finds the newest tokens of each row: q_i(x_i) of the last
+        ``num_tokens`` committed ones, (B, K), under the rows' sampling parameters; at temperature 0
+        whether x_i is its argmax. The model reads what it lacks ahead of the root. Mutates the
+        state. None, and nothing is read, where it cannot be told.
+
+        Args:
+            state: the drafter's, of rows that have not drafted for so many tokens.
+            context: the running batch.
+            num_tokens: K, at least 1 and less than the tokens of any row.
+        """
+
+
+@runtime_checkable
+class StartsLate(Protocol):
+    """A drafter whose model may read the prompts when it first drafts. It declares
+    ``Capabilities.starts_late``."""
+
+    def start_late(self, context: Context) -> Any:
+        """As ``Drafter.start``, but no forward pass is run."""
 
 
 class Verifier(Protocol):

@@ -106,13 +106,13 @@ class Stream:
     Attributes:
         key_B: keys of the rows, from :func:`row_keys`.
         position_B: the position of each row that keys its numbers.
-        precomputed: returns :attr:`uniforms_BJ` if the caller has generated it already. Traced
-            programs get their numbers this way, because the hash does not compile to good code.
+        precomputed: returns the numbers of :attr:`uniforms_BJ` from a first one up to a last one,
+            if the caller has generated them already.
     """
 
     key_B: Tensor
     position_B: Tensor
-    precomputed: Callable[[], Tensor] | None = field(default=None, kw_only=True)
+    precomputed: Callable[[int, int], Tensor] | None = field(default=None, kw_only=True)
 
     def at(self, position_B: Tensor) -> "Stream":
         """The same rows at another position."""
@@ -130,7 +130,7 @@ class Stream:
         """The first ``NUM_PER_ROLE`` uniform numbers of each role that every round uses, role by
         role, shape (B, J)."""
         if self.precomputed is not None:
-            return self.precomputed()
+            return self.precomputed(0, NUM_PER_ROLE * len(_ROUND_ROLES))
         return self._uniform(_ROUND_ROLES, NUM_PER_ROLE, 0)
 
     def uniform(self, role: Role, num: int, first: int = 0) -> Tensor:
@@ -139,6 +139,8 @@ class Stream:
         if not together or role not in _ROUND_ROLES or first + num > NUM_PER_ROLE:
             return self._uniform((role,), num, first)
         first += NUM_PER_ROLE * _ROUND_ROLES.index(role)
+        if self.precomputed is not None:
+            return self.precomputed(first, first + num)
         return self.uniforms_BJ[:, first : first + num]
 
     def _uniform(self, roles: tuple[Role, ...], num: int, first: int) -> Tensor:
@@ -194,18 +196,27 @@ class UpcomingUniforms:
         key_BM = key_B[:, None].expand_as(position_BM)
         numbers = Stream(key_BM.flatten(), position_BM.flatten()).uniforms_BJ
         self._numbers_BMJ = numbers.view(*position_BM.shape, -1)
+        self._by_position: dict[tuple[int, int], tuple[Tensor, ...]] = {}
 
     def covers(self, lengths: Sequence[int]) -> bool:
         """Whether the numbers at these positions have been generated."""
         pairs = zip(self._first, lengths, strict=True)
         return all(0 <= length - first < self.num_positions for first, length in pairs)
 
-    def at(self, lengths: Sequence[int]) -> Tensor:
-        """``Stream.uniforms_BJ`` at these positions."""
+    def at(self, lengths: Sequence[int], start: int, stop: int) -> Tensor:
+        """The numbers of ``Stream.uniforms_BJ`` from ``start`` up to ``stop``, at these positions.
+
+        Rounds ask for the same numbers again and again, so that where all rows have moved equally
+        far, the numbers of all positions are taken apart at once.
+        """
         offsets = [length - first for first, length in zip(self._first, lengths, strict=True)]
-        if len(offsets) == 1:
-            return self._numbers_BMJ[:, offsets[0]]
-        return self._numbers_BMJ[range(len(offsets)), offsets]
+        if offsets.count(offsets[0]) < len(offsets):
+            return self._numbers_BMJ[range(len(offsets)), offsets, start:stop]
+        found = self._by_position.get((start, stop))
+        if found is None:
+            found = self._numbers_BMJ[..., start:stop].unbind(1)
+            self._by_position[start, stop] = found
+        return found[offsets[0]]
 
     @staticmethod
     def is_faster(key_B: Tensor) -> bool:

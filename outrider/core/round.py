@@ -4,7 +4,6 @@ Legend: B rows, N nodes, D depth, K emitted tokens (D+1), M positions, V vocabul
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -31,8 +30,7 @@ BindLogits = Callable[[Tensor], Verifier]
 slower."""
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """Everything a round decided, still on the device and not yet committed.
 
     Attributes:
@@ -73,8 +71,7 @@ class Overlap(NamedTuple):
     overlap_BD: Tensor
 
 
-@dataclass(frozen=True)
-class Verification:
+class Verification(NamedTuple):
     """The result of verifying a draft; attributes as in :class:`Round`."""
 
     draft: Draft

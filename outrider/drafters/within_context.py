@@ -162,7 +162,8 @@ class WithinContext:
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        return replace(self.drafter.capabilities, handles_context_limit=True)
+        able = self.drafter.capabilities
+        return replace(able, handles_context_limit=True, reviews=False, starts_late=False)
 
     def start(self, context: Context) -> WithinState:
         state: WithinState = self.begin(context).finish()

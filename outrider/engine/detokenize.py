@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _CONTEXT = 6
+_LONGEST = 12  # tokens; a window that is longer begins anew with the next tokens
 _INCOMPLETE = "\ufffd"
 
 
@@ -13,7 +14,8 @@ class Detokenizer:
 
     Some tokenizers decode a token differently at the beginning of a text, and a character may span
     several tokens. So each piece is the difference between decoding a short window with and without
-    the new tokens, and text that ends in an incomplete character is held back.
+    the new tokens, and text that ends in an incomplete character is held back. A window serves
+    several pieces: its text with one of them is its text without the next.
 
     Args:
         tokenizer: the model's.
@@ -29,6 +31,7 @@ class Detokenizer:
         self._tokens = list(prompt[-_CONTEXT:])
         self._window = 0
         self._read = len(self._tokens)
+        self._text: str | None = None  # of the window's tokens that are read; None if not decoded
 
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete, perhaps none."""
@@ -36,22 +39,31 @@ class Detokenizer:
         text, piece = self._difference()
         if not piece or text.endswith(_INCOMPLETE):
             return ""
-        self._window, self._read = self._read, len(self._tokens)
+        self._advance(text)
         return piece
 
     def flush(self) -> str:
         """What is still held back, incomplete characters replaced."""
-        _, piece = self._difference()
-        self._window, self._read = self._read, len(self._tokens)
+        text, piece = self._difference()
+        self._advance(text)
         return piece
 
     def _difference(self) -> tuple[str, str]:
         """The window's text, and what the unread tokens add to it or, where the tokens before end
         inside a character, complete."""
-        before, after = self._decode(self._read), self._decode(None)
+        if self._text is None:
+            self._text = self._decode(self._read)
+        before, after = self._text, self._decode(None)
         if not after.startswith(before):
             before = before.rstrip(_INCOMPLETE)
         return after, after[len(before) :]
+
+    def _advance(self, text: str) -> None:
+        """All tokens are read; the window has this text."""
+        before, self._read = self._read, len(self._tokens)
+        self._text = text
+        if self._read - self._window > _LONGEST:
+            self._window, self._text = before, None
 
     def _decode(self, end: int | None) -> str:
         text = self._tokenizer.decode(

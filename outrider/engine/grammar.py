@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from outrider.core.errors import IncompatibleError, InvalidParameterError
+from outrider.engine.schema_place import schema_place
 from outrider.sampling.grammar import Grammar
 
 if TYPE_CHECKING:
@@ -161,7 +162,20 @@ def _notation(grammar: Grammar) -> str:
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidParameterError:
     line = " ".join(problem.split())
+    if grammar.kind == "json_schema":
+        place = schema_place(grammar.source, problem, _schema_problem)
+        line = f"at {place}: {line}" if place else line
     return InvalidParameterError(f"{grammar.kind}: {line}")
+
+
+def _schema_problem(source: str) -> str:
+    """What is wrong with a JSON schema; empty if nothing."""
+    library = _library()
+    try:
+        notation = str(library.grammar_from("json_schema", source))
+    except ValueError as error:
+        return str(error)
+    return str(library.LLMatcher.validate_grammar(notation))
 
 
 def _tokenizer(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.core import Context, Drafter, Ends, prompt_reader
+from outrider.core import Context, Drafter, Ends, StartsLate, prompt_reader
 from outrider.engine.request import Row
 from outrider.runtime import HFModel
 from outrider.runtime.kernels.truncation import truncated
@@ -19,14 +19,20 @@ class Newcomers:
         rows: at least one.
         target: the target of the batch that they will join.
         drafter: the drafter of that batch.
+        late: whether the drafter's model reads the prompts when it first drafts; the drafter then
+            is a ``StartsLate``.
 
     Attributes:
         rows: the rows, in the order of the context's.
+        late: as given.
         context: their tokens.
     """
 
-    def __init__(self, rows: Sequence[Row], target: HFModel, drafter: Drafter[Any]) -> None:
+    def __init__(
+        self, rows: Sequence[Row], target: HFModel, drafter: Drafter[Any], *, late: bool = False
+    ) -> None:
         self.rows = list(rows)
+        self.late = late
         self.context = _context(rows, target)
         self._target = target
         self._drafter = drafter
@@ -86,7 +92,11 @@ class Newcomers:
         """Begins the drafter's prefills once the target's has ended."""
         if self._drafting is not None or self._prefill.next_width:
             return
-        if isinstance(self._drafter, PrefillsInSteps):
+        if self.late:
+            assert isinstance(self._drafter, StartsLate)
+            self._prefill.finish()
+            self._drafting = Prefilling(self._drafter.start_late(self.context))
+        elif isinstance(self._drafter, PrefillsInSteps):
             self._prefill.finish()
             self._drafting = self._drafter.begin(self.context)
 

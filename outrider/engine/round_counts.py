@@ -25,8 +25,8 @@ Legend: B rows, N nodes, D drafted tokens (N-1), C columns of a block.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +39,7 @@ Line = list[list[float]]
 """A row's numbers, block by block."""
 
 
-@dataclass(frozen=True)
-class RoundCounts:
+class RoundCounts(NamedTuple):
     """What one round did to a row, wherever the output then ends.
 
     Attributes:

@@ -5,6 +5,9 @@ and four draft lengths, 0 among them. What lies between is interpolated (``gover
 the rounds of requests correct it. A drafter without models and heads is replaced by one whose
 drafts always have full length, because it would find little to copy in such texts.
 
+On a processor that other work keeps busy, times say nothing of the next request: what was measured
+while the process waited for its turn is dropped, and the governor learns from real rounds.
+
 Measuring takes about a second once; larger batches that do not fit are measured while they run. The
 times are kept in the cache folder (``governor/saved_times.py``).
 """
@@ -43,6 +46,10 @@ _REPEATS = 4  # of each length, in a row; the first is not timed, since its weig
 _LARGEST = 32  # rows
 _GROWTH = 1.5  # of the time to measure, where the number of rows doubles
 _PROMPT = 16  # tokens
+_BUSY = 0.8  # of the time, below which a process that ran did not have a processor to itself
+
+processor_seconds = time.process_time
+"""Seconds in which this process had a processor, of all of its threads."""
 
 Report = Callable[[str, float | None], None]
 
@@ -70,16 +77,20 @@ def measure_round_times(
     ends, last = clock() + seconds, 0.0
     missing = [size for size in _sizes(engine.max_batch_size) if size not in times.sizes]
     for number, size in enumerate(missing):
-        began = clock()
+        began, ran = clock(), processor_seconds()
         if began + _GROWTH * last > ends:
             break
         if report is not None:
             report("measuring the time of rounds, once", number / len(missing))
+        found: list[RoundTime] = []
         with suppress(OutriderError):  # the rows do not fit into memory, say
             for greedy in (True, False) if governor.sources.sampled_length is None else (True,):
-                times.rounds += _measured(engine, size, greedy)
-        times.sizes.append(size)
+                found += _measured(engine, size, greedy)
         last = clock() - began
+        if engine.target.device.type == "cpu" and processor_seconds() - ran < _BUSY * last:
+            continue
+        times.rounds += found
+        times.sizes.append(size)
         write_times(key, times)
     governor.assume(times.rounds)
 
@@ -169,10 +180,18 @@ class Script:
         self.left = list(lengths)
         self.found: dict[int, list[tuple[float, float]]] = {}
 
-    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+    def ask(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
+    ) -> Asked:
         """The next length."""
         length = min(self.left.pop(0), max(limits))
         return Asked(0, length, [min(length, limit) for limit in limits])
+
+    def reads_prompts(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, num_tokens: int
+    ) -> bool:
+        """Always."""
+        return True
 
     def learn(
         self,
@@ -184,6 +203,7 @@ class Script:
         total: float,
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
+        reviewed: Sequence[Sequence[float]] = (),
     ) -> None:
         """Notes the times of a round, unless some row had no room for the whole draft."""
         if min(asked.lengths) == asked.length:

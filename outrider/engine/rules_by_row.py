@@ -76,8 +76,8 @@ class RulesByRow:
         found_BDM = None
         for rule, rows in self.rows.items():
             index_R = torch.tensor(rows, device=round_.p_BNV.device)
-            part = replace(
-                round_, draft=rows_of(round_.draft, index_R), p_BNV=round_.p_BNV[index_R]
+            part = round_._replace(
+                draft=rows_of(round_.draft, index_R), p_BNV=round_.p_BNV[index_R]
             )
             found_RDM = measured_divergence(part, rule)
             if found_RDM is None:

@@ -25,6 +25,7 @@ from outrider.core import (
     commit_round,
     run_round,
 )
+from outrider.core.health import Checked
 from outrider.engine.admission import KVMemory, Reservation
 from outrider.engine.dead_ends import dead_end, first_dead
 from outrider.engine.forced import ForcedTokens, can_force
@@ -35,6 +36,7 @@ from outrider.engine.logprobs import Logprobs
 from outrider.engine.measured_divergence import by_position, measured_divergence
 from outrider.engine.newcomers import Newcomers, warp_of
 from outrider.engine.request import Row, TopLogprobs
+from outrider.engine.reviewing import Unreviewed
 from outrider.engine.round_counts import (
     copy_to_host,
     count_columns,
@@ -87,6 +89,7 @@ class RunningBatch:
         self._observed = observed or Observed()
         self._governor = governor
         self._memories: list[RowMemory] = []
+        self._unreviewed = None if governor is None else Unreviewed(drafter)
         self.rows: list[Row] = []
         self._wanted: list[int | None] = []
         self._wants_logprobs = False
@@ -134,7 +137,7 @@ class RunningBatch:
         """Begins the prefill of new rows; earlier newcomers must have joined."""
         assert self._newcomers is None
         began = self._clock()
-        self._newcomers = Newcomers(rows, self._target, self._drafter)
+        self._newcomers = Newcomers(rows, self._target, self._drafter, late=self._starts_late(rows))
         self._charge(began)
 
     @torch.inference_mode()
@@ -152,16 +155,16 @@ class RunningBatch:
             torch.cuda.synchronize(self._target.device)
         self._charge(began)
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Runs one round of all rows. A row with non-finite logits, or without a token to sample,
         gets an error; the other rows go on."""
         observer = self._observed.observer
-        if observer is None:
-            self._step(None)
-        else:
-            with observer.round():
-                self._step(observer)
+        with torch.inference_mode():  # a decorator takes twice as long
+            if observer is None:
+                self._step(None)
+            else:
+                with observer.round():
+                    self._step(observer)
 
     def _step(self, observer: RoundObserver | None) -> None:
         assert self._context is not None
@@ -170,9 +173,12 @@ class RunningBatch:
         verifier = self._rule(greedy)
         drafter: Drafter[Any] = self._forced or self._drafter
         limits = self._limits()
-        asked = None
-        if self._governor is not None:
-            asked = self._governor.ask(self._memories, limits, greedy)
+        governor, unreviewed = self._governor, self._unreviewed
+        asked = labels_BK = None
+        if governor is not None and unreviewed is not None:
+            asked = governor.ask(self._memories, limits, greedy, unreviewed.num)
+            if asked.reviews:
+                labels_BK = unreviewed.review(self._state, self._context)
             if self._forced is not None:
                 self._forced.limits = limits
         round_ = run_round(
@@ -196,14 +202,16 @@ class RunningBatch:
         overlap = overlap_of(round_, verifier.lossless)
         accepted = self._read(round_, logprobs, overlap, divergence_BDM, observation)
         draft, total = self._charge(began)
-        if self._governor is not None and asked is not None:
+        if governor is not None and unreviewed is not None and asked is not None:
             forced: Sequence[int] = ()
             ran_drafter = True
             if self._forced is not None:
                 forced, ran_drafter = self._forced.numbers, self._forced.ran_drafter
-            self._governor.learn(
-                asked, self._memories, accepted, greedy, draft, total, forced, ran_drafter
+            reviewed = () if labels_BK is None else labels_BK.tolist()
+            governor.learn(
+                asked, self._memories, accepted, greedy, draft, total, forced, ran_drafter, reviewed
             )
+            unreviewed.add(round_, verifier, drafted=asked.length > 0)
             self._explain(asked)
 
     def leave(self) -> list[Row]:
@@ -237,7 +245,22 @@ class RunningBatch:
             self._context.join(context)
             self._context.distribution = warp_of(self.rows + newcomers.rows, self._target)
         self._set_rows(self.rows + newcomers.rows)
+        if newcomers.late:
+            lengths = context.lengths
+            for memory, length in zip(self._memories[-len(lengths) :], lengths, strict=True):
+                memory.of(0).undrafted = length - 1
         self._newcomers = None
+
+    def _starts_late(self, rows: Sequence[Row]) -> bool:
+        """Whether the draft model leaves the prompts of new rows for later: where drafting is not
+        expected to pay, it may not run at all."""
+        if self._governor is None or not self._drafter.capabilities.starts_late:
+            return False
+        greedy = [row.request.sampling.greedy for row in (*self.rows, *rows)]
+        lengths = [len(row.sequence_ids) for row in rows]
+        memories = self._memories + [RowMemory(each) for each in greedy[len(self.rows) :]]
+        most = [self._gamma] * len(memories)
+        return not self._governor.reads_prompts(memories, most, all(greedy), max(lengths))
 
     def _keep(self, rows: list[int]) -> None:
         self._set_rows([self.rows[row] for row in rows])
@@ -264,7 +287,8 @@ class RunningBatch:
             self._release()
 
     def _set_rows(self, rows: list[Row]) -> None:
-        if self._governor is not None:
+        if self._governor is not None and self._unreviewed is not None:
+            self._unreviewed.change_rows()
             known = dict(zip(self.rows, self._memories, strict=True))
             self._memories = [
                 known.get(row) or RowMemory(row.request.sampling.greedy) for row in rows
@@ -345,17 +369,17 @@ class RunningBatch:
         watched = [] if observation is None else observation.blocks
         requested = [] if logprobs is None else logprobs.blocks()
         lines = copy_to_host([*own, *requested, *watched])
-        starts = [length - 1 for length in self._context.lengths]
-        self._commit(round_, [int(line[0][0]) for line in lines])
-        for b, (row, start, line) in enumerate(zip(self.rows, starts, lines, strict=True)):
-            numbers = [number for (number,) in line[: len(counts) + len(sums) + len(dead)]]
-            totals = zip(sums, numbers[len(counts) :], strict=False)
-            damaged = [model for (model, _), total in totals if not math.isfinite(total)]
-            if damaged:
-                row.error = damaged[0].non_finite(start)
+        starts = self._context.lengths  # of before the round: commits make new ones
+        accepted = [int(line[0][0]) for line in lines]
+        self._commit(round_, accepted)
+        num_counts, num_numbers = len(counts), len(counts) + len(sums) + len(dead)
+        for b, (row, line) in enumerate(zip(self.rows, lines, strict=True)):
+            numbers = [number for (number,) in line[:num_numbers]]
+            damaged = _first_damaged(sums, numbers[num_counts:])
+            if damaged is not None:
+                row.error = damaged.non_finite(starts[b] - 1)
                 continue
-            emitted = line[len(numbers)]
-            tokens = [int(token) for token in emitted[: int(numbers[0]) + 1]]
+            tokens = [int(token) for token in line[num_numbers][: accepted[b] + 1]]
             chosen: list[float] = []
             best: list[TopLogprobs] = []
             if logprobs is not None:
@@ -363,16 +387,16 @@ class RunningBatch:
                 chosen, best = logprobs.read(part, len(tokens), self._wanted[b])
             measured = divergences and not (row.request.rule or self._choose(False)).lossless
             positions = by_position(line[len(own) - 1]) if measured else ()
-            by_depth = line[len(numbers) + 1 :][: len(overlaps)]
+            by_depth = line[num_numbers + 1 :][: len(overlaps)]
             forced = 0 if self._forced is None else self._forced.numbers[b]
-            done = read_counts(round_, numbers[: len(counts)], by_depth, positions, forced)
+            done = read_counts(round_, numbers[:num_counts], by_depth, positions, forced)
             kept = row.take(tokens, done, chosen, best)
             if observation is not None:
                 watched_line = line[len(own) + len(requested) :]
-                observation.read(RowRound(row, start, done, len(tokens) - 1, kept), watched_line)
+                seen = RowRound(row, starts[b] - 1, done, accepted[b], kept)
+                observation.read(seen, watched_line)
             if dead and numbers[-1] < kept:
                 row.error = dead_end(round_, b, row, int(numbers[-1]), kept)
-        accepted = [int(line[0][0]) for line in lines]
         return [None if row.over else n for row, n in zip(self.rows, accepted, strict=True)]
 
     def _commit(self, round_: Round, num_accepted: Sequence[int]) -> None:
@@ -388,7 +412,9 @@ class RunningBatch:
         )
 
     def _clock(self) -> tuple[float, float, float]:
-        draft = sum(model.watch.seconds() for model in self._draft_models)
+        draft = 0.0
+        for model in self._draft_models:
+            draft += model.watch.seconds()
         return time.perf_counter(), draft, self._target.watch.seconds()
 
     def _charge(self, began: tuple[float, float, float]) -> tuple[float, float]:
@@ -397,7 +423,8 @@ class RunningBatch:
         Returns:
             Seconds in the drafter's models, and in all.
         """
-        total, draft, target = (b - a for a, b in zip(began, self._clock(), strict=True))
+        now = self._clock()
+        total, draft, target = now[0] - began[0], now[1] - began[1], now[2] - began[2]
         rows = self.rows + self.newcomers
         share = 1 / len(rows)
         for row in rows:
@@ -412,6 +439,16 @@ class RunningBatch:
             if asked.believed is not None:
                 tokens, seconds = asked.believed
                 row.stats.believe(tokens * share, seconds * share)
+
+
+def _first_damaged(
+    sums: Sequence[tuple[Checked, Tensor]], totals: Sequence[float]
+) -> Checked | None:
+    """The first model some of whose logits were not finite, by a row's totals; None if all were."""
+    for (model, _), total in zip(sums, totals, strict=False):
+        if not math.isfinite(total):
+            return model
+    return None
 
 
 def _has_grammar(row: Row) -> bool:

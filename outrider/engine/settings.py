@@ -146,10 +146,11 @@ def _check_verifier(verifier: object) -> None:
         )
 
 
-def check_speculative_tokens(number: int | None) -> None:
-    """Raises InvalidParameterError unless the number is None or a valid γ."""
+def check_speculative_tokens(number: int | None, name: str = "num_speculative_tokens") -> None:
+    """Raises InvalidParameterError unless the number, which the user knows by this name, is None or
+    a valid γ."""
     if number is not None:
-        check_range("num_speculative_tokens", number, MAX_SPECULATIVE_TOKENS)
+        check_range(name, number, MAX_SPECULATIVE_TOKENS)
 
 
 def check_range(name: str, value: int, most: int) -> None:

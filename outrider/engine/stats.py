@@ -195,7 +195,8 @@ class Stats:
 
     def govern(self, length: int, probe: bool) -> None:
         """Counts a round for which the governor asked for a draft of this length."""
-        _grow(self.draft_lengths, length + 1)
+        if length >= len(self.draft_lengths):
+            _grow(self.draft_lengths, length + 1)
         self.draft_lengths[length] += 1
         self.probes += probe
 

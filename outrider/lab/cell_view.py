@@ -211,6 +211,20 @@ def check_environment(views: Sequence[CellView]) -> None:
             )
 
 
+def checked(cells: Iterable[Any]) -> list[CellView]:
+    """Views of the cells of a report: at least one, each with its environment.
+
+    Raises:
+        CellFormatError: a cell has no environment, or not all of it.
+        InvalidParameterError: no cells.
+    """
+    views = views_of(cells)
+    if not views:
+        raise InvalidParameterError("a report needs at least one cell: run outrider bench first")
+    check_environment(views)
+    return views
+
+
 def is_lower_better(metric: str) -> bool:
     """Whether smaller values of a metric are better."""
     words = metric.lower().replace("-", " ").replace("_", " ").split()

@@ -3,10 +3,9 @@
 A caller may do other work between two forward passes; the tokens per pass, and so every bit of the
 result, stay the same.
 
-A short prompt is prefilled by a compiled program where there is one. The program computes the
-logits of every token, though a prefill needs none. For a short prompt that costs less than Python
-takes between the operations of the layers; for a long one, or a vocabulary that holds most of a
-model's weights, it does not, and the prefill runs eagerly (``runner.py``).
+Passes over one row, and narrow ones over several, run by a compiled program where there is one. It
+computes the logits of the last token alone; programs of models that cannot choose compute all of
+them, which pays for short prompts only (``runner.py``). Wide passes over several rows run eagerly.
 
 Legend: B rows, N query tokens, T context length, H hidden width (times the layers asked for).
 """

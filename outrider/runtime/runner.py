@@ -132,22 +132,24 @@ def compiled_executor(
     """The model's compiled executor, if it is to run a forward pass over so many query tokens of
     each row, of which the last ``num_logits`` need logits (0: all).
 
-    Compiled programs compute all logits, whether they are needed or not, and read KV buffers that
-    hold numbers as the model computes them. In an exact model the number of query tokens decides
-    nothing, since bits may not depend on it.
+    Compiled programs read KV buffers that hold numbers as the model computes them. In an exact
+    model the number of query tokens decides nothing, since bits may not depend on it.
     """
     if model.compiled is None or not cache.is_plain:
         return None
     if model.exact:
         return model.compiled if num_logits == 0 else None
     num_tokens = cache.num_rows * num_queries
-    cheap = num_logits == 0 or all_logits_are_cheap(model, num_tokens)
-    return model.compiled if num_tokens <= MOST_TOKENS and cheap else None
+    pays = num_logits == 0 or compiled_prefill_pays(model, num_tokens)
+    return model.compiled if num_tokens <= MOST_TOKENS and pays else None
 
 
-def all_logits_are_cheap(model: Runnable, num_tokens: int) -> bool:
-    """Whether computing the logits of so many query tokens costs less than running the layers
-    eagerly would."""
+def compiled_prefill_pays(model: Runnable, num_tokens: int) -> bool:
+    """Whether a compiled program takes less time than the eager model for so many query tokens of
+    which few need logits: where it computes no others, or where computing them all costs less than
+    running the layers eagerly would."""
+    if model.compiled is not None and model.compiled.selects_logits:
+        return True
     width: int | None = getattr(model.module.config.get_text_config(), "hidden_size", None)
     if width is None:
         return False

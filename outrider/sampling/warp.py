@@ -97,6 +97,7 @@ class DraftParameters(NamedTuple):
         return self._replace(**by_token)
 
 
+_WIDE = torch.float32, torch.float64
 _BY_TOKEN = "bias_BV", "prompt_BV", "output_BV"
 
 
@@ -211,7 +212,7 @@ class Warp:
 
     def raw_logits(self, logits_BMV: Tensor, prefix: Prefix) -> Tensor:
         """The same as :meth:`logits`, without the replacement of logits that leave no token."""
-        z_BMV = logits_BMV.to(torch.promote_types(logits_BMV.dtype, torch.float32))
+        z_BMV = logits_BMV if logits_BMV.dtype in _WIDE else logits_BMV.float()
         if self._bias_BV is not None:
             z_BMV = z_BMV + self._bias_BV[:, None].to(z_BMV.dtype)
         if self._penalises:

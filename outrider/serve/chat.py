@@ -73,6 +73,13 @@ class ChatRequest(GenerationFields):
             raise ValueError("top_logprobs: only for logprobs=true")
         return self
 
+    @model_validator(mode="after")
+    def _one_length(self) -> "ChatRequest":
+        lengths = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(lengths) > 1:
+            raise ValueError("max_tokens: leave it out beside max_completion_tokens")
+        return self
+
     @property
     def max_new_tokens(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens

@@ -32,7 +32,7 @@ _WHEN = {
     413: "The body is too large.",
     429: "The queue is full, or too many methods are in use.",
     500: "The model produced NaN, or a bug.",
-    503: "Memory ran out.",
+    503: "Memory ran out, or the server was shut down meanwhile.",
 }
 
 

@@ -76,6 +76,15 @@ class ApiError(Exception):
         return json_response(self.body, self.status, self.headers)
 
 
+def shut_down() -> ApiError:
+    """For a request that has not ended when the time for a shutdown is over."""
+    return ApiError(
+        "the server was shut down before the output was complete: send the request again",
+        status=503,
+        code="shutting_down",
+    )
+
+
 def json_response(
     body: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:

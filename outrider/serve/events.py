@@ -1,5 +1,6 @@
 """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
@@ -7,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outrider.serve.errors import api_error
+from outrider.serve.errors import api_error, shut_down
 from outrider.serve.generation import Generation
 
 DONE = "data: [DONE]\n\n"
@@ -53,6 +54,9 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
+        except asyncio.CancelledError:  # a shutdown that waits no longer
+            last = event(shut_down().body).encode()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._generation.close()
 

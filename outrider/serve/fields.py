@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from outrider.sampling import Grammar, Sampling
 
@@ -155,6 +155,14 @@ class StructuredOutputs(Body):
         return Grammar.json_object()
 
 
+def _strings(value: Any) -> Any:
+    """A string, or several."""
+    listed = value if isinstance(value, list) else [value]
+    if value is not None and not all(isinstance(each, str) for each in listed):
+        raise ValueError("must be a string or a list of strings")
+    return value
+
+
 class SpeculationFields(Body):
     """How a request is decoded, which clients send as ``extra_body``."""
 
@@ -205,7 +213,7 @@ class GenerationFields(SpeculationFields):
     frequency_penalty: float | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(**_INT64)] | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, BeforeValidator(_strings)] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None

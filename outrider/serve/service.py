@@ -20,7 +20,7 @@ from outrider.engine.speculation import check_tokens
 from outrider.engine.token_texts import TokenTexts
 from outrider.serve.choice import Choice, Part, speculation_metrics, usage
 from outrider.serve.engines import EnginePool
-from outrider.serve.errors import ApiError
+from outrider.serve.errors import ApiError, shut_down
 from outrider.serve.fields import GenerationFields, SpeculationFields
 from outrider.serve.generation import Generation
 from outrider.serve.metrics import Metrics
@@ -283,6 +283,8 @@ class Service:
             async with aclosing(self.parts(asked)) as parts:
                 async for _ in parts:
                     pass
+        except asyncio.CancelledError:
+            raise shut_down() from None
         finally:
             watch.cancel()
         if asked.generation.disconnected:

@@ -162,8 +162,12 @@ class _Running:
             self.outputs[request_id] = _Output(subscriber, index)
 
     def abort(self, subscriber: Subscriber) -> None:
+        """Ends a subscriber's outputs. Its ids may be another subscriber's by now: they begin
+        anew with each scheduler, and an engine that has been idle gets another scheduler."""
         for request_id in subscriber.ids:
-            if self.outputs.pop(request_id, None) is not None:
+            output = self.outputs.get(request_id)
+            if output is not None and output.subscriber is subscriber:
+                del self.outputs[request_id]
                 self.scheduler.abort(request_id)
         for request in subscriber.requests:
             self._recorder.unwatch(request)

@@ -11,6 +11,7 @@ Legend: B rows, N query tokens of a forward pass, D depth, T capacity in tokens,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import gt
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -169,9 +170,11 @@ class RecurrentToy:
 
     Attributes:
         toy: its logits, and how it folds tokens into a number.
+        decoder_prompt: None, as of every decoder-only model.
     """
 
     toy: ToyModel
+    decoder_prompt: ClassVar[None] = None
 
     @property
     def num_tokens(self) -> int:

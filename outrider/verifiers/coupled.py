@@ -31,8 +31,7 @@ from outrider.core import (
     Needs,
     Stream,
     Verdict,
-    candidates_equal,
-    match,
+    match_picks,
     race,
 )
 
@@ -52,4 +51,4 @@ class Coupled:
         key_BN = rng.key_B[:, None].expand_as(position_BN)
         y_BN = race(p_BNV.flatten(0, 1), Stream(key_BN.flatten(), position_BN.flatten()))
         y_BN = y_BN.view_as(draft.tokens_BN)
-        return match(draft, candidates_equal(draft, y_BN), y_BN)
+        return match_picks(draft, y_BN)

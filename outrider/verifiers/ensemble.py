@@ -42,8 +42,7 @@ from outrider.core import (
     Needs,
     Stream,
     Verdict,
-    candidates_equal,
-    match,
+    match_picks,
     require_chain,
     walk,
 )
@@ -126,7 +125,7 @@ class EnsembleGreedy:
         argmax_BN = p_BNV.argmax(-1)
         if draft.num_nodes > 1:
             argmax_BN = self._mixed(draft, p_BNV, argmax_BN)
-        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)
+        return match_picks(draft, argmax_BN)
 
     def _mixed(self, draft: Draft, p_BNV: Tensor, argmax_BN: Tensor) -> Tensor:
         """The argmax of the mixture where there is a drafted token, the target's elsewhere."""

@@ -24,8 +24,7 @@ from outrider.core import (
     Stream,
     Verdict,
     argmax,
-    candidates_equal,
-    match,
+    match_picks,
 )
 
 
@@ -41,4 +40,4 @@ class Greedy:
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         argmax_BN = argmax(p_BNV)
-        return match(draft, candidates_equal(draft, argmax_BN), argmax_BN)
+        return match_picks(draft, argmax_BN)

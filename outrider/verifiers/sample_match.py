@@ -29,9 +29,8 @@ from outrider.core import (
     Role,
     Stream,
     Verdict,
-    candidates_equal,
     draw,
-    match,
+    match_picks,
 )
 
 
@@ -48,4 +47,4 @@ class SampleMatch:
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
         u_BN = rng.uniform(Role.NEXT, draft.num_nodes).gather(1, draft.depth_BN)
         y_BN = draw(p_BNV.flatten(0, 1), u_BN.flatten()).view_as(draft.tokens_BN)
-        return match(draft, candidates_equal(draft, y_BN), y_BN)
+        return match_picks(draft, y_BN)

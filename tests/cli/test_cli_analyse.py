@@ -155,6 +155,14 @@ def test_report(run: Run, cells: Path, tmp_path: Path) -> None:
     assert (charts / "speed.png").is_file()
 
 
+def test_a_report_in_markdown(run: Run, cells: Path, tmp_path: Path) -> None:
+    page = tmp_path / "r.md"
+    assert run("report", cells, "-o", page, "--title", "Mine").exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Mine\n")
+    assert "## Environment" in text
+
+
 def test_a_report_without_its_environment_is_an_error(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     file, page = tmp_path / "cells.jsonl", tmp_path / "page.html"

@@ -174,7 +174,7 @@ def test_ctrl_c_keeps_finished_cells_and_the_same_command_goes_on(
     [
         (("--method", "speculativ"), "did you mean 'speculative'"),
         (("--method", "mentored:budgets=1"), "did you mean 'budget'"),
-        (("--gamma", 65), "--num-speculative-tokens 65: must be a whole number from 1 to 64"),
+        (("--gamma", 65), "--gamma 65: must be a whole number from 1 to 64"),
         (("--temperature", -1), "--temperature -1.0"),
         (("--repeats", 0), "--repeats 0: must be a whole number from 1"),
         (("--data", "none.jsonl"), "cannot read data file 'none.jsonl'"),

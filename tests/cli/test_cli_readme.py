@@ -12,6 +12,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_methods_of_the_readme_exist() -> None:
     named = re.findall(r"^\| `([\w-]+)` \|", README, flags=re.MULTILINE)
     assert named == list(METHODS)
+    assert f"It implements {len(METHODS)} decoding methods" in README
 
 
 def test_files_of_the_readme_exist() -> None:

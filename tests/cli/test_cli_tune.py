@@ -4,6 +4,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated_machine import SimulatedMachine
@@ -80,6 +81,7 @@ def test_tune_writes_what_generate_and_bench_read(
     assert values["target"] == str(target)
     assert values["settings"] == {"dtype": "float32", "device": "cpu"}
     assert values["tuned_at_temperature"] == 0
+    assert "tuned_with_truncation" not in values
     after = run("generate", "def f(x):", "--max-new-tokens", 4, "--json")
     assert after.exit_code == 0, after.output
     assert "using outrider.toml" in after.stderr
@@ -183,9 +185,9 @@ def test_no_prompts(pair: tuple[Path, Path], run: Run, here: Path) -> None:
 # ---------------------------------------------------------------------------- the other commands
 
 
-def drafted(result: Result) -> dict[str, object]:
+def drafted(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
-    document: dict[str, object] = json.loads(result.stdout)
+    document: dict[str, Any] = json.loads(result.stdout)
     return document
 
 
@@ -268,7 +270,8 @@ def test_a_stale_file_is_said_to_be_stale(written: Path, run: Run, line: str) ->
     result = run("generate", "def f(x):", "--max-new-tokens", 8, "--json")
     assert drafted(result)["method"] == "block"
     assert "note: outrider.toml is stale: " in result.stderr
-    assert "`outrider tune` measures anew" in result.stderr
+    assert "; the engine measures as it runs how many tokens pay" in result.stderr
+    assert drafted(result)["stats"]["draft_lengths"]
 
 
 @pytest.fixture

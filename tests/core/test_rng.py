@@ -160,10 +160,11 @@ def test_upcoming_numbers_are_those_of_their_positions():
     coming = UpcomingUniforms(key_B, [7, 30, 2])
     assert coming.num_positions > 4
     for step in (0, 1, coming.num_positions - 1):
-        lengths = [7 + step, 30, 2 + step]
-        assert coming.covers(lengths)
-        wanted = Stream(key_B, torch.tensor(lengths)).uniforms_BJ
-        assert torch.equal(coming.at(lengths), wanted)
+        for lengths in ([7 + step, 30, 2 + step], [7 + step, 30 + step, 2 + step]):
+            assert coming.covers(lengths)
+            wanted = Stream(key_B, torch.tensor(lengths)).uniforms_BJ
+            for start, stop in ((0, 3 * NUM_PER_ROLE), (16, 21), (16, 21)):
+                assert torch.equal(coming.at(lengths, start, stop), wanted[:, start:stop])
     assert not coming.covers([7, 30, 2 + coming.num_positions])
     assert not coming.covers([6, 30, 2])
 
@@ -203,7 +204,7 @@ def test_a_context_and_its_rows_alone_have_the_same_numbers(rows):
 def test_precomputed_numbers_are_used_first():
     given_BJ = torch.rand(2, 3 * NUM_PER_ROLE, dtype=torch.float64)
     there = stream([1, 2], [3, 4], [5, 6])
-    given = Stream(there.key_B, there.position_B, precomputed=lambda: given_BJ)
+    given = Stream(there.key_B, there.position_B, precomputed=lambda a, b: given_BJ[:, a:b])
     assert torch.equal(given.uniform(Role.DRAFT, 4), given_BJ[:, :4])
     assert torch.equal(
         given.uniform(Role.NEXT, 2, 1), given_BJ[:, 2 * NUM_PER_ROLE + 1 : 2 * NUM_PER_ROLE + 3]

@@ -41,7 +41,9 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     long stretches of 0."""
     asked: list[int] = []
 
-    def ask(self: BatchGovernor, rows: list[Any], limits: Sequence[int], is_greedy: bool) -> Asked:
+    def ask(
+        self: BatchGovernor, rows: Any, limits: Sequence[int], is_greedy: bool, reviewable: int
+    ) -> Asked:
         number = len(asked)
         length = min(0 if number % 30 >= 7 else number % 7, max(limits))
         asked.append(length)
@@ -200,7 +202,9 @@ def test_what_was_missed_is_read_in_passes_of_bounded_width(
     """Also by a draft model with a vocabulary of its own."""
     asked: list[int] = []
 
-    def ask(self: BatchGovernor, rows: list[Any], limits: Sequence[int], is_greedy: bool) -> Asked:
+    def ask(
+        self: BatchGovernor, rows: Any, limits: Sequence[int], is_greedy: bool, reviewable: int
+    ) -> Asked:
         asked.append(min(4 if len(asked) >= 150 else 0, max(limits)))
         return Asked(0, asked[-1], [min(asked[-1], limit) for limit in limits])
 

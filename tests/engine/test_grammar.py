@@ -221,8 +221,11 @@ def test_forced_tokens_are_drafted_whatever_a_governor_says(
     assert engine.governor is not None
     before = engine.governor.beliefs(1)["acceptance, draft"]
 
-    def nothing(self: BatchGovernor, rows: Any, limits: Sequence[int], greedy: bool) -> Asked:
-        return replace(ask(self, rows, limits, greedy), length=0, lengths=[0] * len(limits))
+    def nothing(
+        self: BatchGovernor, rows: Any, limits: Sequence[int], greedy: bool, reviewable: int
+    ) -> Asked:
+        asked = ask(self, rows, limits, greedy, reviewable)
+        return replace(asked, length=0, lengths=[0] * len(limits))
 
     for _ in range(2):
         result = engine.generate("x", fixed)
@@ -346,7 +349,15 @@ def test_wrong_descriptions(make: Any, message: str) -> None:
     ("grammar", "message"),
     [
         (Grammar.regex("(a"), "regex: .*unclosed group"),
-        (Grammar.json_schema({"type": "nothing"}), "json_schema: "),
+        (Grammar.json_schema({"type": "nothing"}), "^json_schema: Invalid type: nothing"),
+        (
+            Grammar.json_schema({"properties": {"a/b": {"items": {"anyOf": [{}, {"type": "c"}]}}}}),
+            "^json_schema: at /properties/a~1b/items/anyOf/1: Invalid type: c",
+        ),
+        (
+            Grammar.json_schema({"$defs": {"x": {}}, "properties": {"y": {"$ref": "#/$defs/z"}}}),
+            "^json_schema: at /properties/y: ",
+        ),
         (Grammar.grammar("start: nowhere"), "grammar: .*nowhere"),
     ],
 )

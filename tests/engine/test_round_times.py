@@ -1,5 +1,7 @@
 """Times of rounds from before the first request: measured once, kept, and used by the governor."""
 
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from tiny_models import engine_of, greedy, ragged_prompts, random_head, tiny, to
 
 import outrider
 from outrider.drafters.heads.medusa import MedusaDrafter
-from outrider.engine import Engine
+from outrider.engine import Engine, round_times
 from outrider.engine.governor.costs import RoundCosts
 from outrider.engine.governor.saved_times import (
     RoundTime,
@@ -32,6 +34,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder."""
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy it is."""
+    monkeypatch.setattr(round_times, "processor_seconds", partial(next, count(step=1000)))
 
 
 def governed(method: str = "speculative", draft: Any = DRAFT, rows: int = 4) -> Engine:
@@ -69,6 +77,17 @@ def test_all_cells_are_filled(method: str, draft: Any) -> None:
     wanted = {(rows, length) for rows in (1, 2, 4) for length in lengths}
     for source in range(len(engine.governor.sources.names)):
         assert cells(engine, True, source) == cells(engine, False, source) == wanted
+
+
+def test_times_of_a_busy_machine_are_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process had no processor while the clock ran on."""
+    monkeypatch.setattr(round_times, "processor_seconds", lambda: 0.0)
+    engine = governed()
+    measure_round_times(engine, seconds=ENOUGH)
+    assert not cells(engine)
+    assert not list(folder.rglob("*.json"))
 
 
 def test_the_next_engine_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,6 +176,7 @@ def test_inverse_problems_invert() -> None:
         if c >= 0:
             assert speedup(alpha, gamma, c, 1.1) == pytest.approx(1)
         assert alpha_of_tokens(expected_tokens(alpha, gamma), gamma) == pytest.approx(alpha)
+        assert alpha_of_tokens(1.0, gamma) == 0  # a free draft pays from the first token on
         reached = speedup(alpha, gamma, 0.1, 1.2)
         if reached > 1 / 1.2:
             found = alpha_for_speedup(reached, gamma, 0.1, 1.2)

@@ -120,7 +120,7 @@ def test_bad_toml(tmp_path: Path, text: Any, message: str) -> None:
         ({"data": [{"source": "x", "task": "y"}]}, InvalidParameterError, "unknown setting 'task'"),
         ({"data": [{"source": "x", "limit": 0}]}, InvalidParameterError, "limit=0"),
         ({"data": [{"source": "x", "prompts": "y"}]}, InvalidParameterError, "prompts='y'"),
-        ({"gammas": [0]}, InvalidParameterError, "num_speculative_tokens=0"),
+        ({"gammas": [0]}, InvalidParameterError, "gammas=0"),
         ({"temperatures": [-1]}, InvalidParameterError, "temperature=-1"),
         ({"temperatures": ["hot"]}, InvalidParameterError, "temperatures='hot'"),
         ({"top_p": 0}, InvalidParameterError, "top_p=0"),

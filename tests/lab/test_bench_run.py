@@ -1,5 +1,6 @@
 """Runs of plans on tiny models: what is measured, resumed, repeated and refused."""
 
+import gc
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -150,6 +151,27 @@ def test_the_clock_is_read_once_per_round(monkeypatch: pytest.MonkeyPatch) -> No
     sampling = Sampling(temperature=0, max_new_tokens=8)
     list(measuring.run_examples(engine, tiny_data().examples, sampling, 3, clock))
     assert reads == steps + 2
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_old_objects_are_not_searched_for_garbage_while_outputs_are_timed(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody else has set objects aside, whom an unfreeze would surprise."""
+    seen: list[str] = []
+    real = running.run_examples
+
+    def run_examples(*arguments: Any) -> Any:
+        seen.append("run")
+        return real(*arguments)
+
+    monkeypatch.setattr(running, "run_examples", run_examples)
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: before)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: seen.append(name))
+    bench(tiny_plan(methods=["plain"], repeats=1, max_repeats=1, warmup=0))
+    warm_up = ["run"]
+    assert seen == warm_up + (["run"] if before else ["freeze", "run", "unfreeze"])
 
 
 def test_repeats_are_interleaved_and_shuffled(calls: list[tuple[str, float, int, int]]) -> None:

@@ -15,6 +15,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
+    Qwen2MoeConfig,
 )
 
 from outrider.core.errors import InvalidParameterError
@@ -44,8 +45,11 @@ def test_sizes_by_name(name: str, parameters: float, layers: int) -> None:
     assert model_size(name, weight_bytes=0.5).num_bytes == parameters / 2
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_parameters_of_a_configuration_are_those_of_the_model(tmp_path: Path, tied: bool) -> None:
+def test_parameters_of_a_configuration_are_those_of_the_model(
+    tmp_path: Path, tied: bool, bias: bool
+) -> None:
     config = LlamaConfig(
         vocab_size=60,
         hidden_size=16,
@@ -54,6 +58,7 @@ def test_parameters_of_a_configuration_are_those_of_the_model(tmp_path: Path, ti
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=tied,
+        attention_bias=bias,
     )
     config.save_pretrained(tmp_path)
     size = model_size(str(tmp_path))
@@ -85,6 +90,25 @@ def test_experts_are_read_as_far_as_tokens_touch_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(values | {"num_experts_per_tok": None}))
     with pytest.raises(InvalidParameterError, match="num_experts_per_tok=None"):
         model_size(str(tmp_path))
+
+
+def test_a_shared_expert_with_a_gate_is_read_by_every_token(tmp_path: Path) -> None:
+    config = Qwen2MoeConfig(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=24,
+        moe_intermediate_size=12,
+        shared_expert_intermediate_size=20,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    config.save_pretrained(tmp_path)
+    size = model_size(str(tmp_path))
+    assert size.parameters == num_parameters(config)
+    assert size.expert == 3 * 16 * 12 * 3
 
 
 SMALL: dict[str, Any] = {

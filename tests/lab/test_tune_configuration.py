@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from simulated_machine import SimulatedMachine
 
+from outrider import Sampling
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.chain.length_table import LengthTable
 from outrider.lab.model_files import fingerprint, same_model
@@ -26,6 +27,7 @@ from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuner import Tuner
 from outrider.lab.tune.tuning import TuneSettings
 
+SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=1.0)
 TABLE = LengthTable(((1, 4, 6), (5, 16, 3), (17, 64, 0)))
 FULL = Configuration(
     "embedded",
@@ -35,6 +37,7 @@ FULL = Configuration(
     {"target": "0123", "draft embedded": "4567", "hardware": 'an "odd" name, \\ € \t'},
     ({"batch_size": 1, "ratio": 2.5, "low": 2.0, "source": "the draft"},),
     0.8,
+    {"top_p": 0.9},
 )
 
 
@@ -122,6 +125,10 @@ def test_relative_paths_are_written_as_seen_from_the_file(
             "tuned_at_temperature = 'hot': must be a number",
         ),
         (
+            'target = "a"\nmethod = "plain"\ntuned_with_truncation = { top_q = 1 }',
+            "must be of top_k, top_p, min_p, not top_q",
+        ),
+        (
             'target = "a"\nmethod = "s"\nnum_speculative_tokens_per_batch_size = [[2, 3, 4]]',
             "must begin at 1",
         ),
@@ -178,34 +185,43 @@ LOSSY = Choice("mentored", {"budget": "0.2"}, "embedded")
 
 
 @pytest.mark.parametrize(
-    ("temperature", "problem"),
+    ("sampling", "problem"),
     [
-        (0.8, None),
-        (0.0, None),  # where the rule of mentored sampling is greedy verification
-        (1.0, "tuned at temperature 0.8; how much its output diverges from the target at 1 was"),
-        (None, "tuned at temperature 0.8; how much its output diverges from the target at others"),
+        (Sampling(temperature=0.8), None),
+        (Sampling(temperature=0.8, top_p=0.9, top_k=0), None),
+        (Sampling(temperature=0), None),  # where mentored sampling is greedy verification
+        (
+            Sampling(temperature=1.0),
+            "tuned at temperature 0.8 with top_p 0.9; how much its output diverges from the target "
+            "at 1 with top_p 0.9 was",
+        ),
+        (Sampling(temperature=0.8, top_p=1.0), "from the target at 0.8 was not measured"),
+        (Sampling(temperature=0.8, top_k=5), "target at 0.8 with top_p 0.9 and top_k 5 was not"),
+        (None, "diverges from the target at others"),
     ],
 )
-def test_the_divergence_of_a_lossy_method_is_known_at_one_temperature(
-    temperature: float | None, problem: str | None
+def test_the_divergence_of_a_lossy_method_is_known_at_one_temperature_and_truncation(
+    sampling: Sampling | None, problem: str | None
 ) -> None:
-    found = replace(FULL, choice=LOSSY).unmeasured_divergence(LOSSY, temperature)
+    found = replace(FULL, choice=LOSSY).unmeasured_divergence(LOSSY, sampling)
     assert (found is None) is (problem is None)
     assert problem is None or problem in (found or "")
 
 
 def test_the_temperature_of_an_older_file_is_unknown(tmp_path: Path) -> None:
     file = tmp_path / "outrider.toml"
-    write_configuration(replace(FULL, temperature=None), file)
+    write_configuration(replace(FULL, temperature=None, truncation={}), file)
     older = read_configuration(file)
     assert older.temperature is None
-    assert "tuned at an unknown temperature" in (older.unmeasured_divergence(LOSSY, 0.8) or "")
+    found = older.unmeasured_divergence(LOSSY, Sampling(temperature=0.8))
+    assert "tuned at an unknown temperature" in (found or "")
     assert older.unmeasured_divergence(LOSSY, None) is not None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0, None])
 def test_a_lossless_method_does_not_diverge_at_any_temperature(temperature: float | None) -> None:
-    assert FULL.unmeasured_divergence(FULL.choice, temperature) is None
+    sampling = None if temperature is None else Sampling(temperature=temperature)
+    assert FULL.unmeasured_divergence(FULL.choice, sampling) is None
 
 
 # ------------------------------------------------------------------------------------ of a tuning
@@ -224,9 +240,10 @@ def test_a_tuning_with_two_sources_becomes_a_configuration() -> None:
         Source("copies", "prompt-lookup:prompt_lookup_max=4"),
     ]
     tuning = Tuner(machine, sources, TuneSettings((1, 4, 64), 60)).run()
-    made = configuration_of(tuning, "embedded", {"compile": "auto"}, "this processor", 0.8)
+    made = configuration_of(tuning, "embedded", {"compile": "auto"}, "this processor", SAMPLING)
     assert made.choice.method == "speculative"
     assert made.choice.lengths is not None
+    assert (made.temperature, made.truncation) == (0.8, {"top_k": 40})
     assert made.choice.lengths.length(1) > 2
     assert made.choice.lengths.length(64) == 0
     assert [(first, last) for first, last, _ in made.at_batch_size] == [(2, 4)]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock, Thread
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.export import Dim, ExportedProgram, export
 
 from outrider.runtime import HFModel
 from outrider.runtime.executors import compile_cache
-from outrider.runtime.executors.compile_cache import compiled_program, dependencies
+from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.traced import ChainForward, TreeForward
 from outrider.runtime.kernels import build, use_kernels
@@ -51,6 +52,8 @@ def tracer(module: nn.Module, calls: list[int]) -> Callable[[], ExportedProgram]
 def test_is_compiled_once_and_reads_each_modules_own_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the kernels, whose library runs programs: other threads run meanwhile."""
+    build.load_kernels()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     calls: list[int] = []
     for seed in (0, 1):
@@ -67,6 +70,36 @@ def test_is_compiled_once_and_reads_each_modules_own_weights(
     foreign = compiled_program(module, tracer(module, calls), own=False)
     assert len(calls) == 2
     torch.testing.assert_close(foreign([x_N4])[0], module(x_N4)[0])
+    monkeypatch.setattr("outrider.runtime.executors.extracted.kernels_are_loaded", lambda: False)
+    theirs = compiled_program(module, tracer(module, calls), own=False)
+    assert torch.equal(theirs([x_N4])[0], foreign([x_N4])[0])
+    assert lets_others_run(foreign)
+    assert not lets_others_run(lambda inputs: [2 * len(inputs)])  # type: ignore[list-item]
+
+
+def lets_others_run(program: Program) -> bool:
+    """Whether Python's other threads run during a call. Here they get its lock only where a thread
+    gives it up, and a call of some milliseconds is repeated until another thread has awoken."""
+    x_N4 = torch.randn(2**18, 4)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        for _ in range(100):
+            order: list[str] = []
+            asleep = Lock()
+            asleep.acquire()
+            other = Thread(target=lambda: asleep.acquire() and order.append("other"))  # noqa: B023
+            other.start()
+            asleep.release()
+            outputs = program([x_N4])
+            order.append("called")
+            del outputs  # not before: torch gives up the lock where it frees memory
+            other.join()
+            if order[0] == "other":
+                return True
+    finally:
+        sys.setswitchinterval(interval)
+    return False
 
 
 @needs_compiler

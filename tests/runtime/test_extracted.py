@@ -15,7 +15,8 @@ from test_compile_cache import Affine, needs_compiler, tracer
 
 from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.compile_cache import compiled_program
-from outrider.runtime.executors.extracted import load_package
+from outrider.runtime.executors.extracted import load_library
+from outrider.runtime.executors.library import TorchLibrary
 
 CPU = torch.device("cpu")
 LIBRARY = "0123.456/data/aotinductor/model/abc.wrapper.so"
@@ -42,6 +43,7 @@ class Loader:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The archive of a program."""
     monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", Loader)
+    monkeypatch.setattr("outrider.runtime.executors.extracted.kernels_are_loaded", lambda: False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path = tmp_path / "program.pt2"
     with ZipFile(path, "w") as archive:
@@ -50,14 +52,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def loader_of(path: Path, device: torch.device) -> Loader:
+    library = load_library(path, device)
+    assert isinstance(library, TorchLibrary)
+    loader: Loader = library._loader
+    return loader
+
+
 def extracted(folder: Path) -> list[Path]:
     return sorted(folder.glob("aotinductor_*"))
 
 
 def test_the_folder_of_a_mapped_program_is_removed(package: Path) -> None:
-    first = load_package(package, CPU)
+    first = loader_of(package, CPU)
     assert not first.folder.exists()
-    second = load_package(package, CPU)
+    second = loader_of(package, CPU)
     assert not extracted(package.parent)
     assert bytes(first.library) == bytes(second.library) == b"machine code"
 
@@ -67,14 +76,14 @@ def test_the_folder_of_another_process_stays(package: Path) -> None:
     other = package.parent / "aotinductor_other"
     with ZipFile(package) as archive:
         archive.extractall(other)
-    load_package(package, CPU)
+    loader_of(package, CPU)
     assert extracted(package.parent) == [other]
     assert (other / LIBRARY).read_text() == "machine code"
 
 
 def test_a_program_for_cuda_keeps_its_folder(package: Path) -> None:
     """It reads its kernels there when it first runs."""
-    loader = load_package(package, torch.device("cuda", 0))
+    loader = loader_of(package, torch.device("cuda", 0))
     assert (loader.folder / LIBRARY).exists()
 
 
@@ -82,7 +91,7 @@ def test_where_mapped_files_are_not_listed_the_folder_stays(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.runtime.executors.extracted._MAPS", package.parent / "none")
-    assert load_package(package, CPU).folder.exists()
+    assert loader_of(package, CPU).folder.exists()
 
 
 def mapped_programs() -> list[str]:

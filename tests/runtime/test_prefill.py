@@ -1,4 +1,4 @@
-"""Short prompts go into the cache by the graph, long ones and those of exact models as they did."""
+"""Prompts go into the cache by the graph, but for wide batches and those of exact models."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ from tiny_models import FAMILIES, engine_of, greedy, ragged_prompts, tiny, token
 
 from outrider.core import Context
 from outrider.runtime import HFModel, runner
+from outrider.runtime.executors import compiled
 from outrider.runtime.executors.compiled import MOST_TOKENS, CompiledExecutor
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf import adapter
@@ -64,19 +65,42 @@ def test_the_graph_fills_the_cache_with_the_same_numbers(family: str, lengths: l
                 torch.testing.assert_close(one[row, :, :length], other[row, :, :length])
 
 
-def test_only_short_prompts_go_by_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    for length, rows, few in (
-        (MOST_TOKENS + 1, 1, 1),
-        (MOST_TOKENS + 2, 1, 0),
-        (MOST_TOKENS // 3 + 2, 3, 0),
+def test_long_prompts_go_by_the_graph_in_passes_and_wide_batches_do_not() -> None:
+    for length, rows, passes in (
+        (MOST_TOKENS + 1, 1, [MOST_TOKENS]),
+        (MOST_TOKENS + 9, 1, [MOST_TOKENS, 8]),
+        (MOST_TOKENS // 3 + 1, 3, [MOST_TOKENS // 3]),
+        (MOST_TOKENS // 3 + 2, 3, []),
     ):
-        model, widths = with_graph(tiny(max_position_embeddings=512))
-        model.start(context_of([length] * rows))
-        assert len(widths) == few
-    model, widths = with_graph(tiny())
-    monkeypatch.setattr(runner, "_PRODUCTS_PER_LAYER", 1)  # as if its vocabulary were huge
-    model.start(context_of([9]))
-    assert not widths
+        model, widths = with_graph(tiny(max_position_embeddings=1024))
+        with torch.inference_mode():
+            model.start(context_of([length] * rows))
+        assert widths == passes
+
+
+@pytest.mark.parametrize("num_logits", [0, 1, 3, 9])
+def test_the_graph_computes_the_logits_that_are_asked_for(num_logits: int) -> None:
+    found = []
+    for model in (tiny(), with_graph(tiny())[0]):
+        context = context_of([9, 4])
+        with torch.inference_mode():
+            cache = model.start(context)
+            output = model.forward(ForwardBatch(cache, context.tokens_BT[:, :5], None, num_logits))
+        found.append(output.logits_BNV)
+    assert found[0].shape[:2] == (2, min(num_logits or 5, 5))
+    torch.testing.assert_close(*found)
+
+
+def test_a_graph_that_computes_all_logits_reads_short_prompts_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled, "selects_logits", lambda module: False)
+    for products, passes in ((runner._PRODUCTS_PER_LAYER, [8]), (1, [])):
+        monkeypatch.setattr(runner, "_PRODUCTS_PER_LAYER", products)  # 1: a huge vocabulary
+        model, widths = with_graph(tiny())
+        with torch.inference_mode():
+            model.start(context_of([9]))
+        assert widths == passes
 
 
 def test_an_exact_model_reads_all_prompts_in_one_way() -> None:

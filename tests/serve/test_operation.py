@@ -4,6 +4,7 @@ Where the order of rounds and requests matters, the test lets every step of the 
 """
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -177,6 +178,26 @@ def test_a_request_that_takes_too_long_ends_and_frees_its_row() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_a_shutdown_cuts_short_is_told(stream: bool) -> None:
+    """uvicorn cancels what runs when the time for a shutdown is over."""
+
+    async def run() -> None:
+        engine = tiny_engine()
+        gate = Gate(engine)
+        async with running(engine) as app:
+            request = asyncio.create_task(call(app, BODY | {"stream": stream}))
+            await until(lambda: app.state.service.num_open == 1)
+            request.cancel()
+            start, *parts = await request
+            assert start["status"] == (200 if stream else 503)
+            assert b"shutting_down" in b"".join(each["body"] for each in parts)
+            assert app.state.service.num_open == 0
+            gate.open()
+
+    asyncio.run(run())
+
+
 def test_an_error_in_a_step_ends_the_requests_and_not_the_server() -> None:
     async def run() -> None:
         engine = tiny_engine()
@@ -327,3 +348,15 @@ def test_the_log_is_json_without_any_text_of_users(
     assert line["completion_tokens"] == 5
     assert line["prompt_tokens"] > 0
     assert "hello" not in json.dumps(line)
+
+
+def test_old_objects_are_not_searched_for_garbage_while_the_server_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: seen.append(name))
+    with TestClient(create_app(tiny_engine())):
+        seen.append("serves")
+    assert seen == ["freeze", "serves", "unfreeze"]

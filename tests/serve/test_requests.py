@@ -39,6 +39,7 @@ def events(text: str) -> list[dict[str, Any]]:
         (COMPLETIONS, TEXT | {"temperature": -1}, "temperature", "must be 0"),
         (COMPLETIONS, TEXT | {"n": 0}, "n", "greater than or equal to 1"),
         (COMPLETIONS, TEXT | {"stop": [""]}, "stop", "non-empty"),
+        (COMPLETIONS, TEXT | {"stop": 5}, "stop", "stop: must be a string or a list of strings"),
         (COMPLETIONS, TEXT | {"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         (COMPLETIONS, TEXT | {"logit_bias": {"900": 1}}, "logit_bias", "out of range"),
         (COMPLETIONS, TEXT | {"logit_bias": {"9": 101}}, "logit_bias", "less than or equal"),
@@ -109,6 +110,12 @@ def events(text: str) -> list[dict[str, Any]]:
             "leave out ignore_eos",
         ),
         (CHATS, CHAT | {"top_logprobs": 2}, "top_logprobs", "only for logprobs"),
+        (
+            CHATS,
+            CHAT | {"max_tokens": 2, "max_completion_tokens": 3},
+            "max_tokens",
+            "leave it out beside",
+        ),
         (
             CHATS,
             CHAT | {"prediction": {"type": "content", "content": "x"}, "method": "plain"},

@@ -1,6 +1,5 @@
 """How rounds are put together in the chunks of a stream, and that nothing is lost by it."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tiny_servers import tiny_engine
+from tiny_servers import AtOnce, tiny_engine
 
 from outrider import Sampling
 from outrider.serve.worker import Step, Subscriber, Worker
@@ -52,13 +51,6 @@ def test_a_stream_says_what_the_whole_answer_says(
     parts = chunks(client, BODY)
     for index, choice in enumerate(whole):
         assert joined(parts, index) == joined([choice], index)
-
-
-class AtOnce(asyncio.AbstractEventLoop):
-    """An event loop that is never busy."""
-
-    def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        callback(*args)
 
 
 def test_without_an_interval_each_round_is_handed_over() -> None:

@@ -222,7 +222,8 @@ Report = Annotated[
     typer.Option(
         metavar="FILE",
         help="Also write a report of the results: one HTML file with charts, sample outputs and "
-        "the raw data. `outrider report` writes it later. Needs the extra bench.",
+        "the raw data, or tables in Markdown if its name ends in .md. `outrider report` writes it "
+        "later. Needs the extra bench.",
         rich_help_panel=OUTPUT,
     ),
 ]

@@ -125,6 +125,14 @@ class AgreeingGovernor(BatchGovernor):
         super().__init__(governor)
         self._ranks = ranks
 
-    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
-        asked: Asked = self._ranks.agree(super().ask(rows, limits, greedy))
+    def ask(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
+    ) -> Asked:
+        asked: Asked = self._ranks.agree(super().ask(rows, limits, greedy, reviewable))
         return asked
+
+    def reads_prompts(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, num_tokens: int
+    ) -> bool:
+        reads: bool = self._ranks.agree(super().reads_prompts(rows, limits, greedy, num_tokens))
+        return reads

@@ -93,7 +93,7 @@ class Stopped(_Around):
     @property
     def capabilities(self) -> Capabilities[Any]:
         own = self.drafter.capabilities
-        return replace(own, fused_lengths=(), stops_early=True)
+        return replace(own, fused_lengths=(), stops_early=True, reviews=False, starts_late=False)
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         draft = self.drafter.propose(state, context, budget, rng)
@@ -147,7 +147,14 @@ class HeuristicLength(_Around):
         own = self.drafter.capabilities
         depth = MOST if own.depth is None else own.depth
         fused = own.fused_lengths if own.fused_lengths == (1,) else ()
-        return replace(own, depth=depth, fused_lengths=fused, rewindable=False)
+        return replace(
+            own,
+            depth=depth,
+            fused_lengths=fused,
+            rewindable=False,
+            reviews=False,
+            starts_late=False,
+        )
 
     def begin(self, context: Context) -> Prefilling:
         first_B = torch.full_like(context.length_B, self.first)
@@ -201,7 +208,7 @@ class LengthByRows(_Around):
     def capabilities(self) -> Capabilities[Any]:
         """The drafter's, with the longest length of the table as its depth."""
         own = self.drafter.capabilities
-        return replace(own, depth=self.table.most or own.depth)
+        return replace(own, depth=self.table.most or own.depth, reviews=False, starts_late=False)
 
     def propose(self, state: Any, context: Context, budget: Budget, rng: Stream) -> Draft:
         most = self.table.length(context.num_rows)

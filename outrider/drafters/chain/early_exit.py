@@ -62,7 +62,8 @@ class EarlyExitDrafter(ModelDrafter):
 
     @property
     def capabilities(self) -> Capabilities[HFModel]:
-        return replace(super().capabilities, target=self.target)
+        able = super().capabilities
+        return replace(able, target=self.target, reviews=False, starts_late=False)
 
     def begin(self, context: Context) -> Prefilling:
         cache = self.target.cache_of(context)

@@ -56,7 +56,7 @@ class FusedModelDrafter(ModelDrafter):
         return replace(super().capabilities, fused_lengths=(self.num_fused,) if fused else ())
 
     def propose(self, state: ModelState, context: Context, budget: Budget, rng: Stream) -> Draft:
-        if self._fits(state, context, budget):
+        if budget.max_tokens and self._fits(state, context, budget):
             draft = self._fused(state, context, budget, rng)
             if draft is not None:
                 return draft

@@ -97,8 +97,16 @@ class ModelBacked:
         prefill = self.model.begin(context)
         return Prefilling(ModelState(prefill.cache), [prefill])
 
+    def start_late(self, context: Context) -> ModelState:
+        """As :meth:`start`, but the model reads the prompts when it first drafts."""
+        cache = self.model.begin(context).cache
+        cache.health = context.health
+        return ModelState(cache)
+
     def commit(self, state: ModelState, draft: Draft, verdict: Acceptance, scores: Scores) -> None:
         """Keeps the accepted tokens that the cache holds."""
+        if draft.num_nodes == 1:  # the model has read nothing
+            return
         committed = state.cache.context.sequence_lengths
         state.rollback(committed + verdict.num_accepted)
 
@@ -109,12 +117,11 @@ class ModelBacked:
     def _catch_up(self, state: ModelState, context: Context) -> Tensor:
         """Feeds the committed tokens that the cache lacks; logits after the last one, (B, V)."""
         cache = state.cache
-        self._drop_uncommitted(state, context)
-        self._read_backlog(state, context)
-        K = max(self._lacking(state, context))
+        lacking = self._read_backlog(state, context)
+        K = max(lacking)
         if K > _USUAL:
             self._forget_read(state, context, K)
-        lacking = self._lacking(state, context)
+            lacking = self._lacking(state, context)
         tokens_BK = self._uncached(state, context, K)
         first_B = cache.length_B
         logits_BKV = self.model.extend(cache, tokens_BK)
@@ -162,9 +169,7 @@ class ModelBacked:
     def _can_align(self, state: ModelState, context: Context) -> bool:
         """Whether all rows can be fed as many tokens as the row that lacks most. Reads the
         backlog."""
-        self._drop_uncommitted(state, context)
-        self._read_backlog(state, context)
-        return max(self._lacking(state, context)) <= min(context.lengths)
+        return max(self._read_backlog(state, context)) <= min(context.lengths)
 
     def _aligned(self, state: ModelState, context: Context) -> Tensor:
         """The committed tokens that the cache lacks, root last, as many in each row, (B, K). A row
@@ -175,22 +180,27 @@ class ModelBacked:
             state.cache.rollback(context.sequence_lengths - K)
         return self._uncached(state, context, K)
 
-    def _drop_uncommitted(self, state: ModelState, context: Context) -> None:
-        """Forgets the last draft if no ``commit`` followed it, and the root, which is fed again."""
-        if min(self._lacking(state, context)) < 1:
+    def _read_backlog(
+        self, state: ModelState, context: Context, few: int = _FEW, left: int = 1
+    ) -> list[int]:
+        """Feeds tokens until no row lacks more than a few, in passes of bounded width that compute
+        the logits of one token only; they leave ``left`` tokens, which are no more than a few.
+        Forgets the last draft before if no ``commit`` followed it, and the root, which is fed
+        again. Returns how many tokens each row then lacks."""
+        lacking = self._lacking(state, context)
+        if min(lacking) < 1:
             state.rollback(context.sequence_lengths - 1)
-
-    def _read_backlog(self, state: ModelState, context: Context) -> None:
-        """Feeds tokens until no row lacks many, in passes of bounded width that compute the logits
-        of one token only."""
-        while (missing := max(self._lacking(state, context))) > _FEW:
-            width = min(missing - 1, BACKLOG_WIDTH)
-            self._forget_read(state, context, width + 1)
             lacking = self._lacking(state, context)
-            kept = Lengths.of([min(width, n - 1) for n in lacking], context.device)
+        while (missing := max(lacking)) > few:
+            width = min(missing - left, BACKLOG_WIDTH)
+            self._forget_read(state, context, width + left)
+            lacking = self._lacking(state, context)
+            kept = Lengths.of([min(width, n - left) for n in lacking], context.device)
             tokens_BK = self._uncached(state, context, width)
             self.model.forward(ForwardBatch(state.cache, tokens_BK, num_logits=1, kept=kept))
             state.cache.append(kept)
+            lacking = self._lacking(state, context)
+        return lacking
 
     def _forget_read(self, state: ModelState, context: Context, K: int) -> None:
         """Makes rows that lack fewer than K tokens lack K, if forgetting costs nothing. They are
@@ -202,13 +212,14 @@ class ModelBacked:
 
     def _lacking(self, state: ModelState, context: Context) -> list[int]:
         """How many committed tokens of each row the cache does not hold."""
-        return [n - c for n, c in zip(context.lengths, state.cache.lengths, strict=True)]
+        cached = state.cache.sequence_lengths.host
+        return [n - c for n, c in zip(context.sequence_lengths.host, cached, strict=True)]
 
     def _uncached(self, state: ModelState, context: Context, K: int) -> Tensor:
         """The K tokens that follow those in the cache, (B, K)."""
-        cache = state.cache
-        if context.is_even and min(cache.lengths) == max(cache.lengths):
-            tokens_BK = context.tokens_BT[:, cache.lengths[0] : cache.lengths[0] + K]
+        cache, cached = state.cache, state.cache.sequence_lengths.host
+        if context.is_even and min(cached) == max(cached):
+            tokens_BK = context.tokens_BT[:, cached[0] : cached[0] + K]
         else:
             position_BK = cache.length_B[:, None] + cached_arange(K, context.device)
             position_BK = position_BK.clamp_(max=context.tokens_BT.shape[1] - 1)
@@ -273,6 +284,8 @@ class ModelDrafter(ModelBacked):
             stops_early=self.stop is not None,
             keeps_logits=self.keep_logits,
             shares_noise=self._shares_noise,
+            reviews=self._picker is INDEPENDENT and self.model.num_tokens >= self.num_tokens,
+            starts_late=self.model.decoder_prompt is None,
         )
 
     @property
@@ -318,6 +331,24 @@ class ModelDrafter(ModelBacked):
             return row_BV, pick(row_BV, i)
 
         return draft_chain(context.root_B, γ, step, choose, None if going is None else going.on)
+
+    def review(self, state: ModelState, context: Context, num_tokens: int) -> Tensor | None:
+        """As ``ReviewsTokens.review``; None for rows whose logits are changed, and for a model that
+        cannot take tokens back."""
+        K, distribution = num_tokens, context.distribution
+        is_plain = isinstance(distribution, Warp) and distribution.keeps_logits
+        if not is_plain or not state.cache.cuts_back:
+            return None
+        self._read_backlog(state, context, K + 1, K + 1)
+        self._forget_read(state, context, K + 1)
+        tokens_BN = self._uncached(state, context, K + 1)
+        logits_BKV = fitted(self.model.extend(state.cache, tokens_BN[:, :-1]), self.num_tokens)
+        state.cache.append(K)
+        x_BK = tokens_BN[:, 1:]
+        if distribution.greedy:
+            return (argmax(logits_BKV) == x_BK).float()
+        q_BKV = distribution(logits_BKV, Prefix.of_chain(context, ()))
+        return q_BKV.gather(2, x_BK[..., None])[..., 0]
 
     def _row(self, logits_BV: Tensor, prefix: Prefix) -> Tensor:
         """The distribution of the next token, (B, V); its logits if all rows are greedy."""

@@ -93,7 +93,8 @@ class OnHiddenStates(_Base):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         layers = self.model.head.target_layers
-        return replace(super().capabilities, hidden_layers=layers, rewindable=False)
+        able = replace(super().capabilities, reviews=False, starts_late=False)
+        return replace(able, hidden_layers=layers, rewindable=False)
 
     def begin(self, context: Context) -> Prefilling:
         return Prefilling(Eagle3State(self.model.start(context)))

@@ -35,7 +35,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.core import Budget, Capabilities, Context, Draft, Drawn, Stream
+from outrider.core import (
+    Budget,
+    Capabilities,
+    Context,
+    Draft,
+    Drawn,
+    ReviewsTokens,
+    StartsLate,
+    Stream,
+)
 from outrider.core.errors import IncompatibleError, InvalidParameterError
 from outrider.drafters.sources.sources import (
     NO_SOURCE,
@@ -94,7 +103,9 @@ class Hybrid(MultiSourceDrafter):
 
     @property
     def capabilities(self) -> Capabilities[Any]:
-        own = super().capabilities
+        costly = [source.drafter.capabilities for source in self.sources if not source.free]
+        late = bool(costly) and all(able.starts_late for able in costly)
+        own = replace(super().capabilities, reviews=self._reviewed is not None, starts_late=late)
         free = [source.free for source in self.sources]
         copies = any(free) and not all(free)
         trees = [able for each in self.sources if (able := each.drafter.capabilities).drafts_trees]
@@ -108,6 +119,33 @@ class Hybrid(MultiSourceDrafter):
             tree_shape=trees[0].tree_shape,
             fused_tree=trees[0].fused_tree,
         )
+
+    def start_late(self, context: Context) -> SourcesState:
+        """As ``StartsLate.start_late``; free sources read the prompts."""
+        inner = []
+        for source in self.sources:
+            drafter = source.drafter
+            if source.free:
+                inner.append(drafter.start(context))
+            else:
+                assert isinstance(drafter, StartsLate)
+                inner.append(drafter.start_late(context))
+        return self._state(context, inner)
+
+    @property
+    def _reviewed(self) -> int | None:
+        """The only source that runs a model, if it can be reviewed."""
+        costly = [s for s, source in enumerate(self.sources) if not source.free]
+        can = len(costly) == 1 and self.sources[costly[0]].drafter.capabilities.reviews
+        return costly[0] if can else None
+
+    def review(self, state: SourcesState, context: Context, num_tokens: int) -> Tensor | None:
+        """As ``ReviewsTokens.review``, of the draft model; copies need none."""
+        s = self._reviewed
+        assert s is not None
+        drafter = self.sources[s].drafter
+        assert isinstance(drafter, ReviewsTokens)
+        return drafter.review(state.inner[s], context, num_tokens)
 
     def propose(self, state: SourcesState, context: Context, budget: Budget, rng: Stream) -> Draft:
         state.drafts = {}

@@ -197,9 +197,13 @@ class MultiSourceDrafter:
                     f"capabilities must declare it (rewindable=True)"
                 )
         inner = [begin(each.drafter, context) for each in self.sources]
-        memory = [None] * context.num_rows if self.choice is None else self.choice.start(context)
-        state = SourcesState(context, [each.state for each in inner], self.choice, memory)
+        state = self._state(context, [each.state for each in inner])
         return Prefilling(state, [prefill for each in inner for prefill in each.prefills])
+
+    def _state(self, context: Context, inner: list[Any]) -> SourcesState:
+        """The state, given those of the sources."""
+        memory = [None] * context.num_rows if self.choice is None else self.choice.start(context)
+        return SourcesState(context, inner, self.choice, memory)
 
     def read_prompt(
         self, state: SourcesState, context: Context, hidden_BNH: Tensor, first: int

@@ -94,6 +94,8 @@ class Follower(ModelBacked, ABC):
     def capabilities(self) -> Capabilities[HFModel]:
         return replace(
             super().capabilities,
+            reviews=False,
+            starts_late=False,
             handles_context_limit=True,
             rewindable=False,
             own_vocabulary=True,

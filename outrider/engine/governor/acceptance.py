@@ -9,6 +9,8 @@ such as greedy ones. f belongs to the row: the odds against what the row accepte
 against what the class had predicted. Both are estimated from discounted counts of labels, which
 are 1 for each accepted token and 0 for the first rejected one. A position that the draft did not
 reach, although it was asked for, counts as rejected, so that p_k says what asking for it is worth.
+A review (``reviews.py``) gives labels of the first position without a draft: the probabilities of
+acceptance, from 0 to 1, that tokens which the target emitted would have had.
 
     o_k = odds against (accepted_k + s p_{k-1}) / (tried_k + s)      p_0: what is assumed
     p_0 = (A_1 + 16 * 0.6) / (V_1 + 16)        A_1 accepted of the last V_1 first tokens, some 30
@@ -36,6 +38,7 @@ _KEPT = 0.95
 _KEPT_LONG = 0.97  # per label, by p_0
 _LONGEST_PAUSE = 16  # rounds
 _ROW_KEPT = 0.9
+_MOST_REVIEWED = 24  # labels that a review counts as at most
 _LEAST = 0.005
 
 
@@ -60,22 +63,44 @@ class PositionRates:
         asked = [pair for pair in outcomes if pair[0]]
         if not asked:
             return
-        longest = max(tokens for tokens, _ in asked)
-        missing = [0.0] * (longest - len(self._tried))
-        kept = _KEPT ** min(now - self._last, _LONGEST_PAUSE)
-        self._accepted = [n * kept for n in self._accepted] + missing
-        self._tried = [n * kept for n in self._tried] + missing
-        self._last = now
-        self._num_labels += len(asked)
-        self._odds = []
+        self._fade(now, max(tokens for tokens, _ in asked))
         for tokens, accepted in asked:
-            self._first_accepted = self._first_accepted * _KEPT_LONG + (accepted > 0)
-            self._first_tried = self._first_tried * _KEPT_LONG + 1
+            self._take_first(accepted > 0)
             for k in range(accepted):
                 self._accepted[k] += 1
                 self._tried[k] += 1
             if accepted < tokens:
                 self._tried[accepted] += 1
+
+    def review(self, labels: Sequence[float], now: int) -> None:
+        """Takes the labels of a review, at least one; many of them weigh no more than some rounds
+        do.
+
+        Args:
+            labels: of tokens that were emitted without a draft.
+            now: number of the round, as of :meth:`learn`.
+        """
+        self._fade(now, 1)
+        for label in labels:
+            self._take_first(label)
+        weight = min(1.0, _MOST_REVIEWED / len(labels))
+        self._accepted[0] += weight * sum(labels)
+        self._tried[0] += weight * len(labels)
+
+    def _fade(self, now: int, longest: int) -> None:
+        """Discounts the counts, and makes room for those of ``longest`` positions."""
+        missing = [0.0] * (longest - len(self._tried))
+        kept = _KEPT ** min(now - self._last, _LONGEST_PAUSE)
+        self._accepted = [n * kept for n in self._accepted] + missing
+        self._tried = [n * kept for n in self._tried] + missing
+        self._last = now
+        self._odds = []
+
+    def _take_first(self, label: float) -> None:
+        """Takes a label of the first position for p_0."""
+        self._num_labels += 1
+        self._first_accepted = self._first_accepted * _KEPT_LONG + label
+        self._first_tried = self._first_tried * _KEPT_LONG + 1
 
     def odds(self, most: int) -> list[float]:
         """o_k of the first positions."""
@@ -120,10 +145,16 @@ class RowRates:
             accepted: how many were accepted.
             now: number of the round.
         """
+        tried = min(accepted + 1, tokens)
+        self._learn(accepted, tried, sum([1 / (1 + o) for o in odds[:tried]]), now)
+
+    def review(self, odds: float, labels: Sequence[float], now: int) -> None:
+        """Takes the row's labels of a review, at least one; ``odds`` is o_1."""
+        self._learn(sum(labels), len(labels), len(labels) / (1 + odds), now)
+
+    def _learn(self, accepted: float, tried: int, predicted: float, now: int) -> None:
         kept = _ROW_KEPT ** (now - self._last)
         self._last = now
-        tried = min(accepted + 1, tokens)
-        predicted = sum([1 / (1 + o) for o in odds[:tried]])
         self._accepted = self._accepted * kept + accepted
         self._tried = self._tried * kept + tried
         self._predicted = self._predicted * kept + predicted

@@ -48,6 +48,7 @@ class Option:
         believed: tokens and seconds of a round; None before any round was measured.
         catch_up: seconds in which the draft model first reads what it lacks.
         probe: whether it is only tried.
+        reviews: whether the draft model is reviewed in a round without drafts.
         rate: tokens per second of the next rounds.
     """
 
@@ -56,6 +57,7 @@ class Option:
     believed: Goodput | None
     catch_up: float = 0.0
     probe: bool = False
+    reviews: bool = False
     rate: float = 0.0
 
 

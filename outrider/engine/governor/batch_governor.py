@@ -6,11 +6,13 @@ nothing is one of the lengths; a draft model then reads nothing, and catches up 
 again. A head reads the committed tokens all the same, because the target's hidden states are not
 kept. Four rules keep the choice calm and cheap:
 
-    hysteresis   another length must promise 3 % more than the present one
+    hysteresis   another length must promise 3 % more than the present one, and 5 % more than none
     catching up  what a draft model that fell behind must read first is spread over 16 rounds
     probing      rounds of another length, to measure it, may cost 1 % of the tokens at most, or
                  1.8 % where a draft model must catch up first; such a retry goes on while it
                  pays
+    reviews      where it can, a draft model that catches up is compared with what the target has
+                 emitted, and no round drafts for it (``reviews.py``)
     standing     a choice stands for one round, and for twice as many, up to 8, each time that it
                  comes out again, unless rows come or go, or a probe is the first of its kind
 """
@@ -23,8 +25,10 @@ from outrider.engine.governor.allocation import Option
 from outrider.engine.governor.governor import Governor
 from outrider.engine.governor.outcomes import Asked, Outcome
 from outrider.engine.governor.probes import NEVER, Probes
+from outrider.engine.governor.reviews import Reviews
 
 HYSTERESIS = 1.03
+_TO_START = 1.05
 
 LONGEST_STAND = 8
 """Most rounds that a choice stands for; what they showed is learned together."""
@@ -41,8 +45,15 @@ _FIRST_WIDTH = 4
 class LengthChooser(Protocol):
     """Chooses the draft length of each round of a running batch."""
 
-    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+    def ask(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
+    ) -> Asked:
         """What the next round shall draft; as :meth:`BatchGovernor.ask`."""
+
+    def reads_prompts(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, num_tokens: int
+    ) -> bool:
+        """Whether the draft model reads new prompts; as :meth:`BatchGovernor.reads_prompts`."""
 
     def learn(
         self,
@@ -54,6 +65,7 @@ class LengthChooser(Protocol):
         total: float,
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
+        reviewed: Sequence[Sequence[float]] = (),
     ) -> None:
         """Takes what a round showed; as :meth:`BatchGovernor.learn`."""
 
@@ -68,6 +80,7 @@ class BatchGovernor:
     def __init__(self, governor: Governor) -> None:
         self._governor = governor
         self._probes = Probes(governor)
+        self._reviews = Reviews(governor)
         self._now = 0
         self._present: tuple[int, int] | None = None
         self._standing: Option | None = None
@@ -76,21 +89,31 @@ class BatchGovernor:
         self._outcomes: list[Outcome] = []
         self._times_forgotten = governor.times_forgotten
         self._drafted = 0
+        self._resting = 0
+        self._resting_rows: Sequence[RowMemory] = ()
 
-    def ask(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Asked:
+    def ask(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int = 0
+    ) -> Asked:
         """What the next round shall draft.
 
         Args:
             rows: what is remembered of the rows.
             limits: by row, the most tokens that it may draft.
             greedy: whether all rows are.
+            reviewable: how many of the newest tokens of each row a review would compare with the
+                draft model; 0 where it cannot.
         """
         self._now += 1
         fixed = self._governor.sources.sampled_length
         if not greedy and fixed is not None:
             choice = Option(0, fixed, None)
         else:
-            choice = self._choice(rows, limits, greedy)
+            choice = self._choice(rows, limits, greedy, reviewable)
+        if not choice.length and not choice.reviews:
+            nothing = [0] * len(limits)
+            return Asked(choice.source, 0, nothing, choice.probe, choice.believed)
+        self._count_resting()
         length = min(choice.length, max(limits))
         return Asked(
             choice.source,
@@ -98,20 +121,54 @@ class BatchGovernor:
             [min(length, limit) for limit in limits],
             choice.probe,
             choice.believed,
-            self._governor.behind(choice.source, rows) if length else 0,
+            self._governor.behind(choice.source, rows) if length or choice.reviews else 0,
+            choice.reviews,
         )
 
-    def _choice(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
+    def reads_prompts(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, num_tokens: int
+    ) -> bool:
+        """Whether the draft model reads the prompts of rows that are about to join: because
+        drafting is expected to pay, or to find out whether it does, for which there is a credit of
+        its own. Otherwise it reads them when it first drafts.
+
+        Args:
+            rows: what is remembered of all rows, new ones included.
+            limits: by row, the most tokens that it may draft.
+            greedy: whether all rows are.
+            num_tokens: of the longest new prompt.
+        """
+        self._count_resting()
+        governor, sources = self._governor, self._governor.sources
+        with governor.lock:
+            costs = governor.costs(greedy, 0)
+            if costs.is_empty or (not greedy and sources.sampled_length is not None):
+                return True
+            lengths = sources.up_to(max(limits))
+            promise = governor.promise(0, rows, limits, greedy, lengths)
+            plain = promise.option(0).believed
+            assert plain is not None
+            if promise.best.length:
+                return True
+            cost = costs.catch_up(len(rows), num_tokens) / plain.seconds
+            return governor.pay_start(cost)
+
+    def _choice(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int
+    ) -> Option:
         """The choice for the next round: a new one where the standing one is due."""
         standing, due = self._standing, self._now - self._planned_at >= self._stands
         if standing is not None and not due and rows == self._rows:
             return standing if self._probes.retry is None else self._probes.retry.option
+        self._count_resting()
         with self._governor.lock:
             self._learn_outcomes()
-            return self._plan(rows, limits, greedy)
+            return self._plan(rows, limits, greedy, reviewable)
 
-    def _plan(self, rows: list[RowMemory], limits: Sequence[int], greedy: bool) -> Option:
-        """The choice for the next rounds, or for the next one if it is a probe."""
+    def _plan(
+        self, rows: list[RowMemory], limits: Sequence[int], greedy: bool, reviewable: int
+    ) -> Option:
+        """The choice for the next rounds, or for the next one if it is a probe or a review."""
         self._planned_at, self._rows = self._now, rows
         self._standing = self._probes.retry = None
         governor, sources = self._governor, self._governor.sources
@@ -128,14 +185,17 @@ class BatchGovernor:
         if self._present is not None and self._present[1] in lengths:
             source, length = self._present
             present = promises[source].option(lengths.index(length))
-            if best.rate < HYSTERESIS * present.rate:
+            if best.rate < (HYSTERESIS if length else _TO_START) * present.rate:
                 best = present
         before, self._present = self._present, (best.source, best.length)
         self._standing = best
         probe = None
         if self._present == before:
-            probe = self._probes.choose(best, promises, len(rows), greedy)
+            probe = self._probes.choose(best, promises, len(rows), greedy, reviewable > 0)
         is_new = probe is not None and self._probes.age(probe, best, len(rows), greedy) == NEVER
+        if probe is None and reviewable and not best.length:
+            probe = self._reviews.choose(best, rows, greedy, reviewable)
+            is_new = probe is not None  # the next choice is made with what it shows
         is_confirmed = self._present == before and not is_new
         self._stands = min(2 * self._stands, LONGEST_STAND) if is_confirmed else 1
         return probe or best
@@ -150,6 +210,7 @@ class BatchGovernor:
         total: float,
         forced: Sequence[int] = (),
         ran_drafter: bool = True,
+        reviewed: Sequence[Sequence[float]] = (),
     ) -> None:
         """Takes what a round showed.
 
@@ -163,15 +224,25 @@ class BatchGovernor:
             forced: by row, how many tokens of its draft a grammar had forced; empty if none. Such
                 rows tell nothing of the acceptance of drafts.
             ran_drafter: whether the drafter took part; False where all drafts were forced.
+            reviewed: by row, the labels of a review, as many in each; empty if there was none.
         """
         length = asked.length if ran_drafter else 0
         resumes = length > 0 and self._drafted != self._now - 1
         if length:
             self._drafted = self._now
         self._outcomes.append(
-            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes)
+            Outcome(asked, length, rows, accepted, greedy, draft, total, forced, resumes, reviewed)
         )
-        self._count_undrafted(asked.source if length else None, rows, accepted)
+        if reviewed:
+            with self._governor.lock:
+                self._reviews.pay(asked, draft)
+            for row in rows:
+                row.of(0).undrafted = 0
+        if not length and not forced and (not self._resting or rows is self._resting_rows):
+            self._resting, self._resting_rows = self._resting + 1, rows
+        else:
+            self._count_resting()
+            self._count_undrafted(asked.source if length else None, rows, accepted)
         if (retry := self._probes.retry) is not None:
             with self._governor.lock:
                 tokens = len(rows) + sum([n or 0 for n in accepted])
@@ -188,6 +259,14 @@ class BatchGovernor:
             for row, num in zip(rows, accepted, strict=True):
                 rates = row.of(source)
                 rates.undrafted = 0 if source == drafted else rates.undrafted + (num or 0) + 1
+
+    def _count_resting(self) -> None:
+        """Counts the tokens of the last rounds, each of which gave each row a single one."""
+        if self._resting:
+            for source in range(len(self._governor.sources.names)):
+                for row in self._resting_rows:
+                    row.of(source).undrafted += self._resting
+            self._resting = 0
 
     def _learn_outcomes(self) -> None:
         """Lets the engine's governor learn from the rounds since it last did."""

@@ -280,11 +280,16 @@ class RoundCosts:
         if not length or not draft:
             return
         if behind > _AS_USUAL:
-            step = self._steps(rows, [length])[0]
-            if step > 0:
-                self._catch_up.observe(behind, max(draft - step * length, 0.0) / step)
+            drafting = length * self._steps(rows, [length])[0]
+            self.observe_reading(rows, behind, max(draft - drafting, 0.0), length)
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
+
+    def observe_reading(self, rows: int, behind: int, seconds: float, length: int = 1) -> None:
+        """Takes the seconds in which a draft model read committed tokens that it lacked, and which
+        a draft of ``length`` tokens followed. A round must have been measured."""
+        if not self._rest.is_empty and (step := self._steps(rows, [length])[0]) > 0:
+            self._catch_up.observe(behind, seconds / step)
 
     def age(self, rows: int, length: int) -> int | None:
         """Rounds since this many rows drafted so many tokens; None if they never did."""

@@ -23,7 +23,15 @@ MOST_CREDIT = 1.0
 RETRY_SHARE = 0.018
 """Tokens that trying a draft model again may cost, as a share of all."""
 
+REVIEW_SHARE = 0.01
+"""Rounds that reviews may take, as a share of all."""
+
+START_SHARE = 0.005
+"""Rounds that a draft model may take to read prompts of which it is not expected to be of use, as a
+share of all."""
+
 _FIRST_RETRY = 0.5  # tokens
+_MOST_REVIEWS = 1.0  # rounds that reviews may take at once
 
 
 class Governor:
@@ -38,7 +46,10 @@ class Governor:
         times_forgotten: how often :meth:`forget_times` was called.
         probe_credit: tokens that may be spent on probes.
         retry_credit: tokens that may be spent on trying a draft model again.
+        review_credit: rounds that may be spent on reviews.
+        start_credit: rounds that may be spent on reading prompts to no use.
         drafted: of greedy batches and of all others, the last round that drafted.
+        compared: of the same, the last round that drafted or was reviewed.
         lock: held by whoever reads or writes what was learned.
     """
 
@@ -49,7 +60,9 @@ class Governor:
         self.now = self.times_forgotten = 0
         self.probe_credit = MOST_CREDIT
         self.retry_credit = _FIRST_RETRY
+        self.review_credit = self.start_credit = 0.0
         self.drafted = {True: 0, False: 0}
+        self.compared = {True: 0, False: 0}
         self.lock: AbstractContextManager[object] = Lock()
 
     def costs(self, greedy: bool, source: int) -> RoundCosts:
@@ -66,6 +79,15 @@ class Governor:
         if key not in self._rates:
             self._rates[key] = PositionRates()
         return self._rates[key]
+
+    def pay_start(self, rounds: float) -> bool:
+        """Whether the credit pays for reading prompts that takes so many rounds; takes it from the
+        credit if it does. What is left over is lost, so that no credit is saved up for a series of
+        them. The caller holds the lock."""
+        if self.start_credit < rounds:
+            return False
+        self.start_credit = 0.0
+        return True
 
     # ------------------------------------------------------------------------------------ learning
 
@@ -98,10 +120,15 @@ class Governor:
             self.now += 1
             self.probe_credit = min(MOST_CREDIT, self.probe_credit + PROBE_SHARE)
             self.retry_credit += RETRY_SHARE
+            self.review_credit = min(_MOST_REVIEWS, self.review_credit + REVIEW_SHARE)
+            self.start_credit += START_SHARE
             if with_times:
                 self._learn_times(outcome)
+            if outcome.reviewed:
+                self.compared[outcome.greedy] = self.now
+                self._learn_review(outcome)
             if outcome.length:
-                self.drafted[outcome.greedy] = self.now
+                self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
                 for label in outcome.labels(self.now):
                     labels.setdefault((label.row.greedy, outcome.asked.source), []).append(label)
         for (greedy, source), found in labels.items():
@@ -120,9 +147,19 @@ class Governor:
                 width,
                 resumes=outcome.resumes,
             )
+        elif outcome.reviewed:
+            self.costs(outcome.greedy, 0).observe_reading(num, outcome.asked.behind, outcome.draft)
         else:
             for source in range(len(self.sources.names)):
                 self.costs(outcome.greedy, source).observe(num, 0, 0.0, outcome.total, width=width)
+
+    def _learn_review(self, outcome: Outcome) -> None:
+        labels: dict[bool, list[float]] = {}
+        for row, found in zip(outcome.rows, outcome.reviewed, strict=True):
+            row.of(0).review(self.rates(row.greedy, 0).odds(1)[0], found, self.now)
+            labels.setdefault(row.greedy, []).extend(found)
+        for greedy, of_class in labels.items():
+            self.rates(greedy, 0).review(of_class, self.now)
 
     def _learn_acceptance(self, greedy: bool, source: int, labels: Sequence[Label]) -> None:
         of_class = self.rates(greedy, source)

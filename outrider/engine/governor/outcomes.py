@@ -19,6 +19,8 @@ class Asked:
         probe: whether the length is only tried, to measure it.
         believed: what the governor expects of the round; None in the first one.
         behind: committed tokens that the draft model has to read first.
+        reviews: whether the draft model reads them in a round without drafts, and is compared with
+            the tokens that the target emitted (``reviews.py``).
     """
 
     source: int
@@ -27,6 +29,7 @@ class Asked:
     probe: bool = False
     believed: Goodput | None = None
     behind: int = 0
+    reviews: bool = False
 
     @property
     def free_only(self) -> bool:
@@ -69,6 +72,7 @@ class Outcome:
     total: float
     forced: Sequence[int]
     resumes: bool
+    reviewed: Sequence[Sequence[float]] = ()
 
     def labels(self, now: int) -> Iterator[Label]:
         """What the round, whose number is ``now``, teaches of acceptance: nothing in rows that are

@@ -18,6 +18,8 @@ NEVER = float("inf")
 
 _PROBE_AGE = 24
 _RETRY_AGE = 12
+_HOPEFUL = 0.9  # of the best rate, where reviews show acceptance
+_HOPEFUL_AGE, _HOPELESS_AGE = 96, 512
 _EARNED = 0.5  # share of what a retry is expected to cost; the rest is earned before the next one
 _LEAST_LOSS = 0.02
 
@@ -51,16 +53,23 @@ class Probes:
         self.retry: Retry | None = None
 
     def choose(
-        self, best: Option, promises: Sequence[Promise], num_rows: int, greedy: bool
+        self,
+        best: Option,
+        promises: Sequence[Promise],
+        num_rows: int,
+        greedy: bool,
+        is_reviewed: bool = False,
     ) -> Option | None:
         """The option whose measurement is oldest, if it can be afforded: of the next shorter and
         the next longer draft and none; of the best length of another source; after rounds without
-        drafts, of the shortest."""
-        oldest = _PROBE_AGE if best.length else _RETRY_AGE
+        drafts, of the shortest. Where reviews show acceptance, the latter is seldom tried, unless
+        little is missing: their times may be wrong."""
         candidates = [
             (age, option)
             for option in _neighbours(best, promises)
-            if (age := self.age(option, best, num_rows, greedy)) >= oldest
+            if (age := self.age(option, best, num_rows, greedy))
+            >= _oldest(option, best, is_reviewed)
+            and not (is_reviewed and _reads_long(option, best))
         ]
         for _, option in sorted(candidates, key=lambda pair: -pair[0]):
             tried = replace(option, probe=True)
@@ -111,6 +120,21 @@ class Probes:
         assert believed is not None
         if tokens < believed.seconds * retry.instead.rate:
             self.retry = None
+
+
+def _oldest(option: Option, best: Option, is_reviewed: bool) -> int:
+    """Rounds after which an option is measured again."""
+    if best.length:
+        return _PROBE_AGE
+    if not is_reviewed:
+        return _RETRY_AGE
+    return _HOPEFUL_AGE if option.rate > _HOPEFUL * best.rate else _HOPELESS_AGE
+
+
+def _reads_long(option: Option, best: Option) -> bool:
+    """Whether a draft model first reads for longer than a round takes."""
+    assert best.believed is not None
+    return option.catch_up > best.believed.seconds
 
 
 def _neighbours(best: Option, promises: Sequence[Promise]) -> Iterator[Option]:

@@ -161,6 +161,8 @@ def alpha_of_tokens(tokens: float, gamma: float) -> float:
         raise InvalidParameterError(
             f"tokens={tokens!r}: must be from 1 to gamma + 1 = {gamma + 1:g}, with gamma above 0"
         )
+    if tokens == 1:
+        return 0.0
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -63,7 +63,7 @@ class MethodSpec:
 
     def __post_init__(self) -> None:
         self.method.recipe(self.options)
-        check_speculative_tokens(self.gamma)
+        check_speculative_tokens(self.gamma, "gamma")
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:

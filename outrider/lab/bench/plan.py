@@ -125,7 +125,7 @@ class BenchPlan:
             if not getattr(self, name):
                 raise InvalidParameterError(f"{name}: the plan has none; give at least one")
         for gamma in self.gammas:
-            check_speculative_tokens(gamma)
+            check_speculative_tokens(gamma, "gammas")
         for size in self.batch_sizes:
             check_range("batch_sizes", size, MAX_BATCH)
         for name, least in (("repeats", 1), ("max_repeats", 1), ("warmup", 0), ("seed", 0)):

@@ -46,6 +46,7 @@ from outrider.lab.bench.samples import samples_of
 from outrider.lab.bench.speed import speed_of
 from outrider.lab.bench.token_classes import TokenClasses
 from outrider.lab.data import DataSet, as_prompts, chosen, read_data, with_forced_references
+from outrider.runtime.garbage import objects_set_aside
 
 
 @dataclass(frozen=True)
@@ -208,11 +209,11 @@ class Bench:
         self._warm_up(planned)
         sampling = self.plan.sampling(cell.temperature, number)
         date = datetime.now(UTC).isoformat(timespec="seconds")
+        examples = planned.data.examples
         for meter in self._meters.values():
             meter.begin()
-        batches = tuple(
-            run_examples(engine, planned.data.examples, sampling, cell.batch_size, self._clock)
-        )
+        with objects_set_aside():
+            batches = tuple(run_examples(engine, examples, sampling, cell.batch_size, self._clock))
         readings = _read_meters(self._meters)
         return Repeat(cell.key, number, sampling.seed, date, batches, readings)
 

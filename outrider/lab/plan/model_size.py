@@ -194,11 +194,16 @@ def _of_config(
 
 
 def _attention(name: str, config: Mapping[str, Any], width: int) -> _Attention:
-    """Heads with keys and values of their own, or of a group of heads."""
+    """Heads with keys and values of their own, or of a group of heads. Biases are counted where the
+    configuration names them: Llama's and Qwen3's of all projections, Qwen2's MoE's of three."""
     heads = _count(name, config, "num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads
     head = config.get("head_dim") or width // heads
     parameters = 2 * width * head * (heads + kv_heads)
+    if config.get("attention_bias") or config.get("qkv_bias"):
+        parameters += (heads + 2 * kv_heads) * head
+    if config.get("attention_bias"):
+        parameters += width
     return _Attention(parameters, 2 * kv_heads * head, kv_heads, 4 * heads * head)
 
 
@@ -236,6 +241,9 @@ def _feed_forward(name: str, config: Mapping[str, Any], layers: int, width: int)
     inner = config.get("moe_intermediate_size") or _count(name, config, "intermediate_size")
     expert = _GATED * width * inner * sparse
     shared += expert * (config.get("n_shared_experts") or 0)
+    if config.get("shared_expert_intermediate_size"):  # Qwen's, with a gate for each
+        one = _count(name, config, "shared_expert_intermediate_size")
+        shared += (_GATED * width * one + width) * sparse
     shared += width * num_experts * sparse  # the router
     return _FeedForward(shared, expert, num_experts, _count(name, config, "num_experts_per_tok"))
 

@@ -1,7 +1,6 @@
 """Writes the report of cells as one HTML file, and its charts as files."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from outrider.core.errors import InvalidParameterError
-from outrider.lab.cell_view import CellView, check_environment, views_of
+from outrider.lab.cell_view import CellView, checked
 from outrider.lab.frontier.document import dumps
 from outrider.lab.plots import require_matplotlib
 from outrider.lab.prediction import predictions_of
 from outrider.lab.report.chart import Chart
 from outrider.lab.report.charts import charts_of, nice_number
+from outrider.lab.report.environment import environments
 from outrider.lab.report.sweeps import sweep_charts
 from outrider.lab.report.theme import variables
 
@@ -99,7 +98,7 @@ def render(views: Sequence[CellView], title: str) -> str:
         failed=[each for each in views if not each.measured],
         any_lossy=any(not each.lossless for each in views),
         unsteady=[each for each in measured if not each.steady],
-        environments=_environments(views),
+        environments=environments(views),
         sampled=[each for each in _baseline_last(measured) if each.samples],
         raw=_script_json([dict(each.raw) for each in views]),
         light=Markup(variables("light")),
@@ -108,10 +107,7 @@ def render(views: Sequence[CellView], title: str) -> str:
 
 
 def _checked(cells: Iterable[Any]) -> list[CellView]:
-    views = views_of(cells)
-    if not views:
-        raise InvalidParameterError("a report needs at least one cell: run outrider bench first")
-    check_environment(views)
+    views = checked(cells)
     require_matplotlib()
     return views
 
@@ -142,26 +138,6 @@ def _prediction_row(each: Any) -> dict[str, Any]:
         "ratios": found.ratios,
         "largest": found.largest,
     }
-
-
-def _environments(views: Sequence[CellView]) -> list[dict[str, Any]]:
-    """The different environments of the cells, as rows of name and text."""
-    found: dict[str, dict[str, Any]] = {}
-    for each in views:
-        key = json.dumps(each.environment, sort_keys=True, default=str)
-        entry = found.setdefault(key, {"rows": list(_rows(each.environment)), "cells": []})
-        entry["cells"].append(each.name)
-    return list(found.values())
-
-
-def _rows(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and all(isinstance(each, str) for each in value.values()):
-            yield name, ", ".join(f"{key} {each}" for key, each in value.items())
-        elif isinstance(value, Mapping | list | tuple):
-            yield name, json.dumps(value, ensure_ascii=False, indent=1, default=str)
-        else:
-            yield name, "–" if value is None else str(value)
 
 
 def _script_json(values: Sequence[Any]) -> Markup:

@@ -13,8 +13,8 @@ models that are there are written so.
 A configuration is *stale* where the weights of target or draft, or the hardware, are not those that
 were measured.
 
-How much a lossy method diverges depends on the temperature, so the file names the one of the
-measurements.
+How much a lossy method diverges depends on temperature and truncation, so the file names those of
+the measurements.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ from outrider.lab.bench.method_spec import MethodSpec
 from outrider.lab.model_files import fingerprint
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.tuning import Tuning
+from outrider.sampling import Sampling
 
 NAME = "outrider.toml"
 _EMBEDDED = "embedded"
 _TEMPERATURE = "tuned_at_temperature"
+_TRUNCATION = "tuned_with_truncation"
+_NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _TABLE = "num_speculative_tokens_per_batch_size"
 
 
@@ -70,6 +73,7 @@ class Configuration:
         fingerprints: of ``target``, of each draft by its name, and of ``hardware``.
         measured: numbers for a reader; no command uses them.
         temperature: at which everything was measured; None where the file does not say.
+        truncation: with which: ``top_k``, ``top_p`` and ``min_p`` as far as they truncate.
         path: of the file; None before it is written.
     """
 
@@ -80,6 +84,7 @@ class Configuration:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     measured: tuple[Mapping[str, Any], ...] = ()
     temperature: float | None = None
+    truncation: Mapping[str, float] = field(default_factory=dict)
     path: Path | None = None
 
     def choice_at(self, batch_size: int | None = None) -> Choice:
@@ -122,29 +127,52 @@ class Configuration:
             found.append(f"it was measured on {measured or 'unknown hardware'}, this is {hardware}")
         return found
 
-    def unmeasured_divergence(self, choice: Choice, temperature: float | None) -> str | None:
+    def unmeasured_divergence(self, choice: Choice, sampling: Sampling | None) -> str | None:
         """Why it is unknown how much the outputs of a choice diverge, in words; None where it was
         measured, or where the method is lossless.
 
         Args:
             choice: the one to use.
-            temperature: of the requests; None where each has its own.
+            sampling: of the requests; None where each has its own. Truncation that is None is
+                the model's own, as in the measurements.
         """
         spec = MethodSpec.of(choice.method, choice.options)
+        temperature = None if sampling is None else sampling.temperature
         used = (0.0, 1.0) if temperature is None else (temperature,)
-        if all(spec.lossless_at(each) for each in used) or used == (self.temperature,):
+        truncation = dict(self.truncation)
+        if sampling is not None:
+            given = {name: getattr(sampling, name) for name in _NO_TRUNCATION}
+            truncation |= {name: each for name, each in given.items() if each is not None}
+            truncation = _truncating(truncation)
+        is_measured = used == (self.temperature,) and truncation == self.truncation
+        if all(spec.lossless_at(each) for each in used) or is_measured:
             return None
         known = self.temperature is not None
         tuned_at = f"temperature {self.temperature:g}" if known else "an unknown temperature"
-        others = "others" if temperature is None else f"{temperature:g}"
+        tuned_at += _with(self.truncation)
+        others = "others" if temperature is None else f"{temperature:g}{_with(truncation)}"
         return (
             f"method {choice.method} is lossy and was tuned at {tuned_at}; how much its output "
             f"diverges from the target at {others} was not measured"
         )
 
 
+def truncation_of(sampling: Sampling) -> dict[str, float]:
+    """The parameters of a sampling that truncate its distributions."""
+    return _truncating({name: getattr(sampling, name) or 0 for name in _NO_TRUNCATION})
+
+
+def _truncating(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: each for name, each in values.items() if each not in (0, _NO_TRUNCATION[name])}
+
+
+def _with(truncation: Mapping[str, float]) -> str:
+    pairs = [f"{name} {each:g}" for name, each in truncation.items()]
+    return f" with {' and '.join(pairs)}" if pairs else ""
+
+
 def configuration_of(
-    tuning: Tuning, target: str, settings: Mapping[str, Any], hardware: str, temperature: float
+    tuning: Tuning, target: str, settings: Mapping[str, Any], hardware: str, sampling: Sampling
 ) -> Configuration:
     """What a tuning found, as a configuration.
 
@@ -153,7 +181,7 @@ def configuration_of(
         target: folder or hub id, or ``embedded``.
         settings: how the models ran.
         hardware: the name of the processor or GPU.
-        temperature: at which was measured.
+        sampling: with which was measured.
     """
     answer = tuning.answer
     assert answer is not None
@@ -172,7 +200,14 @@ def configuration_of(
     measured = tuple(each.as_dict() for each in answer.best.values())
     choice = _choice(overall, answer.table(overall))
     return Configuration(
-        target, choice, tuple(others), settings, fingerprints, measured, temperature
+        target,
+        choice,
+        tuple(others),
+        settings,
+        fingerprints,
+        measured,
+        sampling.temperature,
+        truncation_of(sampling),
     )
 
 
@@ -214,6 +249,7 @@ def read_configuration(path: Path) -> Configuration:
         },
         tuple(read.tables(values, "measured")),
         read.number(values, _TEMPERATURE),
+        read.numbers(values, _TRUNCATION),
         path,
     )
 
@@ -278,6 +314,7 @@ def as_toml(configuration: Configuration) -> str:
             f"target = {_text(configuration.target)}",
             *_choice_lines(configuration.choice),
             *_pairs({_TEMPERATURE: configuration.temperature}),
+            *_table_line(_TRUNCATION, configuration.truncation),
         ]
     ]
     if configuration.settings:
@@ -323,6 +360,14 @@ class _Reader:
             raise self.error(name, found, "a number")
         return None if found is None else float(found)
 
+    def numbers(self, values: Mapping[str, Any], name: str) -> dict[str, float]:
+        """A table of numbers of truncation; empty if the file has none."""
+        table: Mapping[str, Any] = self.value(values, name, dict, {})
+        if unknown := [each for each in table if each not in _NO_TRUNCATION]:
+            raise self.error(name, dict(table), f"of {', '.join(_NO_TRUNCATION)}, not {unknown[0]}")
+        found = {each: self.number(table, each) for each in table}
+        return {each: number for each, number in found.items() if number is not None}
+
     def tables(self, values: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
         listed: list[Mapping[str, Any]] = self.value(values, name, list, [])
         if not all(isinstance(each, Mapping) for each in listed):
@@ -359,12 +404,15 @@ class _Reader:
 def _choice_lines(choice: Choice) -> list[str]:
     lines = [] if choice.draft is None else [f"draft = {_text(choice.draft)}"]
     lines.append(f"method = {_text(choice.method)}")
-    if choice.options:
-        pairs = ", ".join(_pairs(choice.options))
-        lines.append(f"options = {{ {pairs} }}")
+    lines += _table_line("options", choice.options)
     if choice.lengths is not None:
         lines.append(f"{_TABLE} = {json.dumps(choice.lengths.as_lists)}")
     return lines
+
+
+def _table_line(name: str, values: Mapping[str, Any]) -> list[str]:
+    """A table on a single line; nothing if it is empty."""
+    return [f"{name} = {{ {', '.join(_pairs(values))} }}"] if values else []
 
 
 def _pairs(values: Mapping[str, Any]) -> Iterator[str]:

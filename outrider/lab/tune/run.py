@@ -115,6 +115,7 @@ def tuner_of(
     )
     tuner = Tuner(machine, sources, settings, on_stage, began)
     tuner.tuning.errors |= errors
+    tuner.tuning.sampling = engines.plain.settled(plan.sampling(plan.temperatures[0]))
     return tuner
 
 

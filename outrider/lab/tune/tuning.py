@@ -14,6 +14,7 @@ from outrider.lab.tune.costs import PassTable, RestTable
 from outrider.lab.tune.halving import Trials
 from outrider.lab.tune.machine import Source
 from outrider.lab.tune.quality import Quality
+from outrider.sampling import Sampling
 
 LEAST_TOKENS = 24
 """The shortest outputs that acceptance is measured on."""
@@ -75,6 +76,7 @@ class Tuning:
         seconds: that the tuning took.
         left_out: what there was no time for.
         interrupted: whether the user ended it early.
+        sampling: the parameters of all outputs; None where nobody says.
     """
 
     settings: TuneSettings
@@ -92,6 +94,7 @@ class Tuning:
     seconds: float = 0.0
     left_out: list[str] = field(default_factory=list)
     interrupted: bool = False
+    sampling: Sampling | None = None
 
     def c(self, source: Source, batch_size: int) -> float:
         """How much longer a round gets per drafted token, apart from the target's pass, over the

@@ -27,7 +27,6 @@ import transformers
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.export.pt2_archive._package import AOTICompiledModel
 
 from outrider.core import draw
 from outrider.core.chain import draft_chain
@@ -36,7 +35,8 @@ from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionSpec, attention_mask
 from outrider.runtime.cache_folder import LockedError, cached_file, locked, space_note
 from outrider.runtime.executors.eager import decoder_logits
-from outrider.runtime.executors.extracted import load_package
+from outrider.runtime.executors.extracted import load_library
+from outrider.runtime.executors.library import Library
 from outrider.runtime.hardware import processor_name
 from outrider.runtime.hf.hidden_states import joined
 from outrider.runtime.kernels import (
@@ -339,8 +339,8 @@ def _literals(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Program:
-    library = AOTICompiledModel(load_package(path, device))
-    names = library.get_constant_fqns()
+    library = load_library(path, device)
+    names = library.constant_names()
     found = dict(tensors)
     if not set(names) <= set(found):
         found |= torch.load(path.with_suffix(".pt"), weights_only=True)
@@ -350,11 +350,10 @@ def _load(path: Path, tensors: Mapping[str, Tensor], device: torch.device) -> Pr
 class _CompiledProgram:
     """A compiled library, and the tensors whose addresses it holds."""
 
-    def __init__(self, library: Any, tensors: dict[str, Tensor]) -> None:
-        library.load_constants(tensors, check_full_update=True, user_managed=True)
-        self._library, self._tensors = library, tensors
-        self._run = library.loader.run
+    def __init__(self, library: Library, tensors: dict[str, Tensor]) -> None:
+        library.use_constants(tensors)
+        self._tensors = tensors
+        self._run = library.run
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        outputs: list[Tensor] = self._run(inputs)
-        return outputs
+        return self._run(inputs)

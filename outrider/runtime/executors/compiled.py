@@ -5,7 +5,8 @@ them are our kernels, which need no tuning per shape. So a program is compiled o
 draft length, batch, context and KV buffer. What does not compile, or computes something else than
 the model (``parity.py``), runs eagerly, after one warning.
 
-Legend: B rows, N query tokens, D drafted tokens, S slots, V vocabulary.
+Legend: B rows, N query tokens, K of them whose logits are asked for, D drafted tokens, S slots,
+V vocabulary.
 """
 
 import copy
@@ -21,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from outrider.core.chain import cached_arange
 from outrider.core.errors import OutriderWarning
 from outrider.core.values import check_choice
 from outrider.runtime.attention_metadata import AttentionSpec
@@ -31,18 +33,26 @@ from outrider.runtime.executors.compile_cache import (
     first_line,
     only_loads,
 )
+from outrider.runtime.executors.eager import selects_logits
 from outrider.runtime.executors.fused_draft import DraftPlan, GreedyDraft
 from outrider.runtime.executors.parity import compare
-from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForward, trace
+from outrider.runtime.executors.traced import (
+    AskedForward,
+    ChainForward,
+    KVBuffers,
+    TreeForward,
+    trace,
+)
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.sampling.warp import DraftParameters
 
 Compile = Literal["off", "auto", "max"]
-MOST_TOKENS = 256
-"""Query tokens of a forward pass, over all rows, up to which the compiled program is used. Beyond
-it, as in a long prefill, arithmetic takes the time and not Python."""
+MOST_TOKENS = 512
+"""Query tokens of a forward pass, over all rows, up to which the compiled program is used: those of
+one row's prefill. Beyond it, as in prefills of several rows, arithmetic takes the time and not
+Python."""
 
 Compiler = Callable[[TreeForward, Callable[[], ExportedProgram]], Program]
 """Compiles a forward pass, given also the function that traces it."""
@@ -75,6 +85,9 @@ class CompiledExecutor:
 
     Attributes:
         make, read: as given.
+        selects_logits: whether its programs of chains compute the logits that a batch asks for,
+            without those of the other query tokens. Not of an exact model, whose prompts are all
+            read in one way, eagerly.
         failed: whether a program did not compile, so that no other is tried.
         sealed: whether no more programs are compiled: what has none runs eagerly. Compiling takes
             many seconds, which a running request should not wait for. Programs that another process
@@ -102,12 +115,15 @@ class CompiledExecutor:
         self._trace = _exact_trace if exact else trace
         self.make, self.read = make, read
         self._recording = recording
+        self.selects_logits = not exact and spec.original is None and selects_logits(module)
+        self._chain = AskedForward if self.selects_logits else ChainForward
         self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
-            (): (ChainForward(module, spec), TreeForward(module, spec))
+            (): (self._chain(module, spec), TreeForward(module, spec))
         }
         self._drafts: dict[Hashable, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
         self._slot_S = torch.arange(0, device=next(module.parameters()).device)
+        self._slot_views: dict[int, Tensor] = {}  # spans recur from request to request
         self._lock = RLock()
 
     def of_copy(
@@ -123,7 +139,7 @@ class CompiledExecutor:
         twin = copy.copy(self)
         twin.failed = twin.sealed = False
         twin._module, twin._recording = module, recording
-        twin._forwards = {(): (ChainForward(module, self._spec), TreeForward(module, self._spec))}
+        twin._forwards = {(): (self._chain(module, self._spec), TreeForward(module, self._spec))}
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
         return twin
 
@@ -141,13 +157,13 @@ class CompiledExecutor:
             return None
         chain, tree = forwards
         if batch.nodes is None and self._spec.original is None:
-            found = self._run(chain, cache, self._chain_inputs(batch))
+            found = self._run(chain, cache, self._asked_inputs(batch))
         else:
             found = self._run(tree, cache, self._tree_inputs(batch))
         if found is None:
             return None
-        logits_BNV, health_B, *hidden = found
-        return ForwardOutput(batch.asked(logits_BNV), health_B, hidden[0] if hidden else None)
+        logits_BKV, health_B, *hidden = found
+        return ForwardOutput(batch.asked(logits_BKV), health_B, hidden[0] if hidden else None)
 
     def draft(
         self,
@@ -172,10 +188,11 @@ class CompiledExecutor:
         """
         if self._spec.original is not None or not cache.make_room():
             return None
-        with self._lock:
-            if plan not in self._drafts:
-                self._drafts[plan] = plan.programs(self._module, self._spec)
-        greedy, sampled = self._drafts[plan]
+        programs = self._drafts.get(plan)
+        if programs is None:
+            with self._lock:
+                programs = self._drafts.setdefault(plan, plan.programs(self._module, self._spec))
+        greedy, sampled = programs
         inputs = [tokens_BN, cache.length_B, self._slots(cache)]
         if parameters is None or u_BD is None:
             return self._run(greedy, cache, lambda: inputs)
@@ -184,15 +201,27 @@ class CompiledExecutor:
     def _forwards_for(self, layers: tuple[int, ...]) -> tuple[ChainForward, TreeForward] | None:
         """The forward passes, of chains and of trees, that return the hidden states of these
         layers."""
-        if layers not in self._forwards and self._recording is not None:
+        found = self._forwards.get(layers)
+        if found is None and self._recording is not None:
             with self._lock:
                 arguments = self._recording(layers), self._spec, layers
-                self._forwards[layers] = ChainForward(*arguments), TreeForward(*arguments)
-        return self._forwards.get(layers)
+                passes = self._chain(*arguments), TreeForward(*arguments)
+                found = self._forwards.setdefault(layers, passes)
+        return found
 
     def _chain_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
         cache = batch.cache
         return lambda: (batch.tokens_BN, cache.length_B, self._slots(cache))
+
+    def _asked_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
+        inputs = self._chain_inputs(batch)
+        if not self.selects_logits:
+            return inputs
+        num_queries = batch.tokens_BN.shape[1]
+        first = max(0, num_queries - batch.num_logits) if batch.num_logits else 0
+        index_N = cached_arange(num_queries, batch.tokens_BN.device)
+        asked_K = index_N[first:] if first else index_N  # a view takes longer than the question
+        return lambda: (*inputs(), asked_K)
 
     def _tree_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
         def inputs() -> Sequence[Tensor]:
@@ -207,10 +236,14 @@ class CompiledExecutor:
 
     def _slots(self, cache: KVCache) -> Tensor:
         """A tensor of as many numbers as there are slots to read."""
-        span, slot_S = self._span(cache), self._slot_S
-        if slot_S.shape[0] < span:
-            self._slot_S = slot_S = torch.arange(2 * span, device=cache.length_B.device)
-        return slot_S[:span]
+        span = self._span(cache)
+        found = self._slot_views.get(span)
+        if found is None:
+            if self._slot_S.shape[0] < span:
+                self._slot_S = torch.arange(2 * span, device=cache.length_B.device)
+                self._slot_views.clear()
+            found = self._slot_views[span] = self._slot_S[:span]
+        return found
 
     def _span(self, cache: KVCache) -> int:
         return self.read(cache.span, cache.in_use()[0].shape[2])
@@ -227,14 +260,18 @@ class CompiledExecutor:
         is."""
         buffers = self._buffers(cache)
         with self._lock:
-            may_look = not self.sealed or only_loads()
-            if each not in self._programs and not self.failed and may_look:
-                with suppress(ProgramMissingError):
-                    self._programs[each] = self._compiled(each, buffers)
-            program = self._programs.get(each)
+            program = self._programs.get(each) or self._found(each, buffers)
             if program is None:
                 return None
             return program([*map(Tensor.contiguous, inputs()), *buffers])
+
+    def _found(self, each: TreeForward, buffers: Sequence[Tensor]) -> Program | None:
+        """The program, which is loaded or compiled unless that was tried before."""
+        may_look = not self.sealed or only_loads()
+        if each not in self._programs and not self.failed and may_look:
+            with suppress(ProgramMissingError):
+                self._programs[each] = self._compiled(each, buffers)
+        return self._programs.get(each)
 
     def _buffers(self, cache: KVCache) -> Sequence[Tensor]:
         """The KV buffers that programs read and write, keys and then values."""

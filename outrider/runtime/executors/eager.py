@@ -45,7 +45,7 @@ class EagerExecutor:
         self.exact = exact
         self._num_layers = num_layers
         self._name = name
-        self._takes_num_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._selects_logits = selects_logits(module)
         self._tapped: dict[tuple[int, ...], Any] = {}
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
@@ -81,8 +81,13 @@ class EagerExecutor:
     def _logits(self, module: Any, batch: ForwardBatch, metadata: AttentionMetadata) -> Tensor:
         """The model's own forward pass, (B, N, V): of all query tokens, or where the model can, of
         those asked for only."""
-        more = {"logits_to_keep": batch.num_logits} if self._takes_num_logits else {}
+        more = {"logits_to_keep": batch.num_logits} if self._selects_logits else {}
         return decoder_logits(module, batch.tokens_BN, metadata, batch.cache, **more)
+
+
+def selects_logits(module: Any) -> bool:
+    """Whether a model can compute the logits of some query tokens without those of the others."""
+    return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
 def decoder_logits(

@@ -1,4 +1,4 @@
-"""Loads compiled programs, and removes the files that torch extracts for it.
+"""Loads compiled programs, and removes the files that torch extracts for them.
 
 torch extracts a program's archive to a temporary folder, maps the library in it, and removes the
 folder with the program: never, if the process is killed before. A library that is mapped needs its
@@ -14,17 +14,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from threading import Lock
-from typing import Any
 from zipfile import ZipFile
 
 import torch
+
+from outrider.runtime.executors.library import Library, SharedLibrary, TorchLibrary
+from outrider.runtime.kernels import kernels_are_loaded
 
 _MAPS = Path("/proc/self/maps")
 _LOADING = Lock()  # a program of another thread may be mapped, but not read to its end
 
 
-def load_package(path: Path, device: torch.device) -> Any:
-    """The loader of a program; it holds the program as long as it lives.
+def load_library(path: Path, device: torch.device) -> Library:
+    """Loads a program.
 
     Args:
         path: the archive.
@@ -33,15 +35,14 @@ def load_package(path: Path, device: torch.device) -> Any:
     Raises:
         Exception: what torch raises, for a file cut short or a library that is missing.
     """
-    index = -1 if device.index is None else device.index
     with _LOADING:
-        # Single-threaded, else no CUDA graph can capture it. ``aoti_load_package`` would do the
-        # same, but first start processes, for 0.9 s, that try which vector instructions there are.
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, index)
-        if device.type == "cpu":
-            for folder in _extracted(path):
-                shutil.rmtree(folder, ignore_errors=True)
-    return loader
+        if device.type != "cpu":
+            return TorchLibrary(path, device)
+        shared = kernels_are_loaded()
+        library = SharedLibrary(path) if shared else TorchLibrary(path, device)
+        for folder in _extracted(path):
+            shutil.rmtree(folder, ignore_errors=True)
+    return library
 
 
 def _extracted(path: Path) -> set[Path]:

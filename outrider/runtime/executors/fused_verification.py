@@ -102,7 +102,8 @@ class CompiledVerifier:
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
-        program = self._program(verifier, draft, logits_BNV, context.distribution)
+        kind, N = DraftKind.of(draft), draft.num_nodes
+        program = self._program(verifier, draft, kind, logits_BNV, context.distribution)
         if program is None:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
         if context.ends is not None:
@@ -110,17 +111,19 @@ class CompiledVerifier:
         check: CheckDraft | None = getattr(verifier, "check_draft", None)
         if check is not None:
             check(draft)
-        kind, N = DraftKind.of(draft), draft.num_nodes
-        more = max(kind.smallest - N, 0)
         warp, prefix = cast(Warp, context.distribution), Prefix.of_draft(context, draft)
         by_distribution = verifier.needs == "distribution"
         z_BNV = (warp.sampling_logits if by_distribution else warp.logits)(logits_BNV, prefix)
-        inputs = [_longer(each, more) for each in (z_BNV, *kind.nodes_of(draft))]
+        of_nodes, of_rows = [z_BNV, *kind.nodes_of(draft)], list[Tensor]()
+        more = max(kind.smallest - N, 0)
         if by_distribution:
-            inputs += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
-            inputs += [rng.key_B, rng.position_B, *warp.row_parameters]
+            of_rows += [rng.uniform(role, N + more) for role in (Role.ACCEPT, Role.NEXT)]
+            of_rows += [rng.key_B, rng.position_B, *warp.row_parameters]
         of_model_BNV = kind.of_model(draft)
-        inputs += [] if of_model_BNV is None else [_longer(of_model_BNV.float(), more)]
+        of_model = [] if of_model_BNV is None else [of_model_BNV.float()]
+        if more:
+            of_nodes, of_model = ([_longer(x, more) for x in each] for each in (of_nodes, of_model))
+        inputs = [*of_nodes, *of_rows, *of_model]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
         path_BD, emitted_BK, *of_distribution = found if not more else _shorter(found, N)
@@ -155,12 +158,16 @@ class CompiledVerifier:
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 
     def _program(
-        self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, distribution: Distribution
+        self,
+        verifier: Verifier,
+        draft: Draft,
+        kind: DraftKind,
+        logits_BNV: Tensor,
+        distribution: Distribution,
     ) -> Program | None:
         fits = draft.num_nodes <= MOST_NODES and (draft.is_chain or draft.num_nodes > 2)
         if not fits or logits_BNV.dtype == torch.float64:  # temperatures are in float32
             return None
-        kind = DraftKind.of(draft)
         asked, last = (verifier, kind, logits_BNV.dtype), self._last
         if last is not None and last[0]() is distribution and last[1] == asked:
             return last[2]  # usually the same from round to round
@@ -232,8 +239,6 @@ def _name(
 
 def _longer(each_BN: Tensor, more: int) -> Tensor:
     """A tensor of nodes, (B, N, …), with as many more that do not exist."""
-    if not more:
-        return each_BN
     B, _, *rest = each_BN.shape
     return torch.cat([each_BN, each_BN.new_zeros(B, more, *rest)], 1)
 

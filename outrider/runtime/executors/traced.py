@@ -4,7 +4,8 @@ allocated, slots read.
 One program serves every draft length, batch, context and KV buffer. ``torch.export`` traces the
 model's own code, with our KV buffers and masks in place of those of ``transformers``.
 
-Legend: B rows, N query tokens, S slots read, V vocabulary, H hidden width.
+Legend: B rows, N query tokens, K of them whose logits are asked for, S slots read, V vocabulary,
+H hidden width.
 """
 
 import math
@@ -27,6 +28,7 @@ _SIZES = 3, 5, 23, 40
 
 
 ROWS, QUERIES, SPAN, SLOTS = Dim("rows"), Dim("queries"), Dim("span"), Dim("slots")
+ASKED = Dim("asked")
 
 KVBuffers = tuple[Sequence[Tensor], Sequence[Tensor]]
 """Keys and values, a KV buffer (B, H, S, C) per layer."""
@@ -122,12 +124,15 @@ class TreeForward(nn.Module):
         keys: list[Tensor],
         values: list[Tensor],
         resume_BNH: Tensor | None = None,
+        asked_K: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """The model's forward pass over these KV buffers; results as :meth:`forward`."""
+        """The model's forward pass over these KV buffers; results as :meth:`forward`, but the
+        logits (B, K, V) of the query tokens at ``asked_K`` alone where that is given."""
         cache = TracedKVCache(keys, values, metadata.slots_BN, span)
         cache.resume_BNH = resume_BNH
         with recording_hidden_states() as recording:
-            logits_BNV = decoder_logits(self.module, tokens_BN, metadata, cache)
+            more = {} if asked_K is None else {"logits_to_keep": asked_K}
+            logits_BNV = decoder_logits(self.module, tokens_BN, metadata, cache, **more)
         hidden_BNH = joined(recording, self.hidden_layers)
         found = logits_BNV, health_of(logits_BNV)
         return found if hidden_BNH is None else (*found, hidden_BNH)
@@ -193,6 +198,39 @@ class ChainForward(TreeForward):
 
     def sizes(self) -> tuple[Any, ...]:
         return {0: ROWS, 1: QUERIES}, {0: ROWS}, {0: SPAN}
+
+
+class AskedForward(ChainForward):
+    """A forward pass that computes the logits of some of its query tokens: of all of them in a
+    round, of one in a prefill."""
+
+    @property
+    def num_moving(self) -> int:
+        return 4
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens_BN: Tensor,
+        length_B: Tensor,
+        slot_S: Tensor,
+        asked_K: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """As ``ChainForward``, with the logits (B, K, V) of the query tokens at these indices."""
+        span = slot_S.shape[0]
+        metadata = self.spec.metadata(length_B, tokens_BN.shape[1], span)
+        return self.run(tokens_BN, metadata, span, keys, values, asked_K=asked_K)
+
+    def inputs(
+        self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
+    ) -> tuple[Any, ...]:
+        *moving, keys, values = super().inputs(buffers, rows, queries, span, slots)
+        asked_K = torch.arange(min(1, queries - 1), queries, device=moving[0].device)
+        return *moving, asked_K, keys, values
+
+    def sizes(self) -> tuple[Any, ...]:
+        return *super().sizes(), {0: ASKED}
 
 
 class HeadlessForward(ChainForward):

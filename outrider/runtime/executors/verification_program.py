@@ -60,10 +60,11 @@ class DraftKind(NamedTuple):
     @classmethod
     def of(cls, draft: Draft) -> "DraftKind":
         """That of a draft."""
-        shape = TreeShape(draft.num_nodes, draft.walk_length_bound)
+        num_nodes, shape = draft.num_nodes, None
+        if not draft.is_chain:
+            shape = TreeShape(num_nodes, draft.walk_length_bound)
         carried = draft.logits_BNV is not None, draft.drawn_probs_BN is not None
-        root_only = draft.num_nodes == 1
-        return cls(draft.drawn, None if draft.is_chain else shape, *carried, root_only)
+        return cls(draft.drawn, shape, *carried, num_nodes == 1)
 
     @property
     def smallest(self) -> int:

@@ -372,7 +372,8 @@ class HFModel:
     def _reserve(self, cache: KVCache, num_tokens: int, num_slots: int) -> None:
         """Allocates the KV buffers of a prefill of so many tokens that a compiled program runs,
         which cannot allocate them itself."""
-        if not num_tokens or runner.compiled_executor(self, cache, num_tokens, 1) is None:
+        width = min(num_tokens, PREFILL_WIDTH)
+        if not width or runner.compiled_executor(self, cache, width, 1) is None:
             return
         if self.layout is None:
             self.layout = _layout(self)

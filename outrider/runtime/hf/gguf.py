@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from outrider.core.errors import ModelLoadError, UnsupportedModelError
@@ -88,7 +89,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         "gguf_file": file.name,
     }
     try:
-        read = AutoModelForCausalLM.from_pretrained(**where, dtype=stored_dtype(file))
+        read = AutoModelForCausalLM.from_pretrained(**where, **_dense(), dtype=stored_dtype(file))
         tokenizer = AutoTokenizer.from_pretrained(**where)
     except ImportError as error:
         raise missing_packages() from error
@@ -110,6 +111,12 @@ def convert_gguf(file: Path, folder: Path) -> None:
     )
     module.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _dense() -> dict[str, Any]:
+    """What asks transformers for dense weights, where it could also keep a file's blocks."""
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def _key(file: Path) -> str:

@@ -74,7 +74,7 @@ class RecurrentExecutor(EagerExecutor):
             arguments["position_ids"] = metadata.positions_BN
         if metadata.masks:
             arguments["attention_mask"] = dict.fromkeys(_MASKS) | dict(metadata.masks)
-        if self._takes_num_logits:
+        if self._selects_logits:
             arguments["logits_to_keep"] = batch.num_logits
         with running(cache):
             logits_BNV: Tensor = module(input_ids=batch.tokens_BN, **arguments).logits

@@ -85,6 +85,7 @@ class KVCache(Cache, Sequences):
         self._first = self._num_queries = 0
         self._slots: tuple[Tensor, Tensor] | None = None
         self._room = (0, 0)
+        self._granted = 0  # bytes of all KV buffers that there was memory for
         self._in_use: tuple[int, list[Tensor]] = (0, [])
 
     @property
@@ -141,7 +142,7 @@ class KVCache(Cache, Sequences):
         """Grows the KV buffers to what the forward pass under way will read, since a compiled
         program cannot. False where a layer has no KV buffer yet: then the pass allocates it."""
         rows, slots = self._room
-        if self.num_rows <= rows and self.span <= slots:
+        if len(self.sequence_lengths.host) <= rows and self.span <= slots:
             return True
         for side in self._sides:
             for buffers in side:
@@ -157,9 +158,10 @@ class KVCache(Cache, Sequences):
         """All KV buffers, keys then values, cut to the rows in use. The same list of tensors until
         the buffers grow or the number of rows changes."""
         rows, buffers = self._in_use
-        if rows != self.num_rows:
-            buffers = [buffer[: self.num_rows] for buffer in self._buffers()]
-            self._in_use = self.num_rows, buffers
+        num_rows = len(self.sequence_lengths.host)
+        if rows != num_rows:
+            buffers = [buffer[:num_rows] for buffer in self._buffers()]
+            self._in_use = num_rows, buffers
         return buffers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -326,14 +328,21 @@ class KVCache(Cache, Sequences):
     def _allocate(self, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
         bytes_per_buffer = math.prod(shape) * like.element_size()
         wanted = bytes_per_buffer * 2 * len(self.keys)
-        held, free = self.own_bytes(), self._free_bytes(like.device)
-        if max(bytes_per_buffer, wanted - held) > free:
-            self._refuse(shape, wanted, held + free)
+        if wanted > self._granted:  # free memory is read once for the buffers of all layers
+            self._check_free(shape, like, bytes_per_buffer, wanted)
+            self._granted = wanted
         try:
             return like.new_zeros(shape)
         except torch.OutOfMemoryError:
-            self._refuse(shape, wanted, held + free)
+            self._refuse(shape, wanted, self.own_bytes() + self._free_bytes(like.device))
             raise
+
+    def _check_free(
+        self, shape: tuple[int, int, int, int], like: Tensor, bytes_per_buffer: int, wanted: int
+    ) -> None:
+        held, free = self.own_bytes(), self._free_bytes(like.device)
+        if max(bytes_per_buffer, wanted - held) > free:
+            self._refuse(shape, wanted, held + free)
 
     def _free_bytes(self, device: torch.device) -> int:
         free, memory_budget = free_bytes(device), self.plan.memory_budget

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.values import check_choice
+from outrider.runtime.host_memory import available_bytes
 
 KvDtype = Literal["auto", "bfloat16", "int8"]
 
@@ -183,11 +184,7 @@ def free_bytes(device: torch.device) -> int:
 def _available(moment: int) -> int:
     """Free memory of the host. Read once per twentieth of a second (``moment``), since growing KV
     buffers ask for every layer."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvail"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_bytes()
 
 
 def query_slots(length_B: Tensor, first: int, num_queries: int) -> Tensor:

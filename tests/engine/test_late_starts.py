@@ -1,0 +1,103 @@
+"""Draft models that read prompts late: where drafting is not expected to pay, a request costs them
+nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from simulated_rounds import Machine, Simulation, constant
+from tiny_models import engine_of, ragged_prompts, tiny, token_ids
+
+from outrider import Sampling
+from outrider.engine.governor.acceptance import RowMemory
+from outrider.engine.governor.batch_governor import BatchGovernor
+from outrider.engine.governor.governor import START_SHARE
+from outrider.engine.governor.outcomes import Asked
+from outrider.runtime import HFModel
+
+TARGET = tiny(dtype=torch.float64, std=0.2)
+DRAFT = tiny(dtype=torch.float64, seed=0, std=0.19)
+PROMPTS = ragged_prompts([70, 1, 9, 30])
+AUTO: Any = "auto"
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that ran, pass by pass."""
+    ran: list[str] = []
+    forward = HFModel.forward
+
+    def counting(self: HFModel, batch: Any) -> Any:
+        ran.append(self.name)
+        return forward(self, batch)
+
+    monkeypatch.setattr(HFModel, "forward", counting)
+    return ran
+
+
+def script(monkeypatch: pytest.MonkeyPatch, first: int, *, late: bool) -> None:
+    """Governors draft nothing, and three tokens from a round on; prompts are read late."""
+    number = 0
+
+    def ask(
+        self: BatchGovernor, rows: Any, limits: list[int], greedy: bool, reviewable: int
+    ) -> Asked:
+        nonlocal number
+        number += 1
+        length = 3 if number > first else 0
+        return Asked(0, min(length, max(limits)), [min(length, limit) for limit in limits])
+
+    monkeypatch.setattr(BatchGovernor, "ask", ask)
+    monkeypatch.setattr(BatchGovernor, "reads_prompts", lambda *_: not late)
+
+
+@pytest.mark.parametrize("method", ["speculative", "top-k-tree", "hybrid"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_late_start_drafts_the_same_tokens(
+    method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows join a batch whose draft model has read little, and leave it."""
+    sampling = [
+        Sampling(temperature=temperature, max_new_tokens=n, ignore_eos=True, seed=n)
+        for n in (12, 40, 25, 33)
+    ]
+    outputs = []
+    for late in (False, True):
+        script(monkeypatch, 6, late=late)
+        engine = engine_of(TARGET, DRAFT, method, AUTO, max_batch_size=3)
+        results = engine.generate(PROMPTS, sampling)
+        outputs.append((token_ids(results), results.stats.accepted))
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1] > 0
+
+
+def test_a_draft_model_that_never_drafts_never_runs(
+    passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 1000, late=True)
+    draft = HFModel(DRAFT.module, name="draft")
+    engine_of(TARGET, draft, "speculative", AUTO).generate(
+        PROMPTS, Sampling(temperature=0, max_new_tokens=20, ignore_eos=True)
+    )
+    assert len(passes) > 20
+    assert set(passes) == {TARGET.name}
+
+
+def test_prompts_are_read_where_drafts_pay_or_the_credit_does() -> None:
+    machine = Machine(per_token=0.03, step=0.3)
+    simulation = Simulation(machine, 1, seed=1)
+    governor, batch = simulation.governor, BatchGovernor(simulation.governor)
+
+    def reads(num_tokens: int) -> bool:
+        return batch.reads_prompts([RowMemory(False)], [8], False, num_tokens)
+
+    assert reads(400)  # nothing is known yet
+    simulation.run(200, constant(0.9))
+    assert reads(400)
+    simulation.run(500, constant(0.0))
+    governor.start_credit = 0.0
+    assert not reads(400)
+    simulation.run(2000, constant(0.0))
+    assert governor.start_credit == pytest.approx(2000 * START_SHARE, rel=0.01)
+    assert reads(40)
+    assert not reads(40)  # the credit is spent
