@@ -1,90 +1,54 @@
 """The governor beside plain decoding and fixed draft lengths.
 
-    python -m benchmarks.governor [--compile auto] [--quick]
+    python -m benchmarks.governor [--compile auto] [--minutes 11] [--quick]
 
 Cells: temperature x text x draft x batch size, on the embedded pair or another one (``--target``,
 ``--draft``, which may be a head). In each cell plain decoding, each fixed length and the governor
-take turns. Reported are the governor's tokens per second over plain decoding's, and over those of
-the best fixed length; the bars are 0.97 and, where speculation pays, 0.95. The poor and the useless
-draft are the draft model with noise in its weights. Two steps are recorded besides: the draft's
-weights are replaced, and rows join and leave, while the batch runs.
+take turns, in outputs of 128 tokens, each turn with another seed, until the cell's seconds are
+spent. What counts is the median over the turns of the governor's tokens per second over plain
+decoding's in the same turn, with a bootstrap interval of 90 %, and likewise over the fixed length
+that is the best in the cell. The bars are 0.97 and, where speculation pays, 0.95; a cell whose
+interval holds the bar is undecided. Speculation pays where the lower end of the interval of the
+best fixed length is above plain decoding. Shorter outputs measure the governor's first rounds: one
+probe is 1.5 % of 64.
 
-Each cell is written when it is measured; a run that is started again goes on after the last one.
-Run it on an idle machine.
+The poor and the useless draft are the draft model with noise in its weights. The first turn of each
+cell warms up and is left out; the governor keeps what it has learned from one cell to the next, as
+in use. Two steps are recorded besides (``governor_steps.py``).
+
+Each cell is written when it is measured; a run that is started again goes on after the last one,
+and ``--minutes`` ends it after so many. Run it on an idle machine.
 """
 
 import argparse
 import itertools
 import json
+import random
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import torch
-from torch import nn
+from typing import Any, NamedTuple
 
 import outrider
 from benchmarks import page
+from benchmarks.governor_cases import NOISE, add_noise, drafting_module, prompts_of
+from benchmarks.governor_steps import draw_steps, steps, summary
 from outrider import METHODS, Engine, Sampling, assets
 from outrider.drafters.heads.kinds import format_of
-from outrider.engine import Row, Scheduler
 from outrider.engine.warming import warm_up
 from outrider.lab.metadata import command_line
 
 TEMPERATURES = (0.0, 0.8, 1.2)
 TEXTS = ("code", "chat", "copies", "random")
-NOISE = {"good": 0.0, "poor": 0.15, "useless": 2.0}
 BATCHES = (1, 2, 4, 8, 16, 32)
-LENGTHS = (1, 2, 3, 5, 8)
+LENGTHS = (1, 2, 3, 5)
 PLAIN, GOVERNED = "plain", "auto"
-ADAPTS_WITHIN = 20  # rounds, which the plot of the step responses shades
-
-_CODE = (
-    "def fibonacci(n):\n    ",
-    "import os\n\ndef read_lines(path):\n    ",
-    "class Stack:\n    def __init__(self):\n        ",
-    "def merge(left, right):\n    result = []\n    ",
-)
-_CHAT = (
-    "Q: Why do cats purr?\nA:",
-    "Q: How does a bicycle stay upright?\nA:",
-    "Q: What should I cook tonight?\nA:",
-    "Q: Who wrote the first compiler?\nA:",
-)
-_COPIED = "names = ['Ada', 'Grace', 'Edsger', 'Barbara', 'Donald', 'Tony', 'John', 'Alan']\n"
-
-
-def prompts_of(text: str, rows: int, num_tokens: int) -> list[Any]:
-    """Prompts of one kind, each a little different from the others."""
-    if text == "random":
-        generator = torch.Generator().manual_seed(rows)
-        return torch.randint(num_tokens, (rows, 24), generator=generator).tolist()
-    if text == "copies":
-        return [f"# {row}\n" + _COPIED * 4 for row in range(rows)]
-    some = _CODE if text == "code" else _CHAT
-    return [f"# {row}\n{some[row % len(some)]}" for row in range(rows)]
-
-
-def add_noise(module: nn.Module, noise: float) -> None:
-    """Adds normal noise to each matrix, relative to its standard deviation. Changes the weights in
-    place, where compiled programs read them."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.ndim > 1 and noise:
-                draws = torch.randn(weight.shape, generator=generator).to(weight)
-                weight.add_(noise * weight.float().std().to(weight) * draws)
-
-
-def drafting_module(engine: Engine) -> nn.Module:
-    """The weights of an engine's draft model or head. Each engine has its own copy of a head."""
-    if engine.draft is not None:
-        return engine.draft.module
-    (model,) = engine.drafter.capabilities.models
-    network: nn.Module = model.network  # without the embeddings, which are the target's
-    return network
+OVER_PLAIN, OVER_BEST = 0.97, 0.95  # the bars
+_LEAST_TURNS = 3
+_RESAMPLES = 2000
+_SHOWN = "over_plain", "over_best"
 
 
 def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
@@ -112,6 +76,23 @@ def engines_of(options: argparse.Namespace, noise: float) -> dict[str, Engine]:
     return found
 
 
+class Ratio(NamedTuple):
+    """The median of ratios, and the ends of its bootstrap interval of 90 %."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, above: Sequence[float], below: Sequence[float]) -> "Ratio":
+        """Of the ratios of numbers that were measured in the same turns."""
+        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        drawn = random.Random(0)
+        medians = sorted(median(drawn.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+        ends = medians[_RESAMPLES // 20], medians[-1 - _RESAMPLES // 20]
+        return cls(median(ratios), *ends)
+
+
 def speed(engine: Engine, prompts: Sequence[Any], sampling: Sampling) -> float:
     """Tokens per second of a generation."""
     began = time.perf_counter()
@@ -120,90 +101,36 @@ def speed(engine: Engine, prompts: Sequence[Any], sampling: Sampling) -> float:
 
 
 def measure(
-    engines: dict[str, Engine], prompts: Sequence[Any], sampling: Sampling, repeats: int
+    engines: dict[str, Engine], prompts: Sequence[Any], sampling: Sampling, seconds: float
 ) -> dict[str, Any]:
-    """The median speeds of a cell, and the governor's ratios. The first turn warms up and is left
-    out; the governor keeps what it has learned, as in use."""
+    """The speeds of a cell by turn, the ratios, and what the governor asked for.
+
+    Args:
+        engines: they take turns, in one order and in the reverse one.
+        prompts: of all turns.
+        sampling: its seed is the number of the turn.
+        seconds: no turn begins after so many, once there are some.
+    """
     turns: dict[str, list[float]] = {name: [] for name in engines}
-    names = list(engines)
-    for turn in range(repeats + 1):
+    names, began, turn = list(engines), time.perf_counter(), 0
+    while turn <= _LEAST_TURNS or time.perf_counter() - began < seconds:
+        seeded = replace(sampling, seed=turn)
         for name in names[:: 1 if turn % 2 else -1]:
-            turns[name].append(speed(engines[name], prompts, sampling))
-    speeds = {name: median(times[1:]) for name, times in turns.items()}
-    fixed = [each for name, each in speeds.items() if name not in (PLAIN, GOVERNED)]
+            turns[name].append(speed(engines[name], prompts, seeded))
+        turn += 1
+    speeds = {name: each[1:] for name, each in turns.items()}
+    fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]
+    best = max(fixed, key=lambda name: median(speeds[name]))
     stats = engines[GOVERNED].generate(prompts, sampling).stats
     return {
         "speeds": speeds,
-        "over_plain": speeds[GOVERNED] / speeds[PLAIN],
-        "over_best": speeds[GOVERNED] / max(fixed),
-        "speculation_pays": max(fixed) > speeds[PLAIN],
+        "best": best,
+        "over_plain": Ratio.of(speeds[GOVERNED], speeds[PLAIN]),
+        "over_best": Ratio.of(speeds[GOVERNED], speeds[best]),
+        "best_over_plain": Ratio.of(speeds[best], speeds[PLAIN]),
         "draft_lengths": stats.draft_lengths,
         "probe_share": stats.probe_share,
     }
-
-
-def steps(engine: Engine, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Mean draft length of each round, while the draft of one row, at temperature 0.8, gets useless
-    and good again, and while the batch grows from 2 rows to the largest and shrinks again."""
-    module = drafting_module(engine)
-    kept = [weight.clone() for weight in module.parameters()]
-
-    def restore() -> None:
-        with torch.no_grad():
-            for weight, old in zip(module.parameters(), kept, strict=True):
-                weight.copy_(old)
-
-    def spoil() -> None:
-        add_noise(module, NOISE["useless"])
-
-    num, rounds = max(options.batches), options.step_rounds
-    sampling = Sampling(temperature=0, max_new_tokens=64 * rounds, ignore_eos=True)
-    short = Sampling(temperature=0, max_new_tokens=rounds, ignore_eos=True)
-    found: dict[str, list[float]] = {}
-
-    scheduler = engine.new_scheduler()
-    sampled = Sampling(temperature=0.8, max_new_tokens=64 * rounds, ignore_eos=True, seed=1)
-    for prompt in prompts_of("code", 1, engine.target.num_tokens):
-        scheduler.add(engine.request(prompt, sampled))
-    changes: tuple[Any, ...] = (None, spoil, restore)
-    found["draft"], asked = [], Asked()
-    for change in changes:
-        if change is not None:
-            change()
-        found["draft"] += asked.lengths(scheduler, rounds)
-
-    scheduler = engine.new_scheduler()
-    for prompt in prompts_of("code", 2, engine.target.num_tokens):
-        scheduler.add(engine.request(prompt, sampling))
-    asked = Asked()
-    found["batch"] = asked.lengths(scheduler, rounds)
-    for prompt in prompts_of("code", num - 2, engine.target.num_tokens):
-        scheduler.add(engine.request(prompt, short))
-    found["batch"] += asked.lengths(scheduler, 2 * rounds)
-    return found
-
-
-class Asked:
-    """Reads from the statistics of running rows what each round was asked to draft."""
-
-    def __init__(self) -> None:
-        self._before: dict[Row, int] = {}
-
-    def lengths(self, scheduler: Scheduler, rounds: int) -> list[float]:
-        """The mean draft length in each of the next rounds."""
-        found: list[float] = []
-        while len(found) < rounds and (scheduler.num_running or scheduler.num_waiting):
-            rows = [each.row for each in scheduler.step() if not each.row.over]
-            now = {row: _asked(row.stats.draft_lengths) for row in rows}
-            grown = [total - self._before.get(row, 0) for row, total in now.items()]
-            self._before = now
-            if grown:
-                found.append(sum(grown) / len(grown))
-        return found
-
-
-def _asked(histogram: Sequence[int]) -> int:
-    return sum(length * count for length, count in enumerate(histogram))
 
 
 def cells(options: argparse.Namespace) -> Iterable[tuple[float, str, int]]:
@@ -211,72 +138,98 @@ def cells(options: argparse.Namespace) -> Iterable[tuple[float, str, int]]:
     return itertools.product(options.temperatures, options.texts, options.batches)
 
 
+def pays(row: dict[str, Any]) -> bool:
+    """Whether speculation pays in a cell."""
+    return Ratio(*row["best_over_plain"]).low > 1
+
+
+def verdicts(ratios: Sequence[Ratio], bar: float) -> str:
+    """How many ratios meet the bar, and in how many the interval leaves no doubt that they miss."""
+    met = sum(each.median >= bar for each in ratios)
+    clear = sum(each.high < bar for each in ratios)
+    least = f"{min(each.median for each in ratios):.3f}" if ratios else "-"
+    return (
+        f"{met} of {len(ratios)} cells at {bar} or more, {clear} clearly below; the lowest {least}"
+    )
+
+
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about, rows = report["about"], report["cells"]
-    worst = min(rows.values(), key=lambda row: row["over_plain"])
+    over_plain = [Ratio(*row["over_plain"]) for row in rows.values()]
+    over_best = [Ratio(*row["over_best"]) for row in rows.values() if pays(row)]
     lines = page.header(
         "The governor beside plain decoding and fixed draft lengths",
         about,
-        f"slowest cell: {worst['over_plain']:.3f} of plain decoding.",
+        f"outputs of {about['tokens']} tokens, medians of ratios in the same turn, with bootstrap "
+        f"intervals of 90 %.",
     )
-    heads = ("draft", "temperature", "text", "batch", "plain, tok/s", "governor", "over plain")
-    heads += ("best fixed length", "over best")
+    lines += ["", f"- Over plain decoding: {verdicts(over_plain, OVER_PLAIN)}."]
+    lines += [
+        f"- Over the best fixed length, where speculation pays: {verdicts(over_best, OVER_BEST)}."
+    ]
+    if steps := report.get("steps"):
+        lines += [f"- {line}" for line in summary(steps)]
+    heads = ("draft", "temperature", "text", "batch", "turns", "plain, tok/s", "governor")
+    heads += ("over plain", "90 %", "best fixed length", "over best", "90 %")
     lines += page.table(heads, (_line(key, row) for key, row in rows.items()), left=3)
     return "\n".join(lines) + "\n"
 
 
 def _line(key: str, row: dict[str, Any]) -> tuple[str, ...]:
-    speeds = row["speeds"]
-    fixed = [name for name in speeds if name not in (PLAIN, GOVERNED)]
+    speeds, plain, best = row["speeds"], Ratio(*row["over_plain"]), Ratio(*row["over_best"])
     return (
         *key.split(", "),
-        f"{speeds[PLAIN]:.0f}",
-        f"{speeds[GOVERNED]:.0f}",
-        f"{row['over_plain']:.3f}",
-        max(fixed, key=lambda name: speeds[name]),
-        f"{row['over_best']:.3f}" if row["speculation_pays"] else "-",
+        str(len(speeds[PLAIN])),
+        f"{median(speeds[PLAIN]):.0f}",
+        f"{median(speeds[GOVERNED]):.0f}",
+        _marked(plain, OVER_PLAIN),
+        f"{plain.low:.3f} to {plain.high:.3f}",
+        row["best"],
+        _marked(best, OVER_BEST) if pays(row) else "-",
+        f"{best.low:.3f} to {best.high:.3f}" if pays(row) else "-",
     )
 
 
-def draw(report: dict[str, Any], heat_map: Path, response: Path) -> None:
-    """Draws the ratios over plain decoding, and the draft lengths after the steps."""
+def _marked(ratio: Ratio, bar: float) -> str:
+    text = f"{ratio.median:.3f}"
+    return f"**{text}**" if ratio.median < bar else text
+
+
+def draw(report: dict[str, Any], heat_map: Path) -> None:
+    """Draws the ratios over plain decoding, and over the best fixed length where speculation
+    pays. Numbers below the bar are bold."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
-
-    from outrider.lab.plots import BLUE
 
     rows = report["cells"]
     batches = sorted({int(key.rsplit(", ", 1)[1]) for key in rows})
     kinds = list(dict.fromkeys(key.rsplit(", ", 1)[0] for key in rows))
-    ratios = [
-        [rows.get(f"{kind}, {batch}", {}).get("over_plain", float("nan")) for batch in batches]
-        for kind in kinds
-    ]
     with mpl.rc_context({"svg.hashsalt": "outrider", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(6.4, 1.6 + 0.24 * len(kinds)), layout="constrained")
-        axes = figure.subplots()
-        image = axes.imshow(ratios, cmap="RdBu", vmin=0, vmax=2, aspect="auto")
-        axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
-        axes.set_yticks(range(len(kinds)), kinds)
-        axes.set_xlabel("batch size")
-        axes.set_title("governor over plain decoding, tokens per second")
-        for y, line in enumerate(ratios):
-            for x, ratio in enumerate(line):
-                axes.text(x, y, f"{ratio:.2f}", ha="center", va="center", fontsize=7)
-        figure.colorbar(image)
+        figure = Figure(figsize=(9.0, 1.4 + 0.24 * len(kinds)), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, name, bar in zip(panels, _SHOWN, (OVER_PLAIN, OVER_BEST), strict=True):
+            ratios = [[_shown(rows.get(f"{k}, {b}"), name) for b in batches] for k in kinds]
+            image = axes.imshow(ratios, cmap="RdBu", vmin=0.7, vmax=1.3, aspect="auto")
+            axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+            axes.set_yticks(range(len(kinds)), kinds)
+            axes.set_xlabel("batch size")
+            axes.set_title(f"governor {name.replace('_', ' ')}, bar {bar}")
+            for y, line in enumerate(ratios):
+                for x, ratio in enumerate(line):
+                    if ratio == ratio:
+                        weight = "bold" if ratio < bar else "normal"
+                        at = {"ha": "center", "va": "center", "fontsize": 7, "fontweight": weight}
+                        axes.text(x, y, f"{ratio:.2f}", **at)
+        figure.colorbar(image, ax=panels, extend="both", shrink=0.5)
         figure.savefig(heat_map, metadata={"Date": None, "Creator": "benchmarks.governor"})
 
-        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-        for axes, (name, lengths) in zip(
-            figure.subplots(2, 1), report["steps"].items(), strict=True
-        ):
-            axes.step(range(len(lengths)), lengths, where="post", color=BLUE)
-            for change in range(report["step_rounds"], len(lengths), report["step_rounds"]):
-                axes.axvspan(change, change + ADAPTS_WITHIN, alpha=0.15, color=BLUE, linewidth=0)
-            axes.set_ylabel("draft length")
-            axes.set_xlabel(f"round; the {name} changes every {report['step_rounds']} rounds")
-        figure.savefig(response, metadata={"Date": None, "Creator": "benchmarks.governor"})
+
+def _shown(row: dict[str, Any] | None, name: str) -> float:
+    """A cell's ratio; NaN where there is none."""
+    if row is None or (name == "over_best" and not pays(row)):
+        return float("nan")
+    return float(row[name][0])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -287,8 +240,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", choices=["off", "auto"], default="auto")
     parser.add_argument("--dtype", default=None)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per row")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=9.0, help="for each cell")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="when to stop for now")
     parser.add_argument("--step-rounds", type=int, default=60)
+    parser.add_argument("--step-repeats", type=int, default=8)
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--texts", choices=TEXTS, nargs="+", default=TEXTS)
     parser.add_argument("--drafts", choices=list(NOISE), nargs="+", default=list(NOISE))
@@ -298,32 +253,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one small cell, to see it work")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.tokens, options.repeats, options.step_rounds = 8, 1, 6
+        options.tokens, options.seconds, options.step_rounds, options.step_repeats = 8, 0.0, 6, 1
         options.temperatures, options.texts, options.drafts = [0.0], ["code"], ["good"]
         options.batches, options.lengths = [2], [2]
-    file = options.out / f"{options.name}.json"
+    file, ends = options.out / f"{options.name}.json", time.monotonic() + 60 * options.minutes
     report: dict[str, Any] = {"cells": {}}
     if file.exists():
         report = json.loads(file.read_text(encoding="utf-8"))
-    report["about"] = page.about(command_line(), repeats=options.repeats, tokens=options.tokens)
+    report["about"] = page.about(command_line(), seconds=options.seconds, tokens=options.tokens)
     for draft in options.drafts:
         engines: dict[str, Engine] | None = None
         for temperature, text, batch in cells(options):
             key = f"{draft}, {temperature:g}, {text}, {batch}"
             if key in report["cells"]:
                 continue
+            if time.monotonic() > ends:
+                return
             engines = engines or engines_of(options, NOISE[draft])
             prompts = prompts_of(text, batch, engines[GOVERNED].target.num_tokens)
             sampling = Sampling(
-                temperature=temperature, max_new_tokens=options.tokens, ignore_eos=True, seed=1
+                temperature=temperature, max_new_tokens=options.tokens, ignore_eos=True
             )
-            report["cells"][key] = measure(engines, prompts, sampling, options.repeats)
+            report["cells"][key] = measure(engines, prompts, sampling, options.seconds)
             page.write(options.out, options.name, report, markdown(report))
+            print(key, report["cells"][key]["over_plain"], flush=True)
     if "steps" not in report:
-        report["step_rounds"] = options.step_rounds
-        report["steps"] = steps(engines_of(options, 0.0)[GOVERNED], options)
+        governed = engines_of(options, 0.0)[GOVERNED]
+        report["steps"] = steps(governed, options)
     page.publish(options.out, options.name, report, markdown(report))
-    draw(report, file.with_suffix(".svg"), options.out / f"{options.name}_steps.svg")
+    draw(report, file.with_suffix(".svg"))
+    draw_steps(report["steps"], options.out / f"{options.name}_steps.svg")
 
 
 if __name__ == "__main__":

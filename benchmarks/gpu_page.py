@@ -29,8 +29,9 @@ _HEAD = (
 def markdown(report: dict[str, Any]) -> str:
     """Tables by target, compile mode and batch size; then waits and notes."""
     about, memory = report["about"], report["memory"]
+    library = page.version("transformers", about)
     settings = (
-        f"on {about['device']}, CUDA {about['cuda']}, transformers {about['transformers']}. Memory "
+        f"on {about['device']}, CUDA {about['cuda']}, transformers {library}. Memory "
         f"is read at {memory['median'] / 1e9:.0f} GB/s ({memory['lowest'] / 1e9:.0f}–"
         f"{memory['highest'] / 1e9:.0f}). {about['rounds']} rounds, median of {about['repeats']} "
         f"interleaved repeats. Where acceptance is set it is {about['acceptance']} per token; "

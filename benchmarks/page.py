@@ -3,14 +3,11 @@
 import argparse
 import json
 from collections.abc import Iterable, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from outrider.lab.metadata import hardware
+from outrider.lab.markdown import markdown_table
+from outrider.lab.metadata import run_metadata
 
 RESULTS = Path("benchmarks/results")
 Bar = tuple[str, str, bool]
@@ -33,24 +30,20 @@ def parser(doc: str | None, threads: int | None = 2) -> argparse.ArgumentParser:
 
 def about(command: str, **settings: Any) -> dict[str, Any]:
     """When, where and with what a report is measured, and the command that reproduces it."""
-    return {
-        "date": date.today().isoformat(),
-        "hardware": hardware(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "command": command,
-        **settings,
-    }
+    return run_metadata(command=command, **settings)
+
+
+def version(package: str, where: dict[str, Any]) -> str:
+    """The version of a package in a report; those of older runs have no mapping of versions."""
+    return str(where.get("versions", where)[package])
 
 
 def header(title: str, where: dict[str, Any], settings: str = "", level: int = 1) -> list[str]:
     """The lines above a page's first table."""
     threads = where["threads"]
-    torch_version = where["torch"] if "torch" in where else where["versions"]["torch"]
     text = (
         f"{where['date']}, {where['hardware']}, {threads} thread{'' if threads == 1 else 's'}, "
-        f"torch {torch_version}"
+        f"torch {version('torch', where)}"
     )
     return [
         f"{'#' * level} {title}",
@@ -63,17 +56,13 @@ def header(title: str, where: dict[str, Any], settings: str = "", level: int = 1
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1) -> list[str]:
     """A Markdown table after an empty line; the first ``left`` columns are aligned to the left."""
-    aligned = ["---" if column < left else "---:" for column in range(len(heads))]
-    lines = ["", f"| {' | '.join(heads)} |", f"|{'|'.join(aligned)}|"]
-    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return ["", *markdown_table(heads, rows, left)]
 
 
 def bars_table(found: Iterable[Bar], measured: str = "measured") -> list[str]:
     """The table of the bars."""
-    return [
-        *("", f"| bar | {measured} | met |", "|---|---:|---|"),
-        *(f"| {text} | {value} | {'yes' if met else 'no'} |" for text, value, met in found),
-    ]
+    rows = ((text, value, "yes" if met else "no") for text, value, met in found)
+    return table(("bar", measured, "met"), rows)
 
 
 def publish(out: Path, name: str, report: Any, page: str) -> None:

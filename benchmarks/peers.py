@@ -29,8 +29,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from benchmarks import copy_prompts
 from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.compare import Series, reference, summary, verdicts
@@ -39,7 +37,7 @@ from benchmarks.peer_workers.pairs import PAIRS
 from benchmarks.peer_workers.protocol import BLOCKS, Job
 from benchmarks.peer_workers.registry import PEERS, Environments, float_rows, once, parse_rows
 from benchmarks.vs_transformers import PROMPTS
-from outrider.lab.metadata import hardware
+from outrider.lab.metadata import hardware, instructions
 from outrider.runtime.hf.load import load_tokenizer
 
 WARMUP_TOKENS = 16  # of each of two prompts
@@ -287,7 +285,7 @@ def main() -> None:
     run = Run(rows, environments, job, prompts, options.max_new_tokens)
     about = {
         "date": date.today().isoformat(),
-        "hardware": f"{hardware()} ({', '.join(vectors())})",
+        "hardware": f"{hardware()} ({', '.join(instructions())})",
         "pair": pair.name,
         "dtype": options.dtype,
         "temperature": options.temperature,
@@ -313,16 +311,6 @@ def section(pair: str, dtype: str, temperature: float = 0.0) -> str:
     """The key of a pair in a precision, and at a temperature, in the report."""
     words = [pair] + [dtype] * (dtype != "float32")
     return ", ".join([*words, *[f"temperature {temperature:g}"] * (temperature > 0)])
-
-
-def vectors() -> list[str]:
-    """The vector level that torch uses, and the processor's 8- and 16-bit instruction sets."""
-    narrow = ("avx512_bf16", "amx_bf16", "avx512_fp16", "amx_fp16", "bf16", "i8mm")
-    try:
-        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        words = set()
-    return [torch.backends.cpu.get_cpu_capability(), *(name for name in narrow if name in words)]
 
 
 def written(out: Path, pair: str, report: dict[str, Any]) -> str:

@@ -2,12 +2,15 @@
 
     git worktree add ../before COMMIT
     python -m benchmarks.round_times --before ../before [--compile auto] [--dtype bfloat16]
-        [--methods mjsd mtad]
+        [--methods mjsd mtad] [--inflated]
 
 Each checkout runs in a process of its own, and the two take turns: one generation in the one, the
 same generation in the other, in alternating order. Reported are the median time per round of each
 checkout, and of the ratio after / before the median over the pairs and its quartiles. Both
-checkouts share the Python environment, and have the embedded pair's weights as they are there.
+checkouts share the Python environment, and have the embedded pair's weights as they are there. With
+one thread, times are those that the processor spent on the process, which other load changes
+little; with more they are wall-clock times. They include a request's share of everything that
+happens once per generation, such as its prefill.
 """
 
 import argparse
@@ -21,10 +24,11 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks import page, round_times_worker
-from benchmarks.round_times_worker import METHODS, NUM_TOKENS
+from benchmarks.round_times_worker import METHODS, NUM_INFLATED_TOKENS, NUM_TOKENS
 from outrider.lab.metadata import run_metadata
 
 WORKER = Path(round_times_worker.__file__).resolve()
+_SETTINGS = "compile", "dtype", "threads", "repeats", "inflated"
 
 
 class Checkout:
@@ -34,6 +38,7 @@ class Checkout:
         command = [sys.executable, "-P", str(WORKER), "--compile", options.compile]
         command += ["--methods", *options.methods]
         command += ["--dtype", options.dtype, "--threads", str(options.threads)]
+        command += ["--inflated"] * options.inflated
         self._process = subprocess.Popen(
             command,
             cwd=folder,
@@ -78,11 +83,17 @@ def compare(before: Checkout, after: Checkout, case: str, repeats: int) -> dict[
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     where = report["about"] | {"threads": report["threads"], "command": report["command"]}
+    pair, num_tokens = "embedded pair", NUM_TOKENS
+    if report["inflated"]:
+        pair = "embedded draft, target inflated to 0.9 billion parameters (`benchmarks/inflate.py`)"
+        num_tokens = NUM_INFLATED_TOKENS
     settings = (
-        f'embedded pair in {report["dtype"]}, `compile="{report["compile"]}"`; {NUM_TOKENS} tokens '
+        f'{pair}, in {report["dtype"]}, `compile="{report["compile"]}"`; {num_tokens} tokens '
         f"per generation, {report['repeats']} pairs of generations. Before: {report['before']}; "
         f"after: {report['after']}. Load average before: {report['load']:.1f}."
     )
+    if report["threads"] == 1:
+        settings += " Times are those that the processor spent on the process."
     lines = page.header("Time per round, before and after", where, settings)
     heads = ("case", "before, µs", "after, µs", "after / before (quartiles)")
     lines += page.table(heads, map(_cells, report["rows"]))
@@ -113,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", choices=["off", "auto"], default="off")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="of both checkouts")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--inflated", action="store_true", help="the target at the cost of 0.9 billion parameters"
+    )
     parser.add_argument("--repeats", type=int, default=15, help="pairs of generations per case")
     options = parser.parse_args(arguments)
     if options.before is None or not (options.before / "outrider").is_dir():
@@ -128,14 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "about": run_metadata(repeats=options.repeats),
         "command": f"python -m benchmarks.round_times --before BEFORE --compile {options.compile} "
         f"--dtype {options.dtype} --threads {options.threads} --repeats {options.repeats} "
-        f"--methods {' '.join(options.methods)}",
+        f"--methods {' '.join(options.methods)}" + " --inflated" * options.inflated,
         "load": load,
         "before": commits[0],
         "after": commits[1],
         "rows": rows,
-        **{key: getattr(options, key) for key in ("compile", "dtype", "threads", "repeats")},
+        **{
+            key: getattr(options, key)
+            for key in ("compile", "dtype", "threads", "repeats", "inflated")
+        },
     }
-    name = f"round_times_{options.compile}_{options.dtype}"
+    name = f"round_times_{options.compile}_{options.dtype}" + "_inflated" * options.inflated
     page.publish(options.out, name, report, markdown(report))
 
 

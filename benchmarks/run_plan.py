@@ -12,31 +12,23 @@ the journal in ``runs/benchmarks``. Writes JSON and Markdown.
 """
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.copy_prompts import KINDS, prompts
-from benchmarks.page import bars_table
+from benchmarks.page import bars_table, header, publish
 from outrider.lab.bench import BenchPlan, CellResult, Progress, plan_of, read_plan, run_bench
+from outrider.lab.cell_view import CellView, views_of
 from outrider.lab.data import DataSet, Example
 from outrider.lab.data.hub import hash_of
+from outrider.lab.report.markdown import LEGEND, SPEED, number_of, setting_tables
 
 PLANS = Path(__file__).parent / "plans"
 MOST = 1000  # prompts of a kind, from which a plan takes some
-SPEED = "tokens per second"
-NUMBERS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
-    SPEED: lambda speed: speed["tokens_per_second"]["mean"],
-    "tokens per round": lambda speed: speed["acceptance_length"],
-    "accepted per round": lambda speed: speed["accepted"] / speed["rounds"],
-    "acceptance rate": lambda speed: speed["acceptance_rate"],
-    "α": lambda speed: speed["alpha"],
-}
-"""Numbers of a cell, by their names in plans."""
 
 
 def stdlib(kind: Any) -> DataSet:
@@ -53,85 +45,39 @@ def stdlib(kind: Any) -> DataSet:
 def page(description: Mapping[str, Any], results: Sequence[CellResult]) -> str:
     """The results as a page: a table per temperature and batch size, the data sets side by side."""
     about = results[0].environment
-    plan, versions = about["plan"], about["versions"]
+    plan = about["plan"]
     sizes = {each.data["name"]: each.data["examples"] for each in results}
     numbers = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-    lines = [
-        f"# {description['page']['title']}",
-        "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads, torch "
-        f"{versions['torch']}, commit {about['commit']}; target {plan['target']}, "
-        f"{about['dtype']}, compile {plan['compile']}, at most {plan['max_new_tokens']} tokens "
-        f"each, at least {plan['repeats']} interleaved repeats. Prompts: {numbers}.",
-        "",
-        f"Command: `{description['command']}`",
-        "",
-        description["page"]["text"].strip(),
-        "",
-        "Tokens per second, as multiples of plain decoding (95 % interval over repeats and "
-        "prompts); tokens per target pass. ~: the even and the odd repeats differ by more than "
-        "5 %.",
-    ]
-    for temperature, batch_size in _unique(map(_settings, results)):
-        part = [each for each in results if _settings(each) == (temperature, batch_size)]
-        lines += ["", f"## Temperature {temperature:g}, batch {batch_size}", "", *table(part)]
-        for name in description["page"].get("numbers", ()):
-            lines += ["", f"{name[0].upper()}{name[1:]}:", "", *table(part, _written(name))]
-    found = bars(description.get("bars", ()), results)
+    settings = (
+        f"commit {about['commit']}; target {plan['target']}, {about['dtype']}, compile "
+        f"{plan['compile']}, at most {plan['max_new_tokens']} tokens each, at least "
+        f"{plan['repeats']} interleaved repeats. Prompts: {numbers}."
+    )
+    where = {**about, "command": description["command"]}
+    lines = header(description["page"]["title"], where, settings)
+    lines += ["", description["page"]["text"].strip(), "", LEGEND]
+    views = views_of(results)
+    lines += setting_tables(views, description["page"].get("numbers", ()))
+    found = bars(description.get("bars", ()), views)
     if found:
         lines += bars_table((text, f"{value:.2f}", met) for text, value, met in found)
     return "\n".join(lines) + "\n"
 
 
-def number_of(result: CellResult, name: str) -> float | None:
-    """A number of a cell: one of ``NUMBERS``, or that of a metric, such as ``perplexity macro``.
-    None where the cell failed or has no such number."""
-    if result.error:
-        return None
-    if name in NUMBERS:
-        return NUMBERS[name](result.speed)
-    metric, _, number = name.rpartition(" ")
-    found = result.metrics.get(metric, {}).get(number)
-    return None if found is None else float(found)
-
-
-def _written(name: str) -> Callable[[CellResult], str]:
-    def write(result: CellResult) -> str:
-        number = number_of(result, name)
-        return "–" if number is None else f"{number:.3g}"
-
-    return write
-
-
-def table(
-    results: Sequence[CellResult], write: Callable[[CellResult], str] | None = None
-) -> list[str]:
-    """Methods by data sets, in Markdown; speeds, unless something else is written."""
-    write = write or _cell
-    names = _unique(result.cell.data for result in results)
-    cells = {(_row(result), result.cell.data): write(result) for result in results}
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
-    for row in _unique(_row(result) for result in results):
-        lines.append(f"| {row} | " + " | ".join(cells[row, name] for name in names) + " |")
-    return lines
-
-
 def bars(
-    wanted: Sequence[Mapping[str, Any]], results: Sequence[CellResult]
+    wanted: Sequence[Mapping[str, Any]], cells: Sequence[CellView]
 ) -> list[tuple[str, float, bool]]:
     """Each bar at each setting, with the measured share and whether it is met; a method that failed
     or lacks the number misses its bars."""
     found = []
     for bar in wanted:
         number = bar.get("number", SPEED)
-        for setting in _unique(result.cell.setting for result in results):
-            temperature, data, batch_size = setting
+        for setting in dict.fromkeys(each.setting for each in cells):
+            data, temperature, batch_size = setting
             if data not in bar.get("data", [data]):
                 continue
             values = {
-                each.cell.title: number_of(each, number)
-                for each in results
-                if each.cell.setting == setting
+                each.title: number_of(each, number) for each in cells if each.setting == setting
             }
             share, met = _share(bar, values)
             where = f"temperature {temperature:g}, {data}, batch {batch_size}"
@@ -156,30 +102,6 @@ def _share(bar: Mapping[str, Any], values: Mapping[str, float | None]) -> tuple[
 
 def _best(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"the best of {'; '.join(names)}"
-
-
-def _row(result: CellResult) -> str:
-    gamma = "" if result.cell.gamma is None else f", γ {result.cell.gamma}"
-    name = result.cell.title if gamma in result.cell.title else result.cell.title + gamma
-    return name if result.lossless else f"{name} (lossy)"
-
-
-def _cell(result: CellResult) -> str:
-    if result.error:
-        return f"failed: {result.error}"
-    ratio, length = result.speedup, result.speed["acceptance_length"]
-    if ratio is None:
-        return f"{result.speed['tokens_per_second']['mean']:.0f}/s"
-    mark = "" if ratio["steady"] else "~"
-    return f"{mark}{ratio['ratio']:.2f}× ({ratio['low']:.2f}–{ratio['high']:.2f}), {length:.1f}"
-
-
-def _unique(values: Any) -> list[Any]:
-    return list(dict.fromkeys(values))
-
-
-def _settings(result: CellResult) -> tuple[float, int]:
-    return result.cell.temperature, result.cell.batch_size
 
 
 def slim(result: CellResult) -> dict[str, Any]:
@@ -222,12 +144,8 @@ def main() -> None:
     wanted = {spec.source for spec in plan.data}
     data = {f"stdlib:{kind}": stdlib(kind) for kind in KINDS if f"stdlib:{kind}" in wanted}
     results = run_bench(plan, _report, folder=options.journal / options.name, data=data)
-    text = page(description, results)
     document = {"about": results[0].environment, "cells": [slim(result) for result in results]}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{options.name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    (options.out / f"{options.name}.md").write_text(text)
-    print(text)
+    publish(options.out, options.name, document, page(description, results))
 
 
 def _report(progress: Progress) -> None:

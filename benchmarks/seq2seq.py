@@ -98,8 +98,9 @@ def speeds(
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
+    library = page.version("transformers", about)
     settings = (
-        f"transformers {about['transformers']}, float32. {about['note']} Target {about['target']}, "
+        f"transformers {library}, float32. {about['note']} Target {about['target']}, "
         f"draft {about['draft']}; γ = {GAMMA}. {about['pairs']} held-out pairs, seeds at "
         f"temperature 1: {about['seeds']}; speed from {about['timed']} pairs, one at a time, "
         f"median of {about['repeats']} interleaved repeats (lowest to highest)."

@@ -4,7 +4,8 @@
 
 The task is multiple choice over lines of Python, made here, so that nothing is downloaded. Both
 score the embedded target in float32. All log-likelihoods must agree to 1e-3, and all greedy flags
-must be the same. Needs the extras ``serve``, ``lmeval`` and ``data``.
+must be the same. Needs the extras ``serve``, ``lmeval`` and ``data``. Writes
+``benchmarks/results/serve_lm_eval.json``.
 """
 
 import argparse
@@ -12,9 +13,14 @@ import json
 import os
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.page import about
+from benchmarks.page import parser as page_parser
 from benchmarks.peer_workers.pairs import embedded
 from benchmarks.serve_process import serving
 
@@ -65,7 +71,7 @@ def answers(config: dict[str, Any], kind: str, **arguments: Any) -> list[tuple[f
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = page_parser(__doc__)
     options.add_argument("--exports", type=Path, default=Path("runs/benchmarks/peers"))
     return options
 
@@ -74,12 +80,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Compares the two; the exit status."""
     given = parser().parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    torch.set_num_threads(given.threads)
     target = embedded(given.exports).target
     with tempfile.TemporaryDirectory() as folder:
         config = task(Path(folder))
         own = answers(config, "hf", pretrained=str(target), dtype="float32", device="cpu")
         serve = [str(target), "--method", "suffix", "--dtype", "float32"]
-        with serving(serve, Path(folder) / "serve.log") as server:
+        with serving(serve, Path(folder) / "serve.log", given.threads) as server:
             served = answers(
                 config,
                 "local-completions",
@@ -91,6 +98,15 @@ def main(arguments: list[str] | None = None) -> int:
             )
     worst = max(abs(a - b) for (a, _), (b, _) in zip(own, served, strict=True))
     same = [a for _, a in own] == [b for _, b in served]
+    line = " ".join(["python -m benchmarks.serve_lm_eval", *(arguments or sys.argv[1:])])
+    report = {
+        "about": about(line, threads=given.threads, lm_eval=version("lm_eval")),
+        "log_likelihoods": len(own),
+        "largest_difference": worst,
+        "greedy_flags_equal": same,
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "serve_lm_eval.json").write_text(json.dumps(report, indent=1) + "\n")
     print(f"{len(own)} log-likelihoods; largest difference {worst:.2e}; greedy flags equal: {same}")
     return 0 if worst <= TOLERANCE and same else 1
 

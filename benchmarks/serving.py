@@ -3,16 +3,20 @@
     python -m benchmarks.serving
     python -m benchmarks.serving --clients 1 8 --requests 2 --repeats 1     # a quick look
     python -m benchmarks.serving --pair smollm2 --dtype bfloat16
+    python -m benchmarks.serving --ours --clients 1 8 --repeats 40          # the bars alone
 
 All have the same target in the same precision and the same prompts as token ids, the same number of
 new tokens, temperature 0 and threads. SmolLM2-135M-Instruct drafts by its embedded head. A client
-sends one request after the other, as streams; the clients of a server are a process of their own.
-The engine decodes as many prompts with as many rows, in this process. OpenVINO has no server of its
-own: requests enter its continuous batching in its process, as many at a time as there are clients.
-In each repeat every row runs once, in an order that rotates; only one of them runs at a time.
-docs/peers.md says how the peers are installed; those that are not are named on the page. A run that
-was interrupted goes on where it ended. Writes ``benchmarks/results/serving.json`` and
-``serving.md``, or ``serving_smollm2``.
+sends one request after the other, as streams; the clients of a server are a process of their own,
+whose processor time is not counted where the benchmark has one processor only (``taskset -c 0``).
+They take their requests from one queue, as the engine does, which decodes as many prompts with as
+many rows, in this process. OpenVINO has no server of its own: requests enter its continuous
+batching in its process, as many at a time as there are clients. In each repeat every row runs once,
+in an order that rotates; only one of them runs at a time. docs/peers.md says how the peers are
+installed; those that are not are named on the page. A run that was interrupted goes on where it
+ended. Writes ``benchmarks/results/serving.json`` and ``serving.md``, or ``serving_smollm2``; with
+``--ours``, which leaves out the peers, so that many repeats take little time, ``serving_ours`` or
+``serving_smollm2_ours``.
 
 Bars: at one client the server has at least 0.97 of the engine's tokens per second, at eight at
 least 0.9.
@@ -42,7 +46,7 @@ from benchmarks.page import table as markdown_table
 from benchmarks.peer_workers.client import Client, PeerError
 from benchmarks.peer_workers.gguf_export import exported
 from benchmarks.peer_workers.pairs import PAIRS, Pair
-from benchmarks.peer_workers.protocol import KINDS, Job
+from benchmarks.peer_workers.protocol import KINDS, Batch, Job
 from benchmarks.peers import rotated, say, texts
 from benchmarks.serve_process import serving
 from outrider import Sampling
@@ -56,13 +60,15 @@ TITLES = {"embedded": "embedded target", "smollm2": "SmolLM2-135M-Instruct"}
 BARS = {1: 0.97, 8: 0.9}
 PROMPT_TOKENS = 48
 LIMIT = 1800.0  # seconds of a measurement
+CLIENTS = ", clients"
+"""Of a row, its clients' processor time over the server's seconds, in place of a speed."""
 
 Table = dict[str, dict[int, list[float]]]
 """Speeds by row and number of clients, one per repeat."""
 
 Prompts = Sequence[Sequence[int]]
-Measure = Callable[[int, Prompts, int], float]
-"""From the number of clients, their prompts and the new tokens of each to seconds."""
+Measure = Callable[[int, Prompts, int], Batch]
+"""From the number of clients, their prompts and the new tokens of each to the time."""
 
 
 class Speeds:
@@ -132,11 +138,11 @@ def engine_row(given: argparse.Namespace, pair: Pair, method: str) -> Row:
         for num in given.clients
     }
 
-    def measure(num: int, prompts: Prompts, num_tokens: int) -> float:
+    def measure(num: int, prompts: Prompts, num_tokens: int) -> Batch:
         sampling = Sampling(temperature=0, max_new_tokens=num_tokens, ignore_eos=True)
         began = time.perf_counter()
         engines[num].generate([list(ids) for ids in prompts], sampling)
-        return time.perf_counter() - began
+        return Batch(time.perf_counter() - began)
 
     return Row(f"engine, {method}", measure)
 
@@ -144,8 +150,8 @@ def engine_row(given: argparse.Namespace, pair: Pair, method: str) -> Row:
 def worker_row(name: str, worker: Client) -> Row:
     """A worker that decodes as many prompts at a time as there are clients."""
 
-    def measure(num: int, prompts: Prompts, num_tokens: int) -> float:
-        return worker.decode_all(prompts, num, num_tokens).seconds
+    def measure(num: int, prompts: Prompts, num_tokens: int) -> Batch:
+        return worker.decode_all(prompts, num, num_tokens)
 
     return Row(name, measure)
 
@@ -266,9 +272,11 @@ def run(rows: Sequence[Row], prompts: Prompts, given: argparse.Namespace, speeds
             for row in rotated(list(rows), repeat):
                 if speeds.get(row.name, num, repeat) is not None:
                     continue
-                seconds = row.measure(num, several, given.max_new_tokens)
+                batch = row.measure(num, several, given.max_new_tokens)
+                seconds = batch.seconds - batch.clients_seconds
                 speed = len(several) * given.max_new_tokens / seconds
                 speeds.add(row.name, num, repeat, speed)
+                speeds.add(f"{row.name}{CLIENTS}", num, repeat, batch.clients_seconds / seconds)
                 say(f"{row.name}, {num} clients: {speed:.1f} tokens/s")
 
 
@@ -302,7 +310,7 @@ def page(report: dict[str, Any], table: Table) -> str:
         f"{TITLES[where['pair']]} in {where['dtype']}, compile={where['compile']!r}. Tokens per "
         f"second of all clients together, {where['max_new_tokens']} new tokens per request, "
         f"temperature 0; median of {where['repeats']} interleaved repeats (least to most). Load "
-        f"average before: {where['load']:.1f}.",
+        f"average before: {where['load']:.1f}.{_clients_told(report['clients'])}",
     )
     heads = ["", *(f"{num} clients" if num > 1 else "1 client" for num in clients)]
     lines += markdown_table(
@@ -322,6 +330,20 @@ def page(report: dict[str, Any], table: Table) -> str:
     return "\n".join([*lines, ""])
 
 
+def _clients_told(shares: dict[str, dict[int, float]]) -> str:
+    """What the page says of clients that share the server's processor; nothing of others."""
+    ours = [by_clients for name, by_clients in shares.items() if name.startswith("outrider serve")]
+    if not any(map(any, map(dict.values, ours))):
+        return ""
+    told = ", ".join(
+        f"{statistics.mean(each[num] for each in ours):.1%} at {num}" for num in ours[0]
+    )
+    return (
+        f" Everything ran on one processor; the clients' own processor time is not counted. For "
+        f"Outrider's server it comes to {told}."
+    )
+
+
 def _cell(speeds: Sequence[float]) -> str:
     return f"{statistics.median(speeds):.1f} ({min(speeds):.1f} to {max(speeds):.1f})"
 
@@ -336,6 +358,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--pair", choices=METHODS, default="embedded")
     made.add_argument("--dtype", choices=KINDS, default="float32")
     made.add_argument("--compile", default="auto")
+    made.add_argument("--ours", action="store_true", help="leave out the other servers")
     made.add_argument("--llama-server", default=os.environ.get("OUTRIDER_LLAMA_SERVER"))
     made.add_argument("--openvino", type=Path, help="the interpreter of OpenVINO's environment")
     made.add_argument("--peers", type=Path, default=Path("runs/peers"), help="see docs/peers.md")
@@ -361,7 +384,7 @@ def main(arguments: list[str] | None = None) -> int:
     with ExitStack() as stack:
         most = max(given.clients)
         rows = our_rows(given, pair, most, stack)
-        peers, missing = peer_rows(given, pair, most, stack)
+        peers, missing = ([], []) if given.ours else peer_rows(given, pair, most, stack)
         for each in missing:
             say(each)
         rows += peers
@@ -371,12 +394,21 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows
     }
     command = " ".join(["python -m benchmarks.serving", *(arguments or sys.argv[1:])])
+    shares = {
+        row.name: {
+            num: statistics.median(speeds.of(row.name + CLIENTS, num, given.repeats))
+            for num in given.clients
+        }
+        for row in rows
+    }
     report = {
         "about": about(command, load=load, missing=missing, **settings),
         "rows": table,
+        "clients": shares,
         "ratios": ratios(table, methods, given.clients),
     }
     name = "serving" if given.pair == "embedded" else f"serving_{given.pair}"
+    name += "_ours" if given.ours else ""
     publish(given.out, name, report, page(report, table))
     given.kept.unlink(missing_ok=True)
     is_met = [

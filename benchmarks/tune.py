@@ -1,17 +1,22 @@
 """Compares what ``outrider tune`` chooses with an exhaustive search.
 
-    python -m benchmarks.tune [--pair NAME …] [--minutes 5] [--repeats 3] [--out DIR]
+    python -m benchmarks.tune [--pair NAME …] [--minutes 5] [--search-minutes 60] [--out DIR]
 
 The pairs: ``embedded``, the pair that comes with the package; ``smollm2``, SmolLM2-135M-Instruct
 with its embedded head (its folder is ``runs/smollm2/model``, or ``--smollm2``); ``poor``, the
 embedded target with a draft model whose weights are noisy. Each is tuned first. Then every source
-runs at every draft length and batch size, as often as ``--repeats`` says, interleaved with plain
-decoding. Reported for each batch size: the speed of the choice over that of the best configuration
-of the search, and the errors of the predictions of all of them. The search takes about an hour per
-pair on two cores; ``--smoke`` shows in minutes that all of it runs.
+runs at every draft length and batch size, interleaved with plain decoding, again and again until
+``--search-minutes`` are over, but at least once. Reported for each batch size: the speed of the
+choice over that of the best configuration of the search, and the errors of the predictions of all
+of them. The best of many noisy ratios is biased upwards, so the share that the choice reaches is
+understated, the more so the fewer the repeats. Fewer prompts, shorter outputs and a smaller
+``--longest`` make a grid that fits less time; ``--smoke`` shows in minutes that all of it runs.
+
+The report keeps the pairs of earlier runs that are not measured again.
 """
 
 import argparse
+import json
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,44 +47,53 @@ _NOISE = 0.6  # standard deviation of the poor draft's noise, over that of each 
 
 def main() -> None:
     options = _options()
-    document: dict[str, Any] = {
-        "about": page.about(command_line(), minutes=options.minutes),
-        "pairs": {},
-    }
+    file = options.out / "tune.json"
+    document: dict[str, Any] = {"pairs": {}}
+    if file.exists():
+        document = json.loads(file.read_text(encoding="utf-8"))
+    document["about"] = page.about(command_line(), minutes=options.minutes)
     for name in options.pair or PAIRS:
         print(f"{name}: tuning", flush=True)
         with _pair(name, options.smollm2) as (target, draft, data), _folder() as folder:
             tuner = _tuner(target, draft, data, folder / "t.ngram", options)
             tuning = tuner.run()
             trials = search(tuner, options)
-        document["pairs"][name] = compared(tuning, trials)
+        document["pairs"][name] = compared(tuning, trials) | {"command": command_line()}
         page.write(options.out, "tune", document, markdown(document))
     print(markdown(document))
 
 
 def search(tuner: Tuner, options: argparse.Namespace) -> dict[int, Trials]:
-    """Runs every configuration, by batch size."""
-    tuning, found = tuner.tuning, {size: Trials() for size in options.batch_size}
-    for size in options.batch_size:
-        plain = Configuration(PLAIN, 0, size)
-        rest = [
-            Configuration(source, length, size)
-            for source in tuning.sources
-            if source.name in tuning.acceptance
-            for length in source.lengths
-        ]
-        num = max(size, min(tuner.machine.num_prompts, options.prompts))
-        prompts = [index % tuner.machine.num_prompts for index in range(num)]
-        batches = [prompts[start : start + size] for start in range(0, num - size + 1, size)]
-        for repeat in range(options.repeats):
-            order = [plain, *rest]
-            random.Random(repeat).shuffle(order)
-            for each in order:
-                print(f"  {each}, repeat {repeat + 1}", flush=True)
-                tokens = options.max_new_tokens
-                run = tuner.machine.run(each.source, each.length, batches, tokens, repeat)
-                found[size].add(each, repeat, repeat, run)
+    """Runs every configuration, by batch size, as often as there is time for all of them."""
+    found = {size: Trials() for size in options.batch_size}
+    clock, repeat, last = tuner.machine.clock, 0, 0.0
+    ends = clock() + 60 * options.search_minutes
+    while not repeat or (repeat < options.repeats and clock() + last <= ends):
+        began = clock()
+        for size in options.batch_size:
+            _run_all(tuner, size, options, repeat, found[size])
+        repeat, last = repeat + 1, clock() - began
+        print(f"  searched {repeat} times", flush=True)
     return found
+
+
+def _run_all(
+    tuner: Tuner, size: int, options: argparse.Namespace, repeat: int, found: Trials
+) -> None:
+    """Runs every configuration of a batch size once, in random order."""
+    order = [Configuration(PLAIN, 0, size)] + [
+        Configuration(source, length, size)
+        for source in tuner.tuning.sources
+        if source.name in tuner.tuning.acceptance
+        for length in source.lengths
+    ]
+    num = max(size, min(tuner.machine.num_prompts, options.prompts))
+    prompts = [index % tuner.machine.num_prompts for index in range(num)]
+    batches = [prompts[start : start + size] for start in range(0, num - size + 1, size)]
+    random.Random(repeat).shuffle(order)
+    for each in order:
+        run = tuner.machine.run(each.source, each.length, batches, options.max_new_tokens, repeat)
+        found.add(each, repeat, repeat, run)
 
 
 def compared(tuning: Tuning, found: dict[int, Trials]) -> dict[str, Any]:
@@ -106,6 +120,7 @@ def compared(tuning: Tuning, found: dict[int, Trials]) -> dict[str, Any]:
             "share_of_best": ratios.get(chosen, 1.0) / ratios[best],
             "median_error": median(map(abs, errors)),
             "largest_error": max(errors, key=abs),
+            "repeats": len(next(iter(trials.repeats.values()))),
             "within": sum(abs(e) <= (WITHIN_AT_1 if size == 1 else WITHIN) for e in errors),
             "configurations": len(errors),
             "ratios": {str(each): ratio for each, ratio in ratios.items()},
@@ -121,14 +136,16 @@ def markdown(document: dict[str, Any]) -> str:
         f"good within {WITHIN_AT_1:.0%} at batch 1 and {WITHIN:.0%} elsewhere."
     )
     heads = ("pair", "batch", "chosen", "ratio", "best of the search", "ratio", "share")
-    heads += ("good predictions",)
+    heads += ("good predictions", "median error", "largest", "repeats")
     rows = (
         (name, size, *_cells(each))
         for name, pair in document["pairs"].items()
         for size, each in pair["batch_sizes"].items()
     )
+    commands = {name: pair.get("command", "") for name, pair in document["pairs"].items()}
     title = "What `outrider tune` chooses, against an exhaustive search"
     lines = page.header(title, about, settings) + page.table(heads, rows, left=len(heads))
+    lines += ["", *(f"- {name}: `{command}`" for name, command in commands.items() if command)]
     return "\n".join(lines) + "\n"
 
 
@@ -141,6 +158,9 @@ def _cells(each: dict[str, Any]) -> tuple[str, ...]:
         f"{each['best_ratio']:.2f}",
         share if each["share_of_best"] >= WANTED else f"**{share}**",
         f"{each['within']} of {each['configurations']}",
+        f"{each['median_error']:.0%}",
+        f"{each['largest_error']:+.0%}",
+        str(each["repeats"]),
     )
 
 
@@ -200,7 +220,8 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pair", action="append", choices=PAIRS)
     parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2/model"))
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--search-minutes", type=float, default=60.0)
+    parser.add_argument("--repeats", type=int, default=9, help="of the search, at most")
     parser.add_argument("--batch-size", type=int, action="append")
     parser.add_argument("--prompts", type=int, default=8, help="of a run, or the batch size")
     parser.add_argument("--max-new-tokens", type=int, default=64)

@@ -127,8 +127,9 @@ def measure(
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
+    library = page.version("transformers", about)
     settings = (
-        f"transformers {about['transformers']}, embedded pair, float32, γ = "
+        f"transformers {library}, embedded pair, float32, γ = "
         f"{NUM_SPECULATIVE_TOKENS}, {about['prompts']} prompts × {about['max_new_tokens']} tokens. "
         "Tokens per pass of the target; in brackets α."
     )

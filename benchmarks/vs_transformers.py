@@ -138,8 +138,9 @@ def ratios(rows: dict[str, dict[str, Any]], gammas: Sequence[int]) -> dict[str, 
 def markdown(report: dict[str, Any]) -> str:
     """The report as a page."""
     about = report["about"]
+    library = page.version("transformers", about)
     settings = (
-        f"transformers {about['transformers']}, {about['dtype']}, eager. {about['max_new_tokens']} "
+        f"transformers {library}, {about['dtype']}, eager. {about['max_new_tokens']} "
         f"new tokens per prompt, median of {about['repeats']} interleaved repeats."
     )
     lines = page.header("Outrider against transformers", about, settings)

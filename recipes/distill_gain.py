@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from outrider.lab.markdown import markdown_table
 from outrider.lab.metadata import run_metadata
 from outrider.runtime import HFModel, load_model
 from outrider.train.distill.answers import ground_truth
@@ -189,15 +190,19 @@ def markdown(document: dict[str, Any]) -> str:
         f"{SHAPE.width}, along {about['held_out']} answers of the target to held-out prompts; "
         "95 % bootstrap intervals over answers. The gain is against the first line, paired.",
         "",
-        "| loss | data | steps | tokens | α | gain |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    lines += [
-        f"| {row['loss']} | {row['data']} | {row['steps']} | {row['tokens']:,} | "
-        f"{row['alpha']:.3f} [{row['low']:.3f}, {row['high']:.3f}] | "
-        f"{row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}] |"
+    rows = [
+        (
+            row["loss"],
+            row["data"],
+            row["steps"],
+            f"{row['tokens']:,}",
+            f"{row['alpha']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+            f"{row['gain']:+.3f} [{row['gain_low']:+.3f}, {row['gain_high']:+.3f}]",
+        )
         for row in document["cells"]
     ]
+    lines += markdown_table(("loss", "data", "steps", "tokens", "α", "gain"), rows, left=2)
     lines += ["", f"Target: {about['target']}. {about['hardware']}. `{about['command']}`", ""]
     return "\n".join(lines)
 

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from outrider.lab.markdown import markdown_table
 from outrider.lab.metadata import run_metadata
 from outrider.lab.plots import canvas, require_matplotlib, save
 from outrider.runtime import HFModel
@@ -234,23 +235,15 @@ def markdown(document: Mapping[str, object], cells: Sequence[Cell]) -> str:
         "",
         "95 % bootstrap intervals over held-out prompts in brackets.",
         "",
-        "| divergence | " + " | ".join(DATA) + " |",
-        "| --- |" + " ---: |" * len(DATA),
     ]
-    lines += [
-        f"| {divergence} | " + " | ".join(entry(divergence, data) for data in DATA) + " |"
-        for divergence in DIVERGENCES
-    ]
-    lines.append(f"| {BASELINE[0]} (no target) | {entry(*BASELINE)} |" + " |" * (len(DATA) - 1))
-    lines += ["", "| data | tokens trained on, by divergence |", "| --- | --- |"]
-    lines += [
-        f"| {data} | "
-        + ", ".join(
-            f"{divergence} {found[divergence, data].tokens:,}" for divergence in DIVERGENCES
-        )
-        + " |"
+    rows = [[each, *(entry(each, data) for data in DATA)] for each in DIVERGENCES]
+    rows.append([f"{BASELINE[0]} (no target)", entry(*BASELINE), *[""] * (len(DATA) - 1)])
+    lines += [*markdown_table(("divergence", *DATA), rows), ""]
+    trained = [
+        (data, ", ".join(f"{each} {found[each, data].tokens:,}" for each in DIVERGENCES))
         for data in DATA
     ]
+    lines += markdown_table(("data", "tokens trained on, by divergence"), trained, left=2)
     lines.append("")
     for difference in document["differences"]:  # type: ignore[attr-defined]
         lines.append(

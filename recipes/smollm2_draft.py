@@ -3,11 +3,12 @@
     make real
     python -m recipes.smollm2_draft --out runs/smollm2/draft
 
-The draft is a Llama of four layers that reads the target's tokens. Its embeddings, which are also
-its output layer, begin as the target's, reduced to its width. It learns the target's distributions
-along the target's own answers, which ``self_chat.py`` lets the target write first; ``--data FILE``
-takes others. Each step goes on where it was interrupted. The best draft, by α on conversations
-that were kept apart, ends up in OUT/draft/best.
+The draft is a Llama of four layers that reads the target's tokens; ``--layers`` and ``--width``
+give drafts of other sizes. Its embeddings, which are also its output layer, begin as the target's,
+reduced to its width. It learns the target's distributions along the target's own answers, which
+``self_chat.py`` lets the target write first; ``--data FILE`` takes others. Each step goes on where
+it was interrupted. The best draft, by α on conversations that were kept apart, ends up in
+OUT/draft/best.
 
 On two cores the conversations take an hour. A step takes about three seconds of one core. After
 185 steps (217,132 tokens of answers) α was 0.28 at temperature 0 and 0.24 at 1, and the acceptance
@@ -42,14 +43,16 @@ ROWS, LENGTH = 4, 512
 MEASURING = Measuring(prompts=24, tokens=64)
 
 
-def distillation(target: str, data: Path, out: Path, steps: int, seed: int) -> Distillation:
+def distillation(
+    target: str, data: Path, out: Path, steps: int, seed: int, shape: Shape | None = None
+) -> Distillation:
     """The run. The answers that come with the prompts are the target's own, so they serve as the
     ground truth; what the draft learns is the target's distribution at each of their tokens."""
     return Distillation(
         target,
         out,
         Data(data, kind=GROUND_TRUTH),
-        Start(shape=SHAPE),
+        Start(shape=shape or SHAPE),
         Settings(
             Schedule(LEARNING_RATE, steps, min(WARMUP, steps // 10), round(FALLING * steps)),
             dtype=torch.bfloat16,
@@ -65,7 +68,13 @@ def distillation(target: str, data: Path, out: Path, steps: int, seed: int) -> D
 
 
 def train(
-    target: str, data: Path, out: Path, steps: int, seed: int, console: Console
+    target: str,
+    data: Path,
+    out: Path,
+    steps: int,
+    seed: int,
+    console: Console,
+    shape: Shape | None = None,
 ) -> Measurement:
     """Trains the draft; returns the measurement of the best one, which is in ``out/best``.
 
@@ -76,10 +85,10 @@ def train(
         steps: of 4 rows of 512 tokens each.
         seed: of the initial weights and the order of the data.
         console: for progress.
+        shape: of the draft, in place of ``SHAPE``.
     """
-    return distil(
-        distillation(target, data, out, steps, seed), console, "python -m recipes.smollm2_draft"
-    )
+    run = distillation(target, data, out, steps, seed, shape)
+    return distil(run, console, "python -m recipes.smollm2_draft")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=Path, help='JSON lines {"prompt": ...} to mix in')
     parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--layers", type=int, default=SHAPE.layers, help="of the draft")
+    parser.add_argument("--width", type=int, default=SHAPE.width, help="of the draft")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     console = Console(stderr=True)
@@ -99,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = given.out / "conversations"
         data = converse(given.target, folder, given.tokens, prompts, (), given.seed, console)
     try:
-        train(given.target, data, given.out / "draft", given.steps, given.seed, console)
+        shape = Shape(given.layers, given.width)
+        train(given.target, data, given.out / "draft", given.steps, given.seed, console, shape)
     except Interrupted as stop:
         console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None

@@ -127,7 +127,8 @@ def exported_model(job: Job, model: str) -> Path:
     path = export_path(job, model, "openvino")
     if not path.exists():
         unfinished = path.with_suffix(".part")
-        command = [str(Path(sys.executable).parent / "optimum-cli"), "export", "openvino"]
+        # As a module, since the script names an interpreter that may have moved.
+        command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino"]
         command += ["--model", model, "--task", "text-generation-with-past"]
         command += ["--weight-format", "fp32", str(unfinished)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.page import table
 from benchmarks.peer_workers.compare import ours, ratio
+
+STARTS = ("export_seconds", "seconds", "warmup_seconds")
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -31,20 +34,19 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
         + (" One peer in memory at a time." if about["one_at_a_time"] else ""),
         "",
         f"Command: `{about['command']}`",
-        "",
-        "| peer | row | precision | threads | tokens/s | spread | acceptance length | "
-        f"same output | `{best}` is |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += [_row(key, row, ratio(rows, best, key)) for key, row in measured.items()]
-    lines += ["", "| bar | at least | measured | |", "|---|---:|---:|---|"]
-    lines += [_bar(bar) for bar in part["bars"]]
-    lines += ["", "| | version | export (s) | load (s) | warm-up (s) |", "|---|---|---:|---:|---:|"]
-    for key, row in measured.items():
-        lines.append(
-            f"| {key} | {row['version']} | {row['export_seconds']:.1f} | {row['seconds']:.1f} | "
-            f"{row['warmup_seconds']:.1f} |"
-        )
+    heads = ("peer", "row", "precision", "threads", "tokens/s", "spread", "acceptance length")
+    lines += table(
+        (*heads, "same output", f"`{best}` is"),
+        (_row(key, row, ratio(rows, best, key)) for key, row in measured.items()),
+        left=3,
+    )
+    lines += table(("bar", "at least", "measured", ""), map(_bar, part["bars"]))
+    starts = [
+        (key, row["version"], *(f"{row[name]:.1f}" for name in STARTS))
+        for key, row in measured.items()
+    ]
+    lines += table(("", "version", "export (s)", "load (s)", "warm-up (s)"), starts, left=2)
     absent = [f"- {key}: {row['error']}" for key, row in rows.items() if "median" not in row]
     if absent:
         lines += ["", "Not measured:", "", *absent]
@@ -59,15 +61,16 @@ def _pair(name: str, part: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _row(key: str, row: Mapping[str, Any], times: float | None) -> str:
+def _row(key: str, row: Mapping[str, Any], times: float | None) -> list[str]:
     peer, _, name = key.partition(":")
     length = row["acceptance_length"]
-    return (
-        f"| {peer} | {name} | {row['precision']} | {row['threads']} | {row['median']:.1f} | "
-        f"{row['slowest']:.1f}–{row['fastest']:.1f} | "
-        f"{'' if length is None else format(length, '.2f')} | "
-        f"{_agreement(row)} | {'' if times is None else f'{times:.2f}×'} |"
-    )
+    return [
+        *(peer, name, row["precision"], str(row["threads"]), f"{row['median']:.1f}"),
+        f"{row['slowest']:.1f}–{row['fastest']:.1f}",
+        "" if length is None else format(length, ".2f"),
+        _agreement(row),
+        "" if times is None else f"{times:.2f}×",
+    ]
 
 
 def _agreement(row: Mapping[str, Any]) -> str:
@@ -76,7 +79,7 @@ def _agreement(row: Mapping[str, Any]) -> str:
     return f"{row['equal_texts']} of {row['texts']}"
 
 
-def _bar(bar: Mapping[str, Any]) -> str:
+def _bar(bar: Mapping[str, Any]) -> list[str]:
     outcome = {True: "met", False: "**missed**", None: "not measured"}[bar["met"]]
     value = "" if bar["ratio"] is None else f"{bar['ratio']:.2f}×"
-    return f"| {bar['ours']} / {bar['theirs']} | {bar['least']:.2f}× | {value} | {outcome} |"
+    return [f"{bar['ours']} / {bar['theirs']}", f"{bar['least']:.2f}×", value, outcome]

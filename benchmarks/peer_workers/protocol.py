@@ -104,9 +104,12 @@ class Batch:
 
     Attributes:
         seconds: from the first request to the end of the last continuation.
+        clients_seconds: of these, the processor time of clients that share the server's only
+            processor; 0 where they have one of their own.
     """
 
     seconds: float
+    clients_seconds: float = 0.0
 
 
 class Peer(Protocol):

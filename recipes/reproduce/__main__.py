@@ -114,7 +114,7 @@ def _finish(outcome: Outcome, lab: Lab, options: argparse.Namespace, seconds: fl
     for failure in outcome.failures:
         print(f"  {failure}")
     if not options.dry and not publish(outcome, options.results, options.page_folder):
-        print(f"  {options.page_folder / name}.md is of a full run and stays")
+        print(f"  {options.page_folder / name}.md says more and stays")
     if lab.cells and lab.size.timed:
         write_report(lab.cells, lab.folder / f"{name}.html", outcome.recipe.title)
 

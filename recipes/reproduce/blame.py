@@ -1,5 +1,5 @@
 """Which factor a speed-up falls short of the published one for: α, dependence between positions, c,
-β or overhead.
+β or overhead; and which one makes a method faster or slower than another.
 
 The division is that of ``outrider.lab.analysis.prediction``. In a run that measures times, all
 factors come from the same cells as the speed-up, prefill taken out; otherwise c is counted, β is 1
@@ -28,6 +28,7 @@ NAMES = {
     "beta": "β, the verifying pass",
     "overhead": "overhead outside the passes",
 }
+COSTS = "What each factor multiplies the {} by"
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,67 @@ def blamed(lab: Lab, rows: Sequence[Compared]) -> tuple[list[Table], list[str]]:
     of = ["", "reference", "α", "dependence", "c", "β", "overhead"]
     return [
         Table("What the speed-up of a round is made of", head, sizes),
-        Table("What each factor multiplies the reference by", of, costs),
+        Table(COSTS.format("reference"), of, costs),
     ], sentences
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """Two methods of the same run.
+
+    Attributes:
+        name, other_name: of the method, and of the one that it is compared with.
+        cell, other: their cells.
+        plain: plain decoding's of the same setting.
+        published: the ratio of their speeds that the paper prints; None if it prints none.
+    """
+
+    name: str
+    cell: CellResult
+    other_name: str
+    other: CellResult
+    plain: CellResult
+    published: float | None = None
+
+
+def against(lab: Lab, rows: Sequence[Rivals]) -> tuple[list[Table], list[str]]:
+    """What each factor makes of the ratio of two methods' speeds: a table, and a sentence for each
+    row; nothing in runs that measure no times, where rounds of both cost the same by definition.
+    """
+    if not lab.size.timed:
+        return [], []
+    costs, sentences = [], []
+    for row in rows:
+        plain = view(row.plain.as_dict())
+        mine, theirs = (factors_of(view(each.as_dict()), plain) for each in (row.cell, row.other))
+        title = f"{row.name} to {row.other_name}"
+        if mine is None or theirs is None:
+            sentences.append(f"{title}: too few rounds to tell the factors apart")
+            continue
+        explained = shortfall(mine, theirs)
+        ratio = mine.speedup / theirs.speedup
+        costs.append(
+            [title, f"{ratio:.2f}×", *(f"×{explained.ratios[each]:.2f}" for each in NAMES)]
+        )
+        sentences.append(_rivals_sentence(title, ratio, row.published, explained))
+    if not costs:
+        return [], sentences
+    head = ["", "ratio of speeds", "α", "dependence", "c", "β", "overhead"]
+    return [Table(COSTS.format("other method's speed"), head, costs)], sentences
+
+
+def _rivals_sentence(
+    title: str, ratio: float, published: float | None, explained: Shortfall
+) -> str:
+    """Which factor costs most and which gains most."""
+    paper = "" if published is None else f", the paper {published:.2f}×"
+    lost, gained = explained.largest, max(NAMES, key=lambda name: explained.ratios[name])
+    parts = [f"{title}: {ratio:.2f}× per round{paper}"]
+    if lost is not None:
+        parts.append(f"most is lost to {NAMES[lost]} (×{explained.ratios[lost]:.2f})")
+    if explained.ratios[gained] > 1:
+        parts.append(f"most is gained by {NAMES[gained]} (×{explained.ratios[gained]:.2f})")
+    return "; ".join(parts)
 
 
 def factors(lab: Lab, row: Compared) -> Factors | None:

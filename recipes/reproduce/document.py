@@ -1,6 +1,7 @@
 """A recipe's result as a JSON document, which its page and figure are made of.
 
-A document of a full run is never replaced by one of a quick run.
+A document of a full run is never replaced by one of a quick run, nor one that has measured
+something by one that found nothing to measure with.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def document_of(outcome: Outcome) -> dict[str, Any]:
 
 
 def publish(outcome: Outcome, results: Path = RESULTS, pages: Path = PAGES) -> bool:
-    """Writes the document, the page and the figures; False if a full run's are there already and
-    this is a quick one."""
+    """Writes the document, the page and the figures; False if those that are there say more: of a
+    full run where this is a quick one, or of any where this one could not run."""
     document = document_of(outcome)
     file = results / f"{outcome.recipe.name}.json"
-    if _is_full(file) and document["about"].get("size") == "quick":
+    if file.is_file() and _says_more(json.loads(file.read_text(encoding="utf-8")), document):
         return False
     results.mkdir(parents=True, exist_ok=True)
     file.write_text(dumps(document) + "\n", encoding="utf-8")
@@ -76,7 +77,7 @@ def read_documents(results: Path = RESULTS) -> dict[str, dict[str, Any]]:
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 
-def _is_full(file: Path) -> bool:
-    if not file.is_file():
-        return False
-    return bool(json.loads(file.read_text(encoding="utf-8"))["about"].get("size") == "full")
+def _says_more(known: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if new["verdict"] == "not testable here":
+        return bool(known["verdict"] != "not testable here")
+    return bool(known["about"].get("size") == "full" and new["about"].get("size") == "quick")

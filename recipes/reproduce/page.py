@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.lab.markdown import markdown_table
+
 Document = Mapping[str, Any]
 
 
@@ -55,7 +57,8 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "",
         "`make reproduce` runs all of them and goes on after any interruption; `python -m "
         "recipes.reproduce NAME` runs one, `--quick` small and without timing, `--paper-models` on "
-        "the models of the paper.",
+        "the models of the paper. Machines differ, also in their instructions, so that each line "
+        "says where it was measured.",
         "",
         "Seeds are hashes of the recipes' names, so that no result has a part in their choice. The "
         "tests of skewed values, the sizes of quick runs and the effects that these need not show "
@@ -63,19 +66,27 @@ def index_page(documents: Mapping[str, Document]) -> str:
         "effects at temperature 0, the test was chosen after a look at the same outputs, so their "
         "error probabilities are optimistic.",
         "",
-        "| result | source | verdict | measured on | command |",
-        "|---|---|---|---|---|",
     ]
+    rows = []
     for recipe in RECIPES:
         document = documents.get(recipe.name)
-        title, verdict, about = recipe.title, "not run yet", ""
+        title, verdict, about, machine = recipe.title, "not run yet", "", ""
         if document is not None:
             title = f"[{recipe.title}]({recipe.name}.md)"
             verdict = _verdict(document)
             about = f"{document['about']['subject']}, {document['about']['size']}"
+            machine = machine_of(document["about"])
         command = f"`python -m recipes.reproduce {recipe.name}`"
-        lines.append(f"| {title} | {recipe.source} | {verdict} | {about} | {command} |")
-    return "\n".join(lines) + "\n"
+        rows.append((title, recipe.source, verdict, about, machine, command))
+    heads = ("result", "source", "verdict", "measured on", "machine", "command")
+    return "\n".join([*lines, *markdown_table(heads, rows, left=len(heads))]) + "\n"
+
+
+def machine_of(about: Mapping[str, Any]) -> str:
+    """The processor or GPU, and the instruction sets, which processors of one name may differ in.
+    Documents of older runs lack these."""
+    sets = about.get("instructions")
+    return f"{about['hardware']} ({sets})" if sets else str(about["hardware"])
 
 
 def _verdict(document: Document) -> str:
@@ -96,21 +107,19 @@ def _effects(effects: Sequence[Mapping[str, Any]], quick: bool) -> list[str]:
         rows.append((each["claim"], each["outcome"], each["size"], each["interval"], signs, error))
     head = ("effect", "outcome", "size", "95 % interval", "outputs for : against", "error")
     lines = _table({"title": "Effects", "head": head, "rows": rows})
-    kept = [each for each in effects if each["expected"]]
-    for each in kept if quick else ():
-        lines += [
-            f"Not required of the quick run: {each['claim']}. Why it may be missing on the small "
-            f"pair, as a guess that was not tested: {each['expected']}.",
-            "",
-        ]
+    for each in effects:
+        if each["expected"] and (quick or each["outcome"] != "shown"):
+            about = "Not required of the quick run" if quick else sentence(each["outcome"])
+            lines += [
+                f"{about}: {each['claim']}. Why it may be missing, as a guess that was not tested: "
+                f"{each['expected']}.",
+                "",
+            ]
     return lines
 
 
 def _table(table: Mapping[str, Any]) -> list[str]:
-    head = list(table["head"])
-    rule = "|---|" + "---:|" * (len(head) - 1)
-    rows = [f"| {' | '.join(map(str, row))} |" for row in table["rows"]]
-    return [f"## {table['title']}", "", f"| {' | '.join(head)} |", rule, *rows, ""]
+    return [f"## {table['title']}", "", *markdown_table(table["head"], table["rows"]), ""]
 
 
 def _about(document: Document) -> list[str]:
@@ -125,13 +134,23 @@ def _about(document: Document) -> list[str]:
     return [
         "## How it was measured",
         "",
-        f"{about['date']}, {about['hardware']}, {about['threads']} threads; {versions}. "
+        f"{about['date']}, {machine_of(about)}, threads: {about['threads']}; {versions}. "
         f"{sentence(about['subject'])}, {about['size']} size: {about['prompts']} prompts of each "
         f"kind, {about['tokens']} tokens, {about['repeats']} seeds unless a table says otherwise. "
-        f"{timing}",
+        f"{timing}{_steadiness(about)}",
         "",
         "Error: the probability of a result at least this clear if there were no effect, by the "
         "sign test over outputs, or by the bootstrap where no signs are counted.",
         "",
         f"Command: `{about['command']}`",
     ]
+
+
+def _steadiness(about: Mapping[str, Any]) -> str:
+    """How many speed-ups are uncertain; documents of older runs do not say."""
+    if "speedups" not in about:
+        return ""
+    return (
+        f" Of {about['speedups']} speed-ups, {about['unsteady']} differ by more than 5 % between "
+        "the even and the odd repeats."
+    )

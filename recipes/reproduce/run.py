@@ -39,7 +39,16 @@ def run_recipe(recipe: Recipe, lab: Lab, command: str) -> Outcome:
     except (NotTestableError, OutriderError) as error:
         lacks_draft = isinstance(error, MissingDraftError)
         return Outcome(recipe, None, "not testable here", str(error), about, lacks_draft)
-    return Outcome(recipe, findings, *verdict_of(findings.effects), about)
+    return Outcome(recipe, findings, *verdict_of(findings.effects), {**about, **steadiness(lab)})
+
+
+def steadiness(lab: Lab) -> dict[str, int]:
+    """How many speed-ups were measured repeatedly, and of how many the halves of the repeats differ
+    by more than 5 %; nothing where no times were measured."""
+    speedups = [each.speedup for each in lab.cells if each.speedup] if lab.size.timed else []
+    found = [each for each in speedups if len(each["repeats"]) > 1]
+    unsteady = sum(not each["steady"] for each in found)
+    return {"speedups": len(found), "unsteady": unsteady} if found else {}
 
 
 def run_on_first(recipe: Recipe, labs: Sequence[Lab], command: str) -> tuple[Outcome, Lab]:

@@ -18,6 +18,7 @@ Kind = Literal["code", "free", "copy"]
 
 TASKS = Path(__file__).parent / "prompts" / "tasks.jsonl"
 SMOLLM2 = Path("runs/smollm2")
+SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 SMOLLM2_HEAD = "embedded:smollm2-eagle3"
 
 
@@ -122,9 +123,7 @@ def smollm2(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject | None
     drafts = sorted(
         (each.parent for each in folder.glob("drafts/*/config.json")), key=_size_of_weights
     )
-    return of_models(
-        "SmolLM2-135M-Instruct", str(target), [*map(str, drafts), SMOLLM2_HEAD], compile
-    )
+    return of_models(SMOLLM2_NAME, str(target), [*map(str, drafts), SMOLLM2_HEAD], compile)
 
 
 def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:

@@ -15,7 +15,7 @@ def test_both_modes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = engine.generate
 
     def watched(*arguments: Any) -> Any:
-        taken.append(runner.all_logits_are_cheap(engine.target, 5))
+        taken.append(runner.compiled_prefill_pays(engine.target, 5))
         return generate(*arguments)
 
     monkeypatch.setattr(engine, "generate", watched)
@@ -27,10 +27,10 @@ def test_both_modes_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_graph_is_turned_on_again_after_an_error() -> None:
-    kept = runner._PRODUCTS_PER_LAYER
+    kept = runner.compiled_prefill_pays
     with pytest.raises(KeyError), eagerly():
         raise KeyError
-    assert kept == runner._PRODUCTS_PER_LAYER > 0
+    assert kept is runner.compiled_prefill_pays
 
 
 def test_the_page_shows_the_measurements() -> None:

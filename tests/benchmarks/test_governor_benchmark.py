@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_models import engine_of, greedy, ragged_prompts, tiny
 
-from benchmarks import governor, governor_cost
+from benchmarks import governor, governor_cost, governor_steps
+from benchmarks.governor_cases import add_noise, prompts_of
 
 
 def test_the_governor_is_compared_with_the_best_of_the_others(
@@ -24,30 +25,44 @@ def test_the_governor_is_compared_with_the_best_of_the_others(
     }
     given = {id(engines["plain"]): 100.0, id(engines["2"]): 120.0, id(engines["5"]): 150.0}
     monkeypatch.setattr(governor, "speed", lambda engine, *_: given.get(id(engine), 141.0))
-    row = governor.measure(engines, ragged_prompts([4, 5]), greedy(8), repeats=2)
-    assert row["over_plain"] == pytest.approx(1.41)
-    assert row["over_best"] == pytest.approx(0.94)
-    assert row["speculation_pays"]
-    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}, "command": "c"}
+    row = governor.measure(engines, ragged_prompts([4, 5]), greedy(8), seconds=0)
+    assert row["over_plain"] == pytest.approx([1.41] * 3)
+    assert row["over_best"] == pytest.approx([0.94] * 3)
+    assert [len(turns) for turns in row["speeds"].values()] == [3] * 4
+    about = {"date": "d", "hardware": "h", "threads": 2, "versions": {"torch": "t"}}
+    about |= {"command": "c", "tokens": 8}
     page = governor.markdown({"about": about, "cells": {"good, 0, code, 2": row}})
-    assert "| good | 0 | code | 2 | 100 | 141 | 1.410 | 5 | 0.940 |" in page
-    assert "; slowest cell: 1.410 of plain" in page
+    ends = "1.410 to 1.410 | 5 | **0.940** | 0.940 to 0.940 |"
+    assert f"| good | 0 | code | 2 | 3 | 100 | 141 | 1.410 | {ends}" in page
+    assert "plain decoding: 1 of 1 cells at 0.97 or more, 0 clearly below; the lowest 1.410" in page
+    assert "pays: 0 of 1 cells at 0.95 or more, 1 clearly below; the lowest 0.940" in page
+
+
+def test_ratios_are_of_numbers_of_the_same_turn() -> None:
+    ratio = governor.Ratio.of([10.0, 22.0, 36.0], [10.0, 20.0, 30.0])
+    assert ratio == pytest.approx((1.1, 1.0, 1.2))
+
+
+def test_a_change_is_followed_where_nearly_all_rounds_do() -> None:
+    assert governor_steps.delay([3, 3, 0, *[0, 0, 1, 0, 0, 0, 0, 1]], False) == 2
+    assert governor_steps.delay([0] * 5 + [1] + [0] * 5 + [2] * 8, True) == 11
+    assert governor_steps.delay([0] * 20, True) is None
 
 
 def test_noise_spoils_a_draft_in_place() -> None:
     model: Any = tiny(seed=1)
     weight = model.module.lm_head.weight.detach()
     before, place = weight.clone(), weight.data_ptr()
-    governor.add_noise(model.module, 0.0)
+    add_noise(model.module, 0.0)
     assert torch.equal(weight, before)
-    governor.add_noise(model.module, 0.5)
+    add_noise(model.module, 0.5)
     assert weight.data_ptr() == place
     assert float((weight - before).std() / before.std()) == pytest.approx(0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("text", governor.TEXTS)
 def test_prompts_of_a_batch_differ(text: str) -> None:
-    prompts = governor.prompts_of(text, 6, 50)
+    prompts = prompts_of(text, 6, 50)
     assert len({str(prompt) for prompt in prompts}) == 6
 
 

@@ -28,6 +28,7 @@ from benchmarks.peer_workers.protocol import BLOCKS, KINDS, Answer, Job, Ready
 from benchmarks.peer_workers.registry import PEERS, Environments, once, parse_rows
 from benchmarks.peer_workers.transformers_worker import Transformers
 from outrider import assets
+from outrider.lab.metadata import instructions
 
 JOB = Job("target", "draft", 5, 2, 128, "exports")
 READY = Ready("float32", 2, "fake 1.0", seconds=1.5, export_seconds=0.5)
@@ -300,7 +301,7 @@ def test_each_precision_has_a_section_with_the_vector_level(tmp_path: Path) -> N
     about = dict.fromkeys(("date", "prompts", "repeats", "command"), "x")
     about |= {"num_speculative_tokens": 5, "parameters": 12_600_000, "prompt_tokens": 48}
     about |= {"max_new_tokens": 64, "one_at_a_time": False, "pair": "embedded"}
-    about["hardware"] = f"EPYC ({', '.join(peers.vectors())})"
+    about["hardware"] = f"EPYC ({', '.join(instructions())})"
     for dtype in ("float32", "bfloat16"):
         report = {"about": about | {"dtype": dtype}, "rows": {"outrider:plain": row}, "bars": []}
         page = peers.written(tmp_path, peers.section("embedded", dtype), report)

@@ -31,11 +31,14 @@ def test_the_checkouts_take_turns_in_alternating_order() -> None:
 def test_the_page_shows_times_and_ratios() -> None:
     row = {"case": "plain", "before": [100.0] * 3, "after": [90.0] * 3, "ratios": [0.9] * 3}
     about = {"date": "d", "hardware": "h", "versions": {"torch": "t"}}
-    settings = {"threads": 2, "dtype": "float32", "compile": "auto", "repeats": 3, "load": 0.0}
+    settings: dict[str, Any] = {"threads": 2, "dtype": "float32", "compile": "auto", "repeats": 3}
+    settings |= {"load": 0.0, "inflated": False}
     names = {"before": "abc", "after": "def", "command": "c"}
     page = round_times.markdown({"about": about, "rows": [row], **settings, **names})
     assert "| plain | 100 | 90 | 0.900 (0.900 to 0.900) |" in page
     assert "Before: abc; after: def." in page
+    inflated = {"about": about, "rows": [row], **settings, **names, "inflated": True}
+    assert "0.9 billion parameters" in round_times.markdown(inflated)
 
 
 def test_a_folder_without_the_project_is_refused(

@@ -10,20 +10,18 @@ import pytest
 from tiny_bench import repeat
 
 from benchmarks.run_plan import (
-    NUMBERS,
     PLANS,
-    SPEED,
     arguments,
     bars,
-    number_of,
     page,
     planned,
     slim,
-    table,
 )
 from outrider.lab.bench import Cell, CellResult, speedup
 from outrider.lab.bench.speed import speed_of
+from outrider.lab.cell_view import views_of
 from outrider.lab.data import Example
+from outrider.lab.report.markdown import NUMBERS, SPEED
 
 NAMES = sorted(path.stem for path in PLANS.glob("*.toml"))
 
@@ -78,19 +76,12 @@ def results() -> list[CellResult]:
     ]
 
 
-def test_tables_mark_lossy_methods() -> None:
-    lines = table(results())
-    assert lines[0] == "| | a | b |"
-    assert lines[2] == "| plain | 10/s | 10/s |"
-    assert lines[3] == "| copy | 1.50× (1.50–1.50), 0.0 | 3.00× (3.00–3.00), 0.0 |"
-    assert lines[4].startswith("| fast (lossy) | 2.50×")
-
-
 def test_bars_compare_with_the_best_of_the_others() -> None:
     bar = {"method": "copy", "best_of": ["plain", "fast"], "at_least": 0.9}
-    found = bars([bar], results())
+    cells = views_of(results())
+    found = bars([bar], cells)
     assert [(round(share, 3), met) for _, share, met in found] == [(0.6, False), (1.2, True)]
-    assert len(bars([bar | {"data": ["b"]}], results())) == 1
+    assert len(bars([bar | {"data": ["b"]}], cells)) == 1
 
 
 def test_bars_of_other_numbers_and_of_cells_that_lack_them() -> None:
@@ -98,23 +89,19 @@ def test_bars_of_other_numbers_and_of_cells_that_lack_them() -> None:
         replace(result(title, "a", 10), metrics={"perplexity": {"macro": value}})
         for title, value in (("copy", 2.0), ("plain", 4.0))
     )
-    bar = {"method": "copy", "best_of": ["plain"], "number": "perplexity macro", "at_most": 0.9}
-    ((text, share, met),) = bars([bar], [low, high])
+
+    def bar_of(values: dict[str, Any], *cells: CellResult) -> tuple[str, float, bool]:
+        (found,) = bars([{"method": "copy", "best_of": ["plain"], **values}], views_of(cells))
+        return found
+
+    perplexity = {"number": "perplexity macro", "at_most": 0.9}
+    text, share, met = bar_of(perplexity, low, high)
     assert (share, met) == (0.5, True)
     assert text == "copy, temperature 0, a, batch 1, perplexity macro: at most 0.9 of plain"
-    ((_, share, met),) = bars([bar], [replace(low, metrics={}), high])
-    assert (share, met) == (math.inf, False)
+    assert bar_of(perplexity, replace(low, metrics={}), high)[1:] == (math.inf, False)
     failed = replace(low, error="failed")
-    assert number_of(failed, SPEED) is None
-    ((_, share, met),) = bars([{**bar, "number": SPEED, "at_most": 1}], [failed, high])
-    assert not met
-    least = {"method": "copy", "best_of": ["plain"], "at_least": 0.5}
-    assert bars([least], [failed, high])[0][1:] == (0.0, False)
-
-
-def test_numbers_have_tables_of_their_own() -> None:
-    lines = table(results(), lambda each: f"{number_of(each, SPEED):.1f}")
-    assert lines[3] == "| copy | 15.0 | 30.0 |"
+    assert not bar_of({"number": SPEED, "at_most": 1}, failed, high)[2]
+    assert bar_of({"at_least": 0.5}, failed, high)[1:] == (0.0, False)
 
 
 def test_the_page_and_the_document(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import uvicorn
 from tiny_servers import tiny_engine
 
 from benchmarks.peer_workers.client import Client, PeerError
+from benchmarks.peer_workers.protocol import Batch
 from benchmarks.serving import Measure, Row, Speeds, page, ratios, run
 from outrider.serve.app import create_app
 
@@ -31,7 +32,7 @@ def rows(measure: Callable[[float], Measure]) -> list[Row]:
 
 
 def shared(seconds: float) -> Measure:
-    return lambda num, prompts, num_tokens: seconds / num
+    return lambda num, prompts, num_tokens: Batch(seconds / num + 0.5, 0.5)
 
 
 def measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[int, list[float]]]:
@@ -51,13 +52,17 @@ def test_ratios_and_bars(tmp_path: Path) -> None:
         "max_new_tokens": 4, "repeats": 3, "clients": [1, 8],
         "missing": ["a peer: not installed"],
     }  # fmt: skip
-    text = page({"about": where, "ratios": found}, table)
+    shares = {row: {1: 0.0, 8: 0.0} for row in table}
+    text = page({"about": where, "ratios": found, "clients": shares}, table)
     assert "SmolLM2-135M-Instruct in bfloat16" in text
+    assert "one processor" not in text
     assert "|  | 1 client | 8 clients |" in text
     assert "a peer: not installed." in text
     assert "| server over engine, speculative, 8 clients: ≥ 0.9 | 0.980 | yes |" in text
     found["plain"][1] = 0.9
-    text = page({"about": where, "ratios": found}, table)
+    shares["outrider serve, plain"] = {1: 0.01, 8: 0.04}
+    text = page({"about": where, "ratios": found, "clients": shares}, table)
+    assert "it comes to 0.5% at 1, 2.0% at 8." in text
     assert "| server over engine, plain, 1 clients: ≥ 0.97 | 0.900 | no |" in text
 
 
@@ -65,12 +70,12 @@ def test_an_interrupted_run_goes_on_where_it_ended(tmp_path: Path) -> None:
     path, count = tmp_path / "kept.json", 0
 
     def interrupted(seconds: float) -> Measure:
-        def measure(num: int, prompts: Any, num_tokens: int) -> float:
+        def measure(num: int, prompts: Any, num_tokens: int) -> Batch:
             nonlocal count
             count += 1
             if count == 13:  # of 8 to warm up and 24 measurements
                 raise KeyboardInterrupt
-            return seconds
+            return Batch(seconds)
 
         return measure
 

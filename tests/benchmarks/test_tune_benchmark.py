@@ -22,7 +22,9 @@ def test_the_choice_is_near_the_best_of_the_search() -> None:
     source = Source("copies", "prompt-lookup", None, (1, 2, 3, 4))
     tuner = Tuner(machine, [source], TuneSettings((1, 4), 2, 48))
     tuning = tuner.run()
-    options = Namespace(batch_size=[1, 4], prompts=8, repeats=3, max_new_tokens=48)
+    options = Namespace(
+        batch_size=[1, 4], prompts=8, repeats=3, max_new_tokens=48, search_minutes=60.0
+    )
     found = compared(tuning, search(tuner, options))
     for size, each in found["batch_sizes"].items():
         assert each["share_of_best"] >= 0.93, size

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from tiny_bench import tiny_pair
+from tiny_models import tiny
 
 from outrider import Sampling, assets
 from outrider.core import Draft
+from outrider.core.errors import InvalidParameterError
 from outrider.drafters.tree.topology import Topology
 from outrider.lab.analysis.experts import experts_touched
 from outrider.lab.analysis.tokens_per_round import expected_tokens
@@ -22,6 +24,7 @@ from recipes.reproduce.papers import (
     beta_batch,
     chen_figure_1,
     distill_grid,
+    draft_size,
     experts,
     leviathan_figures,
     online_shift,
@@ -35,6 +38,14 @@ def test_simulated_rounds_have_the_formulas_mean() -> None:
     for alpha, gamma in ((0.5, 3), (0.9, 7)):
         expected = expected_tokens(alpha, gamma)
         assert leviathan_figures.simulated(alpha, gamma) == pytest.approx(expected, rel=0.03)
+
+
+def test_drafts_of_one_size_are_refused_where_sizes_are_compared() -> None:
+    lab: Any = SimpleNamespace(
+        subject=SimpleNamespace(drafts=("one/", "other/")), model=lambda draft: tiny(name=draft)
+    )
+    with pytest.raises(InvalidParameterError, match="one/, other/: two of them are of one size"):
+        draft_size.measure(lab)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

@@ -207,6 +207,17 @@ def test_a_quick_run_does_not_replace_a_full_one(lab: Lab, tmp_path: Path) -> No
     assert json.loads(file.read_text())["about"]["size"] == "full"
 
 
+def test_what_could_not_run_replaces_no_measurement(lab: Lab, tmp_path: Path) -> None:
+    """As the papers' own models where there is no network."""
+    folders = tmp_path / "results", tmp_path / "pages"
+    measured = run_recipe(recipe(), lab, "command")
+    nothing = replace(measured, findings=None, verdict="not testable here", reason="no network")
+    assert publish(nothing, *folders)
+    assert publish(measured, *folders)
+    assert not publish(nothing, *folders)
+    assert json.loads((folders[0] / "tiny.json").read_text())["verdict"] == measured.verdict
+
+
 def test_recipes_have_names_sources_and_claims_of_their_own() -> None:
     assert len({each.name for each in RECIPES}) == len(RECIPES)
     for each in RECIPES:

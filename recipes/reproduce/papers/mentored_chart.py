@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from outrider.lab.bench import CellResult
+from recipes.reproduce.blame import Rivals, against
 from recipes.reproduce.downstream import BLEU, downstream
 from recipes.reproduce.effect import Effect, certain, greater, mean, rising
 from recipes.reproduce.lab import Lab
@@ -33,6 +34,7 @@ def measure(lab: Lab) -> Findings:
     c = lab.cost()
     plain = cells.one("plain")
     effects: list[Effect] = []
+    rivals: list[Rivals] = []
     rows = []
     lines: dict[str, list[tuple[float, float]]] = {"speculative": []}
     lines |= {f"D = {D:g}": [] for D in budgets}
@@ -56,6 +58,8 @@ def measure(lab: Lab) -> Findings:
                 0 < worst <= 1,
             )
         )
+        most = f"D = {budgets[-1]:g}, γ {gamma}"
+        rivals.append(Rivals(most, by_budget[budgets[-1]], "speculative", by_budget[0.0], plain))
         for D, cell in by_budget.items():
             name = f"D = {D:g}" if D else "speculative"
             lines[name].append((gamma, mean(speeds[D])))
@@ -73,11 +77,12 @@ def measure(lab: Lab) -> Findings:
     tables, missing = downstream(
         lab, (BLEU,), ["speculative", *methods], gammas=[middle], temperatures=[TEMPERATURE]
     )
+    causes, shortfalls = against(lab, rivals)
     head = ["", "tokens per round", "speed-up", "measured TV per token", "nats per token"]
     figure = Figure("Mentored decoding", "γ", lab.unit_of_speed, lines)
     return Findings(
         effects,
-        [Table(f"Temperature {TEMPERATURE:g}", head, rows), *tables],
+        [Table(f"Temperature {TEMPERATURE:g}", head, rows), *tables, *causes],
         [figure] if len(gammas) > 1 else [],
         [
             "The author's quality is BLEU of translations by T5; beside it, the log perplexity of "
@@ -88,6 +93,7 @@ def measure(lab: Lab) -> Findings:
             "mentored-curve: in float32 and at this temperature a sum of it overflows.",
             *missing,
         ],
+        shortfalls,
     )
 
 

@@ -19,6 +19,7 @@ from recipes.reproduce.subject import Kind
 
 METER = "energy"
 ESTIMATE = "energy-model"
+PARTS = ("memory_joules", "compute_joules")
 
 
 def measure(lab: Lab) -> Findings:
@@ -58,17 +59,22 @@ def measure(lab: Lab) -> Findings:
         ),
     ]
     rows = [
-        [str(B), f"{joules[B]:.3g}", f"{joules[B] / joules[first]:.2f}×", f"{tokens[B]:.3g}"]
+        [
+            *(str(B), f"{joules[B]:.3g}", f"{joules[B] / joules[first]:.2f}×", f"{tokens[B]:.3g}"),
+            *(f"{_joules_per_token(by_size[B], meter, part):.3g}" for part in PARTS if estimate),
+        ]
         for B in sizes
     ]
     head = ["batch size", "J per batch", "to the smallest", "J per token"]
+    head += ["of these reading", "computing"] if estimate else []
     figure = Figure("Energy of a batch", "batch size", "J", {kind: list(joules.items())})
     notes = [f"Energy is {kind}: {readings.get('source', meter)}.", "The paper: 1.75× at batch 16."]
     if estimate:
         constants = ", ".join(f"{k} {v}" for k, v in readings.get("constants", {}).items())
         notes.append(
             "An estimate without noise; it compares work, and is no measurement. Constants: "
-            f"{constants}."
+            f"{constants}. A batch shares what it reads of the weights; it shares no operation, "
+            "and none of the keys and values."
         )
     return Findings(effects, [Table(f"Energy, {kind}", head, rows)], [figure], notes)
 
@@ -82,9 +88,9 @@ def _prompts(lab: Lab) -> tuple[Kind | DataSpec, list[int]]:
     return replace(lab.subject.tasks, limit=2), [1, 2, 4, 8, 16]  # of eight tasks
 
 
-def _joules(cell: CellResult, meter: str) -> float:
+def _joules(cell: CellResult, meter: str, part: str = "joules") -> float:
     """Of all batches of a repeat, averaged over the repeats."""
-    readings: list[Any] = [repeat.readings[meter]["joules"] for repeat in cell.repeats]
+    readings: list[Any] = [repeat.readings[meter][part] for repeat in cell.repeats]
     return fmean(readings)
 
 
@@ -92,8 +98,8 @@ def _joules_per_batch(cell: CellResult, meter: str) -> float:
     return _joules(cell, meter) / len(cell.repeats[0].batches)
 
 
-def _joules_per_token(cell: CellResult, meter: str) -> float:
-    return _joules(cell, meter) / cell.repeats[0].tokens
+def _joules_per_token(cell: CellResult, meter: str, part: str = "joules") -> float:
+    return _joules(cell, meter, part) / cell.repeats[0].tokens
 
 
 RECIPE = Recipe(

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2407.09722
 from __future__ import annotations
 
 from outrider.lab.bench import CellResult
-from recipes.reproduce.blame import Compared, blamed
+from recipes.reproduce.blame import Compared, Rivals, against, blamed
 from recipes.reproduce.downstream import FINAL_NUMBER, ROUGE, downstream
 from recipes.reproduce.effect import greater, greater_mean, mean, over_repeats
 from recipes.reproduce.lab import Cells, Lab
@@ -84,6 +84,7 @@ def measure(lab: Lab) -> Findings:
             Compared("speculative", fast, plain, c, 2.21 / 1.49),
         ],
     )
+    rivals, sentences = against(lab, [Rivals("MJSD", mjsd, "speculative", fast, plain, 1.49)])
     argmax = mean(over_repeats(nats(searched.one("plain"))))
     head = ["", "nats per token", "perplexity", "accepted per round", "speed-up"]
     better = "above" if mean(nats(mjsd)) > argmax else "not above"
@@ -93,6 +94,7 @@ def measure(lab: Lab) -> Findings:
             Table("Temperature 1, top-k 20, top-p 0.9 unless said otherwise", head, rows),
             *tables,
             *causes,
+            *rivals,
         ],
         notes=[
             "What the paper calls greedy is multinomial sampling from the truncated distribution. "
@@ -105,7 +107,7 @@ def measure(lab: Lab) -> Findings:
             "of sampling's.",
             *notes,
         ],
-        shortfalls=shortfalls,
+        shortfalls=[*shortfalls, *sentences],
     )
 
 

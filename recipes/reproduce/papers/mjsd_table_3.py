@@ -5,7 +5,7 @@ https://arxiv.org/abs/2407.09722
 
 from __future__ import annotations
 
-from recipes.reproduce.blame import Compared, blamed
+from recipes.reproduce.blame import Compared, Rivals, against, blamed
 from recipes.reproduce.effect import greater, greater_mean, mean
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import accepted_per_round, nats, values
@@ -52,6 +52,9 @@ def measure(lab: Lab) -> Findings:
     tables, shortfalls = blamed(
         lab, [Compared(f"{B} beams", cell, plain, c, 2.21) for B, cell in by_beams.items()]
     )
+    rivals, sentences = against(
+        lab, [Rivals(f"{beams[-1]} beams", many, f"{beams[0]} beams", few, plain, 1.1)]
+    )
     figure = Figure(
         "MJSD by number of beams",
         "beams",
@@ -60,13 +63,13 @@ def measure(lab: Lab) -> Findings:
     )
     return Findings(
         effects,
-        [Table("τ = 0.1, γ 4", head, rows), *tables],
+        [Table("τ = 0.1, γ 4", head, rows), *tables, *rivals],
         [figure],
         notes=[
             "The published 2.21× is that of table 2, a mean over models and tasks, and not one by "
             "number of beams.",
         ],
-        shortfalls=shortfalls,
+        shortfalls=[*shortfalls, *sentences],
     )
 
 

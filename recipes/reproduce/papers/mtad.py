@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from outrider.lab.bench import CellResult
+from recipes.reproduce.blame import Rivals, against
 from recipes.reproduce.downstream import FINAL_NUMBER, ROUGE, downstream
 from recipes.reproduce.effect import certain, greater, mean
 from recipes.reproduce.lab import Lab
@@ -84,18 +85,20 @@ def measure(lab: Lab) -> Findings:
         temperatures=[1.0],
         **WARP,
     )
+    causes, shortfalls = against(lab, [Rivals("MTAD", joint, "speculative", chain, plain, 1.26)])
     head = ["", "accepted per round", "nats per token", "speed-up", "J per token"]
     source = reading.get("source", meter)
     prompts = metered.one("MTAD").data["examples"]
     return Findings(
         effects,
-        [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows), *tables],
+        [Table("Temperature 1, top-k 10, top-p 0.9, γ 4", head, rows), *tables, *causes],
         notes=[
             f"Energy, of batches of one over {prompts} prompts: {source}. The paper: 1.26× of "
             "speculative decoding, 23.6 % less energy, and task scores 43 % above single-token "
             "sampling.",
             *notes,
         ],
+        shortfalls=shortfalls,
     )
 
 

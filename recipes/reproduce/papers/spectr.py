@@ -6,12 +6,15 @@ https://arxiv.org/abs/2310.15141
 
 from __future__ import annotations
 
+from recipes.reproduce.blame import Compared, Rivals, against, blamed
 from recipes.reproduce.effect import greater, mean, rising
 from recipes.reproduce.lab import Lab
 from recipes.reproduce.outputs import tokens_per_round, values
 from recipes.reproduce.recipe import Figure, Findings, Recipe, Table
 
 GAMMA = 4
+TO_PLAIN, TO_SPECULATIVE = 2.13, 1.37
+"""The paper's speed-ups with K = 8."""
 
 
 def measure(lab: Lab) -> Findings:
@@ -25,6 +28,11 @@ def measure(lab: Lab) -> Findings:
     speeds = {1: lab.speed(cells.one("speculative"), c, GAMMA)}
     speeds |= {K: lab.speed(cells.one(f"K = {K}"), c, GAMMA) for K in counts}
     plain = mean(lab.speed(cells.one("plain"), 0, 0))
+    one, best, base = (cells.one(name) for name in ("speculative", f"K = {most}", "plain"))
+    causes, shortfalls = blamed(lab, [Compared(f"K = {most}", best, base, c, TO_PLAIN)])
+    rivals, sentences = against(
+        lab, [Rivals(f"K = {most}", best, "speculative", one, base, TO_SPECULATIVE)]
+    )
     rows = [
         [str(K), f"{mean(each):.2f}", f"{mean(speeds[K]) / plain:.2f}×"]
         for K, each in by_count.items()
@@ -42,7 +50,11 @@ def measure(lab: Lab) -> Findings:
                 lab.speed(cells.one("plain"), 0, 0),
             ),
         ],
-        [Table(f"γ {GAMMA}, temperature 1", ["K", "tokens per round", "speed-up"], rows)],
+        [
+            Table(f"γ {GAMMA}, temperature 1", ["K", "tokens per round", "speed-up"], rows),
+            *causes,
+            *rivals,
+        ],
         [
             Figure(
                 "SpecTr",
@@ -52,6 +64,7 @@ def measure(lab: Lab) -> Findings:
             )
         ],
         ["Counted speeds take a forward pass over K sequences to cost as much as over one."],
+        [*shortfalls, *sentences],
     )
 
 
