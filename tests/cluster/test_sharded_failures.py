@@ -161,6 +161,55 @@ def test_bad_input_raises_on_all_ranks(
         assert re.search(message, str(error)), str(error)
 
 
+def without_group(folder: Path) -> Any:
+    """What a rank does: how a run ends in which the process group cannot be made."""
+
+    def broken(*arguments: Any, **settings: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    whole, ranks_module.dist.init_process_group = ranks_module.dist.init_process_group, broken
+    try:
+        return run(folder, tokens, "llama", {})
+    finally:
+        ranks_module.dist.init_process_group = whole
+
+
+def test_a_process_group_that_cannot_be_made_is_an_error_of_the_run(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    for error in ranks.run(without_group, models, size=2):
+        assert isinstance(error, RankLostError)
+        assert "Connection closed by peer" in str(error)
+
+
+def last_to_connect(folder: Path, last: bool) -> Any:
+    """What a rank does: it asks for something wrong. The last rank to have a process group goes on
+    when the other has met it or has left."""
+    connect = ranks_module.dist.init_process_group
+    met, left = (["outrider/met/group/2/1"], ["outrider/closed"])
+
+    def slowly(*arguments: Any, store: Any, **settings: Any) -> None:
+        connect(*arguments, store=store, **settings)
+        while last and not store.underlying_store.check(met):
+            assert not store.underlying_store.check(left), "rank 1 left"
+
+    ranks_module.dist.init_process_group = slowly
+    try:
+        return run(folder, tokens, "llama", {"draft_placement": "rank1"})
+    finally:
+        ranks_module.dist.init_process_group = connect
+
+
+def test_no_rank_leaves_while_another_connects(
+    ranks: RankProcesses,  # noqa: F811
+    models: Path,  # noqa: F811
+) -> None:
+    for error in ranks.run(last_to_connect, models, size=2, per_rank=[True, False]):
+        assert isinstance(error, InvalidParameterError | RankLostError), repr(error)
+        assert "draft_placement" in str(error)
+
+
 def ask_apart(folder: Path, method: str) -> Any:
     return run(folder, tokens, "llama", {"method": method})
 

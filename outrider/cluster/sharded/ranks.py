@@ -295,20 +295,34 @@ def joined(launch: Launch, timeout: float = TIMEOUT) -> Iterator[Ranks]:
     try:
         ranks.check_same("versions", _versions(), "install the same versions everywhere")
         if launch.size > 1:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo",
-                store=dist.PrefixStore("group", store),
-                rank=launch.rank,
-                world_size=launch.size,
-                timeout=timedelta(seconds=timeout),
-                device_id=device if device.type == "cuda" else None,
-            )
+            _make_group(ranks, launch, store, timeout)
         yield ranks
     except BaseException as error:
         ranks.fail(error)
         raise
     finally:
         ranks.close()
+
+
+def _make_group(ranks: Ranks, launch: Launch, store: dist.Store, timeout: float) -> None:
+    """Makes the process group, and waits until all ranks have: a rank that left before, such as for
+    an error of its settings, would break connections that another is still making.
+
+    Raises:
+        RankLostError: a process does not take part.
+    """
+    try:
+        dist.init_process_group(
+            "nccl" if ranks.device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=launch.rank,
+            world_size=launch.size,
+            timeout=timedelta(seconds=timeout),
+            device_id=ranks.device if ranks.device.type == "cuda" else None,
+        )
+    except RuntimeError as error:  # of gloo, NCCL and the store
+        ranks.raise_lost(error)
+    ranks.meet("group")
 
 
 def _store(launch: Launch) -> dist.Store:
