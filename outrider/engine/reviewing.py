@@ -16,6 +16,8 @@ from outrider.core import Context, Drafter, ReviewsTokens, Round, Verifier
 from outrider.engine.governor.reviews import MOST_REVIEWED
 from outrider.verifiers import Block, Greedy, Rejection
 
+_OVERLAP = Greedy, Rejection, Block
+
 
 class Unreviewed:
     """The tokens of the last rounds, as long as these drafted nothing and had the same rows.
@@ -82,4 +84,4 @@ class Unreviewed:
 
 def accepts_overlap(verifier: Verifier) -> bool:
     """Whether a rule accepts a token after the root with probability Σ min(p, q)."""
-    return isinstance(verifier, Greedy | Rejection | Block)
+    return isinstance(verifier, _OVERLAP)

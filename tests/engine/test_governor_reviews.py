@@ -181,12 +181,12 @@ def test_reviews_of_a_useless_draft_take_little(machine: str, rows: int) -> None
 
 
 def test_nothing_is_reviewed_where_reading_takes_too_long() -> None:
-    """Each token that the draft model reads takes a quarter of its step: a batch that computation
-    bounds."""
-    simulation = Simulation(MACHINES["in between"], 8, seed=2, can_review=True)
+    """Each token that the draft model reads takes twice its step: a batch that computation bounds.
+    The longer a review waits, the more it has to read, so that no pause makes it affordable."""
+    simulation = Simulation(MACHINES["in between"], 64, seed=2, can_review=True)
     simulation.run(200, constant(0.02))
     run = simulation.run(1500, constant(0.02))
-    plain = MACHINES["in between"].goodput(8, 0, constant(0.02))
+    plain = MACHINES["in between"].goodput(64, 0, constant(0.02))
     assert 1 - run.goodput / plain < REVIEW_SHARE
     assert not any(each.reviews for each in run.asked)
 

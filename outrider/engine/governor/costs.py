@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from statistics import median_low
 
 from outrider.engine.governor.catch_up import CatchUp
 
@@ -76,16 +77,17 @@ class Cell:
         """Whether the mean of several rounds is lower."""
         return seconds > self.mean and self.weight_at(now) > ASSUMED_ROUNDS / 2
 
-    def add(self, seconds: float, now: int) -> None:
-        """Takes another round. A round much slower than the others counts as twice the mean, since
-        something else delayed it; one much faster replaces them, since it was they that were
-        delayed."""
+    def add(self, seconds: float, now: int, num_rounds: int = 1) -> None:
+        """Takes other rounds, fewer than ``MEMORY``, of so many seconds each. Rounds much slower
+        than the others count as twice the mean, since something else delayed them; rounds much
+        faster replace the others, since it was they that were delayed."""
         if seconds * _OUTLIER < self.mean:
-            self.mean, self.weight = seconds, 1.0
+            self.mean, self.weight = seconds, float(num_rounds)
         else:
-            weight = min(self.weight_at(now), MEMORY - 1)
-            self.mean += (min(seconds, _OUTLIER * self.mean) - self.mean) / (weight + 1)
-            self.weight = weight + 1
+            weight = min(self.weight_at(now), MEMORY - num_rounds)
+            self.weight = weight + num_rounds
+            more = min(seconds, _OUTLIER * self.mean) - self.mean
+            self.mean += more * num_rounds / self.weight
         self.measured = now
 
 
@@ -119,22 +121,24 @@ class Surface:
         now: int,
         weight: float = 1.0,
         *,
+        num_rounds: int = 1,
         at_most: bool = False,
     ) -> None:
-        """Takes the seconds of a round; ``now`` is its number.
+        """Takes the seconds of a round, or of several that took as long.
 
         Args:
             rows, length: B and γ.
-            seconds: of the round.
-            now: its number.
+            seconds: of each round.
+            now: number of the last round.
             weight: how many rounds a first measurement stands for.
+            num_rounds: how many rounds there were.
             at_most: the seconds are only a bound: more than a mean of several rounds says nothing.
         """
         cells = self._cells.setdefault(rows, {})
         if length in cells and at_most and cells[length].is_below(seconds, now):
             cells[length].measured = now
         elif length in cells:
-            cells[length].add(seconds, now)
+            cells[length].add(seconds, now, num_rounds)
             self._since_fit += 1
         else:
             cells[length] = Cell(seconds, weight, now)
@@ -284,6 +288,21 @@ class RoundCosts:
             self.observe_reading(rows, behind, max(draft - drafting, 0.0), length)
         else:
             self._step.observe(rows, length, draft / length, self.now, at_most=resumes)
+
+    def observe_plain(self, rows: int, totals: Sequence[float]) -> None:
+        """Takes rounds without drafts, by their median, since a single one may have been delayed.
+
+        Args:
+            rows: B.
+            totals: seconds of each, of consecutive ones.
+        """
+        if not self._began:
+            self._began = True
+            totals = totals[1:]
+        if totals:
+            self.now += len(totals)
+            seconds = median_low(totals)
+            self._rest.observe(rows, 0, seconds, self.now, num_rounds=len(totals))
 
     def observe_reading(self, rows: int, behind: int, seconds: float, length: int = 1) -> None:
         """Takes the seconds in which a draft model read committed tokens that it lacked, and which

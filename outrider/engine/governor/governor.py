@@ -23,7 +23,7 @@ MOST_CREDIT = 1.0
 RETRY_SHARE = 0.018
 """Tokens that trying a draft model again may cost, as a share of all."""
 
-REVIEW_SHARE = 0.01
+REVIEW_SHARE = 0.015
 """Rounds that reviews may take, as a share of all."""
 
 START_SHARE = 0.005
@@ -31,7 +31,7 @@ START_SHARE = 0.005
 share of all."""
 
 _FIRST_RETRY = 0.5  # tokens
-_MOST_REVIEWS = 1.0  # rounds that reviews may take at once
+_MOST_REVIEWS = 4.0  # rounds that reviews may take at once
 
 
 class Governor:
@@ -116,13 +116,17 @@ class Governor:
             with_times: whether their seconds count; those of rounds that other code ran do not.
         """
         labels: dict[tuple[bool, int], list[Label]] = {}
+        plain: dict[tuple[bool, int], list[float]] = {}  # seconds of rounds without drafts
         for outcome in outcomes:
             self.now += 1
             self.probe_credit = min(MOST_CREDIT, self.probe_credit + PROBE_SHARE)
             self.retry_credit += RETRY_SHARE
             self.review_credit = min(_MOST_REVIEWS, self.review_credit + REVIEW_SHARE)
             self.start_credit += START_SHARE
-            if with_times:
+            if with_times and outcome.is_plain:
+                key = outcome.greedy, len(outcome.rows)
+                plain.setdefault(key, []).append(outcome.total)
+            elif with_times:
                 self._learn_times(outcome)
             if outcome.reviewed:
                 self.compared[outcome.greedy] = self.now
@@ -131,6 +135,9 @@ class Governor:
                 self.drafted[outcome.greedy] = self.compared[outcome.greedy] = self.now
                 for label in outcome.labels(self.now):
                     labels.setdefault((label.row.greedy, outcome.asked.source), []).append(label)
+        for (greedy, num_rows), totals in plain.items():
+            for source in range(len(self.sources.names)):
+                self.costs(greedy, source).observe_plain(num_rows, totals)
         for (greedy, source), found in labels.items():
             self._learn_acceptance(greedy, source, found)
 

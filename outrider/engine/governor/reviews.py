@@ -29,7 +29,7 @@ MOST_REVIEWED = 16
 _LEAST_AGE = 6  # rounds
 _LEAST_LABELS = 6
 _EARNED = 0.5
-_AT_MOST = 2.0  # times the share that reviews earn, where credit was saved
+_AT_MOST = 4.0  # times the share that reviews earn, where credit was saved
 _LEAST_COST = 0.02
 
 
