@@ -1,6 +1,7 @@
 """The decoders of encoder-decoders run by programs as they run eagerly: sources of any length,
 rollback, trees, rows that join and leave."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from outrider.runtime.executors.fused_draft import GreedyDraft
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import ChainForward, TreeForward
 from outrider.runtime.executors.traced_cache import halves
+from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.kernels import build, use_kernels
 from outrider.runtime.prefill import unsampled_context
 from outrider.testing import SoftmaxDistribution, check_model
@@ -151,10 +153,10 @@ def without_mask(each: TreeForward, inputs: list[Tensor]) -> list[Tensor]:
 
 def other_sources(each: TreeForward, inputs: list[Tensor]) -> list[Tensor]:
     """As if each row read the source of the row before."""
-    num_own = 2 * (len(inputs) - each.num_moving - 1) // 4
-    first = each.num_moving + num_own // 2
-    rolled = [x.roll(1, 0) for x in inputs[first : first + num_own // 2]]
-    return [*inputs[:first], *rolled, *inputs[first + num_own // 2 :]]
+    num_layers = (len(inputs) - each.num_moving) // 4
+    first = each.num_moving + num_layers
+    end = first + num_layers
+    return [*inputs[:first], *(keys.roll(1, 0) for keys in inputs[first:end]), *inputs[end:]]
 
 
 def other_slot_positions(each: TreeForward, inputs: list[Tensor]) -> list[Tensor]:
@@ -163,14 +165,13 @@ def other_slot_positions(each: TreeForward, inputs: list[Tensor]) -> list[Tensor
     return [*inputs[:at], torch.zeros_like(inputs[at]), *inputs[at + 1 :]]
 
 
-@pytest.mark.parametrize("kind", [ChainForward, TreeForward, GreedyDraft])
-@pytest.mark.parametrize(
-    "spoil", [None, without_mask, other_sources, other_slot_positions], ids=str
-)
+KINDS = ChainForward, TreeForward, GreedyDraft
+SPOILED = [(kind, spoil) for kind in KINDS for spoil in (None, without_mask, other_sources)]
+
+
+@pytest.mark.parametrize(("kind", "spoil"), [*SPOILED, (TreeForward, other_slot_positions)])
 def test_the_check_of_programs_reads_sources(kind: type[TreeForward], spoil: Any) -> None:
     """A program that reads them wrongly is found before it is used."""
-    if spoil is other_slot_positions and kind is not TreeForward:
-        pytest.skip("chains compute the positions of slots")
     model = tiny_seq2seq()
     settings = model.eager.module, model.spec
     each = kind(*settings, 3) if issubclass(kind, GreedyDraft) else kind(*settings)
@@ -202,3 +203,18 @@ def test_programs_wait_for_the_cross_attention() -> None:
         assert values[-1].shape == (2, 1, 1, 9)
         hidden_BS = values[-1][:, 0, 0] < 0
         assert hidden_BS.sum(1).tolist() == [6, 0]
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_hidden_states_by_programs(family: str) -> None:
+    model = tiny_seq2seq(family).with_hidden_states([1, 3])
+    with torch.inference_mode():
+        context = unsampled_context(model, [5, 6, 7])
+        batch = partial(ForwardBatch, tokens_BN=context.tokens_BT, hidden_layers=(1, 3))
+        wanted = model.forward(batch(model.start(context)))
+        cache = model.start(context)
+        executor = by_programs(model)
+        found = model.forward(batch(cache))
+    assert executor.forwards == 1
+    assert found.hidden_BNH is not None
+    torch.testing.assert_close(found, wanted)
