@@ -49,11 +49,14 @@ class AttentionMetadata(NamedTuple):
         slots_BN: the slot that each query token's keys and values are written to.
         positions_BN: the position that the model is told for each query token.
         masks: additive masks (B, 1, N, S), one per kind of layer.
+        slot_BS: position of the token in each slot, those of the query tokens included; None where
+            the model is not told.
     """
 
     slots_BN: Tensor
     positions_BN: Tensor
     masks: Mapping[str, Tensor]
+    slot_BS: Tensor | None = None
 
     @property
     def mask(self) -> Tensor | Mapping[str, Tensor]:
@@ -72,12 +75,18 @@ class AttentionSpec:
         dtype: of the masks.
         original: longest sequence with short rotary factors (``hf/longrope.py``); None where all
             sequences have the same.
+        tells_slots: whether the model is told the positions of all slots as well, as one with
+            relative positions is (``hf/positions.py``).
+        reads_sources: whether the model has cross-attention, whose keys and values follow its own
+            among the KV buffers (``executors/traced_cache.py``).
     """
 
     windows: Mapping[str, int | None]
     limit: int
     dtype: torch.dtype
     original: int | None = None
+    tells_slots: bool = False
+    reads_sources: bool = False
 
     def metadata(
         self,
@@ -108,8 +117,9 @@ class AttentionSpec:
             )
             for kind, window in self.windows.items()
         }
+        slot_BS = slot_positions(nodes, length_B, span) if self.tells_slots else None
         # Tokens beyond the context are computed with the others of their row, and never emitted.
-        return AttentionMetadata(slots_BN, positions_BN.clamp(max=self.limit - 1), masks)
+        return AttentionMetadata(slots_BN, positions_BN.clamp(max=self.limit - 1), masks, slot_BS)
 
     def metadata_of(self, cache: KVCache, N: int, nodes: Nodes | None = None) -> AttentionMetadata:
         """Slots, positions and masks of the forward pass that a cache has begun.
@@ -126,7 +136,7 @@ class AttentionSpec:
         if self.original is None:
             return metadata
         positions_BN = marked(metadata.positions_BN, cache.long, self.original)
-        return AttentionMetadata(metadata.slots_BN, positions_BN, metadata.masks)
+        return metadata._replace(positions_BN=positions_BN)
 
 
 def chain_mask(
@@ -208,11 +218,13 @@ def padding_mask(length_B: Tensor, span: int, dtype: torch.dtype) -> Tensor:
     return _additive((slots_S >= length_B[:, None])[:, None], dtype)
 
 
-def slot_positions(nodes: Nodes, length_B: Tensor, span: int) -> Tensor:
-    """The position of the token in each slot, (B, S): the slot's number, or for a node its depth
-    after the committed length."""
-    M = nodes.depth_BM.shape[1]
+def slot_positions(nodes: Nodes | None, length_B: Tensor, span: int) -> Tensor:
+    """The position of the token in each slot: the slot's number, or for a node its depth after the
+    committed length. (B, S); (1, S) without nodes, since it is the same in all rows."""
     slots_S = torch.arange(span, device=length_B.device)
+    if nodes is None:
+        return slots_S[None]
+    M = nodes.depth_BM.shape[1]
     node_BS = slots_S - length_B[:, None]
     position_BS = length_B[:, None] + nodes.depth_BM.gather(1, node_BS.clamp(0, M - 1))
     return torch.where((node_BS >= 0) & (node_BS < M), position_BS, slots_S)

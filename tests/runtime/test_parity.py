@@ -18,7 +18,8 @@ from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.prepare import stages
-from outrider.runtime.executors.traced import ChainForward, KVBuffers, TreeForward
+from outrider.runtime.executors.traced import ChainForward, TreeForward
+from outrider.runtime.executors.traced_cache import KVBuffers
 
 DEPTH = 4
 Spoil = Callable[[TreeForward, list[Tensor]], list[Tensor]]

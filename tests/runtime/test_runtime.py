@@ -152,9 +152,10 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
     assert after == before
 
 
-def test_encoder_decoders_run_eagerly_after_one_warning() -> None:
+def test_encoder_decoders_run_eagerly_on_a_gpu_after_one_warning() -> None:
     model = tiny_seq2seq("t5")
-    with pytest.warns(OutriderWarning, match="encoder-decoder") as seen:
+    model.device = torch.device("cuda")
+    with pytest.warns(OutriderWarning, match="encoder-decoder, which is compiled on a CPU") as seen:
         prepare(model, "auto")
     assert len(seen) == 1
     assert model.compiled is None

@@ -7,7 +7,7 @@ from tiny_seq2seq import SEQ2SEQ, decoder_logits, tiny_seq2seq, tiny_seq2seq_mod
 
 from outrider.core import Context, Draft, Verdict, path_to
 from outrider.core.errors import UnsupportedModelError
-from outrider.runtime.hf import seq2seq
+from outrider.runtime.hf import seq2seq_decoder
 from outrider.runtime.hf.seq2seq import Seq2SeqModel
 from outrider.runtime.kernels import use_kernels
 from outrider.testing import SoftmaxDistribution, check_model
@@ -80,7 +80,7 @@ def test_the_models_own_positions_would_be_wrong(
 ) -> None:
     """The trap: without positions of their own, ragged rows and tree nodes are misplaced."""
 
-    monkeypatch.setattr(seq2seq, "with_positions", lambda module, decoder, relative: module)
+    monkeypatch.setattr(seq2seq_decoder, "with_positions", lambda module, decoder, relative: module)
     assert worst_error(tiny_seq2seq(family), 1) > 0.01
 
 

@@ -18,7 +18,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.hf.seq2seq import Seq2SeqModel
 from outrider.runtime.kernels import use_kernels
 
-FILES = ("early_exit.py", "positions.py", "seq2seq.py", "views.py")
+FILES = ("early_exit.py", "positions.py", "seq2seq.py", "seq2seq_decoder.py", "views.py")
 PROMPTS = ragged_prompts([5, 2])
 SEQ2SEQ = ("t5", "bart")
 CASES = [("early-exit", family) for family in FAMILIES] + [("plain", family) for family in SEQ2SEQ]

@@ -23,7 +23,7 @@ from outrider.drafters.heads.head_model import HeadModel, placed
 from outrider.drafters.heads.newest import NewestCache, at_last
 from outrider.runtime import HFModel, KVCache
 from outrider.runtime.attention_metadata import AttentionSpec
-from outrider.runtime.executors.traced import TracedKVCache
+from outrider.runtime.executors.traced_cache import TracedKVCache
 from outrider.runtime.hf.adapter import MARGIN
 from outrider.runtime.hf.sharded import embeddings_of
 from outrider.runtime.kernels import use_kernels

@@ -19,7 +19,7 @@ from outrider.drafters.heads.newest import at_last
 from outrider.drafters.tree.grow import Level, LevelLogits
 from outrider.runtime import Nodes
 from outrider.runtime.attention_metadata import AttentionSpec
-from outrider.runtime.executors.traced import TracedKVCache
+from outrider.runtime.executors.traced_cache import TracedKVCache
 
 
 class HeadModule(DraftingModule):

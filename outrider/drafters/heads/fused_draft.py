@@ -30,7 +30,8 @@ from outrider.runtime.executors.fused_draft import (
     GreedyDraft,
     SampledDraft,
 )
-from outrider.runtime.executors.traced import QUERIES, ROWS, KVBuffers
+from outrider.runtime.executors.traced import QUERIES
+from outrider.runtime.executors.traced_cache import ROWS, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
 from outrider.runtime.kv_cache.cache import KVCache
 from outrider.sampling.warp import DraftParameters, draft_distributions

@@ -39,10 +39,10 @@ from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import (
     AskedForward,
     ChainForward,
-    KVBuffers,
     TreeForward,
     trace,
 )
+from outrider.runtime.executors.traced_cache import KVBuffers, halves
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.kernels.exact import use_exact_operators
 from outrider.runtime.kv_cache.cache import KVCache
@@ -227,10 +227,13 @@ class CompiledExecutor:
         def inputs() -> Sequence[Tensor]:
             metadata = self._spec.metadata_of(batch.cache, batch.tokens_BN.shape[1], batch.nodes)
             span, rows = self._span(batch.cache), batch.cache.num_rows
-            masks = (
-                _widened(mask, span).expand(rows, -1, -1, -1) for mask in metadata.masks.values()
-            )
-            return batch.tokens_BN, metadata.positions_BN, metadata.slots_BN, *masks
+            inputs = [batch.tokens_BN, metadata.positions_BN, metadata.slots_BN]
+            for mask in metadata.masks.values():
+                inputs.append(_widened(mask, span).expand(rows, -1, -1, -1))
+            if metadata.slot_BS is not None:
+                more = span - metadata.slot_BS.shape[1]  # which the masks hide
+                inputs.append(functional.pad(metadata.slot_BS, (0, more)).expand(rows, -1))
+            return inputs
 
         return inputs
 
@@ -278,8 +281,7 @@ class CompiledExecutor:
         return cache.in_use()
 
     def _compiled(self, each: TreeForward, in_use: Sequence[Tensor]) -> Program | None:
-        half = len(in_use) // 2
-        buffers = in_use[:half], in_use[half:]
+        buffers = halves(in_use)
         try:
             with torch.inference_mode(False):
                 program = self.make(each, lambda: self._trace(each, buffers))

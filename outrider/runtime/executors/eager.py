@@ -93,16 +93,19 @@ def selects_logits(module: Any) -> bool:
 def decoder_logits(
     module: Any, tokens_BN: Tensor, metadata: AttentionMetadata, cache: Cache, **more: Any
 ) -> Tensor:
-    """The logits (B, N, V) of a decoder-only model; the model writes to the cache. Compiled
-    programs trace this call.
+    """The logits (B, N, V) of a decoder; the model writes to the cache. Compiled programs trace
+    this call.
 
     Args:
-        module: the model, or a view of it.
+        module: a decoder-only model, or a view of one; or the decoder of an encoder-decoder
+            (``hf/seq2seq_decoder.py``).
         tokens_BN: query tokens.
         metadata: their positions and masks.
         cache: where the model writes and reads keys and values.
         more: further arguments of the model's forward method.
     """
+    if metadata.slot_BS is not None:
+        more["slot_positions"] = metadata.slot_BS
     logits_BNV: Tensor = module(
         input_ids=tokens_BN,
         position_ids=metadata.positions_BN,

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from outrider.core import draw
 from outrider.core.chain import Choice, draft_chain, with_leaf
 from outrider.runtime.attention_metadata import AttentionSpec
-from outrider.runtime.executors.traced import ROWS, ChainForward, KVBuffers
+from outrider.runtime.executors.traced import ChainForward
+from outrider.runtime.executors.traced_cache import ROWS, KVBuffers
 from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling.penalties import occurrences_in_chain
 from outrider.sampling.warp import DraftParameters, draft_distributions

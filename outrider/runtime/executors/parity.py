@@ -27,7 +27,8 @@ from torch import Tensor
 
 from outrider.runtime.executors.compile_cache import Program
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
-from outrider.runtime.executors.traced import KVBuffers, TreeForward
+from outrider.runtime.executors.traced import TreeForward
+from outrider.runtime.executors.traced_cache import KVBuffers
 from outrider.runtime.kernels.exact import exact_mode
 
 _SIZES = ((1, 1, 7, 7), (3, 4, 9, 12))

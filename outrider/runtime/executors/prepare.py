@@ -197,8 +197,11 @@ def check_exact(model: HFModel) -> None:
 
 
 def _compile(model: HFModel, own: bool, thorough: bool) -> None:
-    if model.decoder_prompt is not None:
-        _warn(f"{model.name} is an encoder-decoder, which is not compiled yet: it runs eagerly")
+    if model.decoder_prompt is not None and model.device.type != "cpu":
+        _warn(
+            f"{model.name} is an encoder-decoder, which is compiled on a CPU only: it runs eagerly "
+            f"on {model.device}"
+        )
         return
     if isinstance(model, RecurrentModel):
         _warn(f"{model.name} is a recurrent model, which is not compiled yet: it runs eagerly")

@@ -9,65 +9,30 @@ H hidden width.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from transformers.cache_utils import Cache
 
 from outrider.core.health import health_of
 from outrider.runtime.attention_metadata import AttentionMetadata, AttentionSpec
 from outrider.runtime.executors.eager import decoder_logits
+from outrider.runtime.executors.traced_cache import (
+    ROWS,
+    KVBuffers,
+    TracedKVCache,
+    TracedSeq2SeqCache,
+    empty_buffers,
+    varying,
+)
 from outrider.runtime.hf.hidden_states import joined, recording_hidden_states
-from outrider.runtime.kv_cache.storage import write_at
 
 _SIZES = 3, 5, 23, 40
 """Rows, query tokens, span and slots to trace with: all differ, lest two be taken for one."""
 
 
-ROWS, QUERIES, SPAN, SLOTS = Dim("rows"), Dim("queries"), Dim("span"), Dim("slots")
-ASKED = Dim("asked")
-
-KVBuffers = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""Keys and values, a KV buffer (B, H, S, C) per layer."""
-
-
-class TracedKVCache(Cache):
-    """The KV buffers inside the program: every row writes at its own slots.
-
-    Attributes:
-        resume_BNH: the hidden states that a forward pass without the first layers goes on from
-            (``hf/early_exit.py``); None where it runs all layers.
-    """
-
-    is_compileable = False
-    resume_BNH: Tensor | None = None
-
-    def __init__(self, keys: list[Tensor], values: list[Tensor], slots_BN: Tensor, span: int):
-        super().__init__(layers=[])
-        self._keys, self._values, self._span = keys, values, span
-        self._slots_BN = slots_BN
-        self._rows_B1 = torch.arange(slots_BN.shape[0], device=slots_BN.device)[:, None]
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        return (
-            self._write(self._keys[layer_idx], key_states),
-            self._write(self._values[layer_idx], value_states),
-        )
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return self._span, 0
-
-    def _write(self, buffer: Tensor, new_BHNC: Tensor) -> Tensor:
-        write_at(buffer, self._rows_B1, self._slots_BN, new_BHNC)
-        return buffer[: new_BHNC.shape[0], :, : self._span]
+QUERIES, SPAN, ASKED = Dim("queries"), Dim("span"), Dim("asked")
 
 
 class TreeForward(nn.Module):
@@ -106,15 +71,17 @@ class TreeForward(nn.Module):
         tokens_BN: Tensor,
         positions_BN: Tensor,
         slots_BN: Tensor,
-        masks: list[Tensor],
+        attention: list[Tensor],
         keys: list[Tensor],
         values: list[Tensor],
     ) -> tuple[Tensor, ...]:
         """Logits (B, N, V), a number per row (B,) that is finite iff they are healthy, and the
-        hidden states (B, N, H) where some are asked for."""
-        by_kind = dict(zip(self.spec.windows, masks, strict=True))
-        metadata = AttentionMetadata(slots_BN, positions_BN, by_kind)
-        return self.run(tokens_BN, metadata, masks[0].shape[-1], keys, values)
+        hidden states (B, N, H) where some are asked for. Of ``attention`` the first are the masks,
+        one per kind of layer; the last are the positions of slots, where the model is told them."""
+        num_masks = len(self.spec.windows)
+        by_kind = dict(zip(self.spec.windows, attention[:num_masks], strict=True))
+        metadata = AttentionMetadata(slots_BN, positions_BN, by_kind, *attention[num_masks:])
+        return self.run(tokens_BN, metadata, attention[0].shape[-1], keys, values)
 
     def run(
         self,
@@ -128,7 +95,8 @@ class TreeForward(nn.Module):
     ) -> tuple[Tensor, ...]:
         """The model's forward pass over these KV buffers; results as :meth:`forward`, but the
         logits (B, K, V) of the query tokens at ``asked_K`` alone where that is given."""
-        cache = TracedKVCache(keys, values, metadata.slots_BN, span)
+        kind = TracedSeq2SeqCache if self.spec.reads_sources else TracedKVCache
+        cache = kind(keys, values, metadata.slots_BN, span)
         cache.resume_BNH = resume_BNH
         with recording_hidden_states() as recording:
             more = {} if asked_K is None else {"logits_to_keep": asked_K}
@@ -140,13 +108,25 @@ class TreeForward(nn.Module):
     def fill(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
         """Writes the keys and values of tokens to all slots of KV buffers."""
         rows, slots = tokens_BS.shape
+        if self.spec.reads_sources:
+            self._fill_sources(tokens_BS.flip(1), keys, values)
         metadata = self.spec.metadata(tokens_BS.new_zeros(rows), slots, slots)
         self.run(tokens_BS, metadata, slots, keys, values)
+
+    def _fill_sources(self, tokens_BS: Tensor, keys: list[Tensor], values: list[Tensor]) -> None:
+        """Writes the keys and values of sources, which begin with these tokens."""
+        module: Any = self.module
+        seen_BS = (values[-1][:, 0, 0] == 0).long()
+        states_BSW = module.encoded(tokens_BS[:, : seen_BS.shape[1]], seen_BS)
+        metadata = self.spec.metadata(tokens_BS.new_zeros(len(tokens_BS)), 1, 1)
+        cache = TracedSeq2SeqCache(keys, values, metadata.slots_BN, 1, states_BSW)
+        with recording_hidden_states():
+            decoder_logits(module, tokens_BS[:, :1], metadata, cache)
 
     @property
     def num_moving(self) -> int:
         """How many tensors the inputs have before the KV buffers."""
-        return 3 + len(self.spec.windows)
+        return 3 + len(self.spec.windows) + self.spec.tells_slots
 
     def inputs(
         self, buffers: KVBuffers, rows: int, queries: int, span: int, slots: int
@@ -156,13 +136,20 @@ class TreeForward(nn.Module):
         masks = [
             tokens_BN.new_zeros(rows, 1, queries, span, dtype=self.dtype) for _ in self.spec.windows
         ]
-        return tokens_BN, slots_BN.clone(), slots_BN, masks, *_empty(buffers, rows, slots)
+        slot_BS = torch.arange(span, device=tokens_BN.device).repeat(rows, 1)
+        attention = [*masks, slot_BS] if self.spec.tells_slots else masks
+        kv = self._empty(buffers, rows, slots)
+        return tokens_BN, slots_BN.clone(), slots_BN, attention, *kv
 
     def sizes(self) -> tuple[Any, ...]:
         """Which sizes of the inputs vary."""
         queries = {0: ROWS, 1: QUERIES}
         masks = [{0: ROWS, 2: QUERIES, 3: SPAN}] * len(self.spec.windows)
-        return queries, queries, queries, masks
+        slots = [{0: ROWS, 1: SPAN}] * self.spec.tells_slots
+        return queries, queries, queries, [*masks, *slots]
+
+    def _empty(self, buffers: KVBuffers, rows: int, slots: int) -> list[list[Tensor]]:
+        return empty_buffers(buffers, rows, slots, reads_sources=self.spec.reads_sources)
 
 
 class ChainForward(TreeForward):
@@ -194,7 +181,7 @@ class ChainForward(TreeForward):
     ) -> tuple[Any, ...]:
         tokens_BN, slots_BN = _example_queries(buffers, rows, queries, span)
         slot_S = torch.arange(span, device=tokens_BN.device)
-        return tokens_BN, slots_BN[:, 0].clone(), slot_S, *_empty(buffers, rows, slots)
+        return tokens_BN, slots_BN[:, 0].clone(), slot_S, *self._empty(buffers, rows, slots)
 
     def sizes(self) -> tuple[Any, ...]:
         return {0: ROWS, 1: QUERIES}, {0: ROWS}, {0: SPAN}
@@ -299,12 +286,12 @@ class ResumedForward(ChainForward):
 
 def trace(each: TreeForward, buffers: KVBuffers) -> ExportedProgram:
     """The program of a forward pass over KV buffers like these."""
-    varying = [[{0: ROWS, 2: SLOTS}] * len(side) for side in buffers]
+    of_buffers = varying(buffers, reads_sources=each.spec.reads_sources)
     with torch.no_grad():
         return torch.export.export(
             each,
             each.inputs(buffers, *_SIZES),
-            dynamic_shapes=(*each.sizes(), *varying),
+            dynamic_shapes=(*each.sizes(), *of_buffers),
             strict=False,
         )
 
@@ -315,10 +302,3 @@ def _example_queries(
     """Tokens, and the last slots of the span, each (B, N)."""
     slots_BN = torch.arange(span - queries, span, device=buffers[0][0].device).repeat(rows, 1)
     return torch.zeros_like(slots_BN), slots_BN
-
-
-def _empty(buffers: KVBuffers, rows: int, slots: int) -> list[list[Tensor]]:
-    return [
-        [buffer.new_zeros(rows, buffer.shape[1], slots, buffer.shape[3]) for buffer in side]
-        for side in buffers
-    ]

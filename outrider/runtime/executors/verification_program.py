@@ -26,7 +26,7 @@ from outrider.core import Draft, Drawn, Role, Stream, Verdict, Verifier
 from outrider.core.capabilities import TreeShape
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import hash_of_sources
-from outrider.runtime.executors.traced import ROWS
+from outrider.runtime.executors.traced_cache import ROWS
 from outrider.runtime.kernels.truncation import truncated
 from outrider.sampling import Sampling, Warp
 from outrider.sampling.warp import RowParameters, distributions

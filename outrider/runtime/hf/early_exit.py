@@ -34,7 +34,7 @@ from outrider.core.lengths import Lengths
 from outrider.core.protocols import Scores
 from outrider.runtime.executors.eager import EagerExecutor
 from outrider.runtime.executors.split_layers import FirstLayersExecutor, ResumingExecutor
-from outrider.runtime.executors.traced import TracedKVCache
+from outrider.runtime.executors.traced_cache import TracedKVCache
 from outrider.runtime.forward_batch import ForwardBatch, ForwardOutput
 from outrider.runtime.hf.adapter import MARGIN, HFModel
 from outrider.runtime.hf.hidden_states import decoder_layers

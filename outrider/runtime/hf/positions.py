@@ -11,7 +11,7 @@ A context variable holds the positions of a forward pass, so threads may share a
 Legend: B rows, N query tokens, S slots, H heads, C width of an embedding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from outrider.runtime.hf.views import StandIn, copied, with_parts
+from outrider.runtime.hf.views import copied, with_parts
 
 RELATIVE = frozenset({"t5", "mt5"})
 ABSOLUTE = frozenset(
@@ -33,11 +33,12 @@ class Positions:
 
     Attributes:
         query_BN: position of each query token.
-        slot_BS: position of the token in each slot, those of the query tokens included.
+        slot_BS: position of the token in each slot, those of the query tokens included; None where
+            the decoder has no relative positions.
     """
 
     query_BN: Tensor
-    slot_BS: Tensor
+    slot_BS: Tensor | None = None
 
 
 _POSITIONS: ContextVar[Positions] = ContextVar("positions of this thread's forward pass")
@@ -56,7 +57,7 @@ def with_positions(module: M, decoder: nn.Module, *, relative: bool) -> M:
     if relative:
         return with_parts(module, {each: _told(each) for each in _biased(decoder)})
     table: Any = decoder.embed_positions
-    return with_parts(module, {table: StandIn(table, _embedding(table))})
+    return with_parts(module, {table: _PositionTable(table)})
 
 
 @contextmanager
@@ -81,6 +82,7 @@ def _told(attention: Any) -> Any:
 
     def compute_bias(*args: object, **kwargs: object) -> Tensor:
         positions = _POSITIONS.get()
+        assert positions.slot_BS is not None
         bucket_BNS = attention._relative_position_bucket(
             positions.slot_BS[:, None] - positions.query_BN[..., None],
             bidirectional=False,
@@ -95,13 +97,21 @@ def _told(attention: Any) -> Any:
     return twin
 
 
-def _embedding(table: nn.Module) -> Callable[..., Tensor]:
+class _PositionTable(nn.Module):
     """BART's ``embed_positions`` per row, (B, N, C), where the class has (1, N, C). Some classes
-    add an offset to the positions, as they still do here; some add a leading dimension."""
+    add an offset to the positions, as they still do here; some add a leading dimension.
 
-    def embed(like: object, *args: object, **kwargs: object) -> Tensor:
+    Args:
+        table: the class's own. A part of this module, so that its weights are among those of the
+            view, where compiled programs find them.
+    """
+
+    def __init__(self, table: nn.Module) -> None:
+        super().__init__()
+        self.table = table
+        self.training = table.training
+
+    def forward(self, like: object, *args: object, **kwargs: object) -> Tensor:
         query_BN = _POSITIONS.get().query_BN
-        vectors: Tensor = table(like, position_ids=query_BN)
+        vectors: Tensor = self.table(like, position_ids=query_BN)
         return vectors.view(*query_BN.shape, -1)
-
-    return embed

@@ -10,26 +10,19 @@ Legend: B rows, N query tokens, S slots, W hidden width of the encoder, V vocabu
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_outputs import BaseModelOutput
 
 from outrider.core.context import Context
 from outrider.core.errors import IncompatibleError, UnsupportedModelError
-from outrider.runtime.attention_metadata import AttentionMetadata, slot_positions
 from outrider.runtime.executors.eager import EagerExecutor
-from outrider.runtime.forward_batch import ForwardBatch
 from outrider.runtime.hf.adapter import MARGIN, HFModel
-from outrider.runtime.hf.positions import (
-    ABSOLUTE,
-    RELATIVE,
-    Positions,
-    at_positions,
-    with_positions,
-)
+from outrider.runtime.hf.positions import ABSOLUTE, RELATIVE
+from outrider.runtime.hf.seq2seq_decoder import Seq2SeqDecoder
 from outrider.runtime.hf.support import check_attention, check_head
 from outrider.runtime.kv_cache.cross_attention import Seq2SeqCache
 
@@ -51,29 +44,6 @@ _REASONS = {
     "while rows of a ragged batch differ",
 }
 """Why a family is not supported, where we know."""
-
-
-class Seq2SeqExecutor(EagerExecutor):
-    """The eager executor of an encoder-decoder, whose decoder reads positions from a context
-    variable (``positions.py``)."""
-
-    def _logits(self, module: Any, batch: ForwardBatch, metadata: AttentionMetadata) -> Tensor:
-        cache = batch.cache
-        assert isinstance(cache, Seq2SeqCache)
-        if batch.nodes is None:
-            slot_BS = torch.arange(cache.span, device=cache.length_B.device)[None]
-        else:
-            slot_BS = slot_positions(batch.nodes, cache.length_B, cache.span)
-        with at_positions(Positions(metadata.positions_BN, slot_BS)):
-            logits_BNV: Tensor = module(
-                encoder_outputs=BaseModelOutput(last_hidden_state=cache.states_BSW),
-                attention_mask=cache.mask_B11S,
-                decoder_input_ids=batch.tokens_BN,
-                decoder_attention_mask=metadata.mask,
-                past_key_values=cache.both,
-                use_cache=True,
-            ).logits
-        return logits_BNV
 
 
 class Seq2SeqModel(HFModel):
@@ -100,11 +70,10 @@ class Seq2SeqModel(HFModel):
         super().__init__(module, tokenizer, name)
         config: Any = module.config
         relative = config.model_type in RELATIVE
-        decoder: Any = module.get_decoder()
-        self._encoder: Any = module.get_encoder()
         self.num_layers = config.num_decoder_layers if relative else config.decoder_layers
-        view = with_positions(module, decoder, relative=relative)
-        self.eager = Seq2SeqExecutor(view, self.spec, self.num_layers, name)
+        self.spec = replace(self.spec, tells_slots=relative, reads_sources=True)
+        self._decoder = Seq2SeqDecoder(module)
+        self.eager = EagerExecutor(self._decoder, self.spec, self.num_layers, name)
         self.decoder_prompt: tuple[int, ...] = (_start_token(module, name),)
 
     @property
@@ -138,9 +107,7 @@ class Seq2SeqModel(HFModel):
             ids_BS[b, : len(source)] = torch.tensor(source)
             seen_BS[b, : len(source)] = 1
         with self.watch, self.arithmetic():
-            states_BSW: Tensor = self._encoder(
-                input_ids=ids_BS.to(self.device), attention_mask=seen_BS.to(self.device)
-            ).last_hidden_state
+            states_BSW = self._decoder.encoded(ids_BS.to(self.device), seen_BS.to(self.device))
         limit = self.limit + MARGIN
         cache = Seq2SeqCache(context, self.num_layers, limit, states_BSW, self.dtype, self.plan)
         self.extend(cache, context.tokens_BT[:, :1], num_logits=1)

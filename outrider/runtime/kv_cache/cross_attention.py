@@ -108,6 +108,7 @@ class Seq2SeqCache(KVCache):
         self.cross = CrossAttentionCache(context, num_layers, lengths, plan)
         self.states_BSW = states_BSW
         self._dtype = dtype
+        self._all_in_use: tuple[list[Tensor], list[Tensor]] | None = None
         length_B = torch.tensor(lengths, device=states_BSW.device)
         self.mask_B11S = padding_mask(length_B, states_BSW.shape[1], dtype)
 
@@ -116,6 +117,16 @@ class Seq2SeqCache(KVCache):
         """Both caches as ``transformers`` takes them. Made anew for each forward pass: kept here,
         it would be a reference cycle."""
         return EncoderDecoderCache(self, self.cross)
+
+    def in_use(self) -> list[Tensor]:
+        """As ``KVCache.in_use``, with the KV buffers of cross-attention after the decoder's own on
+        either side, and the mask of the sources at the end: see ``executors/traced_cache.py``."""
+        own = super().in_use()
+        if self._all_in_use is None or self._all_in_use[0] is not own:
+            half, cross = len(own) // 2, self.cross.in_use()
+            keys, values = own[:half] + cross[:half], own[half:] + cross[half:]
+            self._all_in_use = own, [*keys, *values, self.mask_B11S]
+        return self._all_in_use[1]
 
     def drop_encoder_output(self) -> None:
         """Forgets the encoder's output, once a forward pass has turned it into keys and values."""
@@ -137,5 +148,6 @@ class Seq2SeqCache(KVCache):
         return super().num_bytes() + self.cross.num_bytes()
 
     def _rows_changed(self) -> None:
+        self._all_in_use = None
         self.mask_B11S = self.cross.mask(self._dtype)
         self.states_BSW = self.states_BSW.new_empty(self.num_rows, self.cross.span, 0)
