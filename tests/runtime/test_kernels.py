@@ -171,6 +171,11 @@ def test_bits_of_attention_do_not_depend_on_what_is_hidden() -> None:
     assert torch.equal(torch.cat(each, 1), alone)
 
 
+def test_every_source_is_compiled_once() -> None:
+    names = [name for unit in build._UNITS for name in unit]
+    assert sorted(names) == [source.stem for source in build.SOURCES]
+
+
 def test_says_that_there_is_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

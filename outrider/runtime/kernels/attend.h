@@ -224,8 +224,15 @@ struct Scratch {
   std::vector<int32_t> slots;
 };
 
-// T is the type of keys and values, U that of the mask, and X that of queries and results.
-template <typename T, typename U, typename X>
+// Calls act with a number of the type: bfloat16 or float.
+template <typename F>
+inline void with_type(at::ScalarType dtype, const F& act) {
+  dtype == at::kBFloat16 ? act(BFloat16()) : act(float());
+}
+
+// T is the type of keys and values. What reads the mask and the queries, and writes the results, is
+// the little that is compiled for their types, too.
+template <typename T>
 struct Attention {
   const at::Tensor &q, &k, &v, &mask;
   float scale;
@@ -236,7 +243,6 @@ struct Attention {
   // Up to kQueries query tokens from n on, with all the heads of a group. Query r is that of token
   // n + r / group.
   void columns(int64_t b, int64_t g, int64_t n, int64_t count, Scratch& scratch) const {
-    const U* row = mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
     const T* keys = k.const_data_ptr<T>() + b * k.stride(0) + g * k.stride(1);
     const T* values = v.const_data_ptr<T>() + b * v.stride(0) + g * v.stride(1);
     const int64_t num = count * group;
@@ -251,19 +257,24 @@ struct Attention {
     float *scores = scratch.scores.data(), *block = scratch.block.data();
     float *queries = scratch.queries.data(), *results = scratch.results.data();
     int64_t seen[kQueries], most = 0;
-    for (int64_t i = 0; i < count; i++) {
-      seen[i] = list_visible(row + i * mask.stride(2), S, scratch.slots.data() + i * room,
-                             scratch.biases.data() + i * room);
-      most = std::max(most, seen[i]);
-    }
+    with_type(mask.scalar_type(), [&](auto number) {
+      const auto* row = mask.const_data_ptr<decltype(number)>() + b * mask.stride(0);
+      for (int64_t i = 0; i < count; i++)
+        seen[i] = list_visible(row + (n + i) * mask.stride(2), S, scratch.slots.data() + i * room,
+                               scratch.biases.data() + i * room);
+    });
+    for (int64_t i = 0; i < count; i++) most = std::max(most, seen[i]);
     int64_t common = num >= kSharing && C % kLanes == 0 && D % kLanes == 0 ? seen[0] : 0;
     common = common / kLanes * kLanes;
     for (int64_t i = 1; i < count; i++)
       common = in_common(slots, slots + i * room, std::min(common, seen[i]));
-    for (int64_t r = 0; r < num; r++) {
-      const X* from = q.const_data_ptr<X>() + b * q.stride(0) + (g * group + r % group) * q.stride(1);
-      std::copy_n(from + (n + r / group) * q.stride(2), C, queries + r * C);
-    }
+    with_type(q.scalar_type(), [&](auto number) {
+      const auto* from = q.const_data_ptr<decltype(number)>() + b * q.stride(0);
+      for (int64_t r = 0; r < num; r++) {
+        const int64_t head = g * group + r % group, token = n + r / group;
+        std::copy_n(from + head * q.stride(1) + token * q.stride(2), C, queries + r * C);
+      }
+    });
 
     auto score = [&](int64_t r, int64_t s, const V& product) {
       const V bias = V::loadu(biases + r / group * room + s);
@@ -301,10 +312,13 @@ struct Attention {
         const int32_t* listed = slots + r / group * room + s;
         add_all(results + r * D, scores + r * room + s, values, v.stride(2), listed, left, D);
       }
-    for (int64_t r = 0; r < num; r++) {
-      X* to = out.mutable_data_ptr<X>() + ((b * N + n + r / group) * H + g * group + r % group) * D;
-      for (int64_t d = 0; d < D; d++) to[d] = static_cast<X>(results[r * D + d]);
-    }
+    with_type(out.scalar_type(), [&](auto number) {
+      auto* first = out.mutable_data_ptr<decltype(number)>();
+      for (int64_t r = 0; r < num; r++) {
+        auto* to = first + ((b * N + n + r / group) * H + g * group + r % group) * D;
+        for (int64_t d = 0; d < D; d++) to[d] = static_cast<decltype(number)>(results[r * D + d]);
+      }
+    });
   }
 
   // Calls act for `num` queries, Most of them at a time, and for the rest together.

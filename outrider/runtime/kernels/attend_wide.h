@@ -83,8 +83,9 @@ struct PairProducts {
   }
 };
 
-// T is the type of queries, keys and values, and of the result; U that of the mask.
-template <typename T, typename U>
+// T is the type of queries, keys and values, and of the result. What reads the mask is the little
+// that is compiled for its type, too.
+template <typename T>
 struct WideAttention {
   using Products =
       std::conditional_t<kHasDots && std::is_same_v<T, BFloat16>, PairProducts, FloatProducts>;
@@ -137,6 +138,15 @@ struct WideAttention {
   }
 
   // The slots that some of these query tokens attend to, from the beginning of a panel.
+  std::pair<int64_t, int64_t> visible(int64_t b, int64_t n, int64_t count) const {
+    std::pair<int64_t, int64_t> found;
+    with_type(mask.scalar_type(), [&](auto number) {
+      found = visible(biases_of<decltype(number)>(b, n), count);
+    });
+    return found;
+  }
+
+  template <typename U>
   std::pair<int64_t, int64_t> visible(const U* biases, int64_t count) const {
     int64_t begin = S, end = 0;
     for (int64_t i = 0; i < count; i++, biases += mask.stride(2)) {
@@ -149,16 +159,27 @@ struct WideAttention {
     return {begin / kPanel * kPanel, end};
   }
 
-  // Turns `count` scores into weights that are not normalised; returns their sum.
-  float weights(float* scores, const U* biases, int64_t count, int64_t known) const {
+  // Scales scores and adds biases.
+  template <typename U>
+  void add_biases(float* scores, const U* biases, int64_t count) const {
     int64_t s = 0;
-    for (; s + kLanes <= known; s += kLanes)
+    for (; s + kLanes <= count; s += kLanes)
       at::vec::fmadd(V::loadu(scores + s), V(scale), load(biases + s)).store(scores + s);
-    for (; s < known; s++) scores[s] = scores[s] * scale + static_cast<float>(biases[s]);
-    std::fill(scores + known, scores + count, -kInfinity);
+    for (; s < count; s++) scores[s] = scores[s] * scale + static_cast<float>(biases[s]);
+  }
+
+  // Turns `count` scores, the first of which query token n has for the slots from begin to end, into
+  // weights that are not normalised; returns their sum.
+  float weights(float* scores, int64_t b, int64_t n, int64_t begin, int64_t end,
+                int64_t count) const {
+    with_type(mask.scalar_type(), [&](auto number) {
+      add_biases(scores, biases_of<decltype(number)>(b, n) + begin, end - begin);
+    });
+    std::fill(scores + (end - begin), scores + count, -kInfinity);
     return Products::rounded(scores, count, exponentials<quick_exponential>(scores, count));
   }
 
+  template <typename U>
   const U* biases_of(int64_t b, int64_t n) const {
     return mask.const_data_ptr<U>() + b * mask.stride(0) + n * mask.stride(2);
   }
@@ -168,7 +189,6 @@ struct WideAttention {
              const float* keys, const float* values) const {
     thread_local std::vector<float> inputs, scores, results, totals;
     const int64_t M = count * group;
-    const U* biases = biases_of(b, n);
     const int64_t width = panels_of(end - begin) * kPanel, weight_words = width / kInputs;
     inputs.resize(M * std::max(key_words, weight_words));
     scores.resize(M * width), results.resize(M * D), totals.resize(M);
@@ -181,7 +201,7 @@ struct WideAttention {
                        {scores.data(), width, nullptr, width}, width / kPanel);
     for (int64_t m = 0; m < M; m++) {
       float* row = scores.data() + m * width;
-      totals[m] = weights(row, biases + m / group * mask.stride(2) + begin, width, end - begin);
+      totals[m] = weights(row, b, n + m / group, begin, end, width);
       Products::pair(row, width, inputs.data() + m * weight_words);
     }
     for (int64_t d = 0; d < D; d += kPanel)
@@ -203,14 +223,14 @@ struct WideAttention {
     float* base = packed.mutable_data_ptr<float>();
     share(B * G, 1, size, [&](int64_t i, int64_t last) {
       for (; i < last; i++) {
-        const int64_t end = visible(biases_of(i / G, 0), N).second;
+        const int64_t end = visible(i / G, 0, N).second;
         pack(i / G, i % G, 0, end, base + i * size, base + i * size + key_size);
       }
     });
     share(B * G * blocks, 1, tokens * group * S * (C + D) / 2, [&](int64_t task, int64_t last) {
       for (; task < last; task++) {
         const int64_t i = task / blocks, n = task % blocks * tokens, count = std::min(tokens, N - n);
-        const auto [begin, end] = visible(biases_of(i / G, n), count);
+        const auto [begin, end] = visible(i / G, n, count);
         block(i / G, i % G, n, count, begin, end, base + i * size, base + i * size + key_size);
       }
     });
@@ -224,7 +244,7 @@ struct WideAttention {
       packed.resize(size);
       float *keys = packed.data(), *values = keys + key_size;
       for (; i < last; i++) {
-        const auto [begin, end] = visible(biases_of(i / G, 0), N);
+        const auto [begin, end] = visible(i / G, 0, N);
         pack(i / G, i % G, begin, end, keys, values);
         block(i / G, i % G, 0, N, begin, end, keys, values);
       }

@@ -24,8 +24,12 @@ from outrider.runtime.cache_folder import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-_JOINED = ("elementwise", "exact_mode", "program", "shims", "truncate")
-"""Sources that are compiled as one, since the compiler takes longest to read torch's headers."""
+_UNITS = (
+    ("attend", "elementwise", "exact_mode", "shims", "truncate"),
+    ("kernels", "program"),
+)
+"""Names of the sources that are compiled together. Each unit reads torch's headers, which takes a
+third of its time; two units that take about as long as each other keep two cores busy."""
 
 
 def load_kernels() -> bool:
@@ -117,10 +121,10 @@ def compile_kernels(library: Path) -> None:
     folders = cpp_extension.library_paths()
     links = [*(f"-L{path}" for path in folders), "-lc10", "-ltorch_cpu", "-ltorch"]
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch, ThreadPoolExecutor() as pool:
-        joined = Path(scratch, "joined.cpp")
-        together = [source for source in SOURCES if source.stem in _JOINED]
-        joined.write_text("".join(f'#include "{source}"\n' for source in together))
-        units = [joined, *(source for source in SOURCES if source not in together)]
+        units = [Path(scratch, f"{names[0]}.cpp") for names in _UNITS]
+        for unit, names in zip(units, _UNITS, strict=True):
+            sources = [Path(__file__).with_name(f"{name}.cpp") for name in names]
+            unit.write_text("".join(f'#include "{source}"\n' for source in sources))
         objects = [str(Path(scratch, unit.stem)) for unit in units]
         commands = [
             [compiler, "-c", *_flags(), *includes, str(unit), "-o", compiled]

@@ -1,4 +1,4 @@
-// Linear layers and attention for forward passes over few tokens, on a CPU.
+// Linear layers for forward passes over few tokens, on a CPU, and the names of all operators.
 //
 // The order of every sum depends on the model alone. So a token's result has the same bits whether
 // it is computed alone, inside a draft, a tree or a batch, and however long the KV buffers are.
@@ -14,17 +14,12 @@
 #include <numeric>
 #include <vector>
 
-#include "attend.h"
-#include "attend_wide.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "pages.h"
 #include "truncate.h"
 
 namespace outrider {
-
-constexpr int64_t kAnyNumber = int64_t{1} << 62;  // the `widest` of exact layers (layers.py)
-constexpr int64_t kTileQueries = 5;  // queries of a group from which the matrix unit attends faster
 
 at::Tensor linears(const at::Tensor& x, at::TensorList weights, at::TensorList biases,
                    at::IntArrayRef outputs, int64_t widest) {
@@ -128,54 +123,6 @@ static at::Tensor pack_groups(const at::Tensor& values, const at::Tensor& scale,
     parts.push_back(ordered.view(at::kChar).view({panels, groups, group / 2, kPanel}));
   }
   return at::cat(parts, 2);
-}
-
-// As attend, for many query tokens of a row.
-template <typename T>
-static at::Tensor attend_wide(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& mask, float scale) {
-  at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, q.options());
-  if (mask.scalar_type() == at::kBFloat16)
-    WideAttention<T, BFloat16>{q, k, v, mask, scale, out}.run();
-  else
-    WideAttention<T, float>{q, k, v, mask, scale, out}.run();
-  return out;
-}
-
-// Calls act with a number of the type: bfloat16 or float.
-template <typename F>
-static void with_type(at::ScalarType dtype, const F& act) {
-  dtype == at::kBFloat16 ? act(BFloat16()) : act(float());
-}
-
-at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                  const at::Tensor& mask, double scale, int64_t widest) {
-  auto along = [](const at::Tensor& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
-  const at::Tensor key = along(k), value = along(v);
-  const at::Tensor bias = along(mask.expand({q.size(0), 1, q.size(2), k.size(2)}));
-  const float factor = static_cast<float>(scale);
-  const auto dtype = q.scalar_type();
-  const bool same = dtype == k.scalar_type() && dtype == v.scalar_type();
-  const int64_t queries = q.size(2) * (q.size(1) / k.size(1));
-  const bool tiles = widest < kAnyNumber && dtype == at::kBFloat16 && queries >= kTileQueries &&
-                     use_tiles(queries, q.size(3));
-  if (same && (q.size(2) > widest || tiles)) {
-    const auto act = dtype == at::kBFloat16 ? attend_wide<BFloat16> : attend_wide<float>;
-    return act(along(q), key, value, bias, factor);
-  }
-  const bool narrow = dtype == at::kBFloat16, narrow_mask = mask.scalar_type() == at::kBFloat16;
-  const at::Tensor query = along(narrow ? q : q.to(at::kFloat));
-  const at::Tensor added = narrow_mask ? bias : bias.to(at::kFloat);
-  at::Tensor out = at::empty({q.size(0), q.size(2), q.size(1), v.size(3)}, query.options());
-  with_type(k.scalar_type(), [&](auto of_keys) {
-    with_type(added.scalar_type(), [&](auto of_mask) {
-      with_type(query.scalar_type(), [&](auto of_queries) {
-        using Act = Attention<decltype(of_keys), decltype(of_mask), decltype(of_queries)>;
-        Act{query, key, value, added, factor, out}.run();
-      });
-    });
-  });
-  return out.to(dtype);
 }
 
 }  // namespace outrider

@@ -10,6 +10,8 @@
 
 namespace outrider {
 
+constexpr int64_t kAnyNumber = int64_t{1} << 62;  // the `widest` of exact layers (layers.py)
+
 // x wᵀ + bias, (…, K) to (…, outputs), for weights (N, K) or packed (three dimensions, packed.h, or
 // four, grouped.h); for more than `widest` tokens, weights that are not packed are multiplied by
 // torch.
