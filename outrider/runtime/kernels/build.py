@@ -24,7 +24,7 @@ from outrider.runtime.cache_folder import cached_file, locked, space_note
 from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
-_JOINED = ("elementwise", "exact_mode", "program", "shims", "truncate")
+_JOINED = ("elementwise", "exact_mode", "move_slots", "program", "shims", "truncate")
 """Sources that are compiled as one, since the compiler takes longest to read torch's headers."""
 
 
