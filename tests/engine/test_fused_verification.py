@@ -23,6 +23,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.core.overlap import estimated_overlap
 from outrider.engine.warming import programs_of, warm_up
@@ -141,6 +142,9 @@ def assert_same(found: Verification, wanted: Verification) -> None:
     emitted_BN = torch.arange(wanted.emitted_BK.shape[1]) <= accepted_B[:, None]
     assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
     torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
+    if found.counts is not None:
+        counts = DraftCounts.of(wanted.draft, wanted.verdict)
+        assert all(map(torch.equal, found.counts, counts))
     if found.overlap is not None:
         for one, other in zip(
             found.overlap, estimated_overlap(wanted.draft, wanted.p_BNV), strict=True

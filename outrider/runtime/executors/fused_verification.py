@@ -36,6 +36,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.errors import OutriderWarning
 from outrider.runtime.executors.compile_cache import (
     Program,
@@ -126,12 +127,15 @@ class CompiledVerifier:
         inputs = [*of_nodes, *of_rows, *of_model]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
-        path_BD, emitted_BK, *of_distribution = found if not more else _shorter(found, N)
+        path_BD, emitted_BK, *others = found if not more else _shorter(found, N)
         verdict = Verdict(path_BD, num_accepted_B, next_B)
-        if not of_distribution:
-            return Verification(draft, z_BNV, verdict, emitted_BK, dead_BN=prefix.dead_BM)
-        p_BNV, *overlap = of_distribution
-        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap), prefix.dead_BM)
+        counts = None
+        if kind.tree_shape is not None:
+            num = len(DraftCounts._fields)
+            counts, others = DraftCounts(*others[:num]), others[num:]
+        p_BNV, *of_distribution = others or [z_BNV]
+        overlap = Overlap(*of_distribution) if of_distribution else None
+        return Verification(draft, p_BNV, verdict, emitted_BK, overlap, prefix.dead_BM, counts)
 
     @property
     def refused(self) -> list[str]:

@@ -24,6 +24,7 @@ from torch.export import Dim, ExportedProgram
 
 from outrider.core import Draft, Drawn, Role, Stream, Verdict, Verifier
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.traced import ROWS
@@ -138,8 +139,8 @@ class FusedLogitVerification(nn.Module):
     def forward(
         self, logits_BNV: Tensor, nodes: list[Tensor], of_model_BNV: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Accepted tokens and the next one, both (B,), the path (B, D), and the emitted tokens
-        (B, N). ``nodes`` and ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
+        """Accepted tokens and the next one, both (B,), the path (B, D), the emitted tokens (B, N),
+        and of trees ``DraftCounts``. ``nodes`` and ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
         draft = self.kind.draft(nodes, of_model_BNV)
         return _decisions(
             draft, self.verifier(draft, logits_BNV, GivenNumbers.of([nodes[0][:, 0]] * 2))
@@ -177,7 +178,8 @@ class FusedVerification(FusedLogitVerification):
 
 def _decisions(draft: Draft, verdict: Verdict) -> tuple[Tensor, ...]:
     path_BD = verdict.path_BD.contiguous()
-    return verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
+    found = verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
+    return found if draft.is_chain else (*found, *DraftCounts.of(draft, verdict))
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,10 @@ def difference(each: FusedLogitVerification, inputs: list[Any], found: list[Tens
     wanted = each(*inputs)
     if len(found) != len(wanted):
         return f"it has {len(found)} results, where the rule has {len(wanted)}"
-    if not all(map(torch.equal, found[:4], wanted[:4])):
+    num = 4 if each.kind.tree_shape is None else 4 + len(DraftCounts._fields)
+    if not all(map(torch.equal, found[:num], wanted[:num])):
         return "it accepts or emits other tokens than the rule"
-    for one, other in zip(found[4:], wanted[4:], strict=True):
+    for one, other in zip(found[num:], wanted[num:], strict=True):
         if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE):
             error = float((one - other).abs().max())
             return (
