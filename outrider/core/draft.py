@@ -108,7 +108,7 @@ class Draft:
     ) -> "Draft":
         """A batch of trees of the same shape. ``parents`` is that of each node, -1 for the root;
         the others are as in the class."""
-        parents_BN = tree_tensors(parents, len(tokens_BN), tokens_BN.device).parents_BN
+        parents_BN = tree_tensors(parents, tokens_BN.shape[0], tokens_BN.device).parents_BN
         draft = cls(
             tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
         )
@@ -155,7 +155,7 @@ class Draft:
         if self.is_chain:
             return chain_tensors_like(self.tokens_BN).depth_BN
         if self.parents is not None:
-            B = len(self.tokens_BN)
+            B = self.tokens_BN.shape[0]
             return tree_tensors(self.parents, B, self.tokens_BN.device).depth_BN
         return self.ancestors_BNN.sum(2) - 1
 

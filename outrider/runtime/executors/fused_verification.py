@@ -3,7 +3,9 @@
 A rule opts in by ``traceable = True``, if its code, while it is traced, reads no number from a
 tensor (no ``bool(tensor)``), draws by ``rng.uniform`` or ``race`` alone, and needs neither the
 target's raw logits nor the probabilities of a search's steps. Loops of
-unknown length are ``core.repeat_while``, which a program has as an operator. The rule itself
+unknown length are ``core.repeat_while``, which a program has as an operator. A rule that needs the
+parents of the nodes on the host says ``by_node = True``; its programs are for trees of one shape
+each. The rule itself
 verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
 that are sampled.
 
@@ -50,6 +52,7 @@ from outrider.runtime.executors.verification_program import (
     DraftKind,
     FusedLogitVerification,
     FusedVerification,
+    computes_by_node,
     difference,
     examples,
     trace,
@@ -66,6 +69,9 @@ CheckDraft = Callable[[Draft], None]
 _LONGEST_WALK = 16
 """Programs take each step of a walk, whether a row is still walking or not. Rules for the beams of
 a search walk down no siblings."""
+
+_MOST_BY_NODE = 33
+"""Rules that compute node by node have code for each node, which takes long to compile."""
 
 _PLAIN = (bool, int, float, str)
 _TRACED = 3, 5
@@ -103,7 +109,7 @@ class CompiledVerifier:
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
-        kind, N = DraftKind.of(draft), draft.num_nodes
+        kind, N = DraftKind.of(draft).for_rule(verifier), draft.num_nodes
         program = self._program(verifier, draft, kind, logits_BNV, context.distribution)
         if program is None:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
@@ -145,6 +151,7 @@ class CompiledVerifier:
     def warm_up(self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor) -> None:
         """Compiles a rule for such drafts, and logits of this shape and dtype, if it can be
         compiled."""
+        kind = kind.for_rule(verifier)
         if self.can_compile(verifier, kind):
             carries = kind.drawn != "chosen" or kind.with_logits
             self._program_of(verifier, kind, logits_BNV, carries)
@@ -155,9 +162,13 @@ class CompiledVerifier:
         fits = kind.drawn == "chosen" and not kind.root_only  # argmax is fast as it is
         if by_distribution:
             fits = not kind.with_logits
-        shape = kind.tree_shape
-        known = shape is None or shape == self._tree_shape
-        if shape is not None and kind.drawn != "searched":
+        kind = kind.for_rule(verifier)
+        shape, own = kind.tree_shape, kind._replace(tree_shape=self._tree_shape)
+        known = shape is None or kind == own.for_rule(verifier)
+        if computes_by_node(verifier):
+            known = known and shape is not None and shape.parents is not None
+            known = known and (shape is None or shape.num_nodes <= _MOST_BY_NODE)
+        elif shape is not None and kind.drawn != "searched":
             known = known and shape.walk_length <= _LONGEST_WALK
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 
