@@ -41,7 +41,8 @@ class Shy:
         traceable: whether the code can be traced: it reads no tensor's value (no
             ``bool(tensor)``; a loop until a tensor says so is ``core.repeat_while``) and draws with
             ``rng.uniform`` or ``race`` only. Compiled engines then compile the rule as well. Leave
-            it out if not, or if in doubt.
+            it out if not, or if in doubt. With ``by_node = True`` besides, each shape of trees has
+            a program of its own, and the code may loop over ``draft.parents``.
         bound: what is preserved: ``LOSSLESS``, or a property that computes a ``Bound``.
     """
 

@@ -24,10 +24,13 @@ class TreeShape(NamedTuple):
     Attributes:
         num_nodes: nodes, root included.
         walk_length: ``Draft.max_walk_length``.
+        parents: ``Draft.parents``; None where the shape varies from round to round. Only programs
+            of rules that compute node by node depend on it.
     """
 
     num_nodes: int
     walk_length: int
+    parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.chain import chain_tensors_like
 from outrider.core.lengths import Lengths
 from outrider.core.query_tokens import QueryTokens
+from outrider.core.tree import tree_tensors
 
 Drawn = Literal["iid", "distinct", "chosen", "searched"]
 
@@ -49,6 +50,8 @@ class Draft:
             included, where the drafter knows this number on the host.
         is_full: the draft is a chain all of whose nodes are known, on the host, to exist. Only
             :meth:`chain` sets it; a copy with changed fields does not inherit it.
+        parents: the parent of each node, where it is known on the host and the same in all rows.
+            Only :meth:`tree` sets it; a copy with changed fields does not inherit it.
     """
 
     tokens_BN: Tensor
@@ -62,6 +65,7 @@ class Draft:
     max_walk_length: int | None = None
     drawn_probs_BN: Tensor | None = None
     is_full: bool = field(default=False, init=False)
+    parents: tuple[int, ...] | None = field(default=None, init=False)
 
     @classmethod
     def chain(
@@ -93,6 +97,25 @@ class Draft:
         return draft
 
     @classmethod
+    def tree(
+        cls,
+        parents: tuple[int, ...],
+        tokens_BN: Tensor,
+        mask_BN: Tensor,
+        probs_BNV: Tensor | None,
+        drawn: Drawn,
+        max_walk_length: int | None = None,
+    ) -> "Draft":
+        """A batch of trees of the same shape. ``parents`` is that of each node, -1 for the root;
+        the others are as in the class."""
+        parents_BN = tree_tensors(parents, tokens_BN.shape[0], tokens_BN.device).parents_BN
+        draft = cls(
+            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
+        )
+        object.__setattr__(draft, "parents", parents)  # `replace` resets it
+        return draft
+
+    @classmethod
     def root_only(cls, root_B: Tensor) -> "Draft":
         """The empty draft. Plain decoding is a round with an empty draft."""
         return cls.chain(root_B[:, None], None, None, "chosen")
@@ -112,6 +135,8 @@ class Draft:
     def ancestors_BNN(self) -> Tensor:
         """``[b, i, j]`` is true iff j is i or an ancestor of i."""
         B, N = self.tokens_BN.shape
+        if self.parents is not None:
+            return tree_tensors(self.parents, B, self.tokens_BN.device).ancestors_BNN
         eye_NN = torch.eye(N, dtype=torch.bool, device=self.tokens_BN.device)
         if self.is_chain:
             return torch.ones_like(eye_NN).tril().expand(B, N, N)
@@ -129,6 +154,9 @@ class Draft:
         """Number of edges between each node and the root."""
         if self.is_chain:
             return chain_tensors_like(self.tokens_BN).depth_BN
+        if self.parents is not None:
+            B = self.tokens_BN.shape[0]
+            return tree_tensors(self.parents, B, self.tokens_BN.device).depth_BN
         return self.ancestors_BNN.sum(2) - 1
 
     @property
@@ -157,6 +185,11 @@ class Draft:
 
     def merged_query_tokens(self) -> QueryTokens:
         """One query token per distinct path of tokens. Synchronises with the device."""
+        if self.tokens_BN.device.type == "cpu":
+            shared, B = self.parents, len(self.tokens_BN)
+            parents = self.parents_BN.tolist() if shared is None else [shared] * B
+            found = QueryTokens.one_per_path_on_host(self.tokens_BN, self.mask_BN, parents)
+            return found or QueryTokens.one_per_node(self.ancestors_BNN, self.depth_BN)
         return QueryTokens.one_per_path(
             self.tokens_BN, self.mask_BN, self.ancestors_BNN, self.depth_BN
         )

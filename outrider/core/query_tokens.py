@@ -5,16 +5,20 @@ same token. To the verification rules they are several draws; to the target they
 whose logits and keys serve all of them.
 
 Merging equal paths takes a device-to-host synchronisation, because the number of query tokens is
-only known on the device. On a CPU that is free; on other devices it costs more than the query
-tokens saved, so there every node stays a query token of its own.
+only known on the device. On a CPU that is free, and the host merges them: a loop over a few nodes
+takes less time than the thirty small operations of the tensors' form. On other devices it costs
+more than the query tokens saved, so there every node stays a query token of its own.
 
 Legend: B rows, N nodes, D depths, Q query tokens (the most that any row needs), V vocabulary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from outrider.core.chain import cached_arange
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class QueryTokens:
     @classmethod
     def one_per_node(cls, ancestors_BNN: Tensor, depth_BN: Tensor) -> "QueryTokens":
         """Every node is a query token."""
-        node_BN = torch.arange(depth_BN.shape[1], device=depth_BN.device).expand_as(depth_BN)
+        node_BN = cached_arange(depth_BN.shape[1], depth_BN.device).expand_as(depth_BN)
         return cls(node_BN, node_BN, ancestors_BNN, depth_BN)
 
     @classmethod
@@ -63,13 +67,81 @@ class QueryTokens:
         ancestors_BQQ = on_path_BQN.new_zeros(B, Q, Q + 1).scatter_(2, above_BQN, True)[..., :Q]
         return cls(node_BQ, index_BN, ancestors_BQQ, depth_BN.gather(1, node_BQ))
 
+    @classmethod
+    def one_per_path_on_host(
+        cls, tokens_BN: Tensor, mask_BN: Tensor, parents: Sequence[Sequence[int]]
+    ) -> "QueryTokens | None":
+        """As :meth:`one_per_path`, computed by the host from the parents of each row's nodes; None
+        where no row can spare a query token."""
+        N = tokens_BN.shape[1]
+        rows = [
+            _MergedRow.of(*row)
+            for row in zip(tokens_BN.tolist(), mask_BN.tolist(), parents, strict=True)
+        ]
+        Q = max(len(row.first) for row in rows)
+        if Q == N:
+            return None
+        nodes, depths, ancestors = [], [], bytearray()
+        for row in rows:
+            chosen = row.first + [N - 1] * (Q - len(row.first))
+            nodes.append(chosen)
+            depths.append([row.depth[i] for i in chosen])
+            for i in chosen:
+                ancestors += row.above[i][:Q]
+        return cls(
+            torch.tensor(nodes),
+            torch.tensor([row.index for row in rows]),
+            torch.frombuffer(ancestors, dtype=torch.bool).view(-1, Q, Q),
+            torch.tensor(depths),
+        )
+
     def to_nodes(self, logits_BQV: Tensor) -> Tensor:
         """The logits of every node, (B, N, V), from those of the query tokens."""
         if self.index_BN is self.node_BQ:
             return logits_BQV
-        B, Q, _ = logits_BQV.shape
-        first_B1 = torch.arange(0, B * Q, Q, device=logits_BQV.device)[:, None]
-        return logits_BQV.flatten(0, 1)[first_B1 + self.index_BN]
+        B, Q, V = logits_BQV.shape
+        index_BN = self.index_BN
+        if B > 1:
+            index_BN = index_BN + cached_arange(B, logits_BQV.device, Q)[:, None]
+        return logits_BQV.flatten(0, 1).index_select(0, index_BN.flatten()).view(B, -1, V)
+
+
+@dataclass(frozen=True)
+class _MergedRow:
+    """One row's nodes and query tokens, by index.
+
+    Attributes:
+        first: the node of each query token.
+        index: the query token of each node.
+        above: of each node, which query tokens are its own or an ancestor's, a byte each.
+        depth: of each node.
+    """
+
+    first: list[int]
+    index: list[int]
+    above: list[bytearray]
+    depth: list[int]
+
+    @classmethod
+    def of(cls, tokens: list[int], exists: list[bool], parents: Sequence[int]) -> "_MergedRow":
+        N = len(tokens)
+        first, index, depth = [0], [0], [0]
+        root = bytearray(N)
+        root[0] = 1
+        above = [root]
+        number: dict[tuple[int, int], int] = {}
+        for i in range(1, N):
+            parent, query = max(parents[i], 0), 0
+            if exists[i]:
+                query = number.setdefault((index[parent], tokens[i]), len(first))
+                if query == len(first):
+                    first.append(i)
+            index.append(query)
+            depth.append(depth[parent] + 1)
+            path = above[parent][:]
+            path[query] = 1
+            above.append(path)
+        return cls(first, index, above, depth)
 
 
 def _first_of_path(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from torch import Tensor
 
 from outrider.core.context import Context, Prefix
+from outrider.core.counts import DraftCounts
 from outrider.core.draft import Acceptance, Draft, Verdict
 from outrider.core.errors import IncompatibleError
 from outrider.core.protocols import (
@@ -45,6 +46,7 @@ class Round(NamedTuple):
         overlap: estimates of α from this draft, if the verification computed them.
         dead_BN: at which nodes sampling parameters and processors left no token to sample; None if
             the distribution does not report any.
+        counts: what the statistics count, if the verification computed it.
     """
 
     proposed: Draft
@@ -56,6 +58,7 @@ class Round(NamedTuple):
     verified_by_logits: bool
     overlap: "Overlap | None" = None
     dead_BN: Tensor | None = None
+    counts: DraftCounts | None = None
 
 
 class Overlap(NamedTuple):
@@ -80,6 +83,7 @@ class Verification(NamedTuple):
     emitted_BK: Tensor
     overlap: Overlap | None = None
     dead_BN: Tensor | None = None
+    counts: DraftCounts | None = None
 
 
 class VerificationExecutor(Protocol):
@@ -145,6 +149,7 @@ def run_round(
         by_logits,
         found.overlap,
         found.dead_BN,
+        found.counts,
     )
 
 

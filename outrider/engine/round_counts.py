@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from outrider.core import Draft, Overlap, Round, Verdict, argmax
+from outrider.core.counts import DraftCounts
 from outrider.core.overlap import estimated_overlap, overlap_by_depth
 
 Line = list[list[float]]
@@ -65,7 +65,7 @@ def count_columns(round_: Round) -> list[Tensor]:
     """The counts to copy to the host, each (B,); the number of accepted tokens is the first."""
     columns = [round_.verdict.num_accepted_B]
     if not _is_plain(round_.draft):
-        columns += [round_.draft.num_drafted_B, _depth(round_.draft), _rejected(round_)]
+        columns += round_.counts or DraftCounts.of(round_.draft, round_.verdict)
     return columns
 
 
@@ -142,30 +142,3 @@ def _accepted(draft: Draft, verdict: Verdict) -> Tensor:
 def _is_plain(draft: Draft) -> bool:
     """Whether the drafted and rejected tokens follow from the accepted ones."""
     return draft.is_full and draft.drawn != "searched"
-
-
-def _depth(draft: Draft) -> Tensor:
-    """Drafted tokens along the longest path, shape (B,)."""
-    if draft.is_chain:
-        return draft.num_drafted_B
-    return torch.where(draft.mask_BN, draft.depth_BN, 0).amax(1)
-
-
-def _rejected(round_: Round) -> Tensor:
-    """Whether a token was drafted after the last accepted one and rejected, shape (B,).
-
-    A token that a search found and that is emitted all the same was not rejected.
-    """
-    draft, verdict = round_.draft, round_.verdict
-    num_accepted_B = verdict.num_accepted_B
-    if draft.is_chain and draft.drawn != "searched":
-        return num_accepted_B < draft.num_drafted_B
-    if draft.is_chain:
-        last_B = num_accepted_B
-    else:
-        path_BN = pad(verdict.path_BD, (1, 0))
-        last_B = path_BN.gather(1, num_accepted_B[:, None])[:, 0]
-    child_BN = draft.mask_BN & (draft.parents_BN == last_B[:, None])
-    if draft.drawn == "searched":
-        child_BN = child_BN & (draft.tokens_BN != verdict.next_token_B[:, None])
-    return child_BN.any(1)

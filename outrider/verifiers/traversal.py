@@ -23,7 +23,9 @@ induction, the root is correctly verified with a = 1.
 
 On a chain, the rule is block verification. As there, the shares do not depend on the random
 numbers. They are computed up front, for all nodes with the same ``Draft.walk_step_BN`` at once, and
-the verdict is the first node of the traversal with u < a. A likely token can compensate for an
+the verdict is the first node of the traversal with u < a. A program, which is for trees of one
+shape, computes them node by node instead, so that it never copies the distributions of all nodes to
+change those of a few. A likely token can compensate for an
 unlikely one before it on the path, and a dropped leaf leaves its ancestors a chance; in both cases
 a walk from the root would lose tokens.
 
@@ -35,7 +37,7 @@ Legend: B rows, N nodes, D drafted tokens (N-1), V vocabulary, X all nodes of al
 one walk step in all rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,9 +53,11 @@ from outrider.core import (
     Role,
     Stream,
     Verdict,
+    at_node,
     draw,
     path_to,
 )
+from outrider.core.reductions import any_of
 from outrider.verifiers.distinct import Distinct
 from outrider.verifiers.rejection import Rejection
 
@@ -65,18 +69,28 @@ class Traversal:
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[Drawn]] = frozenset({"iid", "distinct", "chosen"})
     needs: ClassVar[Needs] = "distribution"
+    traceable: ClassVar[bool] = True
+    by_node: ClassVar[bool] = True
     bound: ClassVar[Bound] = LOSSLESS
 
     def __call__(self, draft: Draft, p_BNV: Tensor, rng: Stream) -> Verdict:
-        B, N = draft.tokens_BN.shape
-        share_BN, probs_BNV = self.shares(draft, p_BNV)
+        N = draft.num_nodes
+        by_node = torch.compiler.is_compiling() and draft.parents is not None
+        left: Mapping[int, Tensor] = {}
+        if by_node:
+            share_BN, left = self.shares_by_node(draft, p_BNV)
+        else:
+            share_BN, p_BNV = self.shares(draft, p_BNV)
         u_BD = rng.uniform(Role.ACCEPT, max(N - 1, 1))[:, : N - 1]
         passes_BN = torch.nn.functional.pad(u_BD < share_BN[:, 1:], (1, 0), value=True)
         node_B = first_of_traversal(draft, passes_BN & draft.mask_BN)
 
-        rows_B = torch.arange(B, device=p_BNV.device)
-        next_B = draw(probs_BNV[rows_B, node_B], rng.uniform(Role.NEXT, 1)[:, 0])
-        return Verdict(path_to(draft, node_B), draft.depth_BN[rows_B, node_B], next_B)
+        probs_BV = at_node(p_BNV, node_B)
+        for node, left_BV in left.items():
+            probs_BV = torch.where((node_B == node)[:, None], left_BV, probs_BV)
+        next_B = draw(probs_BV, rng.uniform(Role.NEXT, 1)[:, 0])
+        num_accepted_B = draft.depth_BN.gather(1, node_B[:, None])[:, 0]
+        return Verdict(path_to(draft, node_B), num_accepted_B, next_B)
 
     def shares(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
         """a and p of each node after all its children were dropped, (B, N) and (B, N, V).
@@ -99,19 +113,58 @@ class Traversal:
             above_Y, x_Y = parent_X[child_Y], token_X[child_Y]
             p_YV, share_Y = probs_XV[above_Y], share_X[above_Y]
             q_YV = None if q_XV is None else q_XV[above_Y]
-            share_X[child_Y] = (share_Y * _ratio(p_YV, q_YV, x_Y)).clamp(max=1)
-
-            scaled_YV = share_Y.to(p_YV.dtype)[:, None] * p_YV
-            left_YV, next_q_YV = rule.reject(scaled_YV, q_YV, x_Y)
-            left_Y = left_YV.sum(1, dtype=share_Y.dtype)
-            mass_Y1 = left_Y.to(p_YV.dtype)[:, None]
-            probs_XV[above_Y] = torch.where(mass_Y1 > 0, left_YV / mass_Y1, p_YV)
-            after_Y = self.share_after(share_Y, left_Y)
-            ended_Y = left_Y.isnan()  # rows after the end of a sequence may hold NaN
-            share_X[above_Y] = torch.where(ended_Y, share_Y, after_Y)
+            dropped = self._dropped(rule, p_YV, q_YV, share_Y, x_Y)
+            share_X[child_Y], share_X[above_Y], probs_XV[above_Y], next_q_YV = dropped
             if q_XV is not None and next_q_YV is not None and draft.drawn == "distinct":
                 q_XV[above_Y] = next_q_YV
         return share_X.view(B, N), probs_XV.view_as(p_BNV)
+
+    def shares_by_node(self, draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """As :meth:`shares`, for trees of one shape: a of each node, (B, N), and p of those that
+        have children, (B, V) each; that of the others is the target's."""
+        parents = draft.parents
+        assert parents is not None
+        rule = Distinct() if draft.drawn == "distinct" else Rejection()
+        is_inner = set(parents[1:])
+        p = {node: p_BNV[:, node] for node in is_inner}
+        q = {node: None if draft.probs_BNV is None else draft.probs_BNV[:, node] for node in p}
+        one_B = torch.ones(p_BNV.shape[0], dtype=_wide(p_BNV), device=p_BNV.device)
+        share = [one_B] * len(parents)
+        for child, above in enumerate(parents[1:], 1):  # after its parent and its elder siblings
+            exists_B, x_B = draft.mask_BN[:, child], draft.tokens_BN[:, child]
+            own_B, after_B, left_BV, next_q_BV = self._dropped(
+                rule, p[above], q[above], share[above], x_B
+            )
+            share[child] = torch.where(exists_B, own_B, one_B)
+            share[above] = torch.where(exists_B, after_B, share[above])
+            p[above] = torch.where(exists_B[:, None], left_BV, p[above])
+            q_BV = q[above]
+            if q_BV is not None and next_q_BV is not None and draft.drawn == "distinct":
+                q[above] = torch.where(exists_B[:, None], next_q_BV, q_BV)
+        return torch.stack(share, 1), p
+
+    def _dropped(
+        self,
+        rule: Distinct | Rejection,
+        p_YV: Tensor,
+        q_YV: Tensor | None,
+        share_Y: Tensor,
+        x_Y: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The share of a child x, and its parent's share, p and q once the child was dropped."""
+        own_Y = (share_Y * _ratio(p_YV, q_YV, x_Y)).clamp(max=1)
+        scaled_YV = share_Y.to(p_YV.dtype)[:, None] * p_YV
+        left_YV, next_q_YV = rule.reject(scaled_YV, q_YV, x_Y)
+        left_Y = left_YV.sum(1, dtype=share_Y.dtype)
+        mass_Y1 = left_Y.to(p_YV.dtype)[:, None]
+        after_Y = self.share_after(share_Y, left_Y)
+        ended_Y = left_Y.isnan()  # rows after the end of a sequence may hold NaN
+        return (
+            own_Y,
+            torch.where(ended_Y, share_Y, after_Y),
+            torch.where(mass_Y1 > 0, left_YV / mass_Y1, p_YV),
+            next_q_YV,
+        )
 
     def share_after(self, share_Y: Tensor, left_Y: Tensor) -> Tensor:
         """``S / (S + 1 - a)``: a node's share after a child was dropped; 1 stays 1."""
@@ -137,8 +190,8 @@ def first_of_traversal(draft: Draft, passes_BN: Tensor) -> Tensor:
     above_BNN, parents_BN = draft.ancestors_BNN, draft.parents_BN
     num_passing_BN = (above_BNN & passes_BN[:, :, None]).sum(1)
     elder_BNN = (parents_BN[:, :, None] == parents_BN[:, None]).tril(-1)
-    late_BN = (elder_BNN & (num_passing_BN > 0)[:, None]).any(2)
-    is_late_BN = (above_BNN & late_BN[:, None]).any(2)
+    late_BN = any_of(elder_BNN & (num_passing_BN > 0)[:, None])
+    is_late_BN = any_of(above_BNN & late_BN[:, None])
     return (passes_BN & (num_passing_BN == 1) & ~is_late_BN).long().argmax(1)
 
 

@@ -3,6 +3,8 @@
 Legend: B rows, N nodes.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,3 +33,19 @@ def test_ancestors_and_depths(num_nodes: int, reach: int) -> None:
                 above.add(i)
             assert set(draft.ancestors_BNN[row, node].nonzero()[:, 0].tolist()) == above
             assert int(draft.depth_BN[row, node]) == len(above) - 1
+
+
+def test_trees_of_one_shape_have_the_structure_of_others() -> None:
+    parents = (-1, 0, 0, 1, 1, 4, 2, 0)
+    tokens_BN = torch.arange(24).view(3, 8)
+    draft = Draft.tree(parents, tokens_BN, tokens_BN >= 0, None, "chosen", 5)
+    other = draft_of([list(parents)] * 3)
+    for name in ("parents_BN", "ancestors_BNN", "depth_BN", "walk_step_BN"):
+        one, plain = getattr(draft, name), getattr(other, name)
+        assert one.dtype == plain.dtype
+        assert torch.equal(one, plain), name
+    assert (draft.walk_length_bound, other.walk_length_bound) == (5, 7)
+    assert draft.parents == parents
+    changed = replace(draft, parents_BN=torch.arange(-1, 7).expand(3, -1))
+    assert changed.parents is None
+    assert torch.equal(changed.depth_BN[0], torch.arange(8))

@@ -6,6 +6,7 @@ Legend: B rows, N nodes, Q query tokens, V vocabulary.
 import torch
 
 from outrider.core import Draft
+from outrider.core.query_tokens import QueryTokens
 
 
 def random_draft(seed: int, B: int = 3, N: int = 13, num_tokens: int = 3) -> Draft:
@@ -46,6 +47,22 @@ def test_one_query_token_per_path_of_tokens() -> None:
                 assert above == sorted(seen[path[:n]] for n in range(1, len(path) + 1))
         assert query_tokens.node_BQ.shape[1] in (max(widths), draft.num_nodes)
         assert query_tokens.node_BQ.shape[1] == max(widths)
+
+
+def test_the_host_merges_as_tensors_do() -> None:
+    """To the entry, in rows that need fewer query tokens than others, too."""
+    merged = 0
+    for seed in range(200):
+        draft = random_draft(seed, B=1 + seed % 4, N=2 + seed % 17, num_tokens=2 + seed % 5)
+        structure = draft.ancestors_BNN, draft.depth_BN
+        wanted = QueryTokens.one_per_path(draft.tokens_BN, draft.mask_BN, *structure)
+        found = draft.query_tokens
+        for name in ("node_BQ", "index_BN", "ancestors_BQQ", "depth_BQ"):
+            one, other = getattr(found, name), getattr(wanted, name)
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other), name
+        merged += found.node_BQ.shape[1] < draft.num_nodes
+    assert merged > 150
 
 
 def test_only_iid_drafts_are_merged() -> None:

@@ -23,6 +23,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.errors import IncompatibleError, OutriderError, OutriderWarning
 from outrider.core.overlap import estimated_overlap
 from outrider.engine.warming import programs_of, warm_up
@@ -50,6 +51,7 @@ from outrider.verifiers import (
     RelaxedGreedy,
     SampleMatch,
     Spectr,
+    Traversal,
     Typical,
 )
 
@@ -141,6 +143,9 @@ def assert_same(found: Verification, wanted: Verification) -> None:
     emitted_BN = torch.arange(wanted.emitted_BK.shape[1]) <= accepted_B[:, None]
     assert torch.equal(found.emitted_BK[emitted_BN], wanted.emitted_BK[emitted_BN])
     torch.testing.assert_close(found.p_BNV, wanted.p_BNV)
+    if found.counts is not None:
+        counts = DraftCounts.of(wanted.draft, wanted.verdict)
+        assert all(map(torch.equal, found.counts, counts))
     if found.overlap is not None:
         for one, other in zip(
             found.overlap, estimated_overlap(wanted.draft, wanted.p_BNV), strict=True
@@ -232,7 +237,7 @@ def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings
         rows, "iid", 0.0 if greedy else 0.8, seed, 6, **({} if greedy else settings)
     )
     q_BNV = context.distribution(chain.probs_BNV.log(), None) if not greedy else chain.probs_BNV
-    parents_BN = torch.tensor([-1, 0, 0, 1, 1, 2, 3]).expand(rows, -1)
+    parents_BN = torch.tensor(TREE_SHAPE.parents).expand(rows, -1)
     above_BDV = q_BNV[:, parents_BN[0, 1:]].flatten(0, 1)
     generator = torch.Generator().manual_seed(seed)
     tokens_BD = torch.multinomial(above_BDV, 1, generator=generator).view(rows, -1)
@@ -243,10 +248,12 @@ def tree_case(rows: int, drawn: Any, seed: int, greedy: bool = False, **settings
     tokens_BN = torch.cat([chain.tokens_BN[:, :1], tokens_BD], 1)
     mask_BN = torch.arange(7) < 7 - (torch.arange(rows)[:, None] + seed) % 4
     probs_BNV = None if drawn == "chosen" else q_BNV
-    draft = Draft(tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=4)
+    assert TREE_SHAPE.parents is not None
+    draft = Draft.tree(TREE_SHAPE.parents, tokens_BN, mask_BN, probs_BNV, drawn, 4)
     return draft, logits_BNV, context, rng
 
 
+TREE_SHAPE = TreeShape(7, 4, (-1, 0, 0, 1, 1, 2, 3))
 TREE_RULES = [
     (Rejection(), "iid"),
     (Rejection(), "chosen"),
@@ -256,6 +263,9 @@ TREE_RULES = [
     (Typical(), "chosen"),
     (Greedy(), "chosen"),
     (Mtad(0.3), "searched"),
+    (Traversal(), "iid"),
+    (Traversal(), "distinct"),
+    (Traversal(), "chosen"),
 ]
 
 
@@ -271,7 +281,7 @@ def test_programs_of_trees_reduce_no_truth_values(rule: Any, drawn: Any) -> None
                 reduced.append(node.args[0].meta["val"].dtype)
         return untraced(module)
 
-    verification = CompiledVerifier(noting, TreeShape(7, 4))
+    verification = CompiledVerifier(noting, TREE_SHAPE)
     verification(rule, *tree_case(2, drawn, 0, rule.needs != "distribution"))
     assert torch.bool not in reduced
 
@@ -280,16 +290,33 @@ def test_programs_of_trees_reduce_no_truth_values(rule: Any, drawn: Any) -> None
 def test_verdicts_over_trees_equal_those_of_the_rule(rule: Any, drawn: Any) -> None:
     """In 40 rounds of one or several rows, with every truncation."""
     maker = Counted()
-    verification = CompiledVerifier(maker, TreeShape(7, 4))
+    verification = CompiledVerifier(maker, TREE_SHAPE)
     for seed in range(40):
         truncation, greedy = TRUNCATIONS[seed % 5], rule.needs != "distribution"
         round_ = tree_case((1, 2, 5)[seed % 3], drawn, seed, greedy, **truncation)
         assert_same(verification(rule, *round_), verify_eagerly(rule, *round_))
     assert maker.graphs == 1
     assert maker.calls == 43
-    other = CompiledVerifier(maker, TreeShape(7, 5))
+    other = CompiledVerifier(maker, TREE_SHAPE._replace(walk_length=5))
     assert_same(other(rule, *round_), verify_eagerly(rule, *round_))
     assert maker.graphs == 1, "trees of other shapes are verified eagerly"
+
+
+def test_rules_that_compute_by_node_have_a_program_per_shape() -> None:
+    """Other rules share theirs among all trees of a size."""
+    draft, *rest = tree_case(2, "iid", 0)
+    parents = (-1, 0, 0, 1, 1, 2, 2)
+    other = Draft.tree(parents, draft.tokens_BN, draft.mask_BN, draft.probs_BNV, "iid", 4)
+    unknown = replace(draft, mask_BN=draft.mask_BN)
+    for rule, num_graphs in ((Traversal(), 1), (Rejection(), 3)):
+        maker = Counted()
+        verification = CompiledVerifier(maker, TREE_SHAPE)
+        calls = []
+        for each in (draft, other, unknown):
+            assert_same(verification(rule, each, *rest), verify_eagerly(rule, each, *rest))
+            calls.append(maker.calls)
+        assert maker.graphs == 1
+        assert len(set(calls)) == num_graphs, "trees of other shapes are verified eagerly"
 
 
 @pytest.mark.parametrize("temperature", [0.8, 3.0])
@@ -316,7 +343,7 @@ def test_verdicts_over_sequences_equal_those_of_the_rule(temperature: float) -> 
 
 
 def test_programs_of_rules_for_sequences_refuse_other_trees() -> None:
-    verification = CompiledVerifier(made, TreeShape(7, 4))
+    verification = CompiledVerifier(made, TREE_SHAPE)
     with pytest.raises(IncompatibleError, match="branch only at the root"):
         verification(Spectr(), *tree_case(1, "iid", 0))
 

@@ -17,7 +17,7 @@ from outrider.runtime import HFModel
 from outrider.runtime.executors import compile_cache
 from outrider.runtime.executors.compile_cache import Program, compiled_program, dependencies
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
-from outrider.runtime.executors.traced import ChainForward, TreeForward
+from outrider.runtime.executors.traced import ChainForward, NodesForward, TreeForward
 from outrider.runtime.kernels import build, use_kernels
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
@@ -84,7 +84,7 @@ def lets_others_run(program: Program) -> bool:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1000)
     try:
-        for _ in range(100):
+        for _ in range(2000):
             order: list[str] = []
             asleep = Lock()
             asleep.acquire()
@@ -141,7 +141,7 @@ def test_programs_of_another_processor_have_another_name(monkeypatch: pytest.Mon
 def test_each_kind_of_pass_and_length_of_draft_has_a_name_of_its_own() -> None:
     model = tiny()
     settings = model.module, model.spec
-    passes = [ChainForward(*settings), TreeForward(*settings)]
+    passes = [ChainForward(*settings), TreeForward(*settings), NodesForward(*settings)]
     passes += [kind(*settings, depth) for kind in (GreedyDraft, SampledDraft) for depth in (2, 5)]
     passes.append(ChainForward(model.module, replace(model.spec, limit=model.limit - 1)))
     passes.append(ChainForward(model.module, replace(model.spec, windows={"full": 7})))

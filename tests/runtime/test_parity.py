@@ -18,7 +18,7 @@ from outrider.runtime.executors.compiled import CompiledExecutor
 from outrider.runtime.executors.fused_draft import GreedyDraft, SampledDraft
 from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.prepare import stages
-from outrider.runtime.executors.traced import ChainForward, TreeForward
+from outrider.runtime.executors.traced import ChainForward, NodesForward, TreeForward
 from outrider.runtime.executors.traced_cache import KVBuffers
 
 DEPTH = 4
@@ -80,7 +80,7 @@ def test_a_program_that_rounds_otherwise_agrees(family: str, dtype: torch.dtype)
     program is further away from it. Drafts give float32 numbers in every precision."""
     model, exact = tiny(family, dtype=dtype), tiny(family)
     exact.module.load_state_dict(model.module.state_dict())
-    for kind in (ChainForward, TreeForward, GreedyDraft):
+    for kind in (ChainForward, TreeForward, NodesForward, GreedyDraft):
         each, other = pass_of(model, kind), untraced(pass_of(exact, kind))
 
         def widened(inputs: list[Tensor], run: Program = other) -> list[Tensor]:
@@ -90,7 +90,9 @@ def test_a_program_that_rounds_otherwise_agrees(family: str, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
-@pytest.mark.parametrize("kind", [ChainForward, TreeForward, GreedyDraft, SampledDraft])
+@pytest.mark.parametrize(
+    "kind", [ChainForward, TreeForward, NodesForward, GreedyDraft, SampledDraft]
+)
 @pytest.mark.parametrize("factor", [0.99, 1.01, 1.05])
 def test_a_program_that_is_one_percent_wrong_is_found(
     kind: type[TreeForward], dtype: torch.dtype, factor: float
@@ -102,7 +104,7 @@ def test_a_program_that_is_one_percent_wrong_is_found(
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
-@pytest.mark.parametrize("kind", [ChainForward, TreeForward])
+@pytest.mark.parametrize("kind", [ChainForward, TreeForward, NodesForward])
 @pytest.mark.parametrize("spoil", [partial(noise, 0.05), other_position])
 def test_errors_that_have_no_direction_are_found(
     kind: type[TreeForward], dtype: torch.dtype, spoil: Spoil

@@ -5,6 +5,7 @@ Legend: B rows, N nodes, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -131,6 +132,32 @@ def plain_shares(draft: Draft, p_BNV: Tensor) -> tuple[Tensor, Tensor]:
             if q_BNV is not None:
                 q_BNV[b, v] = next_q_V
     return share_BN, probs_BNV
+
+
+@pytest.mark.parametrize("drawn", KINDS)
+def test_shares_by_node_are_those_by_walk_step(drawn: Drawn) -> None:
+    """As programs compute them: over random trees of one shape, some of whose nodes do not exist,
+    with zeros in both distributions. Tokens that cannot have been drawn give NaN either way."""
+    close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12, equal_nan=True)
+    generator = torch.Generator().manual_seed(5)
+    for seed in range(30):
+        B, N, V = 1 + seed % 4, 2 + seed % 9, 6
+        back = torch.randint(1, 4, (N,), generator=generator).tolist()
+        parents = (-1, *(max(0, i - back[i]) for i in range(1, N)))
+        p_BNV = (2 * torch.randn(B, N, V, generator=generator)).double().softmax(-1)
+        q_BNV = (2 * torch.randn(B, N, V, generator=generator)).double().softmax(-1)
+        p_BNV[..., seed % V], q_BNV[..., (seed + 2) % V] = 0.0, 0.0
+        tokens_BN = torch.randint(V, (B, N), generator=generator)
+        mask_BN = torch.arange(N) < N - (torch.arange(B)[:, None] + seed) % 4
+        mask_BN[:, 0] = True
+        probs_BNV = None if drawn == "chosen" else q_BNV / q_BNV.sum(-1, keepdim=True)
+        draft = Draft.tree(parents, tokens_BN, mask_BN, probs_BNV, drawn)
+        share_BN, wanted_BNV = Traversal().shares(draft, p_BNV)
+        found_BN, left = Traversal().shares_by_node(draft, p_BNV)
+        close(found_BN, share_BN)
+        assert share_BN.isnan().float().mean() < 0.5
+        found = [left.get(node, p_BNV[:, node]) for node in range(N)]
+        close(torch.stack(found, 1), wanted_BNV)
 
 
 @pytest.mark.parametrize("drawn", KINDS)

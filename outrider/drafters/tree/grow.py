@@ -133,7 +133,6 @@ class StaticTree:
         self.drawn: Drawn = children
         self.num_tokens = num_tokens
         self.levels = [Level.of(topology, d, device) for d in range(topology.depth)]
-        self._parents_N = torch.tensor(topology.parents, device=device)
 
     def grow(
         self,
@@ -182,11 +181,9 @@ class StaticTree:
         N = tokens_BN.shape[1]
         if self.topology.depths[N - 1] == N - 1:
             return Draft.chain(tokens_BN, mask_BN, probs_BNV, drawn)
-        parents_BN = self._parents_N[:N].expand_as(tokens_BN)
-        max_walk_length = max(self.topology.walk_steps[:N])
-        return Draft(
-            tokens_BN, parents_BN, mask_BN, probs_BNV, drawn, max_walk_length=max_walk_length
-        )
+        parents = self.topology.parents[:N]
+        most = max(self.topology.walk_steps[:N])
+        return Draft.tree(parents, tokens_BN, mask_BN, probs_BNV, drawn, most)
 
 
 LevelChildren = Callable[[Tensor, Tensor, Level], tuple[Tensor, Tensor, Tensor]]

@@ -74,12 +74,13 @@ class TreeDrafter(ModelBacked):
     @property
     def capabilities(self) -> Capabilities[HFModel]:
         tree = self.topology
+        shape = TreeShape(tree.num_nodes, max(tree.walk_steps), tree.parents)
         return replace(
             super().capabilities,
             depth=tree.depth,
             max_nodes=lambda num_tokens: tree.num_nodes + 1,
             drafts_trees=not tree.is_chain,
-            tree_shape=None if tree.is_chain else TreeShape(tree.num_nodes, max(tree.walk_steps)),
+            tree_shape=None if tree.is_chain else shape,
             runs_trees=True,
             fused_tree=self._plan if self.model.num_tokens == self.num_tokens else None,
         )

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from outrider.core.chain import cached_arange
 from outrider.core.errors import OutriderWarning
 from outrider.core.values import check_choice
-from outrider.runtime.attention_metadata import AttentionSpec
+from outrider.runtime.attention_metadata import AttentionSpec, Nodes
 from outrider.runtime.executors.compile_cache import (
     Program,
     ProgramMissingError,
@@ -39,6 +39,7 @@ from outrider.runtime.executors.parity import compare
 from outrider.runtime.executors.traced import (
     AskedForward,
     ChainForward,
+    NodesForward,
     TreeForward,
     trace,
 )
@@ -117,8 +118,9 @@ class CompiledExecutor:
         self._recording = recording
         self.selects_logits = not exact and spec.original is None and selects_logits(module)
         self._chain = AskedForward if self.selects_logits else ChainForward
+        self._tree = NodesForward if spec.original is None else TreeForward
         self._forwards: dict[tuple[int, ...], tuple[ChainForward, TreeForward]] = {
-            (): (self._chain(module, spec), TreeForward(module, spec))
+            (): (self._chain(module, spec), self._tree(module, spec))
         }
         self._drafts: dict[Hashable, tuple[GreedyDraft, GreedyDraft]] = {}
         self._programs: dict[TreeForward, Program | None] = {}
@@ -139,7 +141,7 @@ class CompiledExecutor:
         twin = copy.copy(self)
         twin.failed = twin.sealed = False
         twin._module, twin._recording = module, recording
-        twin._forwards = {(): (self._chain(module, self._spec), TreeForward(module, self._spec))}
+        twin._forwards = {(): (self._chain(module, self._spec), self._tree(module, self._spec))}
         twin._drafts, twin._programs, twin._lock = {}, {}, RLock()
         return twin
 
@@ -158,8 +160,10 @@ class CompiledExecutor:
         chain, tree = forwards
         if batch.nodes is None and self._spec.original is None:
             found = self._run(chain, cache, self._asked_inputs(batch))
+        elif batch.nodes is not None and self._spec.original is None:
+            found = self._run(tree, cache, self._nodes_inputs(batch, batch.nodes))
         else:
-            found = self._run(tree, cache, self._tree_inputs(batch))
+            found = self._run(tree, cache, self._told_inputs(batch))
         if found is None:
             return None
         logits_BKV, health_B, *hidden = found
@@ -205,7 +209,7 @@ class CompiledExecutor:
         if found is None and self._recording is not None:
             with self._lock:
                 arguments = self._recording(layers), self._spec, layers
-                passes = self._chain(*arguments), TreeForward(*arguments)
+                passes = self._chain(*arguments), self._tree(*arguments)
                 found = self._forwards.setdefault(layers, passes)
         return found
 
@@ -223,7 +227,11 @@ class CompiledExecutor:
         asked_K = index_N[first:] if first else index_N  # a view takes longer than the question
         return lambda: (*inputs(), asked_K)
 
-    def _tree_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
+    def _nodes_inputs(self, batch: ForwardBatch, nodes: Nodes) -> Callable[[], Sequence[Tensor]]:
+        inputs = self._chain_inputs(batch)
+        return lambda: (*inputs(), nodes.ancestors_BNM, nodes.depth_BM)
+
+    def _told_inputs(self, batch: ForwardBatch) -> Callable[[], Sequence[Tensor]]:
         def inputs() -> Sequence[Tensor]:
             metadata = self._spec.metadata_of(batch.cache, batch.tokens_BN.shape[1], batch.nodes)
             span, rows = self._span(batch.cache), batch.cache.num_rows

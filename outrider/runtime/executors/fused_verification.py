@@ -3,7 +3,9 @@
 A rule opts in by ``traceable = True``, if its code, while it is traced, reads no number from a
 tensor (no ``bool(tensor)``), draws by ``rng.uniform`` or ``race`` alone, and needs neither the
 target's raw logits nor the probabilities of a search's steps. Loops of
-unknown length are ``core.repeat_while``, which a program has as an operator. The rule itself
+unknown length are ``core.repeat_while``, which a program has as an operator. A rule that needs the
+parents of the nodes on the host says ``by_node = True``; its programs are for trees of one shape
+each. The rule itself
 verifies what is left: trees of other shapes, and, where bits must not depend on the executor, all
 that are sampled.
 
@@ -36,6 +38,7 @@ from outrider.core import (
     verify_eagerly,
 )
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.errors import OutriderWarning
 from outrider.runtime.executors.compile_cache import (
     Program,
@@ -49,6 +52,7 @@ from outrider.runtime.executors.verification_program import (
     DraftKind,
     FusedLogitVerification,
     FusedVerification,
+    computes_by_node,
     difference,
     examples,
     trace,
@@ -65,6 +69,9 @@ CheckDraft = Callable[[Draft], None]
 _LONGEST_WALK = 16
 """Programs take each step of a walk, whether a row is still walking or not. Rules for the beams of
 a search walk down no siblings."""
+
+_MOST_BY_NODE = 33
+"""Rules that compute node by node have code for each node, which takes long to compile."""
 
 _PLAIN = (bool, int, float, str)
 _TRACED = 3, 5
@@ -102,7 +109,7 @@ class CompiledVerifier:
     def __call__(
         self, verifier: Verifier, draft: Draft, logits_BNV: Tensor, context: Context, rng: Stream
     ) -> Verification:
-        kind, N = DraftKind.of(draft), draft.num_nodes
+        kind, N = DraftKind.of(draft).for_rule(verifier), draft.num_nodes
         program = self._program(verifier, draft, kind, logits_BNV, context.distribution)
         if program is None:
             return verify_eagerly(verifier, draft, logits_BNV, context, rng)
@@ -126,12 +133,15 @@ class CompiledVerifier:
         inputs = [*of_nodes, *of_rows, *of_model]
         with self._lock:  # a program has one buffer for what it computes
             num_accepted_B, next_B, *found = program([*map(Tensor.contiguous, inputs)])
-        path_BD, emitted_BK, *of_distribution = found if not more else _shorter(found, N)
+        path_BD, emitted_BK, *others = found if not more else _shorter(found, N)
         verdict = Verdict(path_BD, num_accepted_B, next_B)
-        if not of_distribution:
-            return Verification(draft, z_BNV, verdict, emitted_BK, dead_BN=prefix.dead_BM)
-        p_BNV, *overlap = of_distribution
-        return Verification(draft, p_BNV, verdict, emitted_BK, Overlap(*overlap), prefix.dead_BM)
+        counts = None
+        if kind.tree_shape is not None:
+            num = len(DraftCounts._fields)
+            counts, others = DraftCounts(*others[:num]), others[num:]
+        p_BNV, *of_distribution = others or [z_BNV]
+        overlap = Overlap(*of_distribution) if of_distribution else None
+        return Verification(draft, p_BNV, verdict, emitted_BK, overlap, prefix.dead_BM, counts)
 
     @property
     def refused(self) -> list[str]:
@@ -141,6 +151,7 @@ class CompiledVerifier:
     def warm_up(self, verifier: Verifier, kind: DraftKind, logits_BNV: Tensor) -> None:
         """Compiles a rule for such drafts, and logits of this shape and dtype, if it can be
         compiled."""
+        kind = kind.for_rule(verifier)
         if self.can_compile(verifier, kind):
             carries = kind.drawn != "chosen" or kind.with_logits
             self._program_of(verifier, kind, logits_BNV, carries)
@@ -151,9 +162,13 @@ class CompiledVerifier:
         fits = kind.drawn == "chosen" and not kind.root_only  # argmax is fast as it is
         if by_distribution:
             fits = not kind.with_logits
-        shape = kind.tree_shape
-        known = shape is None or shape == self._tree_shape
-        if shape is not None and kind.drawn != "searched":
+        kind = kind.for_rule(verifier)
+        shape, own = kind.tree_shape, kind._replace(tree_shape=self._tree_shape)
+        known = shape is None or kind == own.for_rule(verifier)
+        if computes_by_node(verifier):
+            known = known and shape is not None and shape.parents is not None
+            known = known and (shape is None or shape.num_nodes <= _MOST_BY_NODE)
+        elif shape is not None and kind.drawn != "searched":
             known = known and shape.walk_length <= _LONGEST_WALK
         return fits and known and _is_traceable(verifier) and not (self._exact and by_distribution)
 

@@ -24,6 +24,7 @@ from torch.export import Dim, ExportedProgram
 
 from outrider.core import Draft, Drawn, Role, Stream, Verdict, Verifier
 from outrider.core.capabilities import TreeShape
+from outrider.core.counts import DraftCounts
 from outrider.core.overlap import estimated_overlap
 from outrider.runtime.executors.compile_cache import hash_of_sources
 from outrider.runtime.executors.traced_cache import ROWS
@@ -62,9 +63,17 @@ class DraftKind(NamedTuple):
         """That of a draft."""
         num_nodes, shape = draft.num_nodes, None
         if not draft.is_chain:
-            shape = TreeShape(num_nodes, draft.walk_length_bound)
+            shape = TreeShape(num_nodes, draft.walk_length_bound, draft.parents)
         carried = draft.logits_BNV is not None, draft.drawn_probs_BN is not None
         return cls(draft.drawn, shape, *carried, num_nodes == 1)
+
+    def for_rule(self, verifier: Verifier) -> "DraftKind":
+        """What a rule's program depends on: the parents of the nodes only if the rule computes node
+        by node, so that other rules have one program for all trees of a size."""
+        shape = self.tree_shape
+        if shape is None or shape.parents is None or computes_by_node(verifier):
+            return self
+        return self._replace(tree_shape=shape._replace(parents=None))
 
     @property
     def smallest(self) -> int:
@@ -103,7 +112,9 @@ class DraftKind(NamedTuple):
                 logits_BNV,
                 drawn_probs_BN=drawn_probs_BN,
             )
-        (parents_BN,), walk_length = rest, self.tree_shape.walk_length
+        (parents_BN,), (_, walk_length, parents) = rest, self.tree_shape
+        if parents is not None and logits_BNV is None and drawn_probs_BN is None:
+            return Draft.tree(parents, tokens_BN, mask_BN, q_BNV, self.drawn, walk_length)
         return Draft(
             tokens_BN,
             parents_BN,
@@ -114,6 +125,11 @@ class DraftKind(NamedTuple):
             max_walk_length=walk_length,
             drawn_probs_BN=drawn_probs_BN,
         )
+
+
+def computes_by_node(verifier: Verifier) -> bool:
+    """Whether a rule's program is one for a single shape of trees, given by ``Draft.parents``."""
+    return getattr(verifier, "by_node", False)
 
 
 class FusedLogitVerification(nn.Module):
@@ -138,8 +154,9 @@ class FusedLogitVerification(nn.Module):
     def forward(
         self, logits_BNV: Tensor, nodes: list[Tensor], of_model_BNV: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Accepted tokens and the next one, both (B,), the path (B, D), and the emitted tokens
-        (B, N). ``nodes`` and ``of_model_BNV`` are those of :meth:`DraftKind.draft`."""
+        """Accepted tokens and the next one, both (B,), the path (B, D), the emitted tokens (B, N),
+        and of trees ``DraftCounts``. ``nodes`` and ``of_model_BNV`` are those of
+        :meth:`DraftKind.draft`."""
         draft = self.kind.draft(nodes, of_model_BNV)
         return _decisions(
             draft, self.verifier(draft, logits_BNV, GivenNumbers.of([nodes[0][:, 0]] * 2))
@@ -177,7 +194,8 @@ class FusedVerification(FusedLogitVerification):
 
 def _decisions(draft: Draft, verdict: Verdict) -> tuple[Tensor, ...]:
     path_BD = verdict.path_BD.contiguous()
-    return verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
+    found = verdict.num_accepted_B, verdict.next_token_B, path_BD, verdict.emitted(draft)
+    return found if draft.is_chain else (*found, *DraftCounts.of(draft, verdict))
 
 
 @dataclass(frozen=True)
@@ -264,9 +282,10 @@ def difference(each: FusedLogitVerification, inputs: list[Any], found: list[Tens
     wanted = each(*inputs)
     if len(found) != len(wanted):
         return f"it has {len(found)} results, where the rule has {len(wanted)}"
-    if not all(map(torch.equal, found[:4], wanted[:4])):
+    num = 4 if each.kind.tree_shape is None else 4 + len(DraftCounts._fields)
+    if not all(map(torch.equal, found[:num], wanted[:num])):
         return "it accepts or emits other tokens than the rule"
-    for one, other in zip(found[4:], wanted[4:], strict=True):
+    for one, other in zip(found[num:], wanted[num:], strict=True):
         if not torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE):
             error = float((one - other).abs().max())
             return (

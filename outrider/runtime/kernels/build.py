@@ -25,7 +25,7 @@ from outrider.runtime.kernels.processors import PORTABLE, processor
 
 SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
 _UNITS = (
-    ("attend", "elementwise", "exact_mode", "shims", "truncate"),
+    ("attend", "elementwise", "exact_mode", "move_slots", "shims", "truncate"),
     ("kernels", "program"),
 )
 """Names of the sources that are compiled together. Each unit reads torch's headers, which takes a

@@ -16,6 +16,7 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "move_slots.h"
 #include "pages.h"
 #include "truncate.h"
 
@@ -144,6 +145,7 @@ TORCH_LIBRARY(outrider, library) {
   library.def("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor");
   library.def(
       "truncated(Tensor p, Tensor top_k, Tensor top_p, Tensor strict, Tensor min_p) -> Tensor");
+  library.def("move_slots(Tensor(a!)[] buffers, int[] lengths, Tensor index, int first) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, library) {
@@ -158,4 +160,5 @@ TORCH_LIBRARY_IMPL(outrider, CPU, library) {
   library.impl("mean", &outrider::mean);
   library.impl("layer_norm", &outrider::layer_norm);
   library.impl("truncated", &outrider::truncated);
+  library.impl("move_slots", &outrider::move_slots);
 }

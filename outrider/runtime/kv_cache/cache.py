@@ -23,6 +23,7 @@ from outrider.core.context import Context
 from outrider.core.errors import OutOfMemoryError
 from outrider.core.health import Health
 from outrider.core.lengths import Lengths, Sequences
+from outrider.runtime.kernels.move_slots import move_slots
 from outrider.runtime.kv_cache.prefix import ModelPrefixes, Planes
 from outrider.runtime.kv_cache.storage import (
     KVCachePlan,
@@ -155,8 +156,12 @@ class KVCache(Cache, Sequences):
         return True
 
     def in_use(self) -> list[Tensor]:
-        """All KV buffers, keys then values, cut to the rows in use. The same list of tensors until
-        the buffers grow or the number of rows changes."""
+        """The tensors that compiled programs read and write: see ``executors/traced_cache.py``."""
+        return self.own_in_use()
+
+    def own_in_use(self) -> list[Tensor]:
+        """The KV buffers of the sequences, keys then values, cut to the rows in use. The same list
+        of tensors until the buffers grow or the number of rows changes."""
         rows, buffers = self._in_use
         num_rows = len(self.sequence_lengths.host)
         if rows != num_rows:
@@ -200,12 +205,7 @@ class KVCache(Cache, Sequences):
     def pack(self, index_BD: Tensor, first: int = 0) -> None:
         """Moves query tokens of the last forward passes to the slots ``first``, ``first + 1``, …
         after the committed ones. Positions that the keys encode and lengths stay as they are."""
-        rows_B1 = torch.arange(self.num_rows, device=index_BD.device)[:, None]
-        from_BD = self.length_B[:, None] + index_BD
-        step_D = first + torch.arange(index_BD.shape[1], device=index_BD.device)
-        to_BD = self.length_B[:, None] + step_D
-        for buffer in self._buffers():
-            buffer[rows_B1, :, to_BD] = buffer[rows_B1, :, from_BD]
+        move_slots(self.own_in_use(), self.sequence_lengths, index_BD, first)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keeps these rows in this order (``rows[i] >= i``); the KV buffers stay allocated."""

@@ -119,9 +119,9 @@ class Seq2SeqCache(KVCache):
         return EncoderDecoderCache(self, self.cross)
 
     def in_use(self) -> list[Tensor]:
-        """As ``KVCache.in_use``, with the KV buffers of cross-attention after the decoder's own on
-        either side, and the mask of the sources at the end: see ``executors/traced_cache.py``."""
-        own = super().in_use()
+        """As ``KVCache.in_use``: the KV buffers of cross-attention after the decoder's own on
+        either side, and the mask of the sources at the end."""
+        own = self.own_in_use()
         if self._all_in_use is None or self._all_in_use[0] is not own:
             half, cross = len(own) // 2, self.cross.in_use()
             keys, values = own[:half] + cross[:half], own[half:] + cross[half:]
