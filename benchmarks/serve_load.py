@@ -25,7 +25,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.page import about
 from benchmarks.serve_process import Server, serving
+from outrider.lab.metadata import command_line
 
 Body = dict[str, Any]
 TEXT = "/v1/completions"
@@ -259,7 +261,8 @@ def main(arguments: list[str] | None = None) -> int:
             report.fail(f"in the log: {each}")
     if report.slope > given.growth:
         report.fail(f"the memory grows by {report.slope:.1f} MiB per minute")
-    told = asdict(report) | {"slope": report.slope, "streams": given.streams}
+    where = about(command_line(), threads=given.threads)
+    told = {"about": where, **asdict(report), "slope": report.slope, "streams": given.streams}
     given.output.write_text(json.dumps(told, indent=1))
     print(
         f"{report.done} streams ended, {report.left} were left, {report.refused} refused, in "
