@@ -3,7 +3,7 @@
 Fused verification compiles :meth:`DraftCounts.of` for trees, where it takes a dozen small
 operations.
 
-Legend: B rows, N nodes.
+Legend: B rows, N nodes, D depth.
 """
 
 from typing import NamedTuple

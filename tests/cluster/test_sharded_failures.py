@@ -4,7 +4,8 @@ import os
 import re
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,17 +162,24 @@ def test_bad_input_raises_on_all_ranks(
         assert re.search(message, str(error)), str(error)
 
 
+@contextmanager
+def connecting_by(connect: Any) -> Iterator[None]:
+    """Makes process groups by another function."""
+    before, ranks_module.dist.init_process_group = ranks_module.dist.init_process_group, connect
+    try:
+        yield
+    finally:
+        ranks_module.dist.init_process_group = before
+
+
 def without_group(folder: Path) -> Any:
     """What a rank does: how a run ends in which the process group cannot be made."""
 
     def broken(*arguments: Any, **settings: Any) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    whole, ranks_module.dist.init_process_group = ranks_module.dist.init_process_group, broken
-    try:
+    with connecting_by(broken):
         return run(folder, tokens, "llama", {})
-    finally:
-        ranks_module.dist.init_process_group = whole
 
 
 def test_a_process_group_that_cannot_be_made_is_an_error_of_the_run(
@@ -194,11 +202,8 @@ def last_to_connect(folder: Path, last: bool) -> Any:
         while last and not store.underlying_store.check(met):
             assert not store.underlying_store.check(left), "rank 1 left"
 
-    ranks_module.dist.init_process_group = slowly
-    try:
+    with connecting_by(slowly):
         return run(folder, tokens, "llama", {"draft_placement": "rank1"})
-    finally:
-        ranks_module.dist.init_process_group = connect
 
 
 def test_no_rank_leaves_while_another_connects(
