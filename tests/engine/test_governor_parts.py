@@ -136,6 +136,24 @@ def test_a_round_after_rounds_without_drafts_is_no_measure_of_many_drafts() -> N
     assert costs.curve(1, lengths)[2] < 2.5  # a bound from above is taken
 
 
+def test_rounds_without_drafts_that_are_learned_together_weigh_as_if_one_by_one() -> None:
+    together, apart = RoundCosts(0.2), RoundCosts(0.2)
+    for costs in (together, apart):
+        costs.assume(1, 0, 0.0, 2.0)
+    together.observe_plain(1, [1.5] * 8)
+    for _ in range(8):
+        apart.observe(1, 0, 0.0, 1.5)
+    assert together.now == apart.now
+    assert together.curve(1, (0,)) == pytest.approx(apart.curve(1, (0,)), rel=0.01)
+
+
+def test_a_delayed_round_among_rounds_without_drafts_changes_nothing() -> None:
+    costs = RoundCosts(0.2)
+    costs.assume(1, 0, 0.0, 1.5)
+    costs.observe_plain(1, [1.5, 1.5, 90.0, 1.5, 1.5])
+    assert costs.curve(1, (0,)) == pytest.approx([1.5])
+
+
 def test_a_draft_model_that_was_never_used_costs_what_its_size_says() -> None:
     costs = RoundCosts(0.25)
     for _ in range(5):
