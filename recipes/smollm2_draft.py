@@ -62,6 +62,7 @@ def distillation(
         rows=ROWS,
         length=LENGTH,
         measuring=MEASURING,
+        compile="auto",
         dtype="bfloat16",
         seed=seed,
     )

@@ -19,6 +19,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outrider.train.distill.cells import log_cells
+from outrider.train.distill.logits_loss import loss_over_row
 from outrider.train.distill.packing import Row, logits_of
 from outrider.train.losses import Divergence, Objective, forward_kl
 
@@ -46,7 +47,11 @@ def distillation(
 
 
 def from_cells(
-    draft: PreTrainedModel, divergence: Divergence, temperature: float, width: int
+    draft: PreTrainedModel,
+    divergence: Divergence,
+    temperature: float,
+    width: int,
+    compile: bool = False,
 ) -> RowObjective:
     """The divergence over the target's cells, which the rows carry.
 
@@ -55,13 +60,23 @@ def from_cells(
         divergence: of p and q.
         temperature: of decoding, at which the cells were computed.
         width: entries of the vocabulary that target and draft share.
+        compile: whether the divergence is compiled, which takes a C++ compiler on a CPU.
     """
+    over_row = loss_over_row(draft, width)
+
+    def over_cells(q_logits_CV: Tensor, ids_Ck: Tensor, log_p_CC: Tensor) -> Tensor:
+        return divergence(log_p_CC, log_cells(q_logits_CV, ids_Ck, temperature)).sum()
+
+    total = torch.compile(over_cells, dynamic=True) if compile else over_cells
 
     def objective(row: Row) -> Tensor:
         assert row.cells is not None
-        q_logits_NV = logits_of(draft, row)[:, :width]
-        log_q_NC = log_cells(q_logits_NV, row.cells.ids_Nk, temperature)
-        return divergence(row.cells.log_p_NC, log_q_NC).sum() / row.batch_positions
+        ids_Nk, log_p_NC = row.cells.ids_Nk, row.cells.log_p_NC
+
+        def loss_of(q_logits_CV: Tensor, chunk: slice) -> Tensor:
+            return total(q_logits_CV, ids_Nk[chunk], log_p_NC[chunk])
+
+        return over_row(row, loss_of) / row.batch_positions
 
     return objective
 
@@ -72,28 +87,37 @@ def from_target(
     divergence: Divergence,
     temperature: float,
     width: int,
+    compile: bool = False,
 ) -> RowObjective:
     """The divergence over the whole vocabulary, with a forward pass of the target in each step.
 
     Arguments as those of :func:`from_cells`.  Freezes the target.
     """
     target.requires_grad_(False).eval()
+    over_row = loss_over_row(draft, width)
+    compared = torch.compile(divergence, dynamic=True) if compile else divergence
 
     def objective(row: Row) -> Tensor:
         with torch.no_grad(), torch.autocast(row.tokens_T.device.type, enabled=False):
             p_logits_NV = logits_of(target, row)[:, :width]  # in its own precision, as cached cells
-        q_logits_NV = logits_of(draft, row)[:, :width]
-        return divergence(p_logits_NV, q_logits_NV, temperature).sum() / row.batch_positions
+
+        def loss_of(q_logits_CV: Tensor, chunk: slice) -> Tensor:
+            return compared(p_logits_NV[chunk], q_logits_CV, temperature).sum()
+
+        return over_row(row, loss_of) / row.batch_positions
 
     return objective
 
 
 def from_labels(draft: PreTrainedModel) -> RowObjective:
     """Cross-entropy with the tokens themselves: training without a target, as a baseline."""
+    over_row = loss_over_row(draft)
 
     def objective(row: Row) -> Tensor:
-        logits_NV = logits_of(draft, row).float()
-        loss: Tensor = functional.cross_entropy(logits_NV, row.labels_N, reduction="sum")
-        return loss / row.batch_positions
+        def loss_of(logits_CV: Tensor, chunk: slice) -> Tensor:
+            labels_C = row.labels_N[chunk]
+            return functional.cross_entropy(logits_CV.float(), labels_C, reduction="sum")
+
+        return over_row(row, loss_of) / row.batch_positions
 
     return objective

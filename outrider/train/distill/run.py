@@ -187,9 +187,11 @@ def _objective(
         divergence = partial(jensen_shannon, beta=run.beta)
     objective: RowObjective
     if run.num_cached:
-        objective = from_cells(draft, divergence, run.temperature, width)
+        objective = from_cells(draft, divergence, run.temperature, width, run.compiles_loss)
     else:
-        objective = from_target(draft, target.module, divergence, run.temperature, width)
+        objective = from_target(
+            draft, target.module, divergence, run.temperature, width, run.compiles_loss
+        )
     return objective
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from outrider.core.errors import InvalidParameterError
 from outrider.runtime import HFModel
 from outrider.runtime.hf.load import check_vocabularies
+from outrider.runtime.kernels.build import find_compiler
 from outrider.train.distill.answers import Answering
 from outrider.train.distill.shape import Shape, parameters_read, shape_for_cost
 from outrider.train.distill.start import evenly_spaced, from_folder, from_layers, from_scratch
@@ -184,7 +185,7 @@ class Distillation:
         measuring: of the acceptance.
         cache: folder of answers and probabilities, which runs may share; None for ``out/cache``.
         compile: how the target is compiled for its answers: ``off``, ``auto`` or ``max``, as
-            :func:`outrider.load` does.
+            :func:`outrider.load` does. Unless it is ``off``, the divergence is compiled, too.
         device: of both models.
         dtype: of the target; None takes bfloat16 where the hardware computes in it.
         seed: of the prompts, answers, order and initial weights.
@@ -234,6 +235,11 @@ class Distillation:
         if self.top_k is not None:
             return self.top_k
         return 0 if self.divergence == REVERSE_KL else 64
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether the divergence is compiled, which takes a C++ compiler on a CPU."""
+        return self.compile != "off" and find_compiler() is not None
 
     @property
     def answering(self) -> Answering:
