@@ -8,7 +8,7 @@ give drafts of other sizes. Its embeddings, which are also its output layer, beg
 reduced to its width. It learns the target's distributions along the target's own answers, which
 ``self_chat.py`` lets the target write first; ``--data FILE`` takes others. Each step goes on where
 it was interrupted. The best draft, by α on conversations that were kept apart, ends up in
-OUT/draft/best.
+OUT/LAYERSxWIDTH/best.
 
 On two cores the conversations take an hour. A step takes about three seconds of one core. After
 185 steps (217,132 tokens of answers) α was 0.28 at temperature 0 and 0.24 at 1, and the acceptance
@@ -62,6 +62,7 @@ def distillation(
         rows=ROWS,
         length=LENGTH,
         measuring=MEASURING,
+        cache=out.parent / "cache",  # drafts of all sizes share the target's distributions
         compile="auto",
         dtype="bfloat16",
         seed=seed,
@@ -112,7 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data = converse(given.target, folder, given.tokens, prompts, (), given.seed, console)
     try:
         shape = Shape(given.layers, given.width)
-        train(given.target, data, given.out / "draft", given.steps, given.seed, console, shape)
+        out = given.out / f"{shape.layers}x{shape.width}"
+        train(given.target, data, out, given.steps, given.seed, console, shape)
     except Interrupted as stop:
         console.print(f"stopped after step {stop}; run the same command again to continue")
         raise SystemExit(130) from None

@@ -42,6 +42,7 @@ def train(
     seed: int,
     console: Console,
     start: Path | None = None,
+    learning_rate: float = LEARNING_RATE,
 ) -> Path:
     """Trains the head; returns the folder of the best one.
 
@@ -53,13 +54,14 @@ def train(
         seed: of the initial weights and the order of the data.
         console: for progress.
         start: folder of a head to train on; None starts from random weights.
+        learning_rate: the highest.
     """
     options = OPTIONS | ({} if start is None else {"start": str(start)})
     run = HeadRun(find_kind("eagle3"), target, data, options, dtype="bfloat16", target_name=HUB_ID)
     return run_head(
         out,
         run,
-        Schedule(LEARNING_RATE, steps, WARMUP, round(FALLING * steps), "cosine"),
+        Schedule(learning_rate, steps, WARMUP, round(FALLING * steps), "cosine"),
         batch_size=8,
         seed=seed,
         dtype=torch.bfloat16,
@@ -80,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="plain text to summarise")
     parser.add_argument("--tokens", type=int, default=300_000, help="of the target's answers")
     parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="the highest")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     console = Console(stderr=True)
@@ -90,7 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts = [file.read_text(encoding="utf-8") for file in given.texts]
         data = converse(given.target, folder, given.tokens, prompts, texts, given.seed, console)
     out = given.out / "eagle3"
-    train(given.target, data, out, given.steps, given.seed, console, given.start)
+    train(
+        given.target,
+        data,
+        out,
+        given.steps,
+        given.seed,
+        console,
+        given.start,
+        given.learning_rate,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""What comes with the package: the embedded pair, and heads for models that people know.
+"""What comes with the package: the embedded pair, and drafts for models that people know.
 
 The pair is a small target and its draft, trained on Python source by this project. Both are
-ordinary Hugging Face folders. A head drafts for a target that the package does not contain; its
-name is written ``embedded:NAME``. The model cards say what all of them were trained on.
+ordinary Hugging Face folders. Other drafts, heads among them, are for a target that the package
+does not contain; their names are written ``embedded:NAME``. The model cards say what all of them
+were trained on.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["HEADS", "draft_path", "head_path", "target_path"]
+__all__ = ["NAMED", "draft_path", "named_path", "target_path"]
 
-HEADS = ("smollm2-eagle3",)
-"""The heads that come with the package."""
+NAMED = {"smollm2-eagle3": "heads/smollm2-eagle3", "smollm2-draft": "drafts/smollm2-draft"}
+"""The drafts that come with the package for other targets, and their folders."""
 _PREFIX = "embedded:"
 
 
@@ -27,19 +28,19 @@ def draft_path() -> Path:
     return _folder("draft")
 
 
-def head_path(source: object) -> Path | None:
-    """Folder of an embedded head, from ``embedded:NAME``; None for any other source.
+def named_path(source: object) -> Path | None:
+    """Folder of a draft for another target, from ``embedded:NAME``; None for any other source.
 
     Raises:
-        FileNotFoundError: no such head; lists those that there are.
+        FileNotFoundError: there is none of that name; lists those that there are.
     """
     if not isinstance(source, str) or not source.startswith(_PREFIX):
         return None
-    name = source.removeprefix(_PREFIX)
-    if name not in HEADS:
-        known = ", ".join(f"{_PREFIX}{each}" for each in HEADS)
-        raise FileNotFoundError(f"no head {source!r} comes with outrider; there are: {known}")
-    return _folder(f"heads/{name}")
+    folder = NAMED.get(source.removeprefix(_PREFIX))
+    if folder is None:
+        known = ", ".join(f"{_PREFIX}{each}" for each in NAMED)
+        raise FileNotFoundError(f"no draft {source!r} comes with outrider; there are: {known}")
+    return _folder(folder)
 
 
 def _folder(name: str) -> Path:

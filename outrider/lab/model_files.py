@@ -48,8 +48,8 @@ def _folder(model: str, role: str) -> Path | None:
     if model == _EMBEDDED:
         return assets.target_path() if role == "target" else assets.draft_path()
     try:
-        embedded = assets.head_path(model)
-    except FileNotFoundError:  # of a head that there is not, which loading it reports
+        embedded = assets.named_path(model)
+    except FileNotFoundError:  # of a draft that there is not, which loading it reports
         return None
     if embedded is not None:
         return embedded

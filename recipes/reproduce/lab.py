@@ -92,7 +92,7 @@ class Lab:
 
     @property
     def draft(self) -> str:
-        """The smallest draft.
+        """The draft that recipes take where they need one.
 
         Raises:
             MissingDraftError: the subject has none.
@@ -106,7 +106,7 @@ class Lab:
             raise MissingDraftError(f"{self.subject.name} has no draft model")
 
     def speculative(self, **parameters: object) -> str:
-        """Rejection sampling of chains, under the name ``speculative``: the method of the smallest
+        """Rejection sampling of chains, under the name ``speculative``: the method of the first
         draft model, or of the head where the subject has no draft model.
 
         Args:

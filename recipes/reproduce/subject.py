@@ -19,7 +19,7 @@ Kind = Literal["code", "free", "copy"]
 TASKS = Path(__file__).parent / "prompts" / "tasks.jsonl"
 SMOLLM2 = Path("runs/smollm2")
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
-SMOLLM2_HEAD = "embedded:smollm2-eagle3"
+SMOLLM2_HEAD, SMOLLM2_DRAFT = "embedded:smollm2-eagle3", "embedded:smollm2-draft"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Subject:
     Attributes:
         name: on pages.
         target: folder, hub id or ``embedded``.
-        drafts: likewise, the smallest first.
+        drafts: likewise; recipes that need one take the first.
         prompts: data set by kind.
         tasks: data set of several tasks, for comparisons across tasks.
         compile: as ``outrider.load``.
@@ -115,15 +115,16 @@ def of_models(
 
 
 def smollm2(folder: Path = SMOLLM2, compile: Compile = "auto") -> Subject | None:
-    """SmolLM2-135M-Instruct with the head that comes with the package and the draft models that
-    were trained for it; None where it has not been fetched."""
+    """SmolLM2-135M-Instruct with the draft model and the head that come with the package, and draft
+    models of other sizes that were trained for it; None where it has not been fetched."""
     target = folder / "model"
     if not (target / "config.json").is_file():
         return None
     drafts = sorted(
         (each.parent for each in folder.glob("drafts/*/config.json")), key=_size_of_weights
     )
-    return of_models(SMOLLM2_NAME, str(target), [*map(str, drafts), SMOLLM2_HEAD], compile)
+    known = [SMOLLM2_DRAFT, *map(str, drafts), SMOLLM2_HEAD]
+    return of_models(SMOLLM2_NAME, str(target), known, compile)
 
 
 def default_subjects(quick: bool, compile: Compile = "auto") -> list[Subject]:

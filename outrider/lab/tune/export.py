@@ -181,7 +181,7 @@ def _draft(choice: Choice, engine: str) -> str:
     draft = choice.draft
     if draft == _EMBEDDED:
         return str(assets.draft_path())
-    embedded = assets.head_path(draft)
+    embedded = assets.named_path(draft)
     if embedded is not None:
         return str(embedded)
     if draft is None:

@@ -36,7 +36,7 @@ from outrider.runtime.hf.layout import Layout
 from outrider.runtime.hf.quantize import KEEP, check_kind, quantize
 from outrider.runtime.hf.recurrent import RecurrentModel, check_recurrent_config
 from outrider.runtime.hf.seq2seq import Seq2SeqModel, check_seq2seq_config
-from outrider.runtime.hf.source import check_source, eager
+from outrider.runtime.hf.source import check_source, eager, named
 from outrider.runtime.hf.support import attention_of, check_config, is_recurrent, takes_masks
 
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
@@ -68,9 +68,10 @@ def load_model(
     ``RecurrentModel``.
 
     Args:
-        source: a local folder, a GGUF file (``gguf.py``), a hub id, or a model in memory, which is
-            used as it is, without a tokenizer unless it is an HFModel. Of a result of
-            ``torch.compile`` the original module is used.
+        source: a local folder, a GGUF file (``gguf.py``), a hub id, the name of a draft that comes
+            with the package (``embedded:NAME``), or a model in memory, which is used as it is,
+            without a tokenizer unless it is an HFModel. Of a result of ``torch.compile`` the
+            original module is used.
         dtype: ``bfloat16``, ``float16``, ``float32``, ``float64``; None or ``auto`` takes bfloat16
             where the hardware computes in it, else float32.
         device: ``cpu``, ``cuda``, ``cuda:n``, ``mps``, or ``auto`` (None).
@@ -171,7 +172,7 @@ def _folder(source: str | Path, role: str) -> str:
     if is_gguf(source):
         with quiet():
             return str(folder_of(Path(os.path.expanduser(source)), role))
-    return os.path.expanduser(source)
+    return str(named(source) or os.path.expanduser(source))
 
 
 def _attention(config: PretrainedConfig) -> str | None:

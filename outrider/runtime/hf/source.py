@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from outrider import assets
 from outrider.core.errors import InvalidParameterError, ModelLoadError, UnsupportedModelError
 from outrider.core.values import shown
 from outrider.runtime.hf.adapter import HFModel
@@ -22,12 +23,13 @@ def check_source(source: object, role: str) -> None:
     """Checks a model's source before anything is read.
 
     Raises:
-        ModelLoadError: a path that is not a model folder.
+        ModelLoadError: a path that is not a model folder, or an unknown ``embedded:NAME``.
         UnsupportedModelError: a module that is not a ``transformers`` model.
         InvalidParameterError: a source that is neither a path, nor a hub id, nor a model.
     """
     if isinstance(source, str | Path):
-        _check_folder(str(source), role)
+        if named(source) is None:
+            _check_folder(str(source), role)
     elif not isinstance(eager(source), HFModel | PreTrainedModel):
         kind = f"{role} ({type(source).__name__})"
         if hasattr(source, "merge_and_unload"):  # PEFT
@@ -40,6 +42,18 @@ def check_source(source: object, role: str) -> None:
         raise InvalidParameterError(
             f"{role}={shown(source)}: must be a folder, a hub id or a transformers model"
         )
+
+
+def named(source: str | Path) -> Path | None:
+    """The folder of a draft that comes with the package, from ``embedded:NAME``; else None.
+
+    Raises:
+        ModelLoadError: there is none of that name; lists those that there are.
+    """
+    try:
+        return assets.named_path(source)
+    except FileNotFoundError as error:
+        raise ModelLoadError(str(error)) from error
 
 
 def eager(source: Any) -> Any:

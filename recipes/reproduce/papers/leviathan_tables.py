@@ -67,7 +67,7 @@ def measure(lab: Lab) -> Findings:
         )
     costs = dict.fromkeys(grams, 0.0) | {each: lab.cost(each) for each in models[:-1]}
     costs[ITSELF] = 1.0
-    small, large = models[0], models[-1]
+    small, large = min(models, key=lambda name: costs[name]), ITSELF
 
     def cell(name: str, temperature: float) -> CellResult:
         return by_temperature[temperature].one(name)

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider import assets
 from outrider.core.errors import ModelLoadError
+from outrider.runtime.hf.source import named
 
 _BIN = ("*.bin", "*.pt")
 
@@ -95,12 +95,8 @@ def write_folder(
 
 
 def _located(source: str | Path) -> Path:
-    """The folder of an embedded head (``embedded:NAME``), or the folder of that name."""
-    try:
-        embedded = assets.head_path(source)
-    except FileNotFoundError as error:
-        raise ModelLoadError(str(error)) from error
-    return embedded or Path(os.path.expanduser(source))
+    """The folder of an embedded draft (``embedded:NAME``), or the folder of that name."""
+    return named(source) or Path(os.path.expanduser(source))
 
 
 def require(config: Mapping[str, Any], key: str, name: str) -> Any:
